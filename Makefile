@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DECODERS := .venv-decoders
 DECODER_TESTS := tests/test_device_decode.py tests/test_loader_device.py tests/test_parity.py
 
-.PHONY: demo test seeds test-faults test-timing test-pages test-decoders test-corpora test-slurm lint format clean
+.PHONY: demo test seeds test-faults test-timing test-pages test-decoders test-corpora test-wheels test-slurm lint format clean
 
 demo: $(VENV)/.ready
 	$(BIN)/python examples/demo.py
@@ -33,6 +33,10 @@ test-decoders: $(DECODERS)/.ready
 # Every image of the folders in CORPORA: what Pillow reads must be read, with the same pixels, in 2 GB of memory.
 test-corpora: $(VENV)/.ready-test
 	CORPORA='$(CORPORA)' $(BIN)/python -m pytest -q -s -m corpora tests/test_corpora.py
+
+# The wheel and the source archive, installed where nothing else is, for each Python from 3.10 to 3.14 that is here.
+test-wheels: $(VENV)/.ready-dev
+	$(BIN)/python -m pytest -q -m wheels tests/test_wheels.py
 
 # The batch scripts of examples/slurm on a Slurm of two nodes, which is started on this machine and ends with the tests.
 # Needs root and Slurm's programs; ten minutes, because Slurm keeps time limits to within one.

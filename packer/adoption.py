@@ -16,6 +16,7 @@ import contextlib
 import itertools
 import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,7 +24,6 @@ import numpy as np
 
 from cache.errors import FormatError, OutputError, SourceError
 from cache.messages import Silent, Watcher, listed, plural
-from cache.node import usable_cpus
 from packer import __version__
 from packer.adopted_shard import AdoptTask, class_names, key_prefix, locate_shard, make_keys_unique
 from packer.columns import PartMeta, column_files, is_index, remove_index, write_index
@@ -34,7 +34,7 @@ from packer.formats.base import LocateOptions
 from packer.found_shards import FoundShard, FoundShards, find_shards, losses
 from packer.output import Result, local_output, output_errors
 from packer.sources.shards import field_kinds
-from packer.workers import run_shards
+from packer.workers import Workers, run_shards
 from readers.history import EDITS
 from readers.index import ROW_FILES
 from readers.layout import AdoptedKeys, DatasetInfo, ShardInfo, SplitInfo
@@ -70,6 +70,7 @@ def index(
     classes: Sequence[str] | None = None,
     accept_loss: bool = False,
     workers: int | None = None,
+    engine: Executor | None = None,
     watcher: Watcher | None = None,
 ) -> IndexResult:
     """Adopt WebDataset tars, TFRecords of tf.train.Example or flat HDF5 files, or rebuild the index of a set.
@@ -84,6 +85,7 @@ def index(
     accept_loss: continue where shards are missing, or the existing set would lose shards, samples, splits, classes or
     fields; otherwise that is an OutputError that says how many.
     workers: processes; default the CPUs this process may use.
+    engine: where shards are located, if not in processes of this machine; see `packer.open_engine`.
 
     Raises FormatError (broken), NotFlatError (cannot be adopted), SourceError, BadNameError (of a split or field).
     """
@@ -94,7 +96,7 @@ def index(
     folder = local_output(output) if output is not None else None
     found = find_shards([Path(shard) for shard in shards], folder, split, image_key)
     keys = AdoptedKeys(image_key, label_key, named)
-    return _Adoption(found, keys, label_offset, accept_loss, watcher or Silent()).run(workers or usable_cpus(), classes)
+    return _Adoption(found, keys, label_offset, accept_loss, watcher or Silent()).run(Workers(workers, engine), classes)
 
 
 class _Adoption:
@@ -109,7 +111,7 @@ class _Adoption:
         self._label_offset = _label_offset(found, label_offset)
         self._warnings: list[str] = []
 
-    def run(self, workers: int, classes: Sequence[str] | None) -> IndexResult:
+    def run(self, workers: Workers, classes: Sequence[str] | None) -> IndexResult:
         self._compare_names()
         out = self._found.out
         is_new = not out.exists()
@@ -140,7 +142,7 @@ class _Adoption:
         )
 
     # --- locate -------------------------------------------------------------------------------------------------
-    def _locate(self, journal: Journal, workers: int) -> dict[FoundShard, PartMeta]:
+    def _locate(self, journal: Journal, workers: Workers) -> dict[FoundShard, PartMeta]:
         """Locate every shard; its part goes into the working folder."""
         keys = self._keys
         options = LocateOptions(keys.image_key, keys.label_key, keys.fields, self._label_offset)
@@ -150,7 +152,7 @@ class _Adoption:
             for n, shard in enumerate(shards)
         ]
         size = sum(shard.path.stat().st_size for shard in shards)
-        metas = run_shards(locate_shard, tasks, len(tasks), workers, self._watcher, 0, size)
+        metas = run_shards(locate_shard, tasks, len(tasks), workers, self._watcher, (0, size), folder=journal.folder)
         if not any(meta.shard.samples for meta in metas):
             count = plural(len(tasks), f"{self._found.format} shard")
             raise SourceError(f"{shards[0].path.parent}: {count} without a single sample, so no set is made")

@@ -65,6 +65,8 @@ class PartMeta:
     """The facts of one finished shard.
 
     remarks: for each kind of remark in `packer.conversion.images`, how many images it is about and the first's name.
+    plan: fingerprint of the plan that the shard is of, so that a part which comes late is not taken for one of another.
+    not_chosen: samples that `where` does not choose, of those that only their header tells apart.
 
     Of adopted shards only (a shard that packer writes has the fields of its set):
     fields: those that any sample has.
@@ -83,6 +85,8 @@ class PartMeta:
     class_conflict: str = ""
     max_label: int = NO_LABEL
     remarks: dict[str, tuple[int, str]] = field(default_factory=dict)
+    plan: str = ""
+    not_chosen: int = 0
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -33,7 +33,7 @@ from readers.layout import DATASET_FILE, MAX_JSON_BYTES, parse_dataset_info
 from readers.staged_files import set_files
 
 if TYPE_CHECKING:
-    from packer.conversion.run import ConvertResult
+    from packer.conversion.result import ConvertResult
 
 __all__ = ["UploadResult", "convert_to_address", "upload"]
 

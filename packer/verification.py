@@ -9,6 +9,7 @@ full decode of every image. against=SOURCE compares with the original source, sa
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +30,6 @@ from cache.errors import (
     TruncatedError,
 )
 from cache.messages import Counter, Silent, Watcher, plural
-from cache.node import usable_cpus
 from cache.remote import Remote, is_remote
 from cache.staging import StagedFile, work_off
 from cache.staging.remote import RemoteSource
@@ -49,7 +49,7 @@ from packer.formats.base import LocateOptions, locate_options
 from packer.formats.files import Window
 from packer.sources import Source, open_source
 from packer.sources.shards import located_samples
-from packer.workers import run_shards
+from packer.workers import Workers, run_shards
 from readers.fields import check_field
 from readers.headers import sniff
 from readers.layout import DATASET_FILE, ShardInfo, read_dataset_info
@@ -105,15 +105,18 @@ def verify(
     deep: bool = False,
     against: str | Path | Source | None = None,
     workers: int | None = None,
+    engine: Executor | None = None,
     watcher: Watcher | None = None,
 ) -> VerifyResult:
     """Check a packed set, whose damage is reported in the result. Raises DatasetError where there is none.
 
-    deep, against: see the module. workers: processes; default the CPUs this process may use.
+    deep, against: see the module.
+    workers: processes; default the CPUs this process may use.
+    engine: where shards are checked, if not in processes of this machine; see `packer.open_engine`.
 
     Of a set at an address the checksum of every shard is compared, and the index. Raises RemoteError.
     """
-    watcher = watcher or Silent()
+    watcher, crew = watcher or Silent(), Workers(workers, engine)
     if is_remote(path):
         return _verify_remote(str(path), deep or against is not None, workers or _FILES_AT_ONCE, watcher)
     root = Path(path)
@@ -133,7 +136,7 @@ def verify(
         found.add(Problem("all", DATASET_FILE, "the set has no samples: there is nothing to read or train on"))
     if sound:
         samples, size = sum(task.shard.samples for task in tasks), sum(task.shard.bytes for task in tasks)
-        for part in run_shards(verify_shard, tasks, len(tasks), workers or usable_cpus(), watcher, samples, size):
+        for part in run_shards(verify_shard, tasks, len(tasks), crew, watcher, (samples, size)):
             found.count += part.count
             found.problems += part.problems[: MAX_PROBLEMS - len(found.problems)]
     left_out = 0
@@ -247,6 +250,8 @@ def _check_samples(task: _Task, reader: readers.Reader, wrong: Any, counter: Cou
             counter.report(0, len(payload or b""))
         if done % _REPORT_SAMPLES == 0:
             counter.report(_REPORT_SAMPLES, 0)
+            if counter.stopped():
+                return
 
 
 def _payload_fault(reader: readers.Reader, index: int, name: str, payload: Buffer | None, decode: str) -> str:

@@ -1,7 +1,4 @@
-"""Run shard tasks in processes of this machine.
-
-Workers ignore Ctrl-C (the parent stops them through the counters) and die with their parent. They are forked where
-that is safe, which starts them at once, and spawned in programs that run threads already.
+"""Run shard tasks: in processes of this machine, or by an engine (`packer.engines`).
 
 Python's cyclic garbage collector is switched off, or runs rarely, where there are millions of small objects without
 cycles: it would visit all of them each time their number has grown by a quarter, a twentieth of the time of packing
@@ -10,136 +7,97 @@ small files. Objects without cycles are freed as always.
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import mmap
-import multiprocessing
-import os
 import pickle
-import signal
-import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_EXCEPTION, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, BrokenExecutor, Executor, Future, wait
 from contextlib import contextmanager
-from typing import Any, ParamSpec, TypeVar
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
 
 from cache.errors import SourceError, WorkerError
 from cache.messages import Counter, Watcher
+from cache.node import usable_cpus
+from packer.engines.board import Board
+from packer.engines.call import Call, Outcome, run_call
+from packer.engines.local import InlineExecutor, open_processes, run_task
 
-__all__ = ["run_shards", "without_gc"]
+__all__ = ["Workers", "run_shards", "without_gc"]
 
-P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
-_PR_SET_PDEATHSIG = 1
-_ALLOCATIONS = 100_000
-
-_counters: Any = None
-
-
-class _Counters:
-    """Progress of all shards in memory shared with the workers: samples and bytes by shard, and a stop flag."""
-
-    def __init__(self, array: Any) -> None:
-        self.array = array
-
-    def totals(self) -> tuple[int, int]:
-        """(samples, source bytes) done so far in this run."""
-        values = self.array[1:]
-        return sum(values[0::2]), sum(values[1::2])
-
-    def stop(self) -> None:
-        self.array[0] = 1
+_AHEAD = 16  # tasks that wait at an engine, beside those that run
+_UNKNOWN_SLOTS = 256
+_WIND_DOWN_SECONDS = 10.0
 
 
-class _ShardCounter:
-    def __init__(self, array: Any, shard: int) -> None:
-        self._array, self._first = array, 1 + 2 * shard
+@dataclass(frozen=True)
+class Workers:
+    """Who runs the tasks of a command.
 
-    def report(self, samples: int, payload_bytes: int) -> None:
-        self._array[self._first] += samples
-        self._array[self._first + 1] += payload_bytes
-
-    def stopped(self) -> bool:
-        return bool(self._array[0])
-
-
-class _InlineExecutor(Executor):
-    """Runs each task at once in this process: for a single worker, and for debugging."""
-
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        future: Future[T] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except BaseException as error:
-            future.set_exception(error)
-            if not isinstance(error, Exception):
-                raise
-        return future
-
-
-def _open_executor(workers: int, shards: int, note: Callable[[str], None]) -> tuple[Executor, _Counters]:
-    """An executor with `workers` processes (1: this one) and the counters its tasks report to.
-
-    Processes share locks and counters in /dev/shm; where that is missing this process does the work, and `note` is
-    called.
+    count: tasks at a time; None: with processes, the CPUs that this process may use; with an engine, what that has.
+    engine: None for processes of this machine.
     """
-    numbers = 2 * shards + 1
-    if workers > 1:
-        safe = sys.platform == "linux" and threading.active_count() == 1
-        context: Any = multiprocessing.get_context("fork" if safe else "spawn")
-        try:
-            if safe:  # inherited; multiprocessing's own is a file for a moment, which a kill would leave behind
-                array: Any = (ctypes.c_uint64 * numbers).from_buffer(mmap.mmap(-1, 8 * numbers))
-            else:
-                array = context.RawArray(ctypes.c_uint64, numbers)
-            pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(array, os.getpid()))
-            return pool, _Counters(array)
-        except (OSError, ImportError) as error:  # ImportError: a system without semaphores
-            note(
-                f"worker processes need a writable /dev/shm ({error}), so this process does all the work; mount "
-                f"a tmpfs there, or pass workers=1 to confirm this"
-            )
-    counters = _Counters((ctypes.c_uint64 * numbers)())
-    _share(counters.array)
-    return _InlineExecutor(), counters
+
+    count: int | None = None
+    engine: Executor | None = None
+
+    def __post_init__(self) -> None:
+        if self.count is not None and self.count < 1:
+            raise ValueError(f"workers must be at least 1, not {self.count}")
+        if not isinstance(self.engine, Executor | None):
+            raise TypeError(f"engine is an Executor, as packer.open_engine gives, not {self.engine!r:.80}")
+
+    def at_most(self, count: int | None) -> Workers:
+        """The same, with at most so many tasks at a time."""
+        return self if count is None else Workers(min(count, self.count or count), self.engine)
 
 
 def run_shards(
     work: Callable[[T, Counter], R],
     tasks: Iterable[T],
     count: int,
-    workers: int,
+    workers: Workers,
     watcher: Watcher,
-    samples: int,
-    total_bytes: int,
+    size: tuple[int, int],
+    *,
     source: object = None,
+    folder: Path | None = None,
 ) -> list[R]:
-    """Run `work` on `count` tasks in up to `workers` processes; results are in the order of the tasks.
+    """Run `work` on `count` tasks; results are in the order of the tasks.
 
-    watcher: sees progress, of so many `samples` and `total_bytes`.
+    watcher: sees progress, of size: (samples, bytes).
     source: part of the tasks that the caller passed in, which may not pickle; then SourceError is raised.
+    folder: of the output, seen by all workers, for files about progress; default the current one.
 
     A task is pickled shortly before a worker runs it. On the first error, or Ctrl-C, the other tasks are stopped and
-    the error is raised; a worker that dies is a WorkerError.
+    the error is raised; a worker that dies is a WorkerError, unless the engine replaces it.
     """
     if count == 0:
         return []
-    executor, counters = _open_executor(min(workers, count), count, watcher.note)
-    inline = isinstance(executor, _InlineExecutor)
+    if workers.engine is not None:
+        with Board(folder or Path()) as board:
+            try:
+                watcher.begin(*size, board.totals)
+                return _Run(workers, board).results(work, tasks, count)
+            finally:
+                watcher.end()
+    executor, counters = open_processes(min(workers.count or usable_cpus(), count), count, watcher.note)
+    inline = isinstance(executor, InlineExecutor)
     futures: list[Future[R]] = []
     try:
         if not inline:
             _check_sendable(source)
         if inline:  # the work happens in submit
-            watcher.begin(samples, total_bytes, counters.totals)
+            watcher.begin(*size, counters.totals)
         for number, task in enumerate(tasks):
-            futures.append(executor.submit(_run, work, task, number))
+            futures.append(executor.submit(run_task, work, task, number))
             if inline:
                 futures[-1].result()
         if not inline:  # the display has a thread, which must not be there when workers are forked
-            watcher.begin(samples, total_bytes, counters.totals)
+            watcher.begin(*size, counters.totals)
         wait(futures, return_when=FIRST_EXCEPTION)
         for future in futures:
             if future.done() and not future.cancelled():
@@ -166,23 +124,53 @@ def _check_sendable(source: object) -> None:
         raise SourceError(f"the source cannot be sent to worker processes: {error}; use workers=1") from error
 
 
-def _run(work: Callable[[T, Counter], R], task: T, number: int) -> R:
-    return work(task, _ShardCounter(_counters, number))
+class _Run:
+    """Tasks on their way through an engine, some of them at a time: what waits there takes its memory."""
+
+    def __init__(self, workers: Workers, board: Board) -> None:
+        assert workers.engine is not None
+        self._engine, self._most, self._board = workers.engine, workers.count, board
+        self._waiting: dict[Future[bytes], int] = {}
+
+    def results(self, work: Callable[..., Any], tasks: Iterable[Any], count: int) -> list[Any]:
+        found: list[Any] = [None] * count
+        coming = enumerate(tasks)
+        try:
+            while True:
+                for number, task in islice(coming, max(0, self._room() - len(self._waiting))):
+                    call = pickle.dumps(Call.of(number, self._board.path, work, task), pickle.HIGHEST_PROTOCOL)
+                    self._waiting[self._engine.submit(run_call, call)] = number
+                    self._board.begin(number)
+                if not self._waiting:
+                    return found
+                done, _ = wait(self._waiting, return_when=FIRST_COMPLETED)
+                for future in sorted(done, key=self._waiting.__getitem__):
+                    number, outcome = self._waiting.pop(future), _outcome(future)
+                    self._board.end(number, outcome.samples, outcome.source_bytes)
+                    found[number] = outcome.result()
+        finally:
+            self._board.stop()
+            for future in self._waiting:
+                future.cancel()
+            wait(self._waiting, _WIND_DOWN_SECONDS)
+
+    def _room(self) -> int:
+        """How many tasks the engine should have; it may grow and shrink."""
+        if self._most is not None:
+            return self._most
+        slots = int(getattr(self._engine, "slots", _UNKNOWN_SLOTS))
+        return slots + max(slots, _AHEAD)
 
 
-def _share(array: Any) -> None:
-    global _counters
-    _counters = array
-
-
-def _start(array: Any, parent: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)  # the parent died before the line above could take effect
-    _collect_rarely()
-    _share(array)
+def _outcome(future: Future[bytes]) -> Outcome:
+    try:
+        found: Outcome = pickle.loads(future.result())
+    except Exception as error:  # each engine has errors of its own
+        raise WorkerError(
+            f"the engine has lost a shard ({type(error).__name__}: {error}); run the same command again: what is whole "
+            f"is kept"
+        ) from error
+    return found
 
 
 @contextmanager
@@ -195,9 +183,3 @@ def without_gc() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-def _collect_rarely() -> None:
-    """In a worker: ignore objects inherited by the fork, whose pages a collection would copy, and collect rarely."""
-    gc.freeze()
-    gc.set_threshold(_ALLOCATIONS, 50, 50)

@@ -26,6 +26,8 @@ from packer import __version__
 from packer.columns import PartMeta
 from packer.conversion.commit import commit, replaced_set
 from packer.conversion.journal import Journal
+from packer.conversion.left_out import left_out_of
+from packer.conversion.ops import check_ops
 from packer.conversion.pack import ShardPacker, disk_full
 from packer.conversion.plan import ConvertOptions, Plan, PlannedShard, Reencode, default_shard_bytes
 from packer.formats import format_named
@@ -33,6 +35,7 @@ from packer.formats.base import ShardSpec
 from packer.output import local_output
 from packer.sources.base import ListingBuilder, SourceListing, check_names
 from packer.sources.samples import SampleForm
+from readers.augment.ops import Op
 from readers.layout import DatasetInfo
 from readers.names import SplitName
 from readers.sample import Buffer
@@ -143,12 +146,14 @@ class SetWriter:
         self._form = form
         part = self._splits.setdefault(split, _Split())
         size = sum(len(payload) for payload in payloads if payload is not None)
-        if part.open is not None and self._is_full(part, size):
+        if part.open is not None and len(part.open.columns) and self._is_full(part, size):
             self._finish(split, part)
         if part.open is None:
             spec = ShardSpec(split, form.fields, form.classes, self._options.label_offset)
-            part.open = ShardPacker(self._journal.folder, self._name(split, len(part.whole)), spec, self._options)
-        part.open.add(key, number, payloads, ("",) * len(payloads))
+            name, where = self._name(split, len(part.whole)), self._options.where or ""
+            part.open = ShardPacker(self._journal.folder, name, spec, self._options, where)
+        if not part.open.add(key, number, payloads, ("",) * len(payloads)):
+            return
         part.bytes += size
         self._keys.add(place)
         self._count += 1
@@ -226,6 +231,8 @@ class SetWriter:
             old.check(plan, ())
         made: dict[str, Any] = {"by": f"packer {__version__}", "source": "a program", "plan": self._fingerprint}
         made |= {"payload_bytes": sum(meta.payload_bytes for meta in metas), **self._made}
+        if any(meta.not_chosen for meta in metas):
+            made["left_out"] = left_out_of(metas)
         listing = SourceListing(listed, self._form.fields, self._form.classes, self.left_out)
         return commit(self._journal, plan, metas, listing, self._options.to, made)
 
@@ -267,6 +274,7 @@ def writer(
     check: str = "header",
     decode: str = "RGB",
     reencode: Reencode | None = None,
+    ops: Sequence[Op] = (),
     label_offset: int = 0,
     overwrite: bool = False,
 ) -> SetWriter:
@@ -277,7 +285,7 @@ def writer(
     classes: names of the classes; the position is the label.
     split: of samples that are written without one, default "train".
     shard_size: bytes of a shard at most, or "512MiB"; default 1 GiB. samples_per_shard: instead of it.
-    check, decode, reencode, label_offset: as of `packer.convert`.
+    check, decode, reencode, ops, label_offset: as of `packer.convert`.
     overwrite: replace the set in `output`, when the block ends without an error.
 
     Memory: some 60 bytes a sample for the keys, and 100 for each sample of a shard. Raises OutputError, ValueError.
@@ -291,7 +299,9 @@ def writer(
         decode=decode,
         reencode=reencode,
         label_offset=label_offset,
+        ops=tuple(ops),
     )
+    check_ops(ops)
     return SetWriter(local_output(output), options, fields, tuple(classes), overwrite=overwrite)
 
 

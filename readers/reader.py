@@ -174,6 +174,11 @@ class Reader:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.table.described})"
 
+    def _repr_html_(self) -> str:
+        from readers.notebook import reader_html
+
+        return reader_html(self)
+
     # --- reading ------------------------------------------------------------------------------------------------
     def read(self, index: int, field: str = "image") -> Buffer:
         """The bytes of one field of one sample.

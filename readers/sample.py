@@ -35,6 +35,11 @@ class Sample:
         sizes = ", ".join(f"{name}: {len(data):,} bytes" for name, data in self.fields.items())
         return f"Sample({self.key!r}, label={self.label}, {{{sizes}}})"
 
+    def _repr_html_(self) -> str:
+        from readers.notebook import sample_html
+
+        return sample_html(self)
+
 
 class ImageInfo(NamedTuple):
     """What the header of each image says; arrays of length n. Sizes are as stored, before EXIF orientation.

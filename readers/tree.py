@@ -67,9 +67,10 @@ class TreeFiles(LazySequence[TreeFile]):
     names    [n]            its name there
     facts    int64 [n, 3]   bytes (-1: could not be examined), times of modification and change in ns
     rows     [k]            the files that these are, in their order
+    folder_times   int64 [folders]   when names in them changed last, in ns; empty where that is not known
     """
 
-    __slots__ = ("facts", "folder", "folders", "names", "rows")
+    __slots__ = ("facts", "folder", "folder_times", "folders", "names", "rows")
 
     def __init__(
         self,
@@ -78,8 +79,10 @@ class TreeFiles(LazySequence[TreeFile]):
         names: Strings,
         facts: npt.NDArray[np.int64],
         rows: Rows | None = None,
+        folder_times: npt.ArrayLike = (),
     ) -> None:
         self.folders, self.folder, self.names, self.facts = folders, folder, names, facts
+        self.folder_times = np.asarray(folder_times, np.int64)
         self.rows: Rows = range(len(names)) if rows is None else rows
 
     @classmethod
@@ -110,7 +113,7 @@ class TreeFiles(LazySequence[TreeFile]):
         else:
             whole = isinstance(self.rows, range) and self.rows == range(len(self.names))
             rows = indices if whole else np.asarray(self.rows)[indices]
-        return TreeFiles(self.folders, self.folder, self.names, self.facts, rows)
+        return TreeFiles(self.folders, self.folder, self.names, self.facts, rows, self.folder_times)
 
     def column(self, number: int) -> npt.NDArray[np.int64]:
         """int64 [k]: 0 the sizes, 1 the times of modification, 2 of change; a view where the rows are consecutive."""
@@ -139,14 +142,18 @@ class TreeFiles(LazySequence[TreeFile]):
             prefix = {number: folders[number][skip:] for number in set(numbers)}
             yield from [prefix[number] + name for number, name in zip(numbers, names, strict=True)]
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """These rows alone, for another process."""
+    def compact(self) -> tuple[list[str], npt.NDArray[np.int32], Strings, npt.NDArray[np.int64]]:
+        """The columns of these rows alone: folders, folder, names, facts."""
         rows = np.asarray(self.rows, np.int64)
         used = self.used_folders()
         number = np.zeros(len(self.folders), np.int32)
         number[used] = np.arange(len(used))
         folders = [self.folders[i] for i in used]
-        return TreeFiles, (folders, number[self.folder[rows]], self.names.take(rows), self.facts[rows])
+        return folders, number[self.folder[rows]], self.names.take(rows), self.facts[rows]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """These rows alone, for another process."""
+        return TreeFiles, self.compact()
 
 
 def _index(rows: Rows) -> slice | npt.NDArray[np.int64]:

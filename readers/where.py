@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import ast
 import fnmatch
+import functools
 import operator
 import re
 from collections.abc import Callable, Sequence
@@ -95,6 +96,15 @@ class Where:
     text: str
     names: frozenset[str]
 
+    @property
+    def conjuncts(self) -> tuple[Where, ...]:
+        """The expressions that `and` joins in it, all of which must be true; it alone where it has none."""
+        tree = _tree(self.text)
+        if not (isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And)):
+            return (self,)
+        parts = (Where(ast.unparse(value), _names(value)) for value in tree.values)
+        return tuple(inner for part in parts for inner in part.conjuncts)
+
     def mask(self, facts: Facts) -> Bools:
         """The samples for which it is true, bool [n]. Raises UnknownNameError for a class or field that is unknown."""
         return _Evaluation(self.text, facts).boolean(_tree(self.text))
@@ -107,10 +117,14 @@ def parse_where(text: str) -> Where:
         _Evaluation(text, _Nothing()).boolean(tree)
     except RecursionError:
         raise ValueError(f"{text[:80]!r}… is nested too deeply") from None
-    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - {"matches"}
-    return Where(text, frozenset(names))
+    return Where(text, _names(tree))
 
 
+def _names(tree: ast.expr) -> frozenset[str]:
+    return frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name)) - {"matches"}
+
+
+@functools.lru_cache(maxsize=64)  # a conversion evaluates one for every sample
 def _tree(text: str) -> ast.expr:
     if len(text) > _MAX_CHARACTERS:
         raise ValueError(f"the expression has {len(text):,} characters, expected at most {_MAX_CHARACTERS:,}")

@@ -6,6 +6,7 @@ import errno
 import gc
 import importlib
 import importlib.util
+import logging
 import multiprocessing
 import os
 import pickle
@@ -26,8 +27,15 @@ from readers.coefficients import unsupported_reason
 pytest.register_assert_rewrite("suites")
 
 from coefficient_cases import compiled  # noqa: E402, F401
-from remote_suite import address, packed, proxy, s3, web  # noqa: E402, F401
-from suites.samples import Samples, make_jpeg, turned_image  # noqa: E402
+from remote_suite import (  # noqa: E402, F401
+    address,
+    certificates,
+    packed,
+    proxy,
+    s3,
+    web,
+)
+from suites.samples import Samples, files_of, make_jpeg, turned_image  # noqa: E402, F401
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # A shell's background jobs ignore Ctrl-C, and so would all programs that are started and interrupted here.
@@ -135,11 +143,6 @@ def machine(tmp_path: Path) -> Any:
     from usage_doubles import FakeMachine
 
     return FakeMachine(tmp_path / "root")
-
-
-def files_of(root: Path) -> dict[str, bytes]:
-    """Every file below a folder, by relative path."""
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
 
 
 class Hanging(Protocol):
@@ -250,3 +253,24 @@ def rocal(request: pytest.FixtureRequest) -> Iterator[Any]:
     double = request.getfixturevalue("rocal_double")
     yield double
     assert double.FAULTS == []
+
+
+# --- trainers -----------------------------------------------------------------------------------------------------
+@pytest.fixture
+def lightning() -> Any:
+    module = pytest.importorskip("lightning", reason="lightning is not installed")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    return module
+
+
+def fresh(accelerate: Any) -> None:
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    accelerate.state.GradientState._reset_state()
+
+
+@pytest.fixture
+def accelerate() -> Iterator[Any]:
+    module = pytest.importorskip("accelerate", reason="accelerate is not installed")
+    fresh(module)
+    yield module
+    fresh(module)

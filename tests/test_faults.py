@@ -24,7 +24,7 @@ import readers
 from cache.messages import Silent
 from packer.conversion.journal import Journal
 from packer.sources.folder import FolderSource
-from packer.workers import run_shards
+from packer.workers import Workers, run_shards
 
 DEADLINE = 60.0
 SLOW = """
@@ -142,7 +142,7 @@ class _SentOnce:
 def test_tasks_that_cannot_be_pickled_for_the_workers_end_the_run() -> None:
     def work() -> str:
         try:
-            run_shards(print, [source := _SentOnce()] * 8, 8, 2, Silent(), 8, 8, source)
+            run_shards(print, [source := _SentOnce()] * 8, 8, Workers(2), Silent(), (8, 8), source=source)
         except TypeError as error:
             return str(error)
         return "no error"

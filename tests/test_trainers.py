@@ -6,14 +6,11 @@ What a framework makes impossible is refused with the line to write, and that li
 from __future__ import annotations
 
 import json
-import logging
-import os
 import random
 import re
-import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +20,7 @@ import torch
 from conftest import make_jpeg, tree_of
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
+from trainer_cases import QUIET, Seen, module_of, on_ranks, reports, trainer_of
 
 import packer
 import readers
@@ -31,17 +29,9 @@ from readers.loader import ImageLoader
 from readers.order import Shuffled
 from readers.torch import EpochSampler, ImageDataset, ImageStream
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
-    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
-    # What the frameworks say about themselves, each other and the tests' tiny models.
-    pytest.mark.filterwarnings("ignore::UserWarning:(lightning|accelerate|transformers|torch).*"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:(lightning|accelerate|transformers|torch).*"),
-    pytest.mark.filterwarnings("ignore::FutureWarning:(lightning|accelerate|transformers|torch).*"),
-]
+pytestmark = QUIET
 COUNT, BATCH, EPOCHS = 30, 4, 3
 ORDER = Shuffled(COUNT, 1)
-Seen = list[tuple[int, list[int]]]  # (the framework's epoch, samples of a batch), in the order of training
 
 
 @pytest.fixture(scope="module")
@@ -78,57 +68,7 @@ def check(seen: Seen, epochs: int, ranks: int = 1, whole: bool = False) -> None:
         assert ranks > 1 or samples == wanted, f"epoch {epoch}: another order"
 
 
-def reports(folder: Path, name: str) -> list[Any]:
-    """What the ranks of a run have written."""
-    return [json.loads(path.read_text()) for path in sorted(folder.glob(f"{name}-*.json"))]
-
-
 # --- Lightning ----------------------------------------------------------------------------------------------------
-@pytest.fixture
-def lightning() -> Any:
-    module = pytest.importorskip("lightning", reason="lightning is not installed")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    return module
-
-
-def module_of(lightning: Any) -> Any:
-    class Module(lightning.LightningModule):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = torch.nn.Linear(1, 1)
-            self.seen: Seen = []
-
-        def training_step(self, batch: Any, number: int) -> Any:
-            self.seen.append((self.current_epoch, batch[0].tolist()))
-            return self.layer(batch[1].float().mean().view(1, 1)).sum()
-
-        def validation_step(self, batch: Any, number: int) -> None:
-            assert len(batch[0])
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), 0.0)
-
-    return Module()
-
-
-def trainer_of(lightning: Any, folder: Path, stop: int = 0, **options: Any) -> Any:
-    """A trainer that keeps a checkpoint of each epoch's end; stop: it saves and ends after so many steps."""
-    from lightning.pytorch.callbacks import ModelCheckpoint
-    from lightning.pytorch.plugins.environments import LightningEnvironment
-
-    class Stop(lightning.Callback):  # type: ignore[misc]
-        def on_train_batch_end(self, trainer: Any, *given: Any) -> None:
-            if trainer.global_step == stop:
-                trainer.save_checkpoint(folder / "stopped.ckpt")
-                trainer.should_stop = True
-
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    callbacks = [ModelCheckpoint(folder, filename="ended", enable_version_counter=False), Stop()]
-    environment = LightningEnvironment()
-    options = {"max_epochs": EPOCHS, "accelerator": "cpu", "devices": 1, **quiet, **options}
-    return lightning.Trainer(default_root_dir=folder, callbacks=callbacks, plugins=[environment], **options)
-
-
 KINDS = ["loader", "plain 0", "plain 2", "stateful 2", "stream 2", "stateful stream 2"]
 
 
@@ -223,38 +163,6 @@ def test_lightning_on_two_ranks(lightning: Any, reader: Any, tmp_path: Path, kin
 
 
 # --- accelerate ---------------------------------------------------------------------------------------------------
-def fresh(accelerate: Any) -> None:
-    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
-    accelerate.state.GradientState._reset_state()
-
-
-@pytest.fixture
-def accelerate() -> Iterator[Any]:
-    module = pytest.importorskip("accelerate", reason="accelerate is not installed")
-    fresh(module)
-    yield module
-    fresh(module)
-
-
-def one_rank(rank: int, work: Callable[[int], Any], folder: Path, ranks: int, port: int) -> None:
-    here = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in here.items()})
-    os.environ.update({"MASTER_ADDR": "127.0.0.1", "ACCELERATE_USE_CPU": "1"})
-    torch.set_num_threads(1)
-    (folder / f"work-{rank}.json").write_text(json.dumps(work(rank)))
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
-
-
-def on_ranks(work: Callable[[int], Any], folder: Path, ranks: int = 2) -> list[Any]:
-    """What `work(rank)` returns on each of some forked processes, with the environment of torchrun."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    torch.multiprocessing.start_processes(one_rank, (work, folder, ranks, port), ranks, start_method="fork")
-    return reports(folder, "work")
-
-
 def trained(loader: Any, epochs: int) -> Seen:
     return [(epoch, batch[0].tolist()) for epoch in range(epochs) for batch in loader]
 

@@ -11,7 +11,7 @@ from cache.filesystem import Budget, cache_budget, filesystem_type, free_space, 
 from cache.node import available_memory_bytes, usable_cpus
 from cache.staging import candidates
 
-__all__ = ["Directory", "Machine", "look"]
+__all__ = ["Directory", "Machine", "look", "staging_directories"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +69,13 @@ def look(source: Path, node_memory: int | None = None) -> Machine:
         is_local(kind),
         output,
         is_local(output),
-        tuple(_directories()),
+        tuple(staging_directories()),
         node_memory is not None,
     )
 
 
-def _directories() -> list[Directory]:
+def staging_directories() -> list[Directory]:
+    """Where a set can be staged to, in the order in which they are tried."""
     found: dict[str, Directory] = {}
     for path, named_by in candidates(None):
         if str(path) not in found:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from cache.errors import BadNameError
 from cache.messages import plural
 from packer.adoption import index
+from packer.cli.engines import engine_options
 from packer.cli.group import with_flags
+from packer.cli.sections import SectionedCommand
 from packer.cli.text import (
     Emphasis,
     SetPlace,
@@ -25,6 +29,7 @@ from packer.cli.text import (
     watcher,
     workers_option,
 )
+from packer.conversion.ops import parse_op
 from packer.conversion.plan import (
     CHECKS,
     CODECS,
@@ -32,19 +37,22 @@ from packer.conversion.plan import (
     ON_ERROR,
     Reencode,
 )
-from packer.conversion.run import ConvertResult, convert
+from packer.conversion.result import ConvertResult
+from packer.conversion.run import convert
 from packer.exported_index import TARGETS, Target, export_index
 from packer.formats import format_aliases, resolve_format, writable_formats
 from packer.jpeg_rows import index_jpeg_rows
 from packer.sources import FETCH_OPTIONS, open_source
 from packer.sources.tree_layouts import LAYOUTS
+from readers.augment.ops import Op
 from readers.names import FieldName
 
 __all__ = ["OF_THE_SOURCE", "Container", "command", "export_command", "index_command", "summary"]
 
 _REASONS_SHOWN = 10
 OF_THE_SOURCE = (
-    *("path_column", "label_column", "fields", "folder", "image_key", "label_key", "layout", "image_sets"),
+    *("path_column", "label_column", "split_column", "fields", "folder"),
+    *("image_key", "label_key", "layout", "image_sets"),
     *FETCH_OPTIONS,
 )
 
@@ -68,10 +76,20 @@ def _names(ctx: click.Context, param: click.Parameter, given: str | None) -> lis
     return None if given is None else given.split(",")
 
 
+def _ops(ctx: click.Context, param: click.Parameter, given: Sequence[str]) -> list[Op]:
+    try:
+        return [parse_op(text) for text in given]
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
 class Container(click.ParamType):  # type: ignore[type-arg]
     """A format that can be written, under any of its names."""
 
     name = "format"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(name) for name in writable_formats() if name.startswith(incomplete)]
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
         return f"[{'|'.join(writable_formats())}]"
@@ -84,7 +102,19 @@ class Container(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"{value!r} is not one of {names} ({format_aliases()})", param, ctx)
 
 
-@click.command("convert")
+_SECTIONS = {
+    "Which samples": ("split", "split_column", "split_fractions", "seed", "stratify", "classes", "where"),
+    "Images": ("on_error", "check", "decode", "reencode", "quality", "max_side", "resize_short", "ops"),
+    "Shards": ("shard_size", "samples_per_shard", "shuffle", "label_offset"),
+    "What a source calls things": (
+        *("path_column", "label_column", "fields", "folder", "image_key", "label_key", "source_label_offset"),
+        *("layout", "image_sets"),
+    ),
+    "Lists of addresses": FETCH_OPTIONS,
+}
+
+
+@click.command("convert", cls=SectionedCommand, sections=_SECTIONS)
 @click.argument("sources", type=SetPlace(local=True), nargs=-1, required=True, metavar="SOURCE...")
 @click.option("--to", type=Container(), required=True, help="Format of the shards.")
 @click.option("-o", "--output", type=SetPlace(missing=True), help="Directory of the set, or s3://, gs:// or az:// "
@@ -99,10 +129,17 @@ class Container(click.ParamType):  # type: ignore[type-arg]
 @click.option("--stratify", is_flag=True, help="Every class in the shares of --split-fractions.")
 @click.option("--classes", callback=_names, metavar="NAME,…", help="Take these classes only; they get the labels 0, 1, "
               "… in this order.")  # fmt: skip
+@click.option(
+    "--where",
+    metavar="EXPRESSION",
+    help="""Take the samples for which this is true, as 'min_side >= 64 and
+              class_name in ("cat", "dog")' (docs/sets.md); what it says of images is decided when they are read.""",
+)
 @click.option("--shard-size", type=Size(), metavar="SIZE", help="Size of a shard, as 1GiB. Default: 8 shards a "
               "split, each from 64 MiB to 1 GiB.")  # fmt: skip
 @click.option("--samples-per-shard", type=click.IntRange(min=1), metavar="N", help="Samples in a shard.")
 @workers_option
+@engine_options
 @click.option("--shuffle", type=click.IntRange(0, 2**32 - 1), metavar="SEED", help="Pack in this random order.")
 @click.option("--on-error", type=click.Choice(ON_ERROR), default="raise", show_default=True,
               help="Unreadable or truncated images: stop, leave out, or leave out and copy aside.")  # fmt: skip
@@ -116,12 +153,17 @@ class Container(click.ParamType):  # type: ignore[type-arg]
 @click.option("--resize-short", type=click.IntRange(min=1), metavar="N", help="Shrink to a shortest side of N pixels.")
 @click.option("--quality", type=click.IntRange(1, 100), metavar="Q", help="JPEG or WebP quality of re-encoded images. "
               "Default: 90.")  # fmt: skip
+@click.option("--op", "ops", multiple=True, callback=_ops, metavar="NAME:VALUES", help="Do this to each image, as "
+              "training would, and encode the result: Resize:256, CenterCrop:224, Crop:TOP,LEFT,HEIGHT,WIDTH. May be "
+              "repeated, in order. Masks, boxes and points follow. Needs torch.")  # fmt: skip
 @click.option("--label-offset", type=click.IntRange(min=0), default=0, metavar="N", help="Labels in the shards "
               "start at N (1: as in the ImageNet TFRecords); those of readers start at 0.")  # fmt: skip
 @click.option("--path-column", metavar="COLUMN", help="Manifest: column of image paths. List of addresses: "
               "their column.")  # fmt: skip
 @click.option("--label-column", metavar="COLUMN", help="Manifest, Hugging Face, MDS, FFCV: column of labels, numbers "
               "or names. CelebA: an attribute, or identity. CIFAR-100: fine or coarse.")  # fmt: skip
+@click.option("--split-column", metavar="COLUMN", help="Manifest, list of addresses, Hugging Face, MDS: column whose "
+              "values are the splits.")  # fmt: skip
 @click.option(
     "--field",
     "fields",
@@ -191,7 +233,12 @@ def summary(result: ConvertResult) -> list[str]:
         f"{human_bytes(result.payload_bytes)}"
     )
     if result.dry_run:
-        return [f"{result.output}: would hold {what} in {shards}"]
+        if not result.undecided:
+            return [f"{result.output}: would hold {what} in {shards}"]
+        return [
+            f"{result.output}: would hold at most {what} in {shards}",
+            f"  {result.undecided} is not known before the images are read",
+        ]
     if result.already_done:
         return [f"{result.output}: already holds {what} in {shards}; nothing to do"]
     extra = (result.shard_bytes / result.payload_bytes - 1) * 100 if result.payload_bytes else 0.0
@@ -206,7 +253,8 @@ def summary(result: ConvertResult) -> list[str]:
         lines.append(f"  {human_bytes(result.uploaded_bytes)} uploaded")
     if result.left_out:
         counts = ", ".join(f"{count:,} {how}" for how, count in result.left_out.items())
-        lines.append(Emphasis(f"  left out: {counts}; see {result.output}/left-out.jsonl"))
+        report = "" if set(result.left_out) == {"not chosen"} else f"; see {result.output}/left-out.jsonl"
+        lines.append(Emphasis(f"  left out: {counts}{report}"))
         reasons = list(result.left_out_reasons.items())
         lines += [Emphasis(f"    {count:,} {reason}") for reason, count in reasons[:_REASONS_SHOWN]]
         if len(reasons) > _REASONS_SHOWN:
@@ -234,6 +282,7 @@ def summary(result: ConvertResult) -> list[str]:
 @click.option("--jpeg-rows", is_flag=True, help="Of the set in SHARDS, a directory, note where the rows of its JPEGs "
               "begin, and change nothing else: readers of an address then fetch fewer bytes. Needs numba.")  # fmt: skip
 @workers_option
+@engine_options
 @json_option
 def index_command(
     shards: tuple[str, ...], output: str | None, classes: str | None, jpeg_rows: bool, as_json: bool, **options: Any

@@ -25,32 +25,53 @@ from packer.cli.interrupt import INTERRUPTED, leave_at_once, started
 
 __all__ = ["cli", "run", "with_flags"]
 
-# Of each command: what it is for, and where it is (module of packer.cli, name in it).
-_COMMANDS = {
-    "advise": ("Measure what to pack for a training, and recommend it.", "advise", "command"),
-    "convert": ("Pack a source into HDF5, TFRecord or tar shards.", "convert", "command"),
-    "append": ("Add a source to a packed set.", "sets", "append_command"),
-    "merge": ("Make one set of several.", "sets", "merge_command"),
-    "split": ("Deal the samples of a set to splits.", "sets", "split_command"),
-    "subset": ("Make a set of some samples of another.", "sets", "subset_command"),
-    "drop": ("Take samples out of a set.", "sets", "drop_command"),
-    "relabel": ("Give classes other names, or samples other labels.", "sets", "relabel_command"),
-    "dedup": ("Find duplicates in a set, and keep one of each.", "sets", "dedup_command"),
-    "add-field": ("Add masks, boxes, captions, … to a set.", "sets", "field_command"),
-    "reshard": ("Pack a set again: other format or size of shards, without unused bytes.", "sets", "reshard_command"),
-    "prune": ("Remove what a set keeps for readers of its earlier states.", "sets", "prune_command"),
-    "index": ("Adopt shards made elsewhere, or rebuild an index.", "convert", "index_command"),
-    "inspect": ("Show what a packed set is.", "inspect", "command"),
-    "verify": ("Check every byte of a packed set.", "verify", "command"),
-    "extract": ("Write the original files back.", "verify", "extract_command"),
-    "export-index": ("Write the index files of other readers.", "convert", "export_command"),
-    "stage": ("Copy a packed set to this node's own disk.", "stage", "command"),
-    "order": ("Compare ways to shuffle a packed set.", "inspect", "order_command"),
-    "diagnose": ("Find the stage of a data loader that starves the training.", "diagnose", "command"),
-    "monitor": ("Run a command and record what it uses: CPUs, disks, network, GPUs.", "monitor", "command"),
-    "parity": ("Compare decoders and resizers with Pillow.", "inspect", "parity_command"),
-    "cache": ("Caches of this node: list, fill, remove.", "cache", "command"),
+# By task, of each command: what it is for, and where it is (module of packer.cli, name in it).
+_TASKS = {
+    "Make sets": {
+        "convert": ("Pack a source into HDF5, TFRecord or tar shards.", "convert", "command"),
+        "index": ("Adopt shards made elsewhere, or rebuild an index.", "convert", "index_command"),
+        "reshard": (
+            "Pack a set again: other format or size of shards, without unused bytes.",
+            "sets",
+            "reshard_command",
+        ),
+    },
+    "Change sets": {
+        "append": ("Add a source to a packed set.", "sets", "append_command"),
+        "merge": ("Make one set of several.", "sets", "merge_command"),
+        "split": ("Deal the samples of a set to splits.", "sets", "split_command"),
+        "subset": ("Make a set of some samples of another.", "sets", "subset_command"),
+        "drop": ("Take samples out of a set.", "sets", "drop_command"),
+        "relabel": ("Give classes other names, or samples other labels.", "sets", "relabel_command"),
+        "dedup": ("Find duplicates in a set, and keep one of each.", "sets", "dedup_command"),
+        "add-field": ("Add masks, boxes, captions, … to a set.", "sets", "field_command"),
+        "prune": ("Remove what a set keeps for readers of its earlier states.", "sets", "prune_command"),
+    },
+    "Look and check": {
+        "inspect": ("Show what a packed set is.", "inspect", "command"),
+        "verify": ("Check every byte of a packed set.", "verify", "command"),
+        "extract": ("Write the original files back.", "verify", "extract_command"),
+        "export-index": ("Write the index files of other readers.", "convert", "export_command"),
+    },
+    "Bring data near": {
+        "stage": ("Copy a packed set to this node's own disk.", "stage", "command"),
+        "serve": ("Serve what this node holds of a set to the other nodes of a job.", "serve", "command"),
+        "cache": ("Caches of this node: list, fill, remove.", "cache", "command"),
+    },
+    "Choose and measure": {
+        "advise": ("Measure what to pack for a training, and recommend it.", "advise", "command"),
+        "simulate": ("Show what a job of many nodes would read, before it is submitted.", "simulate", "command"),
+        "order": ("Compare ways to shuffle a packed set.", "inspect", "order_command"),
+        "parity": ("Compare decoders and resizers with Pillow.", "inspect", "parity_command"),
+        "diagnose": ("Find the stage of a data loader that starves the training.", "diagnose", "command"),
+        "monitor": ("Run a command and record what it uses: CPUs, disks, network, GPUs.", "monitor", "command"),
+    },
+    "This machine": {
+        "doctor": ("Examine this environment, and say what to do.", "doctor", "command"),
+        "completion": ("Install the completion of commands for your shell.", "doctor", "completion_command"),
+    },
 }
+_COMMANDS = {name: command for commands in _TASKS.values() for name, command in commands.items()}
 _ADVICE = {
     errno.ENOSPC: "make room there and run the same command again; what is whole is kept",
     errno.EDQUOT: "make room there (your quota is used up) and run the same command again; what is whole is kept",
@@ -84,14 +105,22 @@ class _Commands(click.Group):
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, help) for name, (help, _, _) in _COMMANDS.items()])
+        longest = max(map(len, _COMMANDS))
+        for task, commands in _TASKS.items():
+            with formatter.section(task):
+                formatter.write_dl([(name.ljust(longest), help) for name, (help, _, _) in commands.items()])
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="packer")
 def cli() -> None:
-    """Pack image datasets into standard shards with one index; verify, inspect and extract them."""
+    """Pack image datasets into standard shards with one index; check, change, stage, cache and read them.
+
+    \b
+      packer convert images --to hdf5       pack a folder into images-hdf5
+      packer verify images-hdf5             check every byte
+      packer inspect images-hdf5            show what is in it
+    """
 
 
 def run(arguments: list[str] | None = None) -> NoReturn:

@@ -9,6 +9,7 @@ import click
 
 from cache.messages import plural
 from packer.cli.convert import Container
+from packer.cli.engines import engine_options
 from packer.cli.text import (
     Emphasis,
     SetPlace,
@@ -68,6 +69,7 @@ _keys = click.option("--keys", type=click.Path(exists=True, dir_okay=False), met
 @click.option("--on-error", type=click.Choice(EXISTING), default="raise", show_default=True, help="Unreadable images.")
 @_shard_size
 @workers_option
+@engine_options
 @_dry_run
 @json_option
 def append_command(path: str, source: str, as_json: bool, **options: Any) -> None:
@@ -179,6 +181,7 @@ def relabel_command(
 @click.option("--prefer", metavar="SPLIT", help="Samples of this split stay before all others.")
 @_output
 @workers_option
+@engine_options
 @_dry_run
 @json_option
 def dedup_command(path: str, as_json: bool, **options: Any) -> None:
@@ -213,6 +216,7 @@ def _groups(result: DedupResult) -> list[str]:
               "their suffix.")  # fmt: skip
 @_shard_size
 @workers_option
+@engine_options
 @_dry_run
 @json_option
 def field_command(path: str, folder: str, as_json: bool, **options: Any) -> None:
@@ -231,6 +235,7 @@ def field_command(path: str, folder: str, as_json: bool, **options: Any) -> None
 @_shard_size
 @click.option("--shuffle", type=click.IntRange(0, 2**32 - 1), metavar="SEED", help="Pack in this random order.")
 @workers_option
+@engine_options
 @_dry_run
 @json_option
 def reshard_command(path: str, as_json: bool, **options: Any) -> None:

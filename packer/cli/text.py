@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TextIO, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from cache.errors import BadNameError, RemoteError
 from cache.messages import (
@@ -43,6 +44,7 @@ __all__ = [
     "human_seconds",
     "json_option",
     "pairs",
+    "part_option",
     "print_json",
     "show",
     "show_result",
@@ -74,6 +76,20 @@ def threads_option(help: str) -> Callable[[F], F]:
 def split_option(help: str = "Only this split.") -> Callable[[F], F]:
     """--split NAME, of an existing set."""
     return click.option("--split", metavar="NAME", help=help)
+
+
+def part_option(help: str) -> Callable[[F], F]:
+    """--part I/N, as (i, n), or node."""
+    return click.option("--part", callback=_part, metavar="I/N", help=help)
+
+
+def _part(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, int] | str | None:
+    if value is None or value == "node":
+        return value
+    node, slash, nodes = value.partition("/")
+    if not (slash and node.isdecimal() and nodes.isdecimal() and int(node) < int(nodes)):
+        raise click.BadParameter(f"{value!r} is neither i/n, with i from 0 to n - 1, nor node")
+    return int(node), int(nodes)
 
 
 def target_option(help: str, **more: Any) -> Callable[[F], F]:
@@ -123,6 +139,9 @@ class SetPlace(click.ParamType):  # type: ignore[type-arg]
 
     def __init__(self, *, missing: bool = False, local: bool = False) -> None:
         self._path, self._local = click.Path(exists=not missing), local
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return self._path.shell_complete(ctx, param, incomplete)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if "://" not in str(value):

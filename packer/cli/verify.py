@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from cache.messages import plural
+from packer.cli.engines import engine_options
 from packer.cli.text import SetPlace, human_bytes, json_option, show_result, split_option, watcher, workers_option
 from packer.extraction import extract
 from packer.verification import VerifyResult, verify
@@ -25,6 +26,7 @@ _SHOWN = 50
               "full decode of every image.")  # fmt: skip
 @click.option("--against", type=SetPlace(local=True), metavar="SOURCE", help="Compare with the original source.")
 @workers_option
+@engine_options
 @json_option
 def command(path: str, as_json: bool, **options: Any) -> None:
     """Check the set in DIR: size of every shard, structure, CRC32C of every sample, index against shards.

@@ -1,4 +1,4 @@
-"""Which samples of a source are packed, and into which splits: by class, and dealt by shares."""
+"""Which samples of a source are packed, and into which splits: by class and `where`, and dealt by shares."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from difflib import get_close_matches
 import numpy as np
 
 from cache.errors import SourceError
+from packer.conversion.where import chosen
 from packer.sets.deal import deal
 from packer.sources.base import SourceListing
 from readers.names import SplitName
 from readers.sample import NO_LABEL
+from readers.where import parse_where
 
 __all__ = ["Choice"]
 
@@ -20,6 +22,8 @@ __all__ = ["Choice"]
 @dataclass(frozen=True)
 class Choice:
     """classes: only those of these names, whose labels are then 0, 1, … in this order; None for all.
+
+    where: only those for which this is true (`packer.conversion.where`); None for all.
 
     fractions: the share of each new split, which sum to 1; None leaves the splits as they are.
     seed: of the draw.
@@ -32,14 +36,20 @@ class Choice:
     fractions: Mapping[str, float] | None = None
     seed: int = 0
     stratify: bool = False
+    where: str | None = None
 
     def __post_init__(self) -> None:
         if self.classes is not None and (not self.classes or len({*self.classes}) < len(self.classes)):
             raise ValueError(f"classes are one or more names, each once, not {list(self.classes)!r:.200}")
+        names = parse_where(self.where).names if self.where is not None else ()
         if self.fractions is None:
             if self.stratify or self.seed:
                 raise ValueError("seed and stratify say how samples are dealt by fractions: give fractions, too")
             return
+        if "split" in names:
+            raise ValueError(
+                "fractions deal the samples of one split, so where cannot tell splits apart: leave one out"
+            )
         for name in self.fractions:
             SplitName(name)
         deal(np.zeros(0, np.int64), list(self.fractions.values()), self.seed)  # checks both
@@ -48,6 +58,8 @@ class Choice:
         """The listing of what is chosen. Raises SourceError where nothing is."""
         if self.classes is not None:
             listing = self._of_classes(listing, self.classes)
+        if self.where is not None:
+            listing = chosen(listing, self.where)
         return listing if self.fractions is None else self._dealt(listing, self.fractions)
 
     def _of_classes(self, listing: SourceListing, classes: Sequence[str]) -> SourceListing:
@@ -72,6 +84,11 @@ class Choice:
         if len(listing.splits) != 1:
             raise SourceError(
                 f"the source has the splits {', '.join(listing.splits)}; name the one to deal by its shares with split="
+            )
+        if self.stratify and listing.late_labels:
+            raise SourceError(
+                "the labels of this source are known only when its samples are read, so that classes cannot be dealt "
+                "alike: leave stratify out, or deal the packed set with  packer split --stratify"
             )
         (part,) = listing.splits.values()
         labels = np.asarray(part.labels, np.int64)

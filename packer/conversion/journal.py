@@ -2,9 +2,10 @@
 
     lock              locked with flock by the running conversion; the kernel releases it when the process dies
     plan.json         fingerprint of listing and options; the names of the splits
-    <shard>.tmp       a shard being written; removed when its conversion starts again
+    <shard>.….tmp     a shard being written, by a name of its own; removed when its conversion starts again
     <shard>           a whole shard, on the disk (fsync), renamed from .tmp
-    <shard>.part      its columns; written after the shard, so that a part proves its shard whole
+    <shard>.part      its columns; written after the shard, so that a part proves its shard whole; names the plan
+    .run-….tmp/       progress and stop of the tasks of an engine: see `packer.engines.board`
     <split>.index.tmp the index of a split while it is made
     quarantine/       copies of bad files
     replaced/         dataset.json of the set that is being replaced, while its files are removed
@@ -197,11 +198,13 @@ class Journal:
     def part_path(self, shard: PlannedShard) -> Path:
         return self.folder / f"{shard.name}.part"
 
-    def load_whole(self, shard: PlannedShard, on_error: str) -> PartMeta | None:
+    def load_whole(self, shard: PlannedShard, plan: Plan, on_error: str) -> PartMeta | None:
         """The facts of a shard that is whole; None where it must be written (again)."""
         try:
             meta = load_meta(self.part_path(shard))
         except DatasetError:
+            return None
+        if meta.plan != plan.fingerprint:  # of a worker that outlived its conversion
             return None
         # In the working folder, or moved into the set by an interrupted commit.
         found = self.work.lstat(shard.name)

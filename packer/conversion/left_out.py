@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from cache.errors import SourceError
-from cache.messages import plural
+from cache.messages import listed, plural
 from packer.columns import PartMeta
 from packer.conversion.plan import Plan
 from packer.sources.base import SourceListing
 from packer.sources.contents import NOT_FETCHED, advice
 from readers.tree import has_image_suffix
 
-__all__ = ["count_by_reason", "link_warnings", "refuse_nothing"]
+__all__ = ["count_by_reason", "left_out_of", "link_warnings", "refuse_nothing"]
 
 _EXPECTED = (
     "hidden",
@@ -22,15 +22,30 @@ _EXPECTED = (
     "metadata of ",
 )  # images may be left out for these without a warning
 _FOREIGN = "image, byte 0: found "
+_NOT_CHOSEN = "for which `where` is false"
 _UNREADABLE = "damaged, or not an image that is read"
 
 
 def count_by_reason(listing: SourceListing, metas: Iterable[PartMeta]) -> dict[str, int]:
     """Files by why they are left out, the most frequent reason first; damage of all kinds is one reason."""
     counts = Counter(reason for _, reason in listing.left_out)
+    not_chosen = listing.not_chosen
     for meta in metas:
         counts.update(_kind(item.reason, item.action) for item in meta.left_out)
+        not_chosen += meta.not_chosen
+    if not_chosen:
+        counts[_NOT_CHOSEN] = not_chosen
     return dict(counts.most_common())
+
+
+def left_out_of(metas: Iterable[PartMeta]) -> dict[str, int]:
+    """Samples that were planned and are not packed, by what was done with them."""
+    counts: Counter[str] = Counter()
+    for meta in metas:
+        counts.update(item.action or "not packed" for item in meta.left_out)
+        if meta.not_chosen:
+            counts["not chosen"] += meta.not_chosen
+    return dict(counts)
 
 
 def _kind(reason: str, action: str) -> str:
@@ -62,6 +77,9 @@ def refuse_nothing(title: str, root: object, listing: SourceListing, plan: Plan,
     """
     if any(meta.shard.samples for meta in metas):
         return
+    if any(meta.not_chosen for meta in metas):
+        found = listed([f"{count:,} {reason}" for reason, count in count_by_reason(listing, metas).items()], 3)
+        raise SourceError(f"{title}: no sample is left, so no set is made: {found}")
     files = list(listing.left_out)
     for shard, meta in zip(plan.shards, metas, strict=True):
         folder = listing.splits[shard.split].root

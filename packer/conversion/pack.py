@@ -14,11 +14,13 @@ from cache.files import Folder
 from cache.messages import Counter
 from packer.columns import LeftOut, PartMeta, ShardColumns, save_part
 from packer.conversion.fields import FieldChecks
-from packer.conversion.images import check_image, prepare_image
+from packer.conversion.images import check_image, decode_fully, prepare_image
+from packer.conversion.ops import OpWork, one_thread
 from packer.conversion.plan import ConvertOptions
+from packer.conversion.where import SampleWhere
 from packer.formats import format_named
 from packer.formats.base import Arena, PackedSample, ShardSpec
-from packer.sources.base import AheadReader, LabellingReader, Slice, SomeSamples, Source, SourceReader, StrayReader
+from packer.sources.base import AheadReader, LabellingReader, Samples, Slice, Source, SourceReader, StrayReader
 from packer.sources.contents import EMPTY, is_stray, reason_of
 from readers.headers import read_header
 from readers.layout import ShardInfo
@@ -41,15 +43,21 @@ class Cancelled(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ShardTask:
-    """One shard to write: the samples, and the set in whose working folder the shard, its part and bad files go."""
+    """One shard to write: the samples, and the set in whose working folder the shard, its part and bad files go.
+
+    plan: its fingerprint, which the part keeps.
+    where: samples for which it is false are left out; "" for none.
+    """
 
     source: Source
     spec: ShardSpec
-    samples: SomeSamples
+    samples: Samples
     options: ConvertOptions
     skip_strays: bool
     out: Path
     shard: str
+    plan: str = ""
+    where: str = ""
 
 
 def pack_shard(task: ShardTask, counter: Counter) -> PartMeta:
@@ -60,11 +68,11 @@ def pack_shard(task: ShardTask, counter: Counter) -> PartMeta:
     place = task.out / WORK_FOLDER
     packer = None
     try:
-        with Folder(task.out) as out, out.folder(WORK_FOLDER) as work:
-            packer = ShardPacker(place, task.shard, task.spec, task.options)
+        with Folder(task.out) as out, out.folder(WORK_FOLDER) as work, one_thread(task.options.ops):
+            packer = ShardPacker(place, task.shard, task.spec, task.options, task.where)
             packing = _Packing(task, counter, work, packer)
             packing.run()
-            return packer.finish(work, task.shard, packing.left_out)
+            return packer.finish(work, task.shard, packing.left_out, task.plan)
     except OSError as error:
         if packer is not None:
             packer.abort()
@@ -88,27 +96,42 @@ def disk_full(error: OSError, where: Path, kept: str) -> OutputError | None:
 class ShardPacker:
     """One shard being written into the working folder `place`: its samples are checked and added one by one.
 
-    columns: those of the samples so far.
+    where: an expression that must be true for a sample; "" for all. columns: those of the samples so far.
     """
 
-    def __init__(self, place: Path, shard: str, spec: ShardSpec, options: ConvertOptions) -> None:
+    def __init__(self, place: Path, shard: str, spec: ShardSpec, options: ConvertOptions, where: str = "") -> None:
         self._place, self._spec, self._options = place, spec, options
-        self._temporary = f"{shard}.tmp"
+        self._temporary = f"{shard}.{os.urandom(8).hex()}.tmp"  # its own, where a shard is packed twice at a time
         self._remarks: dict[str, tuple[int, str]] = {}
+        self._where = SampleWhere(where, spec.classes, tuple(spec.fields), spec.split) if where else None
+        self._not_chosen = 0
         self._is_image = "image" in spec.fields
-        self._plain = options.check == "header" and options.reencode is None
+        self._plain = options.check == "header" and options.encoding is None
+        self._ops = OpWork(options.ops, spec.fields, options.encoding) if options.encoding and options.ops else None
         self._fields = FieldChecks(spec.fields, options.check == "decode")
         self.columns = ShardColumns(list(spec.fields))
         self._writer = format_named(options.to).open_writer(place / self._temporary, spec)
         self.flush = self._writer.flush
 
-    def add(self, key: str, label: int, payloads: Sequence[Buffer | None], names: tuple[str, ...]) -> None:
-        """Add a sample; payloads must stay unchanged until `flush` or `finish`. Raises BadSampleError."""
+    def add(self, key: str, label: int, payloads: Sequence[Buffer | None], names: tuple[str, ...]) -> bool:
+        """Add a sample; payloads must stay unchanged until `flush` or `finish`. False where `where` leaves it out.
+
+        Raises BadSampleError.
+        """
+        if self._where is not None and not self._where.is_true(key, label, payloads):
+            self._not_chosen += 1
+            return False
         header, image, origin = None, payloads[0], names[0] or key
         if self._fields:
             self._fields.check(payloads)
         if image is not None and self._is_image:
-            if self._plain:
+            if self._ops is not None:
+                header, remarks = check_image(image, self._options.decode)
+                if self._options.check == "decode":
+                    decode_fully(image, self._options.decode)
+                payloads, names, header = self._ops.apply(key, payloads, names, header)
+                remarks = remarks if payloads[0] is image else ()
+            elif self._plain:
                 header, remarks = check_image(image, self._options.decode)
             else:
                 given = image
@@ -122,14 +145,15 @@ class ShardPacker:
         sample = PackedSample(key, label, tuple(payloads), names, header)
         self._writer.add(sample)
         self.columns.add(sample)
+        return True
 
-    def finish(self, work: Folder, shard: str, left_out: Sequence[LeftOut] = ()) -> PartMeta:
+    def finish(self, work: Folder, shard: str, left_out: Sequence[LeftOut] = (), plan: str = "") -> PartMeta:
         """Complete the shard under its name in `work`, on the disk, and write its part."""
         written = self._writer.finish()
         work.rename(self._temporary, shard)
         info = ShardInfo(shard, written.bytes, len(self.columns), written.crc32c)
         size = sum(sum(payloads.length) for payloads in written.payloads.values())
-        meta = PartMeta(info, size, tuple(left_out), remarks=self._remarks)
+        meta = PartMeta(info, size, tuple(left_out), remarks=self._remarks, plan=plan, not_chosen=self._not_chosen)
         save_part(self._place / f"{shard}.part", self.columns.arrays(written.payloads), meta)
         return meta
 

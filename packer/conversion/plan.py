@@ -11,7 +11,7 @@ import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +20,12 @@ from cache.errors import BadNameError, SourceError
 from packer.formats import resolve_format
 from packer.formats.base import Format, ShardSpec
 from packer.sources.base import SourceListing, SplitListing
+from readers.augment.ops.base import Op
 from readers.headers import SUFFIX
 from readers.names import FieldName, SplitName
 from readers.strings import repeated
 from readers.tree import Keys
+from readers.where import parse_where
 
 __all__ = [
     "CHECKS",
@@ -46,6 +48,7 @@ CHECKS = ("header", "decode")
 DECODES = ("RGB", "unchanged", "none")
 CODECS = ("keep", "jpeg", "png", "webp")
 _VERSION = 1
+_LATER: dict[str, Any] = {"where": None, "ops": []}  # options that came later, and their defaults
 _BLOCK = 4096
 _ASSUMED_BYTES = 128 << 10  # of a sample, where a source knows no sizes
 _LARGE_SHARD_BYTES = 1 << 30
@@ -96,6 +99,8 @@ class ConvertOptions:
     reencode: Reencode | None = None
     label_offset: int = 0
     decode: str = "RGB"
+    where: str | None = None
+    ops: tuple[Op, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "to", resolve_format(self.to))
@@ -122,6 +127,22 @@ class ConvertOptions:
             raise ValueError(f"the shuffle seed must be from 0 to 2^32 - 1, not {self.shuffle}")
         if isinstance(self.label_offset, bool) or not 0 <= self.label_offset < 1 << 31:
             raise ValueError(f"the label offset must be from 0 to 2^31 - 1, not {self.label_offset}")
+        if self.where is not None:
+            parse_where(self.where)
+        if self.ops and self.decode != "RGB":
+            raise ValueError("ops are for decode='RGB'; leave decode or the ops out")
+        if self.ops and self.reencode is not None and (self.reencode.max_side or self.reencode.resize_short):
+            raise ValueError("max_side and resize_short resize, and so do ops: leave one of them out")
+
+    @property
+    def encoding(self) -> Reencode | None:
+        """How images are encoded that are not packed as they are; None where all are."""
+        return self.reencode or (Reencode() if self.ops else None)
+
+    def to_json(self) -> dict[str, Any]:
+        """For dataset.json and the fingerprint; options that came later are there only where they are given."""
+        found = asdict(self) | {"ops": [repr(op) for op in self.ops]}
+        return {name: value for name, value in found.items() if name not in _LATER or value != _LATER[name]}
 
 
 class PlannedShard(NamedTuple):
@@ -161,8 +182,8 @@ def make_plan(listing: SourceListing, options: ConvertOptions, container: Format
     shards, specs = [], {}
     for split, part in listing.splits.items():
         sizes = part.bytes if part.bytes.any() else np.full(len(part), _ASSUMED_BYTES)
-        if options.reencode is not None and len(part):
-            _check_new_names(part.names.columns[0], part.keys, options.reencode, split)
+        if options.encoding is not None and len(part):
+            _check_new_names(part.names.columns[0], part.keys, options.encoding, split)
         order = None
         if options.shuffle is not None:
             # RandomState's stream is frozen, that of Generator is not (NEP 19).
@@ -217,7 +238,7 @@ def default_shard_bytes(total: int) -> int:
 
 def _fingerprint(listing: SourceListing, options: ConvertOptions) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    what = asdict(options)
+    what = options.to_json()
     if what["decode"] == "RGB":
         del what["decode"]  # as before there was a choice
     del what["on_error"]  # shards without a bad sample are the same under every policy; parts with one are checked

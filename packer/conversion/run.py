@@ -5,65 +5,39 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cache.errors import OutputError, SourceError
 from cache.messages import Silent, Watcher, parse_size
-from cache.node import usable_cpus
 from cache.remote import is_remote
 from packer import __version__
 from packer.columns import PartMeta
+from packer.conversion import saved
 from packer.conversion.choice import Choice
 from packer.conversion.commit import commit, replaced_set
+from packer.conversion.given import Stream, as_source, is_files
 from packer.conversion.images import remarks_of
 from packer.conversion.journal import Journal
-from packer.conversion.left_out import count_by_reason, link_warnings, refuse_nothing
+from packer.conversion.left_out import count_by_reason, left_out_of, link_warnings, refuse_nothing
+from packer.conversion.ops import check_fields, check_ops
 from packer.conversion.pack import ShardTask, pack_shard
-from packer.conversion.plan import ConvertOptions, Plan, PlannedShard, Reencode, check_listing, make_plan
+from packer.conversion.plan import ConvertOptions, Plan, Reencode, check_listing, make_plan
+from packer.conversion.result import ConvertResult
+from packer.conversion.saved import Prepared
 from packer.formats import format_named
-from packer.output import Result, local_output
-from packer.sources import Source, default_output_name, open_source, plain_name
-from packer.sources.base import SomeSamples, SourceListing
-from packer.sources.dataset import DatasetSource, class_names, encoded_images
-from packer.sources.several import SeveralSources
+from packer.output import local_output
+from packer.sources import Source, default_output_name
+from packer.sources.base import SourceListing
 from packer.uploading import convert_to_address
-from packer.workers import run_shards, without_gc
-from packer.writing import SetWriter, convert_stream
+from packer.workers import Workers, run_shards, without_gc
+from readers.augment.ops import Op
 from readers.layout import DatasetInfo, read_dataset_info
 
-__all__ = ["ConvertResult", "convert"]
-
-_SOURCE = ("title", "list", "open", "paths")
-
-
-@dataclass(frozen=True, slots=True)
-class ConvertResult(Result):
-    """What a conversion did. Times are seconds, sizes bytes; splits maps names to samples.
-
-    left_out counts files by what was done with them, left_out_reasons by why.
-    """
-
-    output: Path | str
-    format: str
-    splits: dict[str, int]
-    classes: int
-    shards: int
-    samples: int
-    payload_bytes: int
-    shard_bytes: int
-    seconds: float
-    shards_resumed: int = 0
-    left_out: dict[str, int] = field(default_factory=dict)
-    left_out_reasons: dict[str, int] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
-    dry_run: bool = False
-    already_done: bool = False
-    uploaded_bytes: int = 0
+__all__ = ["convert"]
 
 
 def convert(
@@ -77,6 +51,7 @@ def convert(
     split_fractions: Mapping[str, float] | None = None,
     seed: int = 0,
     stratify: bool = False,
+    where: str | None = None,
     shard_size: int | str | None = None,
     samples_per_shard: int | None = None,
     workers: int | None = None,
@@ -85,10 +60,12 @@ def convert(
     check: str = "header",
     decode: str = "RGB",
     reencode: Reencode | None = None,
+    ops: Sequence[Op] = (),
     label_offset: int = 0,
     overwrite: bool = False,
     dry_run: bool = False,
     work: str | os.PathLike[str] | None = None,
+    engine: Executor | None = None,
     watcher: Watcher | None = None,
 ) -> ConvertResult:
     """Pack a source into HDF5, TFRecord or tar shards with an index.
@@ -107,21 +84,28 @@ def convert(
     split: the only split to take, or the name for a source without splits.
     split_fractions: deal the samples of one split to new ones, as {"train": 0.9, "val": 0.1}; seed: of the draw;
     stratify: every class in these shares.
+    where: take the samples for which this is true, as 'min_side >= 64 and class_name in ("cat", "dog")'
+    (`readers.where`); what it says of images is decided while they are packed, before ops and re-encoding.
     shard_size: bytes, or "1GiB"; default 8 shards a split, each from 64 MiB to 1 GiB.
     samples_per_shard: instead of shard_size.
-    workers: processes; default the CPUs this process may use.
+    workers: processes; default the CPUs this process may use. With an engine, shards at a time; default all it can.
     shuffle: seed of a random order.
     on_error: what to do with unreadable images ("raise", "skip", "quarantine").
     check: "header", or "decode" for a full decode of each image.
     decode: how readers will decode the images: "RGB", "unchanged" or "none"; others are refused.
-    reencode: how to make the images smaller.
+    reencode: how to make the images smaller, or in which codec to write what `ops` make.
+    ops: ops of `readers.augment` that draw nothing, as [Resize(256), CenterCrop(224)], by the code that carries them
+    out in training; masks, boxes and points follow (`packer.conversion.ops`). Needs torch.
     label_offset: added to labels in the shards.
     overwrite: replace an existing set.
     dry_run: list and plan only.
     work: directory of a set for an address until it is uploaded; default a hidden one here, removed afterwards.
+    engine: where shards are packed, if not in processes of this machine; see `packer.open_engine`.
 
-    The bytes of the images are kept exactly unless `reencode` is given. The output does not depend on `workers`.
-    Killed at any moment, the same call resumes. Raises SourceError, BadSampleError, OutputError, WorkerError.
+    The bytes of the images are kept exactly unless `reencode` or `ops` are given. The output does not depend on
+    `workers`. Killed at any moment, the same call resumes.
+
+    Raises SourceError, BadSampleError, OutputError, WorkerError.
     """
     options = ConvertOptions(
         to=to,
@@ -134,17 +118,19 @@ def convert(
         decode=decode,
         reencode=reencode,
         label_offset=label_offset,
+        where=where,
+        ops=tuple(ops),
     )
-    from_files = _is_files(source)
-    choice = Choice(classes if from_files else None, split_fractions, seed, stratify)
-    if workers is not None and workers < 1:
-        raise ValueError(f"workers must be at least 1, not {workers}")
-    opened, watcher = _as_source(source, fields, None if from_files else classes), watcher or Silent()
+    check_ops(ops)
+    from_files = is_files(source)
+    choice = Choice(classes if from_files else None, split_fractions, seed, stratify, where)
+    crew = Workers(workers, engine)
+    opened, watcher = as_source(source, fields, None if from_files else classes), watcher or Silent()
 
     def convert_to(out: Path, overwrite: bool) -> ConvertResult:
-        if isinstance(opened, _Stream):
+        if isinstance(opened, Stream):
             return opened.convert(out, options, choice, overwrite, dry_run, watcher)
-        return _Conversion(opened, out, options, choice, workers or usable_cpus(), watcher).run(overwrite, dry_run)
+        return _Conversion(opened, out, options, choice, crew, watcher).run(overwrite, dry_run)
 
     if output is not None and is_remote(output):
         return convert_to_address(
@@ -158,69 +144,9 @@ def convert(
     return convert_to(out, overwrite)
 
 
-def _as_source(source: Any, fields: Mapping[str, str] | None, classes: Sequence[str] | None) -> Source | _Stream:
-    if _is_files(source):
-        if fields is not None:
-            raise ValueError("fields= is for samples of a program; for files, see packer.open_source")
-        if not isinstance(source, list | tuple):
-            return open_source(source) if isinstance(source, (str, os.PathLike)) else source
-        sources = [open_source(one) if isinstance(one, (str, os.PathLike)) else one for one in source]
-        names = [plain_name(Path(str(getattr(one, "root", "source")))) for one in sources]
-        return SeveralSources(sources, names) if len(sources) > 1 else sources[0]
-    if hasattr(source, "__len__") and hasattr(source, "__getitem__") and not isinstance(source, (bytes, Mapping)):
-        return DatasetSource(source, fields, classes)
-    if isinstance(source, Iterable) and not isinstance(source, (bytes, Mapping)):
-        return _Stream(encoded_images(source), fields, classes)
-    raise TypeError(
-        f"the source is a {type(source).__name__}, expected a path, a Source as packer.open_source gives, a data set "
-        f"with a length, or an iterable of samples"
-    )
-
-
-def _is_files(source: Any) -> bool:
-    """Whether it is a path, a Source, or a list of these."""
-    if isinstance(source, list | tuple):
-        return bool(source) and all(map(_is_files, source)) and not any(isinstance(one, list | tuple) for one in source)
-    return isinstance(source, (str, os.PathLike)) or all(hasattr(source, name) for name in _SOURCE)
-
-
-@dataclass(frozen=True)
-class _Stream:
-    """Samples of a program that come one after the other."""
-
-    samples: Iterable[Any]
-    fields: Mapping[str, str] | None
-    classes: Sequence[str] | None
-
-    def convert(
-        self, out: Path, options: ConvertOptions, choice: Choice, overwrite: bool, dry_run: bool, watcher: Watcher
-    ) -> ConvertResult:
-        if choice != Choice() or options.shuffle is not None or dry_run or options.on_error == "quarantine":
-            raise ValueError("samples that come one after the other cannot be shuffled, dealt, planned or set aside")
-        started, title = time.perf_counter(), type(self.samples).__name__
-        classes = class_names(self.samples) if self.classes is None else self.classes
-        with SetWriter(out, options, self.fields, classes, overwrite=overwrite, made={"source": title}) as writer:
-            convert_stream(self.samples, writer, on_error=options.on_error, watcher=watcher)
-        info = writer.info
-        assert info is not None
-        shards = [shard for split in info.splits.values() for shard in split.shards]
-        return ConvertResult(
-            output=out,
-            format=options.to,
-            splits={name: split.samples for name, split in info.splits.items()},
-            classes=len(info.classes),
-            shards=len(shards),
-            samples=sum(shard.samples for shard in shards),
-            payload_bytes=int(info.made["payload_bytes"]),
-            shard_bytes=sum(shard.bytes for shard in shards),
-            seconds=time.perf_counter() - started,
-            left_out={"not packed": len(writer.left_out)} if writer.left_out else {},
-        )
-
-
 class _Conversion:
     def __init__(
-        self, source: Source, out: Path, options: ConvertOptions, choice: Choice, workers: int, watcher: Watcher
+        self, source: Source, out: Path, options: ConvertOptions, choice: Choice, workers: Workers, watcher: Watcher
     ) -> None:
         self._source, self._out, self._options, self._choice = source, out, options, choice
         self._workers, self._watcher = workers, watcher
@@ -228,21 +154,16 @@ class _Conversion:
 
     def run(self, overwrite: bool, dry_run: bool) -> ConvertResult:
         self._check_output()
-        self._watcher.note(f"listing {self._source.title}")
-        try:
-            with without_gc():
-                listing = self._choice.of(self._source.list(self._options.split))
-        except MemoryError as error:
-            raise SourceError(
-                f"{self._source.title}: listing it takes more memory than there is; is it damaged, or is all that one "
-                f"set? pack a part of it at a time, or free memory"
-            ) from error
-        listing.warnings += link_warnings(listing)
+        question = saved.question_of(self._source, self._options, self._choice)
+        found = None
+        if not (overwrite or dry_run):
+            found = saved.load(self._out, question, self._options, getattr(self._source, "root", None))
+        if found is None:
+            self._watcher.note(f"listing {self._source.title}")
+        prepared = found or self._prepare()
+        plan, listing = prepared.plan, prepared.listing
         for warning in listing.warnings:
             self._watcher.note(f"warning: {warning}")
-        for split in listing.splits.values():
-            check_listing(split, self._source.title)
-        plan = make_plan(listing, self._options, format_named(self._options.to))
         if dry_run:
             return self._planned(plan, listing)
         with Journal(self._out) as journal:
@@ -259,11 +180,14 @@ class _Conversion:
                 )
             old = replaced_set(journal)
             if old is not None:
-                old.check(plan, self._source.paths(listing))
+                old.check(plan, prepared.paths(self._source))
                 for line in old.changes(plan, listing):
                     self._watcher.note(line)
             journal.begin(plan, overwrite)
-            metas, resumed = self._pack(journal, plan, listing)
+            if found is None:
+                prepared = saved.save(self._out, journal.work, question, prepared)
+                plan, listing = prepared.plan, prepared.listing
+            metas, resumed = self._pack(journal, prepared)
             for warning in remarks_of(meta.remarks for meta in metas):
                 self._watcher.note(f"warning: {warning}")
             try:
@@ -276,6 +200,21 @@ class _Conversion:
             info = commit(journal, plan, metas, listing, self._options.to, self._origin(plan, metas))
         return self._result(info, listing, metas, resumed)
 
+    def _prepare(self) -> Prepared:
+        try:
+            with without_gc():
+                listing = self._choice.of(self._source.list(self._options.split))
+        except MemoryError as error:
+            raise SourceError(
+                f"{self._source.title}: listing it takes more memory than there is; is it damaged, or is all that one "
+                f"set? pack a part of it at a time, or free memory"
+            ) from error
+        listing.warnings += link_warnings(listing)
+        for split in listing.splits.values():
+            check_listing(split, self._source.title)
+        check_fields(self._options.ops, listing.fields)
+        return Prepared(make_plan(listing, self._options, format_named(self._options.to)), listing)
+
     def _check_output(self) -> None:
         root = getattr(self._source, "root", None)
         if root is None:
@@ -284,8 +223,11 @@ class _Conversion:
         if source == out or (source.is_dir() and source in out.parents):
             raise OutputError(f"{self._out}: is inside the source {root}; choose another output")
 
-    def _pack(self, journal: Journal, plan: Plan, listing: SourceListing) -> tuple[list[PartMeta], int]:
-        metas: list[PartMeta | None] = [journal.load_whole(shard, self._options.on_error) for shard in plan.shards]
+    def _pack(self, journal: Journal, prepared: Prepared) -> tuple[list[PartMeta], int]:
+        plan, listing = prepared.plan, prepared.listing
+        metas: list[PartMeta | None] = [
+            journal.load_whole(shard, plan, self._options.on_error) for shard in plan.shards
+        ]
         missing = [number for number, meta in enumerate(metas) if meta is None]
         resumed = len(metas) - len(missing)
         if resumed:
@@ -293,43 +235,55 @@ class _Conversion:
         shards = [plan.shards[number] for number in missing]
         self._check_space(sum(shard.source_bytes for shard in shards))
         if shards:
-            tasks = (self._task(journal, shard, plan, listing) for shard in shards)
+            tasks = (self._task(journal, number, prepared) for number in missing)
             samples = sum(len(shard.indices) for shard in shards)
             size = sum(shard.source_bytes for shard in shards)
-            workers = min(self._workers, listing.max_workers or self._workers)
-            done = run_shards(pack_shard, tasks, len(shards), workers, self._watcher, samples, size, self._source)
+            workers, known = self._workers.at_most(listing.max_workers), (samples, size)
+            done = run_shards(
+                pack_shard,
+                tasks,
+                len(shards),
+                workers,
+                self._watcher,
+                known,
+                source=self._source,
+                folder=journal.folder,
+            )
             for number, meta in zip(missing, done, strict=True):
                 metas[number] = meta
         return [meta for meta in metas if meta is not None], resumed
 
-    def _task(self, journal: Journal, shard: PlannedShard, plan: Plan, listing: SourceListing) -> ShardTask:
+    def _task(self, journal: Journal, number: int, prepared: Prepared) -> ShardTask:
+        shard = prepared.plan.shards[number]
         return ShardTask(
             source=self._source,
-            spec=plan.specs[shard.split],
-            samples=SomeSamples(listing.splits[shard.split], shard.indices),
+            spec=prepared.plan.specs[shard.split],
+            samples=prepared.samples(number),
             options=self._options,
-            skip_strays=listing.skip_strays,
+            skip_strays=prepared.listing.skip_strays,
             out=journal.out,
             shard=shard.name,
+            where=prepared.listing.where,
+            plan=prepared.plan.fingerprint,
         )
 
     def _check_space(self, needed: int) -> None:
         """Refuse before the first byte what cannot fit; re-encoding makes sizes unknowable."""
         free = shutil.disk_usage(self._out).free
-        if self._options.reencode is None and needed > free:
+        if self._options.encoding is None and needed > free:
             raise OutputError(
                 f"{self._out}: needs {needed:,} bytes, {free:,} are free there; make room, or choose another output"
             )
 
     def _origin(self, plan: Plan, metas: Sequence[PartMeta]) -> dict[str, Any]:
-        options = {name: value for name, value in asdict(self._options).items() if value is not None}
+        options = {name: value for name, value in self._options.to_json().items() if value is not None}
         return {
             "by": f"packer {__version__}",
             "source": self._source.title,
             "options": options,
             "plan": plan.fingerprint,
             "payload_bytes": sum(meta.payload_bytes for meta in metas),
-            "left_out": dict(Counter(item.action or "not packed" for meta in metas for item in meta.left_out)),
+            "left_out": left_out_of(metas),
             **({"remarks": list(remarks)} if (remarks := remarks_of(meta.remarks for meta in metas)) else {}),
         }
 
@@ -343,6 +297,7 @@ class _Conversion:
             payload_bytes=plan.source_bytes,
             shard_bytes=0,
             dry_run=True,
+            undecided=listing.where,
         )
 
     def _result(
@@ -369,6 +324,8 @@ class _Conversion:
         left_out = dict(made.get("left_out", {}))
         if listing.left_out:
             left_out["not packed"] = left_out.get("not packed", 0) + len(listing.left_out)
+        if listing.not_chosen:
+            left_out["not chosen"] = left_out.get("not chosen", 0) + listing.not_chosen
         return ConvertResult(
             output=self._out,
             format=self._options.to,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +21,11 @@ import numpy.typing as npt
 import readers
 from cache.errors import BadSampleError, UnknownNameError
 from cache.messages import Counter, Silent, Watcher
-from cache.node import usable_cpus
 from packer.output import Result
 from packer.sets.hashes import BITS, difference_hash, near_pairs
 from packer.sets.save import SaveResult
 from packer.sets.table import SetTable, table
-from packer.workers import run_shards
+from packer.workers import Workers, run_shards
 from readers.decode import Scratch
 from readers.index import ABSENT
 
@@ -80,6 +80,7 @@ def dedup(
     keep: str = "first",
     prefer: str | None = None,
     workers: int | None = None,
+    engine: Executor | None = None,
     dry_run: bool = False,
     watcher: Watcher | None = None,
 ) -> DedupResult:
@@ -90,6 +91,7 @@ def dedup(
         resized or encoded again. All images are decoded, at 1/8.
     keep: "first" in stored order, or "largest" in pixels, then in bytes.
     prefer: the split whose samples are kept before all others.
+    engine: where images are decoded, if not in processes of this machine; see `packer.open_engine`.
     dry_run: only report.
 
     Raises DatasetError, UnknownNameError (no such split), ValueError, OutputError.
@@ -98,14 +100,14 @@ def dedup(
         raise ValueError(f"keep must be one of {', '.join(KEEP)}, not {keep!r}")
     if near is not None and not 0 <= near <= 20:
         raise ValueError(f"near is {near}, expected 0 to 20 of {BITS} bits")
-    root, watcher = Path(path), watcher or Silent()
+    root, watcher, crew = Path(path), watcher or Silent(), Workers(workers, engine)
     opened = table(root)
     if prefer is not None and prefer not in opened.splits:
         raise UnknownNameError(f"{root}: no split {prefer!r}; it has {', '.join(opened.splits)}")
     with _Search(opened, watcher) as search:
         pairs = [search.same()]
         if near is not None:
-            pairs += search.alike(near, workers or usable_cpus())
+            pairs += search.alike(near, crew)
         members, kept = search.groups(pairs, keep, prefer)
     dropped = np.sort(np.concatenate([np.zeros(0, np.int64), *(g[g != k] for g, k in zip(members, kept, strict=True))]))
     saved = None
@@ -188,7 +190,7 @@ class _Search:
         split, index = self._place(number)
         return self._readers[split][0], self._readers[split][1].keys[index]
 
-    def alike(self, threshold: int, workers: int) -> Iterator[Int64s]:
+    def alike(self, threshold: int, workers: Workers) -> Iterator[Int64s]:
         """Pairs of samples that look alike, blocks of int64 [k, 2]."""
         tasks = [
             _HashTask(self._root, name, self._field, first, min(first + _TASK_SAMPLES, len(reader)))
@@ -196,7 +198,7 @@ class _Search:
             for first in range(0, len(reader), _TASK_SAMPLES)
         ]
         size = int(self._column("length").sum())
-        done = run_shards(hash_samples, tasks, len(tasks), workers, self._watcher, int(self._starts[-1]), size)
+        done = run_shards(hash_samples, tasks, len(tasks), workers, self._watcher, (int(self._starts[-1]), size))
         hashes, found, self.unread = (
             np.concatenate([np.zeros((0, 2), np.uint64), *(part.hashes for part in done)]),
             np.concatenate([np.zeros(0, np.bool_), *(part.found for part in done)]),

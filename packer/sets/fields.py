@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from packer.sets.shards import Indexes, NewShards, options_like, pack, result_of
 from packer.sources.base import ListingBuilder, SourceListing, SplitListing, check_names
 from packer.sources.manifest import ManifestReader
 from packer.sources.manifest_columns import RESERVED_FIELDS
+from packer.workers import Workers
 from readers.fields import KINDS, check_field
 from readers.headers import SUFFIX
 from readers.index import ABSENT
@@ -56,6 +58,7 @@ def add_field(
     kind: str | None = None,
     shard_size: int | str | None = None,
     workers: int | None = None,
+    engine: Executor | None = None,
     dry_run: bool = False,
     watcher: Watcher | None = None,
 ) -> SaveResult:
@@ -64,11 +67,12 @@ def add_field(
     name: of the field, which must be new.
     kind: what the files are: "mask", "boxes", "points", "array", "text", "json", "image", "file"; by default what the
         name of the field or their suffix says.
+    workers, engine: as of `packer.append`.
 
     Samples without a file lack the field. Raises SourceError where no file is of a sample, BadSampleError for a file
     that is not of this kind, and as `packer.append` does.
     """
-    root, watcher = Path(path), watcher or Silent()
+    root, watcher, crew = Path(path), watcher or Silent(), Workers(workers, engine)
     field: str = FieldName(name)
     if field in RESERVED_FIELDS or field != field.lower():
         raise ValueError(f"{name!r} cannot be the name of a field that is added: containers use it, or need lower case")
@@ -82,7 +86,7 @@ def add_field(
         assert change.info is not None
         options = replace(options_like(root, change.info, shard_size), decode="none")
         addition = _Addition(root, change.info, field, files)
-        new = pack(change, files, addition.listing, options, lambda split: f"{split}.{field}", workers, watcher)
+        new = pack(change, files, addition.listing, options, lambda split: f"{split}.{field}", crew, watcher)
         indexes = Indexes(change, addition.info.fields, addition.info.separate)
         info = addition.write(change, new, indexes)
         change.commit(info, new.moves | indexes.moves, {})

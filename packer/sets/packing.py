@@ -6,6 +6,7 @@ All shards and indexes that are new become the set at once; see `packer.sets.cha
 from __future__ import annotations
 
 import os
+from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from packer.sets.unify import check_alike, decode_of, renumbering, unified_class
 from packer.sources import Source, open_source
 from packer.sources.base import SourceListing
 from packer.sources.packed import PackedSource
-from packer.workers import without_gc
+from packer.workers import Workers, without_gc
 from readers.layout import AdoptedKeys, DatasetInfo, ShardInfo, read_dataset_info
 from readers.sample import NO_LABEL
 
@@ -44,6 +45,7 @@ def append(
     on_error: str = "raise",
     shard_size: int | str | None = None,
     workers: int | None = None,
+    engine: Executor | None = None,
     dry_run: bool = False,
     watcher: Watcher | None = None,
 ) -> SaveResult:
@@ -57,6 +59,7 @@ def append(
     on_error: what to do with unreadable images ("raise", "skip").
     shard_size: bytes, or "1GiB"; default as in a conversion.
     workers: processes; default the CPUs this process may use.
+    engine: where shards are packed, if not in processes of this machine; see `packer.open_engine`.
     dry_run: list and count only.
 
     Classes are unified by name: those of the set keep their numbers, new ones come behind them. Another append to the
@@ -64,7 +67,7 @@ def append(
     """
     if existing not in EXISTING or on_error not in EXISTING:
         raise ValueError(f"existing and on_error must be one of {', '.join(EXISTING)}, not {existing!r}, {on_error!r}")
-    root, watcher = Path(path), watcher or Silent()
+    root, watcher, crew = Path(path), watcher or Silent(), Workers(workers, engine)
     options = replace(options_like(root, read_dataset_info(root), shard_size), on_error=on_error)
     opened = open_source(source) if isinstance(source, (str, os.PathLike)) else source
     other = _alike(root, opened)
@@ -84,7 +87,7 @@ def append(
         appending = _Append(root, change.info, opened, listing, existing)
         if not appending.samples:
             return replace(appending.result(None), dry_run=False)
-        new = pack(change, opened, listing, options, lambda name: name, workers, watcher)
+        new = pack(change, opened, listing, options, lambda name: name, crew, watcher)
         change.commit(*appending.write(change, new))
         return appending.result(new)
 
@@ -97,6 +100,7 @@ def reshard(
     shard_size: int | str | None = None,
     shuffle: int | None = None,
     workers: int | None = None,
+    engine: Executor | None = None,
     dry_run: bool = False,
     watcher: Watcher | None = None,
 ) -> SaveResult:
@@ -106,11 +110,12 @@ def reshard(
     to: the format, by default that of the set.
     shard_size: bytes, or "1GiB"; default as in a conversion.
     shuffle: seed of a random order.
+    workers, engine: as of `append`.
 
     The bytes of the payloads are the same; what no sample uses any more is left behind, and the shards say again what
     the index says. Raises as `append` does.
     """
-    root, watcher = Path(path), watcher or Silent()
+    root, watcher, crew = Path(path), watcher or Silent(), Workers(workers, engine)
     target = root if output is None else local_output(output)
     info = read_dataset_info(root)
     wanted = to or (info.format if info.format in writable_formats() else "")
@@ -123,7 +128,7 @@ def reshard(
     with Change(target, watcher, new=output is not None) as change, output_errors():
         source = PackedSource(root)
         info, listing = read_dataset_info(root), source.list(None)
-        new = pack(change, source, listing, options, lambda name: name, workers, watcher)
+        new = pack(change, source, listing, options, lambda name: name, crew, watcher)
         indexes = Indexes(change, listing.fields, ())
         splits = {
             name: indexes.write(name, None, *new.of_split(change, name), root=part.root)

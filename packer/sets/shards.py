@@ -15,7 +15,6 @@ import numpy as np
 
 from cache.errors import OutputError, SourceError
 from cache.messages import Watcher, parse_size
-from cache.node import usable_cpus
 from packer.columns import PartColumns, PartMeta, write_index
 from packer.conversion.pack import ShardTask, pack_shard
 from packer.conversion.plan import ConvertOptions, Plan, make_plan
@@ -26,7 +25,7 @@ from packer.sets.save import SaveResult, free_index
 from packer.sets.unify import decode_of
 from packer.sources import Source
 from packer.sources.base import SomeSamples, SourceListing
-from packer.workers import run_shards
+from packer.workers import Workers, run_shards
 from readers.layout import AdoptedKeys, DatasetInfo, ShardInfo, SplitInfo
 
 __all__ = ["Indexes", "NewShards", "options_like", "pack", "result_of"]
@@ -51,7 +50,7 @@ def pack(
     listing: SourceListing,
     options: ConvertOptions,
     name_of: Callable[[str], str],
-    workers: int | None,
+    workers: Workers,
     watcher: Watcher,
 ) -> NewShards:
     """Pack all samples of a listing into the working folder of a change.
@@ -88,8 +87,9 @@ def pack(
         )
         for shard in shards
     )
-    count, size = sum(len(shard.indices) for shard in shards), plan.source_bytes
-    metas = run_shards(pack_shard, tasks, len(shards), workers or usable_cpus(), watcher, count, size, source)
+    size = sum(len(shard.indices) for shard in shards), plan.source_bytes
+    folder = change.work.path
+    metas = run_shards(pack_shard, tasks, len(shards), workers, watcher, size, source=source, folder=folder)
     splits: dict[str, list[PartMeta]] = {}
     for shard, meta in zip(shards, metas, strict=True):
         if meta.shard.samples:

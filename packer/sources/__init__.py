@@ -139,21 +139,21 @@ REGISTRY = Registry(
             title="a Hugging Face data set (.parquet)",
             home="packer.sources.huggingface:HuggingFaceSource",
             recognises=folder_kinds.is_hub_set,
-            options=frozenset({"label_column"}),
+            options=frozenset({"label_column", "split_column"}),
         ),
         SourceEntry(
             name="imagefolder",
             title="an imagefolder with metadata.csv, .jsonl or .parquet",
             home="packer.sources.image_folder:ImageFolderSource",
             recognises=lambda path: bool(folder_kinds.metadata_files(path)),
-            options=frozenset({"label_column", "fields"}),
+            options=frozenset({"label_column", "split_column", "fields"}),
         ),
         SourceEntry(
             name="mds",
             title="an MDS set (index.json of MosaicML's streaming)",
             home="packer.sources.mds:MdsSource",
             recognises=lambda path: bool(folder_kinds.mds_folders(path)),
-            options=frozenset({"label_column"}),
+            options=frozenset({"label_column", "split_column"}),
         ),
         SourceEntry(
             name="beton",
@@ -232,7 +232,7 @@ REGISTRY = Registry(
             suffixes=(*_TABLES, ".txt"),
             by_name=True,
             reads=is_url_list,
-            options=frozenset({"path_column", "label_column", *FETCH_OPTIONS}),
+            options=frozenset({"path_column", "label_column", "split_column", *FETCH_OPTIONS}),
         ),
         SourceEntry(
             name="manifest",
@@ -240,7 +240,7 @@ REGISTRY = Registry(
             home="packer.sources.manifest:ManifestSource",
             suffixes=_TABLES,
             by_name=True,
-            options=frozenset({"path_column", "label_column", "fields", "folder"}),
+            options=frozenset({"path_column", "label_column", "split_column", "fields", "folder"}),
         ),
         SourceEntry(
             name="tar",
@@ -276,6 +276,7 @@ def open_source(
     *,
     path_column: str | None = None,
     label_column: str | None = None,
+    split_column: str | None = None,
     fields: Mapping[str, str] | None = None,
     folder: str | os.PathLike[str] | None = None,
     image_key: str | None = None,
@@ -289,6 +290,7 @@ def open_source(
     path_column, label_column, folder: of a manifest (`packer.sources.manifest`); the first two also of a list of
     addresses, label_column of CelebA, CIFAR-100 and what has columns or fields (Hugging Face, MDS, FFCV), folder of a
     file of COCO.
+    split_column: whose values are the splits: of a manifest, a list of addresses, Hugging Face, MDS.
     fields: field -> column of a manifest, or key in a shard.
     image_key, label_key, label_offset (subtracted from the labels): of a shard; label_offset also of IDX files.
     layout: "tree" takes the folders of a tree, or of an archive, for classes also where they look like something else
@@ -310,6 +312,7 @@ def open_source(
     asked = more | {
         "path_column": path_column,
         "label_column": label_column,
+        "split_column": split_column,
         "fields": fields or None,
         "folder": folder,
     }

@@ -35,6 +35,8 @@ __all__ = [
     "FileSource",
     "LabellingReader",
     "ListingBuilder",
+    "Samples",
+    "SavedSource",
     "Slice",
     "SomeSamples",
     "Source",
@@ -140,6 +142,13 @@ class SplitListing:
             yield Slice(self.keys[part], labels, self.names[part], sizes, self.places[part])
 
 
+class Samples(Protocol):
+    """The samples of a shard, as its worker gets them."""
+
+    def slices(self) -> Iterator[Slice]:
+        """All of them, in order. Raises SourceError."""
+
+
 class SomeSamples:
     """The samples of a listing that a worker packs. They are picked when they are sent to it, or looked at."""
 
@@ -211,6 +220,11 @@ class SourceListing:
     shuffles: whether samples can be read in any order at no great cost.
     estimated: whether bytes are averages, and a sample may have more.
     max_workers: how many processes may read at the same time, None for any number.
+    watched: (paths, times of modification in ns) of the folders below the source's `root`, by which a later process
+    knows that the listing would be the same; None where it has to list again. See `SavedSource`.
+    late_labels: whether labels are known only when samples are read, by a `LabellingReader`.
+    where: an expression of `readers.where` that is evaluated when a sample has been read; "" takes them all.
+    not_chosen: how many samples are not listed because such an expression is false.
     """
 
     splits: dict[str, SplitListing]
@@ -222,6 +236,10 @@ class SourceListing:
     shuffles: bool = True
     estimated: bool = False
     max_workers: int | None = None
+    watched: tuple[Sequence[str], npt.NDArray[np.int64]] | None = None
+    late_labels: bool = False
+    where: str = ""
+    not_chosen: int = 0
 
 
 class SourceReader(Protocol):
@@ -272,6 +290,18 @@ class Source(Protocol):
 
     def paths(self, listing: SourceListing) -> Iterator[str | os.PathLike[str]]:
         """Every file that the samples are read from: no conversion of them may overwrite it."""
+
+
+class SavedSource(Source, Protocol):
+    """A source whose listing may be saved, and used by processes that have not called `list`.
+
+    root: its folder. identity: what it is, with its options; the listing of another one is not used for it.
+    """
+
+    root: Path
+
+    @property
+    def identity(self) -> str: ...
 
 
 class FileSource(ABC):

@@ -82,7 +82,7 @@ class DatasetSource:
             NumberPlaces(numbers[:, None]),
             np.full(count, digest, np.int64),
         )
-        return SourceListing({split or "train": part}, form.fields, form.classes)
+        return SourceListing({split or "train": part}, form.fields, form.classes, late_labels=bool(form.label))
 
     @contextmanager
     def open(self) -> Iterator[_SampleReader]:

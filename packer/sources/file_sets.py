@@ -20,13 +20,15 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from cache.errors import SourceError
+from cache.errors import BadNameError, SourceError
 from packer.formats.base import Arena, key_by_number, png_of
 from packer.sources.base import FieldNames, SourceListing, SourceReader, SplitListing
 from packer.sources.lookups import file_stamp
 from packer.sources.places import NumberPlaces
 from packer.sources.streams import PlainFile, UnpackedStream
+from packer.sources.tables import is_missing
 from readers.layout import same_split
+from readers.names import SplitName
 from readers.sample import Buffer
 from readers.strings import Strings
 
@@ -41,6 +43,8 @@ __all__ = [
     "numbered_keys",
     "numbered_names",
     "split_named",
+    "split_of_value",
+    "splits_by_value",
 ]
 
 _MAX_IMAGE_BYTES = 1 << 28
@@ -106,6 +110,28 @@ def split_named(split: str, known: Iterable[str], where: object) -> str:
         if name in found:
             return name
     raise SourceError(f"{where}: no split {split!r}; it has {', '.join(found)}")
+
+
+def splits_by_value(part: SplitListing, values: Sequence[Any], where: str) -> dict[str, SplitListing]:
+    """The samples of a listing, dealt to the splits that a column names, in the order of their first samples.
+
+    values: of the column, by sample. where: the column, for messages. Raises SourceError for a value that is no name.
+    """
+    rows: dict[Any, list[int]] = {}
+    for row, value in enumerate(values):
+        rows.setdefault(value, []).append(row)
+    splits: dict[str, list[int]] = {}
+    for value, its in rows.items():
+        splits.setdefault(split_of_value(value, f"{where}, row {its[0] + 1}"), []).extend(its)
+    return {name: part.take(np.array(sorted(its), np.int64)) for name, its in splits.items()}
+
+
+def split_of_value(value: Any, where: str) -> str:
+    """The split that a value of a column names. Raises SourceError."""
+    try:
+        return SplitName("" if is_missing(value) else str(value).strip())
+    except BadNameError as error:
+        raise SourceError(f"{where}: {error}") from error
 
 
 def numbered_keys(split: str, count: int) -> Strings:

@@ -48,17 +48,26 @@ class FolderSource:
     def title(self) -> str:
         return f"image folder {self.root}"
 
+    @property
+    def identity(self) -> str:
+        kind = type(self)
+        return f"{kind.__module__}.{kind.__qualname__} {os.path.abspath(self.root)}, layout {self.layout}"
+
     def list(self, split: str | None) -> SourceListing:
         left_out: list[tuple[str, str]] = []
-        files = _without_large_strays(self.root, scan(self.root, left_out, usable_cpus()), left_out)
-        return list_tree(files, split, str(self.root), left_out, self.layout)
+        files = scan(self.root, left_out, usable_cpus())
+        watched = files.folders, files.folder_times
+        files = _without_large_strays(self.root, files, left_out)
+        listing = list_tree(files, split, str(self.root), left_out, self.layout)
+        listing.watched = watched
+        return listing
 
     def open(self) -> FolderReader:
         return FolderReader(os.fspath(self.root))
 
     def paths(self, listing: SourceListing) -> Iterator[str]:
         prefix = os.fspath(self.root).rstrip("/") + "/"
-        return (prefix + path for part in listing.splits.values() for path, _ in part.places)
+        return (prefix + place[0] for part in listing.splits.values() for place in part.places)
 
 
 def _without_large_strays(root: Path, files: TreeFiles, left_out: list[tuple[str, str]]) -> TreeFiles:
@@ -95,9 +104,12 @@ def list_tree(
 
 
 class TreeListing(SplitListing):
-    """A split of a tree: keys, names and places are views of its files. whole: see `readers.tree.Keys`."""
+    """A split of a tree: keys, names and places are views of its files. whole: see `readers.tree.Keys`.
 
-    def __init__(self, part: TreeSplit, whole: npt.NDArray[np.bool_]) -> None:
+    stamped: whether files are read only if they have the time that is listed.
+    """
+
+    def __init__(self, part: TreeSplit, whole: npt.NDArray[np.bool_], stamped: bool = False) -> None:
         files, names = part.files, part.names
         self.part, self.whole = part, whole
         sizes = files.column(0)
@@ -107,7 +119,7 @@ class TreeListing(SplitListing):
             labels=part.labels,
             names=FieldNames(names),
             bytes=np.maximum(sizes, 0) if (sizes < 0).any() else sizes,
-            places=TreePlaces(files),
+            places=StampedPlaces(files) if stamped else TreePlaces(files),
             stamps=files.column(1),
         )
 
@@ -139,16 +151,27 @@ class TreePlaces(Sequence["tuple[str, int]"]):
         return TreePlaces(self._files.take(indices))
 
 
+class StampedPlaces(TreePlaces):
+    """(path, bytes, time of modification in ns) of files that may have changed since they were listed."""
+
+    def __getitem__(self, index: Any) -> Any:
+        if not isinstance(index, slice):
+            return self._files[index][:3]
+        first, stop, step = index.indices(len(self))
+        facts = (self._files.column(number)[first:stop].tolist() for number in (0, 1))
+        return list(zip(self._files.paths(first, stop), *facts, strict=True))[::step]
+
+
 class FolderReader:
     """Reads files of the tree."""
 
     def __init__(self, root: str) -> None:
         self._prefix = root.rstrip("/") + "/"
 
-    def read(self, place: tuple[str, int], arena: Arena) -> Sequence[memoryview]:
-        return (read_file(self._prefix + place[0], place[1], arena),)
+    def read(self, place: tuple[str, int] | tuple[str, int, int], arena: Arena) -> Sequence[memoryview]:
+        return (read_file(self._prefix + place[0], place[1], arena, *place[2:]),)
 
-    def head(self, place: tuple[str, int]) -> bytes:
+    def head(self, place: tuple[str, int] | tuple[str, int, int]) -> bytes:
         return read_head(self._prefix + place[0], HEAD_BYTES)
 
     def __enter__(self) -> FolderReader:
@@ -170,17 +193,23 @@ def read_head(path: str, count: int) -> bytes:
         raise BadSampleError(f"cannot be read: {error.strerror}") from error
 
 
-def read_file(path: str, expected_bytes: int, arena: Arena) -> memoryview:
+def read_file(path: str, expected_bytes: int, arena: Arena, stamp: int | None = None) -> memoryview:
     """The content of a file that was listed with `expected_bytes` (-1: could not be examined).
 
-    The arena must have room for expected_bytes + 1. Raises BadSampleError where the file cannot be read, or has
-    another size by now, since another process writes to it.
+    The arena must have room for expected_bytes + 1. stamp: the time of modification in ns that was listed, where that
+    may be long ago. Raises BadSampleError where the file cannot be read, or has another size by now, since another
+    process writes to it; SourceError where it has another time.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise BadSampleError(f"cannot be opened: {error.strerror}") from error
     try:
+        if stamp is not None and os.fstat(descriptor).st_mtime_ns != stamp:
+            raise SourceError(
+                f"{path}: has changed since it was listed, and shards may hold what it was; pass overwrite=True to "
+                f"start over"
+            )
         window = arena.rest()
         if expected_bytes < 0 or len(window) <= expected_bytes:
             raise BadSampleError("appeared while the source was being listed; run the same command again")

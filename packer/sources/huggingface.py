@@ -24,7 +24,7 @@ from cache.errors import BadSampleError, SourceError
 from cache.messages import listed
 from packer.formats.base import Arena
 from packer.sources.base import FieldNames, SourceListing, SplitListing, check_names, safe_name
-from packer.sources.file_sets import FilesSource, numbered_keys, numbered_names, split_named
+from packer.sources.file_sets import FilesSource, numbered_keys, numbered_names, split_named, splits_by_value
 from packer.sources.hub_files import class_names, features_in, readme_features, splits_of
 from packer.sources.parquet_batches import (
     BinaryColumn,
@@ -47,6 +47,7 @@ from readers.tree import unique_keys
 __all__ = ["HuggingFaceSource"]
 
 _MAX_LABEL = 1 << 53
+_ROWS = "rows"  # what keys of numbers begin with where a column names the splits
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +61,26 @@ class _File:
 
 
 class HuggingFaceSource(FilesSource):
-    """The files at `root`, a folder or a Parquet file. label_column: None takes the first ClassLabel."""
+    """The files at `root`, a folder or a Parquet file.
+
+    label_column: None takes the first ClassLabel. split_column: its values are the splits, instead of the files.
+    """
 
     kind = "Hugging Face data set"
 
-    def __init__(self, root: str | os.PathLike[str], label_column: str | None = None) -> None:
+    def __init__(
+        self, root: str | os.PathLike[str], label_column: str | None = None, split_column: str | None = None
+    ) -> None:
         super().__init__(Path(root))
-        self.label_column = label_column
+        self.label_column, self.split_column = label_column, split_column
         self.files: list[_File] = []
         self.roles: Roles | None = None
 
     def list_files(self, split: str | None) -> SourceListing:
         found = splits_of(self.root)
+        wanted = split
+        if self.split_column is not None:
+            found, split = {_ROWS: [path for paths in found.values() for path in paths]}, None
         if split is not None:
             only = len(found) == 1 and self.root.is_file()
             split = split if only else split_named(split, found, self.root)
@@ -82,24 +91,55 @@ class HuggingFaceSource(FilesSource):
             features = features if features is not None else readme_features(self.root) or {}
             contents, left = _contents(schema, features, first)
             contents |= _looked_at(file, schema, contents, features)
+            self._check_split_column(contents)
         self.roles = roles = choose_roles(contents, self.label_column, self.root)
         self.files = []
         listing = SourceListing({}, roles.fields, warnings=left, shuffles=False, estimated=True)
         labels: dict[str, list[Any]] = {}
+        values: list[Any] = []
         for name, paths in found.items():
             parts = [self._list_file(path, name, schema) for path in paths]
             labels[name] = [part[0] for part in parts]
+            values += [part[2] for part in parts]
             if split in (None, name):
                 listing.splits[name] = self._split(name, [part[1] for part in parts])
         self._number_labels(listing, labels, features)
+        return listing if self.split_column is None else self._dealt(listing, values, features, wanted)
+
+    def _check_split_column(self, contents: dict[str, str]) -> None:
+        """Take the column of splits out of `contents`. Raises SourceError where it cannot be one."""
+        name = self.split_column
+        if name is None or name == self.label_column:
+            return
+        if contents.pop(name, None) not in ("class", "integer", "text"):
+            possible = [name for name, what in contents.items() if what in ("class", "integer", "text")]
+            raise SourceError(
+                f"{self.root}: no column {name!r} of names (split_column={name!r}); splits could be in "
+                f"{', '.join(possible) or 'none'}"
+            )
+
+    def _dealt(
+        self, listing: SourceListing, parts: Sequence[Any], features: Mapping[str, Any], wanted: str | None
+    ) -> SourceListing:
+        """The listing with the splits that a column names. parts: its values by file."""
+        column = self.split_column or ""
+        values = [value for part in parts for value in column_values(self.root, column, part)]
+        feature = features.get(column) or {}
+        if feature.get("_type") == "ClassLabel":
+            names = class_names(feature, f"{self.root}: {column!r}")
+            values = [names[value] if isinstance(value, int) and 0 <= value < len(names) else value for value in values]
+        listing.splits = splits_by_value(listing.splits[_ROWS], values, f"{self.root}: column {column!r}")
+        if wanted is not None:
+            wanted = split_named(wanted, listing.splits, self.root)
+            listing.splits = {wanted: listing.splits[wanted]}
         return listing
 
-    def _list_file(self, path: Path, split: str, schema: Any) -> tuple[Any, Any]:
-        """(labels, paths of images) of a file, as arrays of pyarrow, which is added to `files`."""
+    def _list_file(self, path: Path, split: str, schema: Any) -> tuple[Any, Any, Any]:
+        """(labels, paths of images, splits) of a file, as arrays of pyarrow, which is added to `files`."""
         roles = self._roles()
         with parquet_file(self.note(path)) as file:
             its = file.schema_arrow
-            for column in {*roles.columns.values(), roles.label, *roles.metadata} - {None}:
+            for column in {*roles.columns.values(), roles.label, self.split_column, *roles.metadata} - {None}:
                 if column not in its.names or its.field(column).type != schema.field(column).type:
                     raise SourceError(
                         f"{path}: its column {column!r} is missing, or not as in {self.root}'s first file"
@@ -110,22 +150,25 @@ class HuggingFaceSource(FilesSource):
             self.files.append(_File(path, split, rows, sizes))
             return self._read_columns(file, sum(rows))
 
-    def _read_columns(self, file: Any, rows: int) -> tuple[Any, Any]:
-        """(labels, paths of images) of all rows, None where there are no such columns."""
+    def _read_columns(self, file: Any, rows: int) -> tuple[Any, Any, Any]:
+        """(labels, paths of images, splits) of all rows, None where there are no such columns."""
         import pyarrow as pa
 
         label, image = self._roles().label, self._roles().columns["image"]
         has_path = has_child(file.schema_arrow.field(image).type, "path")
-        columns = ([] if label is None else [label]) + [f"{image}.path"] * has_path
+        split = self.split_column
+        columns = [name for name in dict.fromkeys((label, split)) if name is not None] + [f"{image}.path"] * has_path
         batches = [batch for n in range(len(file.groups)) for batch in batches_of(file, n, columns)] if columns else []
         if columns and sum(batch.num_rows for batch in batches) != rows:
             raise SourceError(f"{file.path}: its pages have other rows than the {rows:,} of its footer: damaged")
-        labels = [batch.column(label) for batch in batches] if label is not None else None
         paths = [batch.column(image).field("path") for batch in batches] if has_path else None
-        return (
-            None if labels is None else pa.chunked_array(labels, file.schema_arrow.field(label).type),
-            None if paths is None else pa.chunked_array(paths, pa.string() if not paths else paths[0].type),
-        )
+
+        def column(name: str | None) -> Any:
+            chunks = [] if name is None else [batch.column(name) for batch in batches]
+            return None if name is None else pa.chunked_array(chunks, file.schema_arrow.field(name).type)
+
+        whole = None if paths is None else pa.chunked_array(paths, pa.string() if not paths else paths[0].type)
+        return column(label), whole, column(split)
 
     def _split(self, split: str, paths: Sequence[Any]) -> SplitListing:
         """The listing of a split. Places: (number of the file, row group, row in it)."""

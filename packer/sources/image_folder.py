@@ -23,7 +23,7 @@ from cache.node import usable_cpus
 from packer.sources.base import SourceListing
 from packer.sources.folder_kinds import metadata_files
 from packer.sources.manifest import ManifestListing, ManifestSource
-from packer.sources.manifest_columns import choose_columns
+from packer.sources.manifest_columns import NamedColumns, choose_columns
 from packer.sources.tables import Row, Table, is_missing, open_table
 from readers.examine import scan
 from readers.tree import SPLIT_NAMES
@@ -41,9 +41,10 @@ class ImageFolderSource(ManifestSource):
         root: str | os.PathLike[str],
         *,
         label_column: str | None = None,
+        split_column: str | None = None,
         fields: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(root, label_column=label_column, fields=fields, folder=root)
+        super().__init__(root, label_column=label_column, split_column=split_column, fields=fields, folder=root)
 
     @property
     def title(self) -> str:
@@ -58,7 +59,8 @@ class ImageFolderSource(ManifestSource):
                 raise SourceError(f"{table.path}: no column {_PATH!r}; it has {listed(list(table.columns), 20)}")
         every = _Tables.of(self.root, tables)
         named = {column.removesuffix(_MORE): column for column in every.columns if column.endswith(_MORE)}
-        chosen = choose_columns(every, _PATH, self.label_column, named | self.fields, self.folder)
+        columns = NamedColumns(_PATH, self.label_column, self.split_column)
+        chosen = choose_columns(every, columns, named | self.fields, self.folder)
         listing = ManifestListing(every, chosen, self.folder, split).listing()
         self._leave_out(listing, every, tuple(chosen.files.values()))
         if chosen.label is None:

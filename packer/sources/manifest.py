@@ -3,8 +3,8 @@
     path      the image; named by the caller, else the first of PATH_COLUMNS that the table has
     label     named by the caller, else the first of LABEL_COLUMNS; none: no labels. Of the tables of noisy labels
               noisy_labels_0, the right ones
-    split     a column called split or subset; none: one split. In the table of noisy labels of imagenette and imagewoof
-              `is_valid`: True is val, False is train
+    split     named by the caller, else a column called split or subset; none: one split. In the table of noisy labels
+              of imagenette and imagewoof `is_valid`: True is val, False is train
     files     further files of a sample, one field each: those that the caller names, and every column whose first
               20 values (as far as it has any) are all strings that lead to a file which is not the image itself
     kinds     a field that the caller names with a kind of `readers.fields`, {"caption:text": "title"}, has bytes of
@@ -38,14 +38,14 @@ from typing import Any, TypeAlias
 import numpy as np
 from crc32c import crc32c
 
-from cache.errors import BadNameError, BadSampleError, SourceError
+from cache.errors import BadSampleError, SourceError
 from packer.formats.base import Arena
 from packer.sources.base import ListingBuilder, SourceListing, check_names, safe_name
+from packer.sources.file_sets import split_of_value
 from packer.sources.folder import read_file
-from packer.sources.manifest_columns import IS_VALID, Columns, choose_columns
+from packer.sources.manifest_columns import IS_VALID, Columns, NamedColumns, choose_columns
 from packer.sources.tables import Row, Table, is_missing, json_payload, number_labels, open_table
 from readers.fields import encode_field
-from readers.names import SplitName
 from readers.sample import Buffer
 from readers.tree import unique_keys
 
@@ -62,8 +62,8 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 class ManifestSource:
     """The files that the table at `root` names.
 
-    path_column, label_column: None takes the usual names. fields: field name, or name:kind -> column of further files
-    or values.
+    path_column, label_column, split_column: None takes the usual names.
+    fields: field name, or name:kind -> column of further files or values.
     folder: what paths are relative to, None for the folder of the manifest.
     """
 
@@ -73,11 +73,12 @@ class ManifestSource:
         *,
         path_column: str | None = None,
         label_column: str | None = None,
+        split_column: str | None = None,
         fields: Mapping[str, str] | None = None,
         folder: str | os.PathLike[str] | None = None,
     ) -> None:
         self.root = Path(root)
-        self.path_column, self.label_column = path_column, label_column
+        self.path_column, self.label_column, self.split_column = path_column, label_column, split_column
         self.fields = dict(fields or {})
         self.folder = os.path.abspath(folder if folder is not None else self.root.parent)
 
@@ -89,7 +90,8 @@ class ManifestSource:
         if not os.path.isdir(self.folder):
             raise SourceError(f"{self.folder}: no such folder; paths in {self.root} are relative to it")
         table = open_table(self.root)
-        columns = choose_columns(table, self.path_column, self.label_column, self.fields, self.folder)
+        named = NamedColumns(self.path_column, self.label_column, self.split_column)
+        columns = choose_columns(table, named, self.fields, self.folder)
         return ManifestListing(table, columns, self.folder, split).listing()
 
     def open(self) -> AbstractContextManager[ManifestReader]:
@@ -202,15 +204,13 @@ class ManifestListing:
         if self._columns.split is None:
             return self._split or "train"
         value = row.get(self._columns.split)
-        name = "" if is_missing(value) else str(value).strip()
+        where = f"{self._table.where(line)}: column {self._columns.split!r}"
         if self._columns.split == IS_VALID:
+            name = "" if is_missing(value) else str(value).strip()
             if name.lower() not in _SPLIT_OF_VALID:
                 raise SourceError(f"{self._table.where(line)}: {IS_VALID!r} is {name!r}, expected True or False")
             return _SPLIT_OF_VALID[name.lower()]
-        try:
-            return SplitName(name)
-        except BadNameError as error:
-            raise SourceError(f"{self._table.where(line)}: column {self._columns.split!r}: {error}") from error
+        return split_of_value(value, where)
 
 
 def _path(table: Table, line: int, row: Row, column: str) -> str | None:

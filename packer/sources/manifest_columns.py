@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cache.errors import SourceError
 from packer.sources.tables import Table, is_missing
@@ -16,6 +17,7 @@ __all__ = [
     "LABEL_COLUMNS",
     "RESERVED_FIELDS",
     "Columns",
+    "NamedColumns",
     "choose_columns",
     "field_named",
 ]
@@ -46,11 +48,21 @@ class Columns:
     values: frozenset[str]
 
 
-def choose_columns(
-    table: Table, path: str | None, label: str | None, fields: Mapping[str, str], folder: str
-) -> Columns:
+class NamedColumns(NamedTuple):
+    """The columns that the caller names; None for the usual names."""
+
+    path: str | None = None
+    label: str | None = None
+    split: str | None = None
+
+
+def choose_columns(table: Table, named: NamedColumns, fields: Mapping[str, str], folder: str) -> Columns:
     """The part of every column. Raises SourceError, with the columns there are, where one is missing."""
-    path = _required(table, path, f"(path_column={path!r})") if path else _first(table, PATH_COLUMNS)
+    path, label, split = named
+    for name, argument in zip(named, ("path_column", "label_column", "split_column"), strict=True):
+        if name is not None:
+            _required(table, name, f"({argument}={name!r})")
+    path = path or _first(table, PATH_COLUMNS)
     if path is None:
         raise SourceError(
             f"{table.path}: no column of image paths ({', '.join(PATH_COLUMNS)}); it has {_listed(table)}; "
@@ -60,9 +72,9 @@ def choose_columns(
     fields = {key.partition(":")[0]: column for key, column in fields.items()}
     for field, column in fields.items():
         _check_field(table, field, column, kinds.get(field, "file"))
-    taken = {path, *fields.values()}
-    label = _required(table, label, f"(label_column={label!r})") if label else _first(table, LABEL_COLUMNS, taken)
-    split = _first(table, SPLIT_COLUMNS, taken | {label})
+    taken = {path, *fields.values()} | ({split} if split else set())
+    label = label or _first(table, LABEL_COLUMNS, taken)
+    split = split or _first(table, SPLIT_COLUMNS, taken | {label})
     if any(name.startswith(_NOISY) for name in table.columns):
         label = label or next((name for name in table.columns if name == _RIGHT and name not in taken), None)
         split = split or next((name for name in table.columns if name == IS_VALID and name != label), None)

@@ -27,7 +27,7 @@ from cache.errors import BadSampleError, SourceError
 from cache.messages import listed
 from packer.formats.base import Arena
 from packer.sources.base import SourceListing, SplitListing
-from packer.sources.file_sets import FilesSource, numbered_keys, numbered_names, split_named
+from packer.sources.file_sets import FilesSource, numbered_keys, numbered_names, split_named, splits_by_value
 from packer.sources.folder_kinds import mds_folders
 from packer.sources.mds_columns import MdsColumn, array_of, content_of, image_of, ranges_of, value_of
 from packer.sources.mds_shards import INDEX_FILE, MdsShard, OpenShard, read_index, unknown_hashes
@@ -42,28 +42,35 @@ from readers.sample import Buffer
 __all__ = ["MdsSource"]
 
 _IMAGE_NAMES = ("image", "img", "jpg", "jpeg", "png", "x")
+_ROWS = "rows"  # what keys begin with where a column names the splits
 _PNG_BYTES = 1 << 10  # by which a PNG of pixels may be larger than they are, and a sixteenth
 
 
 class MdsSource(FilesSource):
-    """The set at `root`. label_column: None takes the usual names."""
+    """The set at `root`. label_column: None takes the usual names. split_column: its values are the splits."""
 
     kind = "MDS set"
 
-    def __init__(self, root: str | os.PathLike[str], label_column: str | None = None) -> None:
+    def __init__(
+        self, root: str | os.PathLike[str], label_column: str | None = None, split_column: str | None = None
+    ) -> None:
         super().__init__(Path(root))
-        self.label_column = label_column
+        self.label_column, self.split_column = label_column, split_column
         self.columns: tuple[MdsColumn, ...] = ()
         self.shards: list[MdsShard] = []
         self.roles: Roles | None = None
 
     def list_files(self, split: str | None) -> SourceListing:
-        folders = mds_folders(self.root)
-        if "" in folders:
+        folders, wanted = mds_folders(self.root), split
+        if self.split_column is not None:
+            split = None
+        elif "" in folders:
             folders = {split or split_of_name(self.root.name): folders[""]}
         elif split is not None:
             split = split_named(split, folders, self.root)
         parts = {name: read_index(self.note(folder / INDEX_FILE)) for name, folder in folders.items()}
+        if self.split_column is not None:
+            parts = {_ROWS: [shard for shards in parts.values() for shard in shards]}
         self.shards = [shard for shards in parts.values() for shard in shards]
         if not self.shards:
             raise SourceError(f"{self.root}: no shards in its index")
@@ -72,18 +79,22 @@ class MdsSource(FilesSource):
             self._check(shard)
         self.roles = self._choose()
         listing = SourceListing({}, self.roles.fields, shuffles=not any(shard.compression for shard in self.shards))
-        labels: list[Any] = []
+        values: dict[str | None, list[Any]] = {name: [] for name in (self.roles.label, self.split_column)}
         number = 0
         for name, shards in parts.items():
-            found = [self._list_shard(i, labels) for i in range(number, number + len(shards))]
+            found = [self._list_shard(i, values) for i in range(number, number + len(shards))]
             number += len(shards)
             listing.splits[name] = self._split(name, found)
-        self._number_labels(listing, labels)
+        self._number_labels(listing, values[self.roles.label])
         unknown = {name for shard in self.shards for name in unknown_hashes(shard)}
         if unknown:
             listing.warnings.append(
                 f"{self.root}: hashes of {listed(sorted(unknown))} are not compared: Python lacks them"
             )
+        if self.split_column is not None:
+            where = f"{self.root}: column {self.split_column!r}"
+            listing.splits = splits_by_value(listing.splits[_ROWS], values[self.split_column], where)
+            split = None if wanted is None else split_named(wanted, listing.splits, self.root)
         if split is not None:
             listing.splits = {split: listing.splits[split]}
         return listing
@@ -147,6 +158,15 @@ class MdsSource(FilesSource):
                 contents[column.name] = "image"
             if contents[column.name] == "image" and "mask" in column.name.lower():
                 contents[column.name] = _as_mask(column, first[column.name])
+        name = self.split_column
+        if name is not None and contents.get(name) not in ("integer", "text"):
+            possible = [other for other, what in contents.items() if what in ("integer", "text")]
+            raise SourceError(
+                f"{self.root}: no column {name!r} of names (split_column={name!r}); splits could be in "
+                f"{', '.join(possible) or 'none'}"
+            )
+        if name is not None and name != self.label_column:
+            del contents[name]
         return choose_roles(contents, self.label_column, self.root)
 
     def _first_sample(self) -> dict[str, memoryview]:
@@ -164,15 +184,15 @@ class MdsSource(FilesSource):
         return {}
 
     # --- shards ---
-    def _list_shard(self, number: int, labels: list[Any]) -> npt.NDArray[np.int64]:
-        """Places of the samples of a shard, and their labels."""
-        assert self.roles is not None
-        label = next((i for i, column in enumerate(self.columns) if column.name == self.roles.label), None)
+    def _list_shard(self, number: int, values: dict[str | None, list[Any]]) -> npt.NDArray[np.int64]:
+        """Places of the samples of a shard. values: by column, to which those of the samples are added."""
+        wanted = [(i, values[column.name]) for i, column in enumerate(self.columns) if column.name in values]
         with closing(self.open_shard(number)) as opened:
             bounds = opened.bounds()
-            for i, (start, stop) in enumerate(bounds.tolist() if label is not None else ()):
+            for i, (start, stop) in enumerate(bounds.tolist() if wanted else ()):
                 try:
-                    labels.append(opened.value(start, stop, self.columns, label or 0))
+                    for column, found in wanted:
+                        found.append(opened.value(start, stop, self.columns, column))
                 except BadSampleError as error:
                     raise SourceError(f"{self.shards[number].raw.path}: sample {i} {error}") from error
         return np.column_stack((np.full(len(bounds), number, np.int64), bounds))

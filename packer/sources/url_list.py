@@ -32,10 +32,12 @@ from packer.formats.base import Arena
 from packer.sources.base import FileSource, ListingBuilder, SourceListing, check_names
 from packer.sources.contents import NOT_FETCHED
 from packer.sources.fetching import Fetcher, FetchOptions
+from packer.sources.file_sets import split_of_value
 from packer.sources.lookups import wanted_split
+from packer.sources.manifest_columns import NamedColumns
 from packer.sources.tables import Row, is_missing, json_payload, number_labels
 from packer.sources.url_tables import UrlTable, open_url_table
-from readers.names import RelativePath, SplitName
+from readers.names import RelativePath
 from readers.sample import Buffer
 from readers.strings import repeated
 
@@ -58,15 +60,16 @@ class UrlListSource(FileSource):
         *,
         path_column: str | None = None,
         label_column: str | None = None,
+        split_column: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__(root)
-        self.path_column, self.label_column = path_column, label_column
+        self.columns = NamedColumns(path_column, label_column, split_column)
         self.options = FetchOptions(**options)
         self._fetcher: Fetcher | None = None
 
     def list_file(self, split: str | None) -> SourceListing:
-        listed = _Rows(open_url_table(self.root, self.path_column, self.label_column), split or "train")
+        listed = _Rows(open_url_table(self.root, self.columns), split or "train")
         listing = listed.listing()
         if listed.table.split is not None:
             split = wanted_split(split, listing.splits, str(self.root))
@@ -150,11 +153,7 @@ class _Rows:
     def _split_of(self, line: int, row: Row) -> str:
         if self.table.split is None:
             return self._split
-        value = row.get(self.table.split)
-        try:
-            return SplitName("" if is_missing(value) else str(value).strip())
-        except BadNameError as error:
-            raise SourceError(f"{self.table.table.where(line)}: column {self.table.split!r}: {error}") from error
+        return split_of_value(row.get(self.table.split), f"{self.table.table.where(line)}: column {self.table.split!r}")
 
 
 class UrlReader:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cache.errors import PackerError, SourceError
 from cache.files import open_regular
+from packer.sources.manifest_columns import NamedColumns
 from packer.sources.tables import TABLE_SUFFIXES, Row, Table, open_table
 
 __all__ = ["URL_COLUMNS", "UrlTable", "is_url_list", "open_url_table"]
@@ -77,10 +78,11 @@ def is_url_list(path: Path) -> bool:
     return column is not None and isinstance(row[column], str) and _is_url(row[column]) is not None
 
 
-def open_url_table(path: Path, url: str | None, label: str | None) -> UrlTable:
-    """The table, with its columns; those of addresses and labels may be named. Raises SourceError."""
+def open_url_table(path: Path, named: NamedColumns) -> UrlTable:
+    """The table, with its columns; those of addresses, labels and splits may be named. Raises SourceError."""
     table = _open(path)
-    for name, option in ((url, "path_column"), (label, "label_column")):
+    url, label, split = named
+    for name, option in zip(named, ("path_column", "label_column", "split_column"), strict=True):
         if name is not None and name not in table.columns:
             its = ", ".join(map(repr, table.columns))
             raise SourceError(f"{path}: no column {name!r} ({option}={name!r}); it has {its}")
@@ -89,9 +91,10 @@ def open_url_table(path: Path, url: str | None, label: str | None) -> UrlTable:
         raise SourceError(
             f"{path}: no column of addresses ({', '.join(URL_COLUMNS)}); name it with  path_column='COLUMN'"
         )
-    taken: set[str | None] = {url}
+    taken: set[str | None] = {url, split}
     taken.add(label := label or _first(table, _LABELS, taken))
-    split, key, caption = (_first(table, names, taken) for names in (_SPLITS, _KEYS, _CAPTIONS))
+    split = split or _first(table, _SPLITS, taken)
+    key, caption = (_first(table, names, taken) for names in (_KEYS, _CAPTIONS))
     rest = tuple(name for name in table.columns if name not in {*taken, split, key, caption})
     return UrlTable(table, url, label, split, key, caption, rest)
 

@@ -20,6 +20,14 @@ from readers.items import FieldOptions
 from readers.torch.dataset import ImageDataset, Place
 from readers.torch.iterable import ImageStream
 from readers.torch.prefetcher import DevicePrefetcher
-from readers.torch.sampler import EpochSampler
+from readers.torch.sampler import EpochBatchSampler, EpochSampler
 
-__all__ = ["DevicePrefetcher", "EpochSampler", "FieldOptions", "ImageDataset", "ImageStream", "Place"]
+__all__ = [
+    "DevicePrefetcher",
+    "EpochBatchSampler",
+    "EpochSampler",
+    "FieldOptions",
+    "ImageDataset",
+    "ImageStream",
+    "Place",
+]

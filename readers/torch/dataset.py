@@ -204,8 +204,9 @@ class ImageDataset(Dataset[Any]):
             task = self._tasks((Place(row, place.seed, place.epoch, place.position),), (data,))[0]
             return self._sample(row, data, task, self._maker.read(self.reader, [row])[0])
 
-        others = substitutes(place.seed, place.epoch, place.position, len(self))
-        return substitute(others.tolist(), error, take)[1]
+        alike = place.alike or range(len(self))
+        others = substitutes(place.seed, place.epoch, place.position, len(alike))
+        return substitute((alike[i] for i in others.tolist()), error, take)[1]
 
     # --- state --------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:

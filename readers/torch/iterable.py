@@ -51,6 +51,8 @@ class ImageStream(IterableDataset[Any]):
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"a batch has 1 sample or more, not {batch_size}")
+        if not isinstance(sampler, EpochSampler):
+            raise ValueError("a stream cuts single samples into batches: give it an EpochSampler, not a batch sampler")
         self.dataset, self.sampler, self.batch_size = dataset, sampler, batch_size
         self.drop_last = choose_tail(None, sampler.order) == "drop_last" if drop_last is None else drop_last
         self.collate = dataset.collate if collate is None else collate

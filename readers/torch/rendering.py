@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,23 +18,38 @@ from readers.headers import read_header
 from readers.headers.base import upright_size
 from readers.sample import Buffer
 
-__all__ = ["OpRenderer", "PerThread", "Place", "Task"]
+__all__ = ["OpRenderer", "PerThread", "Place", "Task", "one_core"]
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Let torch's operations of this thread use one core, as in a worker of a DataLoader."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class Place(int):
-    """The number of a sample, which knows where in which epoch it was asked for: what seeds its augmentation."""
+    """The number of a sample, which knows where in which epoch it was asked for: what seeds its augmentation.
+
+    alike: the samples of which one may replace it, such as those of its bucket; any sample of the set where empty.
+    """
 
     seed: int
     epoch: int
     position: int
+    alike: tuple[int, ...]
 
-    def __new__(cls, index: int, seed: int, epoch: int, position: int) -> Place:
+    def __new__(cls, index: int, seed: int, epoch: int, position: int, alike: tuple[int, ...] = ()) -> Place:
         place = super().__new__(cls, index)
-        place.seed, place.epoch, place.position = seed, epoch, position
+        place.seed, place.epoch, place.position, place.alike = seed, epoch, position, alike
         return place
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Place, (int(self), self.seed, self.epoch, self.position)
+        return Place, (int(self), self.seed, self.epoch, self.position, self.alike)
 
 
 class PerThread(threading.local):

@@ -2,43 +2,26 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
-from torch.utils.data import DistributedSampler, get_worker_info
+from torch.utils.data import DistributedSampler, Sampler
 
 from cache.errors import TrainerError
-from readers.decode import DECODER
-from readers.feed import Feed, FeedOptions, Start
+from readers.feed import Feed, Start
 from readers.order import Order
+from readers.order.base import Stepped
 from readers.order.schedule import Tail
 from readers.reader import Reader
 from readers.torch.dataset import ImageDataset, Place
-from readers.trainers import LIGHTNING, Trainer, calling_package, check_epoch, find_trainer
+from readers.torch.epochs import Epochs
+from readers.trainers import Trainer
 
-if TYPE_CHECKING:
-    from readers.torch.iterable import ImageStream
-
-__all__ = ["EpochSampler"]
-
-_STATEFUL = "StatefulDataLoader(dataset, batch_size, sampler=sampler, …)  of torchdata.stateful_dataloader"
-_TO_ACCELERATE = "EpochSampler(order, dataset, rank=0, world_size=1)"
+__all__ = ["EpochBatchSampler", "EpochSampler"]
 
 
-@dataclass(frozen=True)
-class _Set:
-    """What a state says of a data set: a sampler uses nothing else of it, and pickles without it."""
-
-    fingerprint: str
-    samples: int
-
-    def __len__(self) -> int:
-        return self.samples
-
-
-class EpochSampler(DistributedSampler[int]):
+class EpochSampler(Epochs[int], DistributedSampler[int]):  # type: ignore[override]  # its attributes are properties here
     """The samples of one rank, epoch after epoch: each iteration is the next epoch.
 
     Ranks take positions in turn, so after k samples on every rank of W the first k x W positions of the epoch are done:
@@ -54,7 +37,13 @@ class EpochSampler(DistributedSampler[int]):
 
     It is a DistributedSampler, so frameworks that share other samplers out among the ranks leave this one alone. Those
     that share it out all the same get a TrainerError with the line to write.
+
+    Raises ValueError for an order that makes batches itself, such as `Bucketed`: see `EpochBatchSampler`.
     """
+
+    _counted = "samples"
+    _stateful = "StatefulDataLoader(dataset, batch_size, sampler=sampler, …)  of torchdata.stateful_dataloader"
+    _to_accelerate = "EpochSampler(order, dataset, rank=0, world_size=1)"
 
     def __init__(
         self,
@@ -65,246 +54,117 @@ class EpochSampler(DistributedSampler[int]):
         world_size: int | None = None,
         tail: Tail = "drop_last",
     ) -> None:
-        reader = source.reader if isinstance(source, ImageDataset) else source
-        self._dataset = source if isinstance(source, ImageDataset) else None
-        dataset = _Set("", len(order)) if reader is None else _Set(reader.fingerprint, len(reader))
-        decoder = DECODER if self._dataset is None else self._dataset.decoder
-        self._feed = Feed(cast(Reader, dataset), order, 1, FeedOptions(rank, world_size, tail, decoder=decoder))
-        self._last_ranks, self._unpickled = self._feed.ranks, False
-        # Where the next iteration begins, whether a state has put it there, and the iteration that was begun last.
-        self._next = Start()
-        self._loaded = False
-        self._refused: TrainerError | None = None
-        self._current: _Iteration | None = None
-        self._stream: ImageStream | None = None  # says where this sampler is, if there is one
-        self.feed.schedule()
-
-    # --- where it is --------------------------------------------------------------------------------------------
-    @property
-    def feed(self) -> Feed:
-        """For the rank that this process is now."""
-        rank, world_size = self._ranks()
-        return replace(self._feed, options=replace(self._feed.options, rank=rank, world_size=world_size))
-
-    @property
-    def order(self) -> Order:
-        return self._feed.order
-
-    @property
-    def tail(self) -> Tail:
-        return self._feed.options.tail
-
-    @property
-    def rank(self) -> int:  # type: ignore[override]
-        return self._ranks()[0]
-
-    @property
-    def world_size(self) -> int:
-        return self._ranks()[1]
+        if isinstance(order, Stepped) and order.largest_batch > 1:
+            raise ValueError(
+                f"{type(order).__name__} makes batches itself, and EpochSampler gives single samples: write  "
+                f"DataLoader(dataset, batch_sampler=EpochBatchSampler(order, dataset))"
+            )
+        super().__init__(order, source, 1, rank, world_size, tail)
 
     @property
     def num_replicas(self) -> int:  # type: ignore[override]
         """The world size, as DistributedSampler calls it."""
         return self.world_size
 
-    @property
-    def epoch(self) -> int:  # type: ignore[override]
-        """The epoch of the iteration under way, or else of the next one."""
-        current = self._current
-        if self._stream is None and current is not None and current.finished:
-            return self._next.epoch
-        return self.start.epoch
-
-    @property
-    def start(self) -> Start:
-        """Where the iteration that was begun last began, or else the next one begins."""
-        if self._stream is not None:
-            return self._stream.start
-        return self._next if self._current is None else self._current.start
-
-    def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be of `epoch`: from the position of a state that was loaded, or else from its start.
-
-        Raises TrainerError where a framework calls this and would lose the position of a state.
-        """
-        if epoch < 0:
-            raise ValueError(f"an epoch is 0 or more, not {epoch}")
-        if self._stream is not None:
-            return self._stream.set_epoch(epoch)
-        refused, self._refused = self._refused, None
-        if refused is not None:
-            raise refused
-        check_epoch(epoch, self._next.epoch if self._loaded else None)
-        current = self._current
-        if calling_package() in LIGHTNING and current is not None and current.start.epoch == epoch:
-            return None  # it names an epoch after it has begun it
-        if self._next.epoch != epoch:
-            self._put(Start(epoch))
-        return None
-
-    def __len__(self) -> int:
-        """Samples of a whole epoch on this rank, also in an epoch that was resumed; see `left`."""
-        return self.feed.at(Start()).samples()
-
-    @property
-    def left(self) -> int:
-        """Samples of the iteration under way, or else of the next one, that have not been handed out on this rank."""
-        current = self._current
-        if current is None or current.finished:
-            return self.feed.at(self._next).samples()
-        return current.left
-
-    def __iter__(self) -> Iterator[int]:
-        """The next epoch; it begins when its first index is asked for."""
-        return _Iteration(self)
-
-    # --- state --------------------------------------------------------------------------------------------------
-    def state_dict(self) -> dict[str, Any]:
-        """The position after the last index that was handed out; after the last of an iteration, the next epoch.
-
-        Raises TrainerError where a DataLoader has asked for indices that training has not seen.
-        """
-        current = self._current
-        if self._stream is not None:
-            return dict(self._stream.state_dict()["sampler"])
-        if current is not None and current.trainer.asks_ahead and calling_package() != "torchdata":
-            raise TrainerError(
-                f"the DataLoader has asked for indices that training has not seen, so this sampler cannot say where "
-                f"training is; write  sampler.state_after(samples this rank has trained on)  or  {_STATEFUL}"
-            )
-        return self._feed.token(self._next if current is None or current.finished else current.position)
-
     def state_after(self, samples: int) -> dict[str, Any]:
         """The position after `samples` samples, on every rank, of the iteration that was begun last."""
-        return self._feed.token(self.feed.at(self.start).after(samples))
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration begin there. Raises ResumeError for another set or another kind of order."""
-        if self._stream is not None:
-            return self._stream.load_state_dict(state)
-        start = self.start_of(state)
-        self._put(self.feed.or_next(start) if start.cursor else start)
-        self._loaded = True
-        return None
-
-    # --- for the iterations, and for ImageStream ------------------------------------------------------------------
-    def start_of(self, state: Mapping[str, Any]) -> Start:
-        """The position of a state, whose seed is used from now on. Raises ResumeError."""
-        feed = self._feed.resumed(state)
-        self._feed = feed.at(Start())
-        return feed.start
-
-    def begin(self, iteration: _Iteration, restored: Start | None = None) -> Start:
-        """Make `iteration` the one under way, and return where it begins: where a state says, if it is from one.
-
-        Raises TrainerError.
-        """
-        trainer = find_trainer()
-        trainer.check_sharing(self.world_size, _TO_ACCELERATE)
-        if restored is None:
-            start = self._choose_start(trainer)
-        else:
-            ended = trainer.at_end and trainer.epoch == restored.epoch + 1
-            start = Start(restored.epoch + 1) if ended else restored
-        self._check_batches(start, trainer)
-        if restored is None:
-            self._report()
-        iteration.trainer, self._current, self._loaded = trainer, iteration, False
-        self._next = Start(start.epoch + 1)
-        return start
+        return self._state_after(samples)
 
     def samples_from(self, start: Start) -> Iterator[Place]:
         """The samples of this rank from there to the end of the epoch."""
         feed = self.feed.at(start)
-        for positions, indices in feed.blocks(start.epoch):
-            for index, position in zip(indices.ravel().tolist(), positions.ravel().tolist(), strict=True):
-                yield Place(index, feed.seed, start.epoch, position)
+        for positions, rows in feed.blocks(start.epoch):
+            for row, position in zip(rows.ravel().tolist(), positions.ravel().tolist(), strict=True):
+                yield Place(row, feed.seed, start.epoch, position)
 
-    def follow_stream(self, stream: ImageStream) -> None:
-        """From now on the stream, whose workers walk through the epochs, says where this sampler is."""
-        self._stream = stream
-
-    # --- inside -------------------------------------------------------------------------------------------------
-    def _ranks(self) -> tuple[int, int]:
-        """As given, or as the launcher says now; in a spawned worker of a DataLoader, as it said where that started."""
-        if not (self._unpickled and get_worker_info() is not None):
-            self._last_ranks = self._feed.ranks
-        return self._last_ranks
-
-    def _choose_start(self, trainer: Trainer) -> Start:
-        """Where the next iteration begins: the trainer's epoch, and a state that the trainer has not loaded, count."""
-        if trainer.epoch is not None and trainer.epoch != self._next.epoch:
-            check_epoch(trainer.epoch, self._next.epoch if self._loaded else None, trainer.name)
-            self._put(Start(trainer.epoch))
-        start = self._next
-        missed = trainer.missed_state(start.epoch, len(self.order)) if not start.cursor else None
-        return start if missed is None else self.start_of(missed)
-
-    def _report(self) -> None:
-        if self._dataset is not None and self._current is not None and (report := self._dataset.report()):
-            warnings.warn(f"epoch {self._current.start.epoch}: {report}", stacklevel=4)
-
-    def _check_batches(self, start: Start, trainer: Trainer) -> None:
-        left = trainer.batches_of(self.feed.at(start).samples())
-        try:
-            trainer.check_resume(left, trainer.batches_of(len(self)), _STATEFUL)
-        except TrainerError as error:
-            if not trainer.asks_ahead:
-                raise
-            self._refused = error  # Lightning hides what is raised here; it names the epoch before it takes a batch
-
-    def _put(self, start: Start) -> None:
-        self._next, self._current, self._loaded = start, None, False
-
-    def __getstate__(self) -> dict[str, Any]:
-        self._ranks()
-        return {**self.__dict__, "_current": None, "_unpickled": True}
+    _units_from = samples_from
 
 
-class _Iteration(Iterator[int]):
-    """The indices of one epoch, or of the rest of one. It begins with its first index, or with a state.
+class EpochBatchSampler(Epochs[list[int]], Sampler[list[int]]):
+    """The batches of one rank, epoch after epoch, for orders that make batches themselves, and for all others.
 
-    torchdata keeps the state of this iterator, and makes two of them for the state of an epoch that is over: one that
-    has nothing left, and the next epoch.
+        order = Bucketed(buckets.of(reader.info), batch_size=32, seed=7)
+        loader = DataLoader(dataset, batch_sampler=EpochBatchSampler(order, dataset), num_workers=4)
+
+    A batch is a list of indices. Under `Bucketed` all ranks have the same number of them in a step, of one bucket; a
+    data set with on_error="substitute" replaces a bad sample by another one of its batch.
+
+    order, source, rank, world_size, tail: as for `EpochSampler`. A rank with nothing left in the last step of
+        tail="exact" has one batch less.
+    batch_size: samples of a rank in a step; the order's own by default, and needed where it has none.
+    all_ranks: give the batches of all ranks of each step in turn, from rank 0 on, for accelerate, which deals the
+        batches of a prepared DataLoader out to its processes. Of as many ranks as the order was made for.
+
+    States are those of `EpochSampler` and `ImageLoader`, and what it says of DataLoaders holds here: StatefulDataLoader
+    saves and restores it; next to a plain one, save `state_after` of the batches that training has seen. Lightning on
+    several ranks leaves it alone with Trainer(use_distributed_sampler=False). Raises ValueError.
     """
 
-    def __init__(self, sampler: EpochSampler) -> None:
-        self._sampler = sampler
-        self._start: Start | None = None
-        self._indices: Iterator[int] | None = None
-        self._taken, self.finished = 0, False
-        self.trainer = Trainer()
+    _counted = "batches"
+    _stateful = "StatefulDataLoader(dataset, batch_sampler=sampler, …)  of torchdata.stateful_dataloader"
+    _to_accelerate = "EpochBatchSampler(order, dataset, all_ranks=True)"
+
+    def __init__(
+        self,
+        order: Order,
+        source: Reader | ImageDataset | None = None,
+        batch_size: int | None = None,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        tail: Tail = "drop_last",
+        all_ranks: bool = False,
+    ) -> None:
+        if batch_size is None:
+            if not isinstance(order, Stepped):
+                raise ValueError(f"{type(order).__name__} makes no batches itself: give EpochBatchSampler a batch_size")
+            batch_size = order.largest_batch
+        if all_ranks and tail == "exact" and not isinstance(order, Stepped):
+            raise ValueError("with tail='exact' ranks differ in their batches: all_ranks=True needs another tail")
+        self._all_ranks = all_ranks
+        super().__init__(order, source, batch_size, rank, world_size, tail)
 
     @property
-    def start(self) -> Start:
-        return self._sampler._next if self._start is None else self._start
+    def sampler(self) -> EpochBatchSampler:
+        """The object whose `set_epoch` trainers call."""
+        return self
 
     @property
-    def position(self) -> Start:
-        """After the last index that was handed out."""
-        return self._sampler.feed.at(self.start).after(self._taken)
+    def units_of_step(self) -> int:  # type: ignore[override]
+        return self.world_size if self._all_ranks else 1
 
-    @property
-    def left(self) -> int:
-        return self._sampler.feed.at(self.start).samples() - self._taken
+    def state_after(self, batches: int) -> dict[str, Any]:
+        """The position after `batches` batches, on every rank, of the iteration that was begun last."""
+        return self._state_after(batches)
 
-    def __next__(self) -> int:
-        if self._indices is None:
-            if self._start is None:
-                self._start = self._sampler.begin(self)
-            self._indices = self._sampler.samples_from(self._start)
-        try:
-            index = next(self._indices)
-        except StopIteration:
-            self.finished = True
-            raise
-        self._taken += 1
-        return index
+    def _units_from(self, start: Start) -> Iterator[list[int]]:
+        feed = self.feed.at(start)
+        if not self._all_ranks:
+            yield from _batches_from(feed)
+            return
+        options = [replace(feed.options, rank=rank) for rank in range(self.world_size)]
+        ranks = [_batches_from(replace(feed, options=of_rank)) for of_rank in options]
+        for step in zip(*ranks, strict=True):
+            yield from step
 
-    def state_dict(self) -> dict[str, Any]:
-        """The position in this iteration, also at its end."""
-        return self._sampler.feed.token(self.position)
+    def _check_sharing(self, trainer: Trainer) -> None:
+        if not self._all_ranks:
+            super()._check_sharing(trainer)
+        elif trainer.processes != self.world_size:
+            raise TrainerError(
+                f"all_ranks=True gives the batches of {self.world_size} ranks in turn, and accelerate deals them out "
+                f"to {trainer.processes}: prepare the DataLoader on as many processes, or leave all_ranks out"
+            )
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from there, in that epoch only. Raises ResumeError."""
-        self._start = self._sampler.begin(self, self._sampler.start_of(state))
+
+def _batches_from(feed: Feed) -> Iterator[list[int]]:
+    """The batches of a feed's rank from its start to the end of the epoch.
+
+    Where an order makes batches of samples that are alike, each sample knows the others.
+    """
+    seed, epoch, is_alike = feed.seed, feed.start.epoch, isinstance(feed.order, Stepped)
+    for positions, rows in feed.blocks(epoch):
+        for places, numbers in zip(positions.tolist(), rows.tolist(), strict=True):
+            if numbers:
+                alike = tuple(numbers) if is_alike else ()
+                yield [Place(row, seed, epoch, at, alike) for row, at in zip(numbers, places, strict=True)]

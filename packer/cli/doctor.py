@@ -1,0 +1,81 @@
+"""`packer doctor` and `packer completion`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+from click.shell_completion import get_completion_class
+
+from cache.errors import install_command
+from cache.files import atomic_write
+from cache.messages import plural, table, wrapped
+from packer.cli.text import Emphasis, json_option, show, show_result, width
+from packer.doctor import Health, examine
+
+__all__ = ["command", "completion_command"]
+
+_MARKS = {"ok": "ok", "note": "note", "problem": "PROBLEM"}
+# Where each shell looks for completions of this user, below $XDG_DATA_HOME or $XDG_CONFIG_HOME.
+_PLACES = {
+    "bash": ("XDG_DATA_HOME", ".local/share", "bash-completion/completions/packer"),
+    "fish": ("XDG_CONFIG_HOME", ".config", "fish/completions/packer.fish"),
+    "zsh": ("XDG_DATA_HOME", ".local/share", "zsh/site-functions/_packer"),
+}
+
+
+@click.command("doctor")
+@click.argument("directory", required=False, metavar="[DIR]", type=click.Path(exists=True, file_okay=False))
+@json_option
+def command(directory: str | None, as_json: bool) -> None:
+    """Examine this environment: packages, limits, shared memory, storage, GPUs; and say what to do.
+
+    DIR is where sets will be packed to. A small file is written there, and removed.
+
+    Exits with 1 where something does not work.
+    """
+    result = examine(directory)
+    show_result(result, as_json, lambda: _lines(result))
+    if result.problems:
+        sys.exit(1)
+
+
+def _lines(result: Health) -> Iterator[str]:
+    rows = [(check.about, _MARKS[check.state], check.found) for check in result.checks]
+    shown = table(("what", "", ""), rows, width())[1:]
+    yield from shown
+    missing = [check.about.strip("[]") for check in result.checks if check.about[0] == "[" and check.state == "note"]
+    if missing:
+        yield f"to install an extra:  {install_command(missing[0])}"
+    for check in result.checks:
+        if check.advice and check.about.strip("[]") not in missing:
+            for line in wrapped(f"{check.about}: {check.advice}", width()):
+                yield Emphasis(line) if check.state == "problem" else line
+    yield plural(result.problems, "problem") if result.problems else "no problems"
+
+
+@click.command("completion")
+@click.argument("shell", required=False, type=click.Choice(sorted(_PLACES)))
+@click.option("--print", "only_print", is_flag=True, help="Print the script, and install nothing.")
+def completion_command(shell: str | None, only_print: bool) -> None:
+    """Install the completion of commands and options for your SHELL. Default: the one of $SHELL."""
+    shell = shell or Path(os.environ.get("SHELL", "")).name
+    kind = get_completion_class(shell) if shell in _PLACES else None
+    if kind is None:
+        raise click.UsageError(f"$SHELL is {shell or 'not set'}; name one of {', '.join(sorted(_PLACES))}")
+    root = click.get_current_context().find_root().command
+    script = kind(root, {}, "packer", "_PACKER_COMPLETE").source()
+    if only_print:
+        click.echo(script)
+        return
+    variable, default, name = _PLACES[shell]
+    base = os.environ.get(variable, "")
+    path = (Path(base) if os.path.isabs(base) else Path.home() / default) / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(path, script.encode())
+    show(f"{path}: completion of packer for {shell}, from the next shell on")
+    if shell == "zsh":
+        show(f"if zsh does not find it, write into ~/.zshrc, before compinit:  fpath+=({path.parent})")

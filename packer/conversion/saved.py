@@ -1,0 +1,282 @@
+"""What a conversion knows before it packs, and the file that keeps it, so that no other process lists the source again.
+
+`OUT/.packing/listing` is written after the plan and before the first shard. Whoever packs a shard reads the rows of
+that shard alone: a worker of this machine, a task of an array job, a conversion that was killed and goes on.
+
+    block of each shard    `packer.sources.blocks`, in the order of the plan
+    shards                 int64 [shards, 5]: samples, bytes of the source, offset, length and CRC32C of the block
+    left out               UTF-8 JSON: [[path, reason], …]
+    folders                UTF-8 JSON: [[path below the source, time of modification in ns], …]
+    head                   UTF-8 JSON: question, fingerprint, where the last three are, and all else of the listing
+    tail                   uint64 bytes of the head, uint32 CRC32C of it, "PKLS"
+
+The file answers one question (`question_of`): this source, these options. It is not used for another one, where a
+folder of the source has another time of modification, which is that of the last file that came, went or got a name, or
+with overwrite=True. A file that was written anew in its place is noticed when it is read: its size and time are
+compared with those of the listing. What is damaged is never used.
+
+    prepare   list and plan                                               -> Prepared
+    save      write it into the working folder, which its owner has locked -> Prepared that reads the rows from there
+    load      the same, from the working folder of any process             -> Prepared, or None: list
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cache.checksums import crc32c
+from cache.errors import DatasetError, SourceError
+from cache.files import Folder
+from packer.conversion.choice import Choice
+from packer.conversion.plan import ConvertOptions, Plan, PlannedShard
+from packer.formats import format_named
+from packer.formats.base import ShardSpec
+from packer.sources.base import FieldNames, Slice, SomeSamples, Source, SourceListing, SplitListing
+from packer.sources.blocks import can_save, decode_rows, encode_rows
+from packer.sources.places import NumberPlaces
+from readers.names import WORK_FOLDER, FieldName, SplitName
+from readers.strings import Strings
+
+__all__ = ["LISTING_FILE", "Prepared", "SavedSamples", "load", "question_of", "save"]
+
+LISTING_FILE = "listing"
+_MAGIC, _VERSION = b"PKLS", 1
+_TAIL_BYTES = 16
+_MAX_HEAD_BYTES = 1 << 26
+_MAX_BLOCK_BYTES = 1 << 36
+_COLUMNS = ("splits", "fields", "classes", "left_out", "warnings", "watched")
+_MORE = tuple(one.name for one in fields(SourceListing) if one.name not in _COLUMNS)
+
+
+@dataclass(frozen=True, slots=True)
+class SavedSamples:
+    """The samples of one shard, in the listing of the set in `out`: a few words to send; `slices` reads them.
+
+    stamped: whether files that have changed since then are refused; not by the process that has just listed them.
+    """
+
+    out: Path
+    offset: int
+    length: int
+    crc32c: int
+    classes: int
+    stamped: bool
+
+    def slices(self) -> Iterator[Slice]:
+        """All of them, a thousand at a time. Raises SourceError where they cannot be read."""
+        return self.listing().slices()
+
+    def listing(self) -> SplitListing:
+        """Their columns."""
+        path = self.out / WORK_FOLDER / LISTING_FILE
+        try:
+            with Folder(self.out) as out, out.folder(WORK_FOLDER) as work, work.open(LISTING_FILE) as file:
+                data = _read(file.fileno(), self.offset, self.length, self.crc32c)
+            return decode_rows(data, self.classes, self.stamped)
+        except (OSError, DatasetError) as error:
+            raise SourceError(
+                f"{path}: the listing of the source cannot be read ({error}); remove that file and run the same "
+                f"command again, which lists anew and keeps the shards that are whole"
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A conversion before it packs.
+
+    listing: of a saved one without the rows of its splits, which `samples` reads.
+    rows: of each shard of the plan, where they are saved.
+    """
+
+    plan: Plan
+    listing: SourceListing
+    rows: tuple[SavedSamples, ...] | None = None
+
+    def samples(self, number: int) -> SomeSamples | SavedSamples:
+        """Those of shard `number` of the plan, as they are sent to a worker."""
+        if self.rows is not None:
+            return self.rows[number]
+        shard = self.plan.shards[number]
+        return SomeSamples(self.listing.splits[shard.split], shard.indices)
+
+    def paths(self, source: Source) -> Iterator[str | os.PathLike[str]]:
+        """Every file that the samples are read from."""
+        if self.rows is None:
+            yield from source.paths(self.listing)
+            return
+        for shard, rows in zip(self.plan.shards, self.rows, strict=True):
+            yield from source.paths(replace(self.listing, splits={shard.split: rows.listing()}))
+
+
+def question_of(source: Source, options: ConvertOptions, choice: Choice) -> str:
+    """A digest of what listing and plan follow from, other than files; "" for a source whose listing is not saved."""
+    identity = getattr(source, "identity", "")
+    if not identity:
+        return ""
+    what = options.to_json()
+    del what["on_error"]  # as in the plan's fingerprint
+    text = json.dumps([_VERSION, identity, what, asdict(choice)])
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def save(out: Path, work: Folder, question: str, prepared: Prepared) -> Prepared:
+    """Write `prepared` to the working folder of the set in `out`, and let go of its rows.
+
+    The same object where there is no question, or the listing is of a kind that is not saved. Raises OSError.
+    """
+    plan, listing = prepared.plan, prepared.listing
+    if not question or listing.watched is None or not all(map(can_save, listing.splits.values())):
+        return prepared
+    table = np.zeros((len(plan.shards), 5), np.int64)
+    with work.writing(LISTING_FILE, durable=False, temporary=f"{LISTING_FILE}.tmp") as file:
+        offset = 0
+        for i, shard in enumerate(plan.shards):
+            block = encode_rows(listing.splits[shard.split], shard.indices)
+            table[i] = len(shard.indices), shard.source_bytes, offset, len(block), crc32c(block)
+            offset += file.write(block)
+        places = {}
+        folders, times = listing.watched
+        for name, content in (
+            ("shards", table.astype("<i8").tobytes()),
+            ("left_out", _json(listing.left_out)),
+            ("folders", _json(list(zip(folders, times.tolist(), strict=True)))),
+        ):
+            places[name] = [offset, len(content), crc32c(content)]
+            offset += file.write(content)
+        head = {
+            "question": question,
+            "fingerprint": plan.fingerprint,
+            "splits": [[name, part.root, plan.specs[name].shards] for name, part in listing.splits.items()],
+            "fields": dict(listing.fields),
+            "classes": listing.classes,
+            "warnings": listing.warnings,
+            "more": {name: getattr(listing, name) for name in _MORE},
+            **places,
+        }
+        content = _json(head)
+        file.write(content)
+        file.write(len(content).to_bytes(8, "little") + crc32c(content).to_bytes(4, "little") + _MAGIC)
+    return _prepared(out, plan, listing, table, stamped=False)
+
+
+def load(out: Path, question: str, options: ConvertOptions, root: str | os.PathLike[str] | None) -> Prepared | None:
+    """What was saved in the working folder of the set in `out`, for the same question.
+
+    root: the folder of the source, whose folders must be as they were listed; None: do not look.
+
+    None where there is nothing, it is for another question, or cannot be read.
+    """
+    try:
+        with Folder(out) as place, place.folder(WORK_FOLDER) as work, work.open(LISTING_FILE) as file:
+            return _load(out, file.fileno(), question, options, root) if question else None
+    except (OSError, DatasetError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
+
+
+def _load(
+    out: Path, file: int, question: str, options: ConvertOptions, root: str | os.PathLike[str] | None
+) -> Prepared | None:
+    size = os.fstat(file).st_size
+    tail = os.pread(file, _TAIL_BYTES, size - _TAIL_BYTES)
+    length = int.from_bytes(tail[:8], "little")
+    if tail[12:] != _MAGIC or length > min(size, _MAX_HEAD_BYTES):
+        return None
+    head = json.loads(_read(file, size - _TAIL_BYTES - length, length, int.from_bytes(tail[8:12], "little")))
+    if head["question"] != question:
+        return None
+    if root is not None and not _is_current(root, json.loads(_read(file, *head["folders"]))):
+        return None
+    table = np.frombuffer(_read(file, *head["shards"]), "<i8").reshape(-1, 5)
+    left_out = [(str(path), str(reason)) for path, reason in json.loads(_read(file, *head["left_out"]))]
+    more = {name: head["more"][name] for name in _MORE}
+    if not all(isinstance(value, str | int | None) for value in more.values()):
+        raise ValueError("a word or a number is expected of each property of a listing")
+    listing = SourceListing(
+        {SplitName(name): _without_rows(str(folder)) for name, folder, _ in head["splits"]},
+        {FieldName(name): str(kind) for name, kind in head["fields"].items()},
+        tuple(map(str, head["classes"])),
+        left_out,
+        list(map(str, head["warnings"])),
+        **more,
+    )
+    counts = {str(name): int(count) for name, _, count in head["splits"]}
+    plan = _plan(options, listing, counts, table, str(head["fingerprint"]))
+    return _prepared(out, plan, listing, table, stamped=True)
+
+
+def _plan(
+    options: ConvertOptions,
+    listing: SourceListing,
+    counts: dict[str, int],
+    table: npt.NDArray[np.int64],
+    fingerprint: str,
+) -> Plan:
+    """counts: shards by split, in the order of the table."""
+    if min(counts.values(), default=0) < 0 or sum(counts.values()) != len(table):
+        raise ValueError("there are other shards than those of the splits")
+    container, shards, specs = format_named(options.to), [], {}
+    rows = iter(table.tolist())
+    for split, count in counts.items():
+        specs[split] = ShardSpec(split, listing.fields, listing.classes, options.label_offset, count)
+        first = 0
+        for number in range(count):
+            samples, size, *_ = next(rows)
+            if samples < 0 or size < 0:
+                raise ValueError("a shard has less than nothing")
+            name = container.shard_name(split, number, count)
+            shards.append(PlannedShard(split, name, range(first, first + samples), size))
+            first += samples
+    return Plan(tuple(shards), specs, fingerprint)
+
+
+def _prepared(out: Path, plan: Plan, listing: SourceListing, table: npt.NDArray[np.int64], stamped: bool) -> Prepared:
+    classes = len(listing.classes)
+    rows = tuple(
+        SavedSamples(out, offset, length, crc, classes, stamped) for _, _, offset, length, crc in table.tolist()
+    )
+    splits = {name: _without_rows(part.root) for name, part in listing.splits.items()}
+    shards = tuple(shard._replace(indices=range(len(shard.indices))) for shard in plan.shards)
+    return Prepared(replace(plan, shards=shards), replace(listing, splits=splits), rows)
+
+
+def _without_rows(root: str) -> SplitListing:
+    none, nothing = np.empty(0, np.int64), Strings.of(())
+    return SplitListing(root, nothing, none, FieldNames(nothing), none, NumberPlaces(none[:, None]), none)
+
+
+def _is_current(root: str | os.PathLike[str], folders: list[tuple[str, int]]) -> bool:
+    """Whether every folder has the time that it had when it was listed."""
+    try:
+        return all(os.stat(os.path.join(root, path)).st_mtime_ns == time for path, time in folders)
+    except OSError:
+        return False
+
+
+def _json(value: Any) -> bytes:
+    """Names that are not UTF-8 stay as they are: JSON writes lone surrogates as escapes."""
+    return json.dumps(value).encode()
+
+
+def _read(file: int, offset: int, length: int, checksum: int) -> bytes:
+    """A part of an open file. Raises DatasetError where its bytes are not those that were written."""
+    size = os.fstat(file).st_size
+    if not 0 <= offset <= offset + length <= size or length > _MAX_BLOCK_BYTES:
+        raise DatasetError(f"[{offset}, {offset + length}) is not within its {size} bytes")
+    data = bytearray()
+    while len(data) < length:
+        part = os.pread(file, min(length - len(data), 1 << 30), offset + len(data))
+        if not part:
+            raise DatasetError(f"ends at byte {offset + len(data)}")
+        data += part
+    if crc32c(data) != checksum:
+        raise DatasetError(f"the bytes from {offset} are not those that were written")
+    return bytes(data)

@@ -1,0 +1,148 @@
+"""`where` in a conversion: what the listing says is evaluated before the plan is made, the rest by the workers.
+
+An expression is cut at its outermost `and`. Parts about keys, splits and labels are evaluated over the columns of the
+listing, and samples for which one is false are neither planned nor read. Parts about the bytes, the header or the
+fields of a sample are evaluated when it has been read, as it is in the source: before ops and re-encoding. Samples for
+which one is false keep their place in the plan and leave it empty. So the plan follows from the listing and the options
+alone, as ever. An image whose header cannot be read is not left out by `where`, but is a bad sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cache.errors import BadSampleError, SourceError, UnknownNameError
+from packer.sources.base import SourceListing, SplitListing
+from readers.headers import ImageHeader, read_header
+from readers.sample import NO_LABEL, Buffer
+from readers.where import NUMBERS, Texts, Where, parse_where
+
+__all__ = ["SampleWhere", "chosen"]
+
+_LABELS = frozenset({"label", "class_name"})
+_LISTED = frozenset({"key", "split"})
+_OF_HEADERS = frozenset({*NUMBERS, "medium"} - {"bytes"})
+
+
+def chosen(listing: SourceListing, text: str) -> SourceListing:
+    """The listing of the samples for which `text` is true, as far as the listing says; the rest is its `where`.
+
+    Raises ValueError, UnknownNameError for a class or field that the source lacks, SourceError where nothing is left.
+    """
+    where = parse_where(text)
+    SampleWhere(text, listing.classes, tuple(listing.fields), "").is_true("", NO_LABEL, [None] * len(listing.fields))
+    known = _LISTED if listing.late_labels else _LISTED | _LABELS
+    now = [part for part in where.conjuncts if part.names <= known]
+    later = [part for part in where.conjuncts if not part.names <= known]
+    splits = {name: _chosen(part, name, listing.classes, now) for name, part in listing.splits.items()}
+    before, after = (sum(map(len, parts.values())) for parts in (listing.splits, splits))
+    if before and not after:
+        raise SourceError(f"where: {text!r:.200} is false for all {before:,} samples of the source")
+    return replace(
+        listing,
+        splits={name: part for name, part in splits.items() if len(part)},
+        where=" and ".join(f"({part.text})" for part in later),
+        not_chosen=before - after,
+    )
+
+
+def _chosen(part: SplitListing, split: str, classes: Sequence[str], wanted: Sequence[Where]) -> SplitListing:
+    mask = np.ones(len(part), np.bool_)
+    for where in wanted:
+        mask &= where.mask(_Listed(part.keys, part.labels, classes, split))
+    return part if mask.all() else part.take(np.flatnonzero(mask))
+
+
+class _Listed:
+    """What a listing says of n samples."""
+
+    def __init__(self, keys: Sequence[str], labels: npt.NDArray[Any], classes: Sequence[str], split: str) -> None:
+        self.classes, self._keys, self._labels, self._split = classes, keys, labels, split
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def labels(self) -> npt.NDArray[Any]:
+        return self._labels
+
+    def texts(self, name: str) -> Texts:
+        if name == "key":
+            return Texts(self._keys)
+        if name == "split":
+            return Texts((self._split,), np.zeros(len(self), np.int64))
+        count, labels = len(self.classes), self._labels
+        return Texts((*self.classes, ""), np.where((labels >= 0) & (labels < count), labels, count))
+
+    def numbers(self, name: str) -> npt.NDArray[Any]:
+        raise LookupError(name)  # a listing says nothing of images
+
+    def has(self, field: str) -> npt.NDArray[np.bool_]:
+        raise LookupError(field)
+
+
+class _Read(_Listed):
+    """What is known of one sample that has been read. payloads: by field."""
+
+    def __init__(
+        self,
+        listed: tuple[str, int, Sequence[str], str],
+        payloads: Mapping[str, Buffer | None],
+        image: ImageHeader | None,
+    ) -> None:
+        key, label, classes, split = listed
+        super().__init__((key,), np.array([label]), classes, split)
+        self._payloads, self._image = payloads, image
+
+    def texts(self, name: str) -> Texts:
+        if name == "medium":
+            return Texts(("" if self._image is None else self._image.media,))
+        return super().texts(name)
+
+    def numbers(self, name: str) -> npt.NDArray[Any]:
+        if name == "bytes":
+            payload = next(iter(self._payloads.values()))
+            return np.array([0 if payload is None else len(payload)])
+        if self._image is None:
+            return np.array([np.nan])
+        if name in ("orientation", "components"):
+            return np.array([getattr(self._image, name)])
+        height, width = self._image.upright_size
+        values = {"width": width, "height": height, "pixels": width * height, "aspect": width / height}
+        values |= {"min_side": min(width, height), "max_side": max(width, height)}
+        return np.array([values[name]])
+
+    def has(self, field: str) -> npt.NDArray[np.bool_]:
+        if field not in self._payloads:
+            raise UnknownNameError(f"no field {field!r}; there are {', '.join(self._payloads)}")
+        return np.array([self._payloads[field] is not None])
+
+
+class SampleWhere:
+    """An expression for samples that have been read, one by one.
+
+    classes, fields, split: of the set.
+    """
+
+    def __init__(self, text: str, classes: Sequence[str], fields: Sequence[str], split: str) -> None:
+        self._where, self._classes, self._fields, self._split = parse_where(text), classes, tuple(fields), split
+        self._looks_at_header = bool(self._where.names & _OF_HEADERS)
+
+    def is_true(self, key: str, label: int, payloads: Sequence[Buffer | None]) -> bool:
+        """Whether it is true for a sample; also for one with an image whose header cannot be read.
+
+        payloads: in the order of the fields, as they were read.
+        """
+        header = None
+        if self._looks_at_header and payloads[0] is not None:
+            try:
+                header = read_header(payloads[0])
+            except BadSampleError:
+                return True  # the packer says what is wrong with it
+        by_field = dict(zip(self._fields, payloads, strict=True))
+        facts = _Read((key, label, self._classes, self._split), by_field, header)
+        return bool(self._where.mask(facts)[0])

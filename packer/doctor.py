@@ -1,0 +1,257 @@
+"""Is this environment ready? What `packer doctor` examines: packages, limits, shared memory, storage, GPUs.
+
+Optional packages are imported in processes of their own: one that is broken may end the process that imports it, and
+a version that is installed is not one that works.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from cache.errors import DISTRIBUTION, CacheDirectoryError, install_command
+from cache.files import Folder
+from cache.filesystem import cache_budget, filesystem_type, free_space, is_local
+from cache.messages import human_bytes, listed, shortened
+from cache.node import available_memory_bytes, detect_ranks, usable_cpus
+from packer import __version__
+from packer.advising.machine import staging_directories
+from packer.output import Result
+from readers.coefficients import unsupported_reason
+
+__all__ = ["Check", "Health", "examine"]
+
+_OURS = ("packer", "readers", "cache")
+_NOT_FOR_USERS = ("test", "dev")
+_SECONDS = 60.0
+_FEW_FILES, _SMALL_SHM_BYTES = 1024, 128 << 20
+# Of distributions whose module has another name, what to import; else the name with underscores.
+_IMPORTS = {
+    "amdsmi": "import amdsmi as m",
+    "mpi4py": "import mpi4py as m; m.rc.initialize = False; from mpi4py import MPI; MPI.Get_library_version()",
+    "nvidia-dali-cuda120": "import nvidia.dali as m",
+    "nvidia-ml-py": "import pynvml as m",
+    "pyyaml": "import yaml as m",
+}
+_GPUS = (
+    "import json, torch; n = torch.cuda.device_count() if torch.cuda.is_available() else 0; "
+    "print(json.dumps([torch.version.cuda or torch.version.hip, [torch.cuda.get_device_name(i) for i in range(n)]]))"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was examined. state: "ok", "note" (works, with a limit worth knowing) or "problem".
+
+    advice: what to do, "" where nothing needs to be done.
+    """
+
+    about: str
+    state: str
+    found: str
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Health(Result):
+    """All checks, in the order in which they are shown."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def problems(self) -> int:
+        """How many checks found what does not work."""
+        return sum(check.state == "problem" for check in self.checks)
+
+
+def examine(directory: str | os.PathLike[str] | None = None) -> Health:
+    """Examine this environment. directory: where sets will be packed to; a small file is written there, and removed."""
+    return Health((*_install(), *_limits(), *_storage(directory), *_extras()))
+
+
+def _install() -> Iterator[Check]:
+    where = Path(__file__).parent.parent
+    yield Check("packer", "ok", f"{__version__} at {where}; Python {platform.python_version()} at {sys.executable}")
+    owners = importlib.metadata.packages_distributions()
+    for name in _OURS:
+        others = sorted({owner for owner in owners.get(name, ()) if owner != DISTRIBUTION})
+        if others:
+            yield Check(
+                name,
+                "problem",
+                f"the distribution {listed(others)} also has a package called {name}: one has overwritten the other",
+                f"pip uninstall {' '.join(others)}, then pip install --force-reinstall {DISTRIBUTION}",
+            )
+    for name in _OURS:
+        for local in (Path(f"{name}.py"), Path(name, "__init__.py")):
+            if local.is_file() and not local.resolve().is_relative_to(where):
+                yield Check(
+                    name,
+                    "problem",
+                    f"a script run in this directory would import its {local}, and not packer's",
+                    "rename it, or run from another directory",
+                )
+
+
+def _limits() -> Iterator[Check]:
+    ranks, cpus, all_cpus = detect_ranks(), usable_cpus(), os.cpu_count() or 1
+    job = f", rank {ranks.rank} of {ranks.world_size} by {ranks.launcher}" if ranks.launcher else ""
+    yield Check("CPUs", "ok", f"{cpus} of {all_cpus} may be used (affinity, control group, batch system){job}")
+    yield Check("memory", "ok", f"{human_bytes(available_memory_bytes())} are free for this process")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = soft <= _FEW_FILES
+    yield Check(
+        "open files",
+        "note" if few else "ok",
+        f"{soft:,} at a time",
+        f"raise it for sets of many shards: ulimit -n {min(hard, 65536) if hard > 0 else 65536}" if few else "",
+    )
+    size, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if size != resource.RLIM_INFINITY:
+        yield Check(
+            "file size", "note", f"at most {human_bytes(size)} a file", "ulimit -f unlimited, or smaller shards"
+        )
+
+
+def _storage(directory: str | os.PathLike[str] | None) -> Iterator[Check]:
+    try:
+        budget = cache_budget()
+        small = (budget.size_bytes or 0) < _SMALL_SHM_BYTES
+        yield Check(
+            "/dev/shm",
+            "problem" if small else "note" if budget.is_cramped else "ok",
+            f"{human_bytes(budget.size_bytes or 0)}, room for a cache of {human_bytes(budget.bytes)}",
+            "in a container: --shm-size=8g or --ipc=host" if small or budget.is_cramped else "",
+        )
+    except CacheDirectoryError as error:
+        yield Check("/dev/shm", "problem", str(error), "mount a tmpfs there: caches and worker processes need it")
+    usable = 0
+    for place in staging_directories():
+        usable += not place.refused
+        found = place.refused or f"{place.filesystem}, {human_bytes(place.free_bytes)} free"
+        yield Check("staging", "note" if place.refused else "ok", f"{place.path} ({place.named_by}): {found}")
+    if not usable:
+        yield Check("staging", "problem", "no directory of this node can be used", "packer stage SET --target DIR")
+    yield from _output(Path(os.getcwd() if directory is None else directory), write=directory is not None)
+
+
+def _output(place: Path, write: bool) -> Iterator[Check]:
+    about = str(place)
+    try:
+        kind = filesystem_type(place)
+        free = free_space(place, kind)
+        whose = "this node's own" if is_local(kind) else "shared by nodes"
+        yield Check(about, "ok", f"{kind or 'unknown filesystem'}, {whose}, {human_bytes(free.bytes)} free")
+        if free.inodes < 1000:
+            yield Check(
+                about, "problem", f"room for {free.inodes} more files", "remove files, or ask for a larger quota"
+            )
+        if not write:
+            return
+        with tempfile.TemporaryDirectory(prefix=".packer-doctor-", dir=place) as made, Folder(Path(made)) as folder:
+            lock = folder.lock("lock")
+            if not lock.supported:
+                yield Check(
+                    about,
+                    "note",
+                    "it has no file locks",
+                    "take care that no two commands write one set (Lustre: mount with -o flock)",
+                )
+            lock.release()
+    except OSError as error:
+        yield Check(about, "problem", error.strerror or str(error), "name a directory that exists and can be written")
+
+
+def _extras() -> Iterator[Check]:
+    try:
+        wanted = importlib.metadata.requires(DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:
+        yield Check("extras", "problem", f"{DISTRIBUTION} is not installed", "pip install . in its checkout")
+        return
+    by_extra: dict[str, list[tuple[str, str]]] = {}
+    for line in wanted:
+        found = re.match(r"([A-Za-z0-9_.-]+)(?:\[[^]]*\])?(?:>=([0-9.]+))?.*extra == ['\"]([\w-]+)", line)
+        if found is not None and found[3] not in _NOT_FOR_USERS:
+            by_extra.setdefault(found[3], []).append((found[1].lower(), found[2] or "0"))
+    packages = sorted({name for needs in by_extra.values() for name, _ in needs})
+    with ThreadPoolExecutor(max(1, usable_cpus())) as pool:
+        versions = dict(zip(packages, pool.map(_imported, packages), strict=True))
+    for extra, needs in sorted(by_extra.items()):
+        yield _extra(extra, needs, versions)
+    if isinstance(versions.get("torch"), str):
+        yield _gpus()
+    reason = unsupported_reason() if isinstance(versions.get("numba"), str) else ""
+    if reason:
+        yield Check("coefficients", "note", f"DCT coefficients cannot be kept here: {reason}")
+
+
+def _extra(extra: str, needs: list[tuple[str, str]], versions: dict[str, str | Exception | None]) -> Check:
+    about = f"[{extra}]"
+    broken = [f"{name}: {versions[name]}" for name, _ in needs if isinstance(versions[name], Exception)]
+    if broken:
+        return Check(
+            about, "problem", f"installed, but cannot be imported: {'; '.join(broken)}", install_command(extra)
+        )
+    missing = [name for name, _ in needs if versions[name] is None]
+    if missing:
+        return Check(about, "note", f"not installed: {', '.join(missing)}", install_command(extra))
+    old = [f"{name} {versions[name]} (needs {least})" for name, least in needs if _older(str(versions[name]), least)]
+    if old:
+        return Check(about, "problem", f"too old: {', '.join(old)}", install_command(extra))
+    return Check(about, "ok", ", ".join(f"{name} {versions[name]}" for name, _ in needs))
+
+
+def _imported(name: str) -> str | Exception | None:
+    """The version of an optional distribution that can be imported; None: not installed; an error: broken."""
+    try:
+        version = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    done = _run(_IMPORTS.get(name, f"import {name.replace('-', '_')} as m"))
+    return done if isinstance(done, Exception) else version
+
+
+def _gpus() -> Check:
+    done = _run(_GPUS)
+    if isinstance(done, Exception):
+        return Check("GPU", "problem", f"torch cannot say: {done}")
+    built_for, names = json.loads(done.strip().splitlines()[-1])
+    if names:
+        return Check("GPU", "ok", f"{len(names)}: {listed(sorted(set(names)))} (torch for {built_for})")
+    present = Path("/proc/driver/nvidia/version").exists() or Path("/dev/kfd").exists()
+    if present and not built_for:
+        return Check("GPU", "problem", "there is one, but torch is built for CPUs", "install torch for CUDA or ROCm")
+    if present:
+        return Check("GPU", "problem", f"there is a driver, but torch ({built_for}) sees no device", "see nvidia-smi")
+    return Check("GPU", "note", "none on this node")
+
+
+def _run(code: str) -> str | Exception:
+    try:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=_SECONDS)
+    except subprocess.TimeoutExpired:
+        return TimeoutError(f"no answer in {_SECONDS:.0f} s")
+    if done.returncode == 0:
+        return done.stdout
+    lines = done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"]
+    return ImportError(shortened(lines[-1], 200))
+
+
+def _older(version: str, least: str) -> bool:
+    """By the numbers of a release; suffixes do not count."""
+
+    def numbers(text: str) -> list[int]:
+        return [int(part) for part in re.match(r"\d*(?:\.\d+)*", text)[0].split(".") if part]  # type: ignore[index]
+
+    return numbers(version) < numbers(least)

@@ -1,0 +1,108 @@
+"""What notebooks show of a reader and of a sample: counts, classes and small pictures, as HTML.
+
+Pictures are decoded, shrunk and encoded anew, so that a damaged or hostile image does not reach the browser and a saved
+notebook stays small. Names, keys and texts are escaped.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from typing import TYPE_CHECKING
+
+import numpy as np
+from PIL import Image
+
+from cache.errors import BadSampleError, PackerError
+from cache.messages import human_bytes, plural, printable, shortened
+from readers.decode import decode_image
+from readers.fields import parse_npy
+from readers.headers import read_header, sniff
+from readers.sample import NO_LABEL, Buffer, Sample
+
+if TYPE_CHECKING:
+    from readers.reader import Reader
+
+__all__ = ["reader_html", "sample_html"]
+
+_SMALL, _LARGE = 96, 256  # pixels of the longest side
+_PICTURES, _CLASSES = 8, 10
+_MOST_PIXELS = 50_000_000  # a picture of more is named, not shown
+_MOST_TEXT, _TEXT_BYTES = 300, 1 << 20  # characters shown; a longer field is not looked into
+_NPY = b"\x93NUMPY"
+
+
+def reader_html(reader: Reader) -> str:
+    """Counts, classes and pictures of samples spread over the reader, which are read for this."""
+    count = len(reader)
+    facts = [f"{plural(count, 'sample')}, fields {', '.join(reader.fields)}"]
+    if "image" in reader.fields and count:
+        facts.append(f"{human_bytes(int(reader.sizes().sum()))} of images")
+    parts = [f"<p><b>{_text(repr(reader))}</b><br>{_text('; '.join(facts))}</p>"]
+    if reader.classes and count:
+        parts.append(_classes(reader))
+    if "image" in reader.fields and count:
+        shown = sorted({int(number) for number in np.linspace(0, count - 1, _PICTURES)})
+        parts.append("".join(_figure(reader, index) for index in shown))
+    return f"<div>{''.join(parts)}</div>"
+
+
+def sample_html(sample: Sample) -> str:
+    """The key, the label, and each field: a picture, the shape of an array, or the beginning of a text."""
+    rows = "".join(
+        f"<tr><td>{_text(name)}</td><td>{_field(data, _LARGE)}</td></tr>" for name, data in sample.fields.items()
+    )
+    return f"<div><p><b>{_text(sample.key)}</b>, label {sample.label}</p><table>{rows}</table></div>"
+
+
+def _classes(reader: Reader) -> str:
+    labels = reader.labels
+    counts = np.bincount(labels[labels != NO_LABEL], minlength=len(reader.classes))
+    names = [f"{name} {number:,}" for name, number in zip(reader.classes, counts.tolist(), strict=False)]
+    more = f", … {plural(len(names), 'class')}" if len(names) > _CLASSES else ""
+    return f"<p>{_text(', '.join(names[:_CLASSES]) + more)}</p>"
+
+
+def _figure(reader: Reader, index: int) -> str:
+    label = int(reader.labels[index])
+    name = reader.classes[label] if 0 <= label < len(reader.classes) else "" if label == NO_LABEL else str(label)
+    try:
+        picture = _picture(reader.read(index), _SMALL)
+    except (PackerError, OSError) as error:
+        picture = _text(shortened(str(error), _SMALL))
+    style = "display:inline-block;margin:2px;text-align:center;vertical-align:top"
+    caption = f"<figcaption>{index}: {_text(shortened(name, 16))}</figcaption>"
+    return f'<figure style="{style}" title="{_text(reader.keys[index])}">{picture}{caption}</figure>'
+
+
+def _field(data: Buffer, side: int) -> str:
+    size = f"{len(data):,} bytes"
+    try:
+        if bytes(data[: len(_NPY)]) == _NPY:
+            array = parse_npy(data)
+            return _text(f"{array.dtype} {list(array.shape)}, {size}")
+        if sniff(data):
+            return f"{_picture(data, side)}<br>{_text(f'{sniff(data)}, {size}')}"
+        return _text(size if len(data) > _TEXT_BYTES else f"{shortened(bytes(data).decode(), _MOST_TEXT)}  ({size})")
+    except UnicodeDecodeError:
+        return _text(size)
+    except BadSampleError as error:
+        return _text(f"{error}, {size}")
+
+
+def _picture(data: Buffer, side: int) -> str:
+    """An <img> of at most `side` pixels. Raises BadSampleError."""
+    header = read_header(data)
+    if header.height * header.width > _MOST_PIXELS:
+        raise BadSampleError(f"{header.width} x {header.height} pixels are too many to show here")
+    image = Image.fromarray(decode_image(data))
+    image.thumbnail((side, side))
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=85)
+    code = base64.b64encode(file.getvalue()).decode()
+    return f'<img width="{image.width}" height="{image.height}" alt="" src="data:image/jpeg;base64,{code}">'
+
+
+def _text(text: str) -> str:
+    return html.escape(printable(text))

@@ -1,0 +1,103 @@
+"""`packer doctor` finds what is wrong with an environment, `packer completion` completes, the help has tasks."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from suites.programs import run_packer, run_python
+
+from packer.cli.group import cli
+
+
+def checks(*arguments: object, status: int = 0, **options: object) -> dict[str, list[dict[str, str]]]:
+    """What `packer doctor` found, by what it is about. As in the command, the current directory is not searched."""
+    code = "import sys; sys.path.remove(''); from packer.cli import main; main()"
+    done = run_python("-c", code, "doctor", "--json", *arguments, **options)
+    assert done.returncode == status, done.stdout + done.stderr
+    found: dict[str, list[dict[str, str]]] = {}
+    for check in json.loads(done.stdout)["checks"]:
+        found.setdefault(check["about"], []).append(check)
+    return found
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> dict[str, str]:
+    """An environment in which no extra works, so that nothing large is imported."""
+    for module in ("torch", "numba", "pyarrow", "triton", "matplotlib", "obstore", "nvidia", "mpi4py"):
+        (tmp_path / f"{module}.py").write_text("raise ImportError('a double that is broken')\n")
+    return {**os.environ, "PYTHONPATH": str(tmp_path)}
+
+
+def test_an_environment_that_works(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    doubles = tmp_path_factory.mktemp("doubles")  # torch and numba are the real ones
+    for module in ("pyarrow", "triton", "matplotlib", "obstore"):
+        (doubles / f"{module}.py").touch()
+    found = checks(tmp_path, env={**os.environ, "PYTHONPATH": str(doubles)})
+    assert all(check["state"] != "problem" for about in found.values() for check in about)
+    for about in ("packer", "CPUs", "memory", "open files", "/dev/shm", "staging", str(tmp_path), "[torch]", "GPU"):
+        assert about in found
+    assert found["[torch]"][0]["found"].startswith(f"torch {importlib.metadata.version('torch')}")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_broken_is_a_problem(alone: dict[str, str], tmp_path: Path) -> None:
+    place = tmp_path / "here"
+    place.mkdir()
+    (place / "cache.py").touch()
+    other = tmp_path / "other-1.0.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (other / "top_level.txt").write_text("readers\n")
+    found = checks(cwd=place, env=alone, status=1)
+    assert "cache.py" in found["cache"][0]["found"] and found["cache"][0]["state"] == "problem"
+    assert "the distribution other also has a package called readers" in found["readers"][0]["found"]
+    assert "pip uninstall other" in found["readers"][0]["advice"]
+    broken = found["[parquet]"][0]
+    assert broken["state"] == "problem" and "pyarrow: ImportError: a double that is broken" in broken["found"]
+    assert "GPU" not in found or found["GPU"][0]["state"] == "problem"
+
+
+def test_limits_come_with_advice(alone: dict[str, str]) -> None:
+    command = f"ulimit -Sn 256; exec {sys.executable} -m packer doctor"
+    shown = subprocess.run(["sh", "-c", command], env=alone, capture_output=True, text=True).stdout
+    assert re.search(r"open files +note +256 at a time", shown) and "ulimit -n" in shown
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_completion_is_installed_and_completes(tmp_path: Path) -> None:
+    env = {**os.environ, "XDG_DATA_HOME": str(tmp_path), "SHELL": "/bin/bash"}
+    assert run_packer("completion", env=env).returncode == 0
+    script = tmp_path / "bash-completion/completions/packer"
+    (tmp_path / "packer").write_text(f'#!/bin/sh\nexec {sys.executable} -m packer "$@"\n')
+    (tmp_path / "packer").chmod(0o755)
+
+    def completed(*words: str) -> set[str]:
+        line = f"source {script}; COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; "
+        code = line + '_packer_completion packer; printf "%s\\n" "${COMPREPLY[@]}"'
+        search = {**env, "PATH": f"{tmp_path}:{env['PATH']}"}
+        done = subprocess.run(["bash", "-c", code], env=search, capture_output=True, text=True)
+        return set(done.stdout.split())
+
+    assert completed("packer", "con") == {"convert"}
+    assert completed("packer", "convert", "--to", "h") == {"hdf5"}
+    asked = {"COMP_WORDS": f"packer inspect {tmp_path}", "COMP_CWORD": "2", "_PACKER_COMPLETE": "bash_complete"}
+    assert run_packer(env={**env, **asked}).stdout.strip() == f"file,{tmp_path}", "bash completes names of files itself"
+
+
+def test_a_shell_without_completion_is_refused() -> None:
+    done = run_packer("completion", env={**os.environ, "SHELL": "/bin/tcsh"})
+    assert done.returncode == 2 and "$SHELL is tcsh; name one of bash, fish, zsh" in done.stderr
+
+
+def test_the_help_has_every_command_once() -> None:
+    shown = run_packer("--help").stdout
+    for name in cli.commands if cli.commands else cli.list_commands(None):  # type: ignore[arg-type]
+        assert len(re.findall(rf"^  {name} ", shown, re.MULTILINE)) == 1
