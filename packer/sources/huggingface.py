@@ -26,6 +26,7 @@ from packer.formats.base import Arena
 from packer.sources.base import FieldNames, SourceListing, SplitListing, check_names, safe_name
 from packer.sources.file_sets import FilesSource, numbered_keys, numbered_names, split_named, splits_by_value
 from packer.sources.hub_files import class_names, features_in, readme_features, splits_of
+from packer.sources.hub_targets import hub_targets
 from packer.sources.parquet_batches import (
     BinaryColumn,
     batches_of,
@@ -38,6 +39,7 @@ from packer.sources.parquet_batches import (
 from packer.sources.places import NumberPlaces
 from packer.sources.roles import CAPTION_COLUMNS, Roles, choose_roles
 from packer.sources.tables import Table, column_values, json_payload, number_labels
+from packer.sources.targets import Targets
 from readers.fields import check_field, encode_field
 from readers.headers import sniff
 from readers.sample import NO_LABEL, Buffer
@@ -75,6 +77,7 @@ class HuggingFaceSource(FilesSource):
         self.label_column, self.split_column = label_column, split_column
         self.files: list[_File] = []
         self.roles: Roles | None = None
+        self.targets: Targets | None = None
 
     def list_files(self, split: str | None) -> SourceListing:
         found = splits_of(self.root)
@@ -104,6 +107,12 @@ class HuggingFaceSource(FilesSource):
             if split in (None, name):
                 listing.splits[name] = self._split(name, [part[1] for part in parts])
         self._number_labels(listing, labels, features)
+        if roles.target is not None:
+            column = roles.columns[roles.target]
+            every = [path for paths in found.values() for path in paths]
+            feature, kind = features.get(column), schema.field(column).type
+            self.targets = hub_targets(self.root, column, kind, feature, lambda: _values(every, column))
+            listing.classes = self.targets.classes
         return listing if self.split_column is None else self._dealt(listing, values, features, wanted)
 
     def _check_split_column(self, contents: dict[str, str]) -> None:
@@ -266,7 +275,7 @@ class HuggingFaceReader:
                 found = next(self._batches, None)
             if found is None:
                 raise SourceError(f"{path}: row group {group} has {first:,} rows, but claims more: damaged")
-            self._batch = _Batch(found, first, self._roles, path)
+            self._batch = _Batch(found, first, self._roles, path, self._source.targets)
         return self._batch.payloads(row - self._batch.first)
 
     def _start(self, number: int, group: int) -> None:
@@ -288,11 +297,15 @@ class HuggingFaceReader:
 class _Batch:
     """Rows of a row group from `first` on."""
 
-    def __init__(self, batch: Any, first: int, roles: Roles, path: Path) -> None:
+    def __init__(self, batch: Any, first: int, roles: Roles, path: Path, targets: Targets | None) -> None:
         self.first, self.rows, self._roles = first, batch.num_rows, roles
         self._binary = {
-            field: BinaryColumn(batch.column(column)) for field, column in roles.columns.items() if field != "caption"
+            field: BinaryColumn(batch.column(column))
+            for field, column in roles.columns.items()
+            if field not in ("caption", roles.target)
         }
+        self._targets = targets
+        self._labels = column_values(path, "label", batch.column(roles.columns[roles.target])) if roles.target else []
         caption = roles.columns.get("caption")
         self._texts = column_values(path, caption, batch.column(caption)) if caption is not None else []
         self._rest = {name: column_values(path, name, batch.column(name)) for name in roles.metadata}
@@ -303,6 +316,8 @@ class _Batch:
             if field == "json":
                 record = {name: values[row] for name, values in self._rest.items()}
                 found.append(json_payload(record, self._roles.metadata))
+            elif field == self._roles.target and self._targets is not None:
+                found.append(self._targets.payload(self._labels[row]))
             elif field == "caption":
                 text = self._texts[row]
                 found.append(None if text is None else encode_field("text", text))
@@ -332,6 +347,8 @@ def _contents(schema: Any, features: Mapping[str, Any], path: Path) -> tuple[dic
             contents[column.name] = "class"
         elif pa.types.is_integer(kind) or pa.types.is_boolean(kind):
             contents[column.name] = "integer"
+        elif pa.types.is_floating(kind):
+            contents[column.name] = "number"
         elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
             contents[column.name] = "text"
         elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
@@ -342,6 +359,15 @@ def _contents(schema: Any, features: Mapping[str, Any], path: Path) -> tuple[dic
             contents[column.name] = "value"
     names = listed(list(map(repr, left)), 20)
     return contents, [f"{path}: left behind: {names}, which hold several images, or sound or video"] if left else []
+
+
+def _values(paths: Sequence[Path], column: str) -> Iterator[Any]:
+    """Those of a column in some files."""
+    for path in paths:
+        with parquet_file(path) as file:
+            for group in range(len(file.groups)):
+                for batch in batches_of(file, group, [column]):
+                    yield from column_values(path, column, batch.column(column))
 
 
 def _is_list_of_images(kind: Any) -> bool:
