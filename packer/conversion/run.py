@@ -28,6 +28,7 @@ from packer.conversion.pack import ShardTask, pack_shard
 from packer.conversion.plan import ConvertOptions, Plan, Reencode, check_listing, make_plan
 from packer.conversion.result import ConvertResult
 from packer.conversion.saved import Prepared
+from packer.documents import repair_documents
 from packer.formats import format_named
 from packer.output import local_output
 from packer.sources import Source, default_output_name
@@ -62,6 +63,7 @@ def convert(
     reencode: Reencode | None = None,
     ops: Sequence[Op] = (),
     label_offset: int = 0,
+    checksums: bool = True,
     overwrite: bool = False,
     dry_run: bool = False,
     work: str | os.PathLike[str] | None = None,
@@ -97,6 +99,7 @@ def convert(
     ops: ops of `readers.augment` that draw nothing, as [Resize(256), CenterCrop(224)], by the code that carries them
     out in training; masks, boxes and points follow (`packer.conversion.ops`). Needs torch.
     label_offset: added to labels in the shards.
+    checksums: write SHA256SUMS, for  sha256sum -c .
     overwrite: replace an existing set.
     dry_run: list and plan only.
     work: directory of a set for an address until it is uploaded; default a hidden one here, removed afterwards.
@@ -118,6 +121,7 @@ def convert(
         decode=decode,
         reencode=reencode,
         label_offset=label_offset,
+        checksums=checksums,
         where=where,
         ops=tuple(ops),
     )
@@ -171,6 +175,7 @@ class _Conversion:
                 self._watcher.note("warning: no file locks here; make sure that no other conversion writes this output")
             finished = journal.finished_plan()
             if finished == plan.fingerprint and not overwrite:
+                repair_documents(journal.place, scratch=journal.work)
                 journal.remove()
                 return self._result(read_dataset_info(self._out), listing, (), 0)
             if finished is not None and not overwrite:
