@@ -22,7 +22,7 @@ from packer.conversion.commit import commit, replaced_set
 from packer.conversion.given import Stream, as_source, is_files
 from packer.conversion.images import remarks_of
 from packer.conversion.journal import Journal
-from packer.conversion.left_out import count_by_reason, left_out_of, link_warnings, refuse_nothing
+from packer.conversion.left_out import count_by_reason, left_out_of, link_warnings, refuse_nothing, refuse_unlike
 from packer.conversion.ops import check_fields, check_ops
 from packer.conversion.pack import ShardTask, pack_shard
 from packer.conversion.plan import ConvertOptions, Plan, Reencode, check_listing, make_plan
@@ -196,6 +196,7 @@ class _Conversion:
             for warning in remarks_of(meta.remarks for meta in metas):
                 self._watcher.note(f"warning: {warning}")
             try:
+                refuse_unlike(self._source.title, metas)
                 refuse_nothing(self._source.title, getattr(self._source, "root", ""), listing, plan, metas)
             except SourceError:
                 journal.remove()
