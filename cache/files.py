@@ -247,8 +247,8 @@ class Folder:
         with _naming(self.path):
             os.fsync(self.descriptor)
 
-    def lock(self, name: str, wait_seconds: float = 0.0) -> Lock:
-        """Take the exclusive lock of the file `name`, which is created where it is missing.
+    def lock(self, name: str, wait_seconds: float = 0.0, *, shared: bool = False) -> Lock:
+        """Take the lock of the file `name`, which is created where it is missing: alone, or shared with others.
 
         Raises BusyError where another process holds it for longer than `wait_seconds`, FileNotFoundError where this
         directory has been removed, PathError for another kind of file. See `Lock.supported`.
@@ -261,7 +261,7 @@ class Folder:
                 _naming(path),
                 _regular(self._open(parent, last, _LOCK, name), path) as file,
             ):
-                lock = take_lock(file.fileno())
+                lock = take_lock(file.fileno(), shared=shared)
                 if lock is not None and is_at(file.fileno(), last, parent):
                     return lock
             if lock is None:

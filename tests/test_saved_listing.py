@@ -22,7 +22,7 @@ from cache.errors import BadSampleError, DatasetError, OutputError, SourceError
 from cache.files import Folder
 from packer.conversion.choice import Choice
 from packer.conversion.plan import ConvertOptions, check_listing, make_plan
-from packer.conversion.run import ConvertResult
+from packer.conversion.result import ConvertResult
 from packer.conversion.saved import LISTING_FILE, Prepared, SavedSamples, load, question_of, save
 from packer.formats import format_named
 from packer.sources.base import SourceListing

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,53 +19,26 @@ from packer.columns import PartMeta
 from packer.conversion import saved
 from packer.conversion.choice import Choice
 from packer.conversion.commit import commit, replaced_set
+from packer.conversion.given import Stream, as_source, is_files
 from packer.conversion.images import remarks_of
 from packer.conversion.journal import Journal
 from packer.conversion.left_out import count_by_reason, left_out_of, link_warnings, refuse_nothing
+from packer.conversion.ops import check_fields, check_ops
 from packer.conversion.pack import ShardTask, pack_shard
 from packer.conversion.plan import ConvertOptions, Plan, Reencode, check_listing, make_plan
+from packer.conversion.result import ConvertResult
 from packer.conversion.saved import Prepared
+from packer.documents import repair_documents
 from packer.formats import format_named
-from packer.output import Result, local_output
-from packer.sources import Source, default_output_name, open_source, plain_name
+from packer.output import local_output
+from packer.sources import Source, default_output_name
 from packer.sources.base import SourceListing
-from packer.sources.dataset import DatasetSource, class_names, encoded_images
-from packer.sources.several import SeveralSources
 from packer.uploading import convert_to_address
 from packer.workers import Workers, run_shards, without_gc
-from packer.writing import SetWriter, convert_stream
+from readers.augment.ops import Op
 from readers.layout import DatasetInfo, read_dataset_info
 
-__all__ = ["ConvertResult", "convert"]
-
-_SOURCE = ("title", "list", "open", "paths")
-
-
-@dataclass(frozen=True, slots=True)
-class ConvertResult(Result):
-    """What a conversion did. Times are seconds, sizes bytes; splits maps names to samples.
-
-    left_out counts files by what was done with them, left_out_reasons by why.
-    undecided: of a dry run, the part of `where` that is known only of samples that have been read.
-    """
-
-    output: Path | str
-    format: str
-    splits: dict[str, int]
-    classes: int
-    shards: int
-    samples: int
-    payload_bytes: int
-    shard_bytes: int
-    seconds: float
-    shards_resumed: int = 0
-    left_out: dict[str, int] = field(default_factory=dict)
-    left_out_reasons: dict[str, int] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
-    dry_run: bool = False
-    already_done: bool = False
-    uploaded_bytes: int = 0
-    undecided: str = ""
+__all__ = ["convert"]
 
 
 def convert(
@@ -89,7 +61,9 @@ def convert(
     check: str = "header",
     decode: str = "RGB",
     reencode: Reencode | None = None,
+    ops: Sequence[Op] = (),
     label_offset: int = 0,
+    checksums: bool = True,
     overwrite: bool = False,
     dry_run: bool = False,
     work: str | os.PathLike[str] | None = None,
@@ -121,15 +95,20 @@ def convert(
     on_error: what to do with unreadable images ("raise", "skip", "quarantine").
     check: "header", or "decode" for a full decode of each image.
     decode: how readers will decode the images: "RGB", "unchanged" or "none"; others are refused.
-    reencode: how to make the images smaller.
+    reencode: how to make the images smaller, or in which codec to write what `ops` make.
+    ops: ops of `readers.augment` that draw nothing, as [Resize(256), CenterCrop(224)], by the code that carries them
+    out in training; masks, boxes and points follow (`packer.conversion.ops`). Needs torch.
     label_offset: added to labels in the shards.
+    checksums: write SHA256SUMS, for  sha256sum -c .
     overwrite: replace an existing set.
     dry_run: list and plan only.
     work: directory of a set for an address until it is uploaded; default a hidden one here, removed afterwards.
     engine: where shards are packed, if not in processes of this machine; see `packer.open_engine`.
 
-    The bytes of the images are kept exactly unless `reencode` is given. The output does not depend on `workers`.
-    Killed at any moment, the same call resumes. Raises SourceError, BadSampleError, OutputError, WorkerError.
+    The bytes of the images are kept exactly unless `reencode` or `ops` are given. The output does not depend on
+    `workers`. Killed at any moment, the same call resumes.
+
+    Raises SourceError, BadSampleError, OutputError, WorkerError.
     """
     options = ConvertOptions(
         to=to,
@@ -142,15 +121,18 @@ def convert(
         decode=decode,
         reencode=reencode,
         label_offset=label_offset,
+        checksums=checksums,
         where=where,
+        ops=tuple(ops),
     )
-    from_files = _is_files(source)
+    check_ops(ops)
+    from_files = is_files(source)
     choice = Choice(classes if from_files else None, split_fractions, seed, stratify, where)
     crew = Workers(workers, engine)
-    opened, watcher = _as_source(source, fields, None if from_files else classes), watcher or Silent()
+    opened, watcher = as_source(source, fields, None if from_files else classes), watcher or Silent()
 
     def convert_to(out: Path, overwrite: bool) -> ConvertResult:
-        if isinstance(opened, _Stream):
+        if isinstance(opened, Stream):
             return opened.convert(out, options, choice, overwrite, dry_run, watcher)
         return _Conversion(opened, out, options, choice, crew, watcher).run(overwrite, dry_run)
 
@@ -164,71 +146,6 @@ def convert(
         raise ValueError("several sources, or a program's samples, have no name for the output: give output=")
     out = Path(default_output_name(opened, options.to)) if output is None else local_output(output)
     return convert_to(out, overwrite)
-
-
-def _as_source(source: Any, fields: Mapping[str, str] | None, classes: Sequence[str] | None) -> Source | _Stream:
-    if _is_files(source):
-        if fields is not None:
-            raise ValueError("fields= is for samples of a program; for files, see packer.open_source")
-        if not isinstance(source, list | tuple):
-            return open_source(source) if isinstance(source, (str, os.PathLike)) else source
-        sources = [open_source(one) if isinstance(one, (str, os.PathLike)) else one for one in source]
-        names = [plain_name(Path(str(getattr(one, "root", "source")))) for one in sources]
-        return SeveralSources(sources, names) if len(sources) > 1 else sources[0]
-    if hasattr(source, "__len__") and hasattr(source, "__getitem__") and not isinstance(source, (bytes, Mapping)):
-        return DatasetSource(source, fields, classes)
-    if isinstance(source, Iterable) and not isinstance(source, (bytes, Mapping)):
-        return _Stream(encoded_images(source), fields, classes)
-    raise TypeError(
-        f"the source is a {type(source).__name__}, expected a path, a Source as packer.open_source gives, a data set "
-        f"with a length, or an iterable of samples"
-    )
-
-
-def _is_files(source: Any) -> bool:
-    """Whether it is a path, a Source, or a list of these."""
-    if isinstance(source, list | tuple):
-        return bool(source) and all(map(_is_files, source)) and not any(isinstance(one, list | tuple) for one in source)
-    return isinstance(source, (str, os.PathLike)) or all(hasattr(source, name) for name in _SOURCE)
-
-
-@dataclass(frozen=True)
-class _Stream:
-    """Samples of a program that come one after the other."""
-
-    samples: Iterable[Any]
-    fields: Mapping[str, str] | None
-    classes: Sequence[str] | None
-
-    def convert(
-        self, out: Path, options: ConvertOptions, choice: Choice, overwrite: bool, dry_run: bool, watcher: Watcher
-    ) -> ConvertResult:
-        if (
-            choice != Choice(where=options.where)
-            or options.shuffle is not None
-            or dry_run
-            or options.on_error == "quarantine"
-        ):
-            raise ValueError("samples that come one after the other cannot be shuffled, dealt, planned or set aside")
-        started, title = time.perf_counter(), type(self.samples).__name__
-        classes = class_names(self.samples) if self.classes is None else self.classes
-        with SetWriter(out, options, self.fields, classes, overwrite=overwrite, made={"source": title}) as writer:
-            convert_stream(self.samples, writer, on_error=options.on_error, watcher=watcher)
-        info = writer.info
-        assert info is not None
-        shards = [shard for split in info.splits.values() for shard in split.shards]
-        return ConvertResult(
-            output=out,
-            format=options.to,
-            splits={name: split.samples for name, split in info.splits.items()},
-            classes=len(info.classes),
-            shards=len(shards),
-            samples=sum(shard.samples for shard in shards),
-            payload_bytes=int(info.made["payload_bytes"]),
-            shard_bytes=sum(shard.bytes for shard in shards),
-            seconds=time.perf_counter() - started,
-            left_out=({"not packed": len(writer.left_out)} if writer.left_out else {}) | info.made.get("left_out", {}),
-        )
 
 
 class _Conversion:
@@ -258,6 +175,7 @@ class _Conversion:
                 self._watcher.note("warning: no file locks here; make sure that no other conversion writes this output")
             finished = journal.finished_plan()
             if finished == plan.fingerprint and not overwrite:
+                repair_documents(journal.place, scratch=journal.work)
                 journal.remove()
                 return self._result(read_dataset_info(self._out), listing, (), 0)
             if finished is not None and not overwrite:
@@ -299,6 +217,7 @@ class _Conversion:
         listing.warnings += link_warnings(listing)
         for split in listing.splits.values():
             check_listing(split, self._source.title)
+        check_fields(self._options.ops, listing.fields)
         return Prepared(make_plan(listing, self._options, format_named(self._options.to)), listing)
 
     def _check_output(self) -> None:
@@ -349,14 +268,14 @@ class _Conversion:
             skip_strays=prepared.listing.skip_strays,
             out=journal.out,
             shard=shard.name,
-            plan=prepared.plan.fingerprint,
             where=prepared.listing.where,
+            plan=prepared.plan.fingerprint,
         )
 
     def _check_space(self, needed: int) -> None:
         """Refuse before the first byte what cannot fit; re-encoding makes sizes unknowable."""
         free = shutil.disk_usage(self._out).free
-        if self._options.reencode is None and needed > free:
+        if self._options.encoding is None and needed > free:
             raise OutputError(
                 f"{self._out}: needs {needed:,} bytes, {free:,} are free there; make room, or choose another output"
             )

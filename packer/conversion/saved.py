@@ -122,7 +122,8 @@ def question_of(source: Source, options: ConvertOptions, choice: Choice) -> str:
     identity = getattr(source, "identity", "")
     if not identity:
         return ""
-    what = asdict(options)
+    what = options.to_json()
+    what.pop("checksums", None)
     del what["on_error"]  # as in the plan's fingerprint
     text = json.dumps([_VERSION, identity, what, asdict(choice)])
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
