@@ -37,6 +37,7 @@ _TASKS = {
         ),
     },
     "Change sets": {
+        "commit": ("Make a set of what tasks of an array job have packed.", "commit", "command"),
         "append": ("Add a source to a packed set.", "sets", "append_command"),
         "merge": ("Make one set of several.", "sets", "merge_command"),
         "split": ("Deal the samples of a set to splits.", "sets", "split_command"),
