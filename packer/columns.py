@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from cache.checksums import file_sha256
 from cache.errors import DatasetError, OutputError
 from cache.files import Folder, open_regular, sync_file
 from packer.formats.base import PackedSample, Payloads
@@ -285,11 +286,11 @@ def write_npy_header(file: BinaryIO, dtype: str, length: int) -> None:
 
 
 def column_files(folder: Path, names: Iterable[str]) -> dict[str, ColumnFile]:
-    """Size and CRC32C of the files of an index, by name. Raises FormatError for one that is missing or no file."""
+    """Size and checksums of the files of an index, by name. Raises FormatError for one that is missing or no file."""
     columns = {}
     for name in sorted(names):
         with Window(folder / name) as window:
-            columns[name] = ColumnFile(window.size, window.checksum())
+            columns[name] = ColumnFile(window.size, window.checksum(), file_sha256(folder / name))
     return columns
 
 

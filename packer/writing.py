@@ -231,6 +231,8 @@ class SetWriter:
             old.check(plan, ())
         made: dict[str, Any] = {"by": f"packer {__version__}", "source": "a program", "plan": self._fingerprint}
         made |= {"payload_bytes": sum(meta.payload_bytes for meta in metas), **self._made}
+        if not self._options.checksums:
+            made["options"] = {"checksums": False}
         if any(meta.not_chosen for meta in metas):
             made["left_out"] = left_out_of(metas)
         listing = SourceListing(listed, self._form.fields, self._form.classes, self.left_out)
@@ -276,6 +278,7 @@ def writer(
     reencode: Reencode | None = None,
     ops: Sequence[Op] = (),
     label_offset: int = 0,
+    checksums: bool = True,
     overwrite: bool = False,
 ) -> SetWriter:
     """A writer of a new set in the directory `output`, to be used in a `with` statement.
@@ -285,7 +288,7 @@ def writer(
     classes: names of the classes; the position is the label.
     split: of samples that are written without one, default "train".
     shard_size: bytes of a shard at most, or "512MiB"; default 1 GiB. samples_per_shard: instead of it.
-    check, decode, reencode, ops, label_offset: as of `packer.convert`.
+    check, decode, reencode, ops, label_offset, checksums: as of `packer.convert`.
     overwrite: replace the set in `output`, when the block ends without an error.
 
     Memory: some 60 bytes a sample for the keys, and 100 for each sample of a shard. Raises OutputError, ValueError.
@@ -299,6 +302,7 @@ def writer(
         decode=decode,
         reencode=reencode,
         label_offset=label_offset,
+        checksums=checksums,
         ops=tuple(ops),
     )
     check_ops(ops)

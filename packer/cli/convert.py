@@ -206,6 +206,7 @@ _SECTIONS = {
 @click.option("--private", is_flag=True, default=None, help="List of addresses: also ask hosts in private networks.")
 @click.option("--task", callback=_task, metavar="I/N", help="Pack share I of N only, I from 0, as a task "
               "of an array job. When all are done,  packer commit OUTPUT  makes the set.")  # fmt: skip
+@click.option("--no-checksums", "checksums", is_flag=True, flag_value=False, default=True, help="No SHA256SUMS.")
 @click.option("--overwrite", is_flag=True, help="Replace the set, or unfinished conversion, in the output directory.")
 @click.option("--dry-run", is_flag=True, help="List and plan only.")
 @json_option
@@ -296,6 +297,7 @@ def summary(result: ConvertResult) -> list[str]:
 @click.option("--classes", type=click.Path(exists=True, dir_okay=False), help="Text file of class names, one a line.")
 @click.option("--accept-loss", is_flag=True, help="Continue although shards are missing, or the existing set would "
               "lose samples, splits, classes or fields.")  # fmt: skip
+@click.option("--no-checksums", "checksums", is_flag=True, flag_value=False, default=True, help="No SHA256SUMS.")
 @click.option("--jpeg-rows", is_flag=True, help="Of the set in SHARDS, a directory, note where the rows of its JPEGs "
               "begin, and change nothing else: readers of an address then fetch fewer bytes. Needs numba.")  # fmt: skip
 @workers_option

@@ -31,6 +31,7 @@ from packer.conversion.pack import ShardTask, pack_shard
 from packer.conversion.plan import ConvertOptions, check_listing, make_plan
 from packer.conversion.result import ConvertResult, Summary
 from packer.conversion.saved import Prepared
+from packer.documents import repair_documents
 from packer.formats import format_named
 from packer.sources import Source
 from packer.sources.base import SourceListing
@@ -64,6 +65,7 @@ class Conversion:
             self._warn(journal)
             done = self._finished(journal, prepared, overwrite)
             if done is not None:
+                repair_documents(journal.place, scratch=journal.work)
                 journal.remove()
                 return done
             self._check_replaced(journal, prepared)

@@ -31,9 +31,10 @@ from cache.errors import BadNameError, DatasetError, OutputError
 from cache.files import BusyError, Folder, Lock
 from packer.columns import PartMeta, load_meta, remove_index
 from packer.conversion.plan import Plan, PlannedShard
+from packer.documents import remove_documents
 from packer.output import output_errors
 from readers.layout import DATASET_FILE, read_dataset_info
-from readers.names import QUARANTINE_FOLDER, REPORT_FILE, WORK_FOLDER, SplitName
+from readers.names import DOCUMENTS, QUARANTINE_FOLDER, REPORT_FILE, WORK_FOLDER, SplitName
 
 __all__ = ["NAMES_FILE", "REPLACED_FOLDER", "Journal"]
 
@@ -131,7 +132,8 @@ class Journal:
         if not self.work.kind(_PLAN_FILE):
             return set()
         shards = {name.removesuffix(".part") for name in self.work.names() if name.endswith(".part")}
-        return {*shards, *(f"{split}.index" for split in self._planned_splits()), REPORT_FILE, QUARANTINE_FOLDER}
+        indexes = (f"{split}.index" for split in self._planned_splits())
+        return {*shards, *indexes, *DOCUMENTS, REPORT_FILE, QUARANTINE_FOLDER}
 
     def finished_plan(self) -> str | None:
         """The plan fingerprint of the set in `out`; None where there is no set, "" if it has no fingerprint."""
@@ -221,7 +223,8 @@ class Journal:
     def _start_over(self) -> None:
         """Remove everything an unfinished conversion left: in its working folder, and what its commit had moved."""
         if not self.place.kind(DATASET_FILE):
-            for name in self._moved_names() & set(self.place.names()):
+            remove_documents(self.place, DOCUMENTS)
+            for name in self._moved_names().difference(DOCUMENTS) & set(self.place.names()):
                 if self.place.kind(name) != "folder":
                     self.place.unlink(name)
                 elif name == QUARANTINE_FOLDER:

@@ -20,6 +20,7 @@ from packer.conversion.journal import Journal
 from packer.conversion.ops import check_ops
 from packer.conversion.plan import ConvertOptions, Reencode
 from packer.conversion.result import ConvertResult, Summary
+from packer.documents import repair_documents
 from packer.output import local_output
 from packer.sources import Source, default_output_name
 from packer.sources.base import SourceListing
@@ -54,6 +55,7 @@ def convert(
     reencode: Reencode | None = None,
     ops: Sequence[Op] = (),
     label_offset: int = 0,
+    checksums: bool = True,
     overwrite: bool = False,
     dry_run: bool = False,
     work: str | os.PathLike[str] | None = None,
@@ -90,6 +92,7 @@ def convert(
     ops: ops of `readers.augment` that draw nothing, as [Resize(256), CenterCrop(224)], by the code that carries them
     out in training; masks, boxes and points follow (`packer.conversion.ops`). Needs torch.
     label_offset: added to labels in the shards.
+    checksums: write SHA256SUMS, for  sha256sum -c .
     overwrite: replace an existing set.
     dry_run: list and plan only.
     work: directory of a set for an address until it is uploaded; default a hidden one here, removed afterwards.
@@ -113,6 +116,7 @@ def convert(
         decode=decode,
         reencode=reencode,
         label_offset=label_offset,
+        checksums=checksums,
         where=where,
         ops=tuple(ops),
     )
@@ -158,6 +162,7 @@ def commit(output: str | os.PathLike[str], *, watcher: Watcher | None = None) ->
         raise OutputError(f"{out}: no task has packed anything here; run  packer convert … --task i/n  first")
     with Journal(out) as journal:
         if journal.is_committed:
+            repair_documents(journal.place, scratch=journal.work)
             journal.remove()
             info = read_dataset_info(out)
             return Summary(out, info.format, started).of_set(info, SourceListing({}, info.fields, info.classes))
