@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from packer.adoption import IndexResult, index
     from packer.advising import Advice, advise
     from packer.conversion.plan import Reencode
-    from packer.conversion.run import ConvertResult, convert
+    from packer.conversion.result import ConvertResult
+    from packer.conversion.run import commit, convert
     from packer.engines import open_engine
     from packer.exported_index import ExportResult, export_index
     from packer.extraction import ExtractResult, extract
@@ -54,7 +55,8 @@ _MODULES = {
     "packer.advising": ("Advice", "advise"),
     "packer.adoption": ("IndexResult", "index"),
     "packer.conversion.plan": ("Reencode",),
-    "packer.conversion.run": ("ConvertResult", "convert"),
+    "packer.conversion.result": ("ConvertResult",),
+    "packer.conversion.run": ("commit", "convert"),
     "packer.engines": ("open_engine",),
     "packer.exported_index": ("ExportResult", "export_index"),
     "packer.extraction": ("ExtractResult", "extract"),
@@ -99,6 +101,7 @@ __all__ = [
     "advise",
     "append",
     "clean_staged",
+    "commit",
     "compare_orders",
     "convert",
     "dedup",

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from readers.folder import open_folder
     from readers.joined import concat
     from readers.sharing import Shared, ShareOptions, share
+    from readers.simulation import Simulation, simulate
     from readers.staging import Staged, StageOptions, stage
     from readers.usage import monitor
 
@@ -84,6 +85,7 @@ __all__ = [
     "ServingError",
     "ShareOptions",
     "Shared",
+    "Simulation",
     "SourceError",
     "StageOptions",
     "Staged",
@@ -99,6 +101,7 @@ __all__ = [
     "open",
     "open_folder",
     "share",
+    "simulate",
     "stage",
 ]
 
@@ -111,6 +114,7 @@ _LAZY = {
     "Coefficients": "readers.caching",
     "Decoded": "readers.caching",
     "Recoded": "readers.caching",
+    "Simulation": "readers.simulation",
     "ShareOptions": "readers.sharing",
     "Shared": "readers.sharing",
     "StageOptions": "readers.staging",
@@ -121,6 +125,7 @@ _LAZY = {
     "monitor": "readers.usage",
     "open_folder": "readers.folder",
     "order": "readers.order",
+    "simulate": "readers.simulation",
     "share": "readers.sharing",
     "stage": "readers.staging",
 }

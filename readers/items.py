@@ -1,16 +1,12 @@
 """The fields of an item or a batch: which are asked for, and their values, moved with the image.
 
 Known to every set are "image", "label" (an int, -1 without one), "key" (a str) and "index" (the number of the sample).
-Other fields are what the set has. They are decoded by their kind (`readers.fields`); a sample that lacks one has None.
-Bytes that are not what the kind says make a bad sample, as those of an image do.
+A set whose labels are numbers with fractions, or vectors, has them in a field of kind target, which "label" then means:
+[] or [k], in a batch [n] or [n, k]. Other fields are what the set has. They are decoded by their kind
+(`readers.fields`); a sample that lacks one has None. Bytes that are not what the kind says make a bad sample, as those
+of an image do.
 
-Where the image is cropped, resized, flipped or turned, these follow it (`readers.augment.placement`):
-
-    mask            by the same geometry, each pixel from one pixel of the mask. Beyond the edges: `mask_fill`
-    boxes           what is visible of them; boxes that are not are left out, by `min_visible` and `keep_boxes`
-    rows of boxes   the arrays and points whose names say that they have a row for each box, "box_labels" for "boxes"
-                    and "face_box_ages" for "face_boxes": the rows of boxes that are left out are left out as well
-    points          moved, also beyond the edges, in which case they are outside of the result
+Where the image is cropped, resized, flipped or turned, some of them follow it (`readers.moves`).
 
 A field is read only where it is asked for, and asking changes neither the order nor what is drawn.
 """
@@ -18,7 +14,6 @@ A field is read only where it is asked for, and asking changes neither the order
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -30,6 +25,7 @@ from readers.augment.ops.base import Op, Stage
 from readers.augment.placement import Placement
 from readers.fields import decode_field
 from readers.index import ABSENT
+from readers.moves import MOVING, FieldMoves, FieldOptions
 from readers.reader import SAMPLE_ERRORS, Reader
 from readers.sample import Buffer, upright_sides
 from readers.table import Table, checked_indices
@@ -37,30 +33,8 @@ from readers.table import Table, checked_indices
 __all__ = ["FieldOptions", "Fields", "Payloads"]
 
 _KNOWN_FIELDS = ("image", "label", "key", "index")
-_MOVING = ("mask", "boxes", "points")
 # The bytes of the fields of a sample by name, None for one that it lacks; or why they could not be read.
 Payloads: TypeAlias = Mapping[str, Buffer | None] | Exception
-
-
-@dataclass(frozen=True)
-class FieldOptions:
-    """How masks and boxes follow their image. Raises ValueError.
-
-    min_visible: the share of its area, 0 to 1, of which a box is left out if less is visible; one that is not visible
-        at all is left out in any case.
-    keep_boxes: leave out none; nothing is left of the area of a box that would be.
-    mask_fill: the number in a mask where the image has no pixels: 0, or what the loss ignores.
-    """
-
-    min_visible: float = 0.0
-    keep_boxes: bool = False
-    mask_fill: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.min_visible <= 1:
-            raise ValueError(f"min_visible is a share from 0 to 1, not {self.min_visible!r}")
-        if not 0 <= self.mask_fill <= 255:
-            raise ValueError(f"mask_fill is a number from 0 to 255, not {self.mask_fill!r}")
 
 
 class Fields:
@@ -69,6 +43,8 @@ class Fields:
     fields: names, for tuples; or a mapping {name in the batch: field}, for dictionaries.
     stored: those that the set has besides its images and labels.
     stacked: masks that every sample has, so that those of images of one size make one tensor.
+    targets: those that are targets, which make one tensor.
+    label: the field that is the label: the first target, or "label" for class numbers.
 
     Raises UnknownNameError for a field that the set lacks, and ValueError.
     """
@@ -80,18 +56,21 @@ class Fields:
             raise UnknownNameError(f"fields are a list of names, not {fields!r}: write  fields=({fields!r},)")
         known = [*_KNOWN_FIELDS, *(name for name in reader.fields if name not in _KNOWN_FIELDS)]
         self._names = tuple(fields) if isinstance(fields, Mapping) else None
-        self.wanted = tuple(fields.values()) if isinstance(fields, Mapping) else tuple(fields)
+        self._kinds = _kinds_of(reader)
+        self.label = next((name for name, kind in self._kinds.items() if kind == "target"), "label")
+        asked = tuple(fields.values()) if isinstance(fields, Mapping) else tuple(fields)
+        self.wanted = tuple(self.label if name == "label" else name for name in asked)
         for name in self.wanted:
             if name not in known:
                 raise UnknownNameError(f"no field {name!r}; a batch can have {', '.join(known)}")
         self.options = options or FieldOptions()
         self.stored = tuple(dict.fromkeys(name for name in self.wanted if name not in _KNOWN_FIELDS))
-        self._kinds = _kinds_of(reader)
-        self._boxes_of = self._find_boxes(reader) if self.stored else {}
-        self._read = tuple(dict.fromkeys((*self._boxes_of.values(), *self.stored)))  # boxes before their rows
+        self._moves = FieldMoves(self._kinds, self.stored, self.options)
+        self._read = self._moves.order
         table: Table | None = getattr(reader, "table", None)
         masks = [name for name in self.stored if self._kinds[name] == "mask"]
         self.stacked = frozenset(name for name in masks if not _is_lacking(table, name))
+        self.targets = frozenset(name for name in self.stored if self._kinds[name] == "target")
         if self.moving and "image" in self.wanted and table is not None and table.forms and not table.has_headers:
             raise ValueError(
                 f"{self.moving[0]} cannot follow images that a cache has converted from a size that no index knows: "
@@ -101,7 +80,7 @@ class Fields:
     @property
     def moving(self) -> tuple[str, ...]:
         """The fields that follow the image where it is cropped, resized, flipped or turned."""
-        return tuple(name for name in self.stored if self._kinds[name] in _MOVING or name in self._boxes_of)
+        return self._moves.names
 
     def kind(self, name: str) -> str:
         """The kind of a stored field."""
@@ -109,7 +88,7 @@ class Fields:
 
     def is_array(self, name: str) -> bool:
         """Whether the values of a stored field are arrays."""
-        return self._kinds[name] in (*_MOVING, "array", "image")
+        return self._kinds[name] in (*MOVING, "array", "image", "target")
 
     def check_ops(self, ops: Sequence[Op]) -> None:
         """Raise ValueError for ops that a field does not follow."""
@@ -125,6 +104,14 @@ class Fields:
         if mixing and self.moving:
             raise ValueError(
                 f"{mixing[0]!r} mixes images, which {self.moving[0]} does not follow: leave one of them out"
+            )
+
+    def refuse_targets(self, what: str) -> None:
+        """Raise ValueError where labels are asked of a set whose labels are not class numbers."""
+        if self.label != "label":
+            raise ValueError(
+                f"{what} hands out class numbers, and the labels of this set are in its field {self.label!r}: take "
+                f"ImageLoader or readers.torch, or leave the label out and read that field by the index"
             )
 
     def check_apart(self, why: str, advice: str) -> None:
@@ -181,40 +168,18 @@ class Fields:
         for name in self._read:
             data = payloads[name]
             if data is None:
+                if name in self.targets:
+                    raise BadSampleError(f"has no {name}, which is its label")
                 values[name] = None
                 continue
             try:
                 value = decode_field(self._kinds[name], data)
                 if placement is not None:
-                    value = self._moved(name, value, placement, chosen)
+                    value = self._moves.move(name, value, placement, chosen)
             except BadSampleError as error:
                 raise BadSampleError(f"field {name}: {error}") from error
             values[name] = value
         return values
-
-    def _moved(self, name: str, value: Any, placement: Placement, chosen: dict[str, npt.NDArray[np.bool_]]) -> Any:
-        """chosen: by boxes, those of a sample that are kept."""
-        kind, options = self._kinds[name], self.options
-        if kind == "mask":
-            return placement.mask(value, options.mask_fill)
-        if kind == "boxes":
-            boxes, shares = placement.boxes(value)
-            visible = (shares > 0) & (shares >= options.min_visible)
-            if options.keep_boxes:
-                boxes[~visible, 2:] = boxes[~visible, :2]
-                return boxes
-            chosen[name] = visible
-            return boxes[visible]
-        if kind == "points":
-            value = placement.points(value)
-        rows = chosen.get(self._boxes_of.get(name, ""))
-        if rows is None:
-            return value
-        if not value.ndim or len(value) != len(rows):
-            raise BadSampleError(
-                f"is {list(value.shape)}, but there are {len(rows)} {self._boxes_of[name]}: expected a row for each"
-            )
-        return value[rows]
 
     def placement(
         self,
@@ -239,20 +204,6 @@ class Fields:
         if not all(size) or (job is None and not before):
             return None
         return Placement(size, before) if job is None else Placement.of_job(size, job, result, before)
-
-    def _find_boxes(self, reader: Reader) -> dict[str, str]:
-        """The boxes that a stored field has a row for each of, by the name of the field."""
-        prefixes = {f"{_singular(name)}_": name for name, kind in self._kinds.items() if kind == "boxes"}
-        return {
-            name: boxes
-            for name in self.stored
-            for prefix, boxes in prefixes.items()
-            if name.startswith(prefix) and self._kinds[name] in ("array", "points") and boxes in reader.fields
-        }
-
-
-def _singular(name: str) -> str:
-    return name[:-2] if name.endswith("boxes") else name
 
 
 def _kinds_of(reader: Any) -> dict[str, str]:

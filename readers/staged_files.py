@@ -23,13 +23,13 @@ import numpy.typing as npt
 
 from cache.errors import DatasetError, StagingError
 from cache.files import read_regular
-from cache.staging import FolderSource, Manifest, Source, StagedFile, total_bytes
+from cache.staging import FolderSource, Manifest, Source, StagedFile
 from readers.index import Index
 from readers.layout import DATASET_FILE, MAX_JSON_BYTES, DatasetInfo, SplitInfo, read_dataset_info
 from readers.order.base import Int64s
 from readers.order.local import NodeLocal, shard_starts
 
-__all__ = ["Portion", "SetFiles", "describe_files", "set_files", "shard_owners"]
+__all__ = ["Portion", "SetFiles", "describe_files", "set_files", "shard_owners", "shards_of_fraction"]
 
 
 @dataclass(frozen=True)
@@ -73,12 +73,7 @@ class SetFiles:
         for name in self.splits(portion):
             split = self.info.splits[name]
             listed = [self.manifest.by_path[split.shards[number].path] for number in self._share(split, portion)]
-            limit, sum_bytes = portion.fraction * total_bytes(listed), 0
-            for file in listed:
-                if sum_bytes >= limit and sum_bytes > 0:
-                    break
-                chosen.append(file)
-                sum_bytes += file.bytes
+            chosen += listed[: shards_of_fraction([file.bytes for file in listed], portion.fraction)]
         return list(dict.fromkeys(chosen))
 
     def in_turn(self, shards: Sequence[StagedFile], starts: Int64s, turns: Int64s) -> list[StagedFile]:
@@ -139,6 +134,13 @@ def _shards_of(columns: Sequence[npt.NDArray[Any]], samples: range, shards: int)
     for column in columns:
         found[column[samples.start : samples.stop]] = True
     return found
+
+
+def shards_of_fraction(sizes: Sequence[int], fraction: float) -> int:
+    """How many shards, from the front, `fraction` of the bytes takes: at least one, where there is one."""
+    sums = np.cumsum(np.asarray(sizes, np.int64))
+    before = np.append(0, sums)[:-1]
+    return int(((before < fraction * (sums[-1] if len(sums) else 0)) | (before == 0)).sum())
 
 
 def set_files(dataset: str | os.PathLike[str]) -> SetFiles:

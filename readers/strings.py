@@ -17,10 +17,11 @@ import numpy.typing as npt
 
 from cache.errors import DatasetError
 
-__all__ = ["LazySequence", "Names", "NamesBuilder", "Strings", "repeated"]
+__all__ = ["LazySequence", "Names", "NamesBuilder", "Strings", "encoded", "repeated"]
 
 _BLOCK = 4096
 _T = TypeVar("_T")
+_S = TypeVar("_S", bound="Strings")
 
 
 class LazySequence(Sequence[_T]):
@@ -126,7 +127,7 @@ class Strings(LazySequence[str]):
                 except UnicodeDecodeError as error:
                     raise DatasetError(f"a string of this column is not UTF-8: {error}") from error
 
-    def take(self, indices: npt.NDArray[Any]) -> Strings:
+    def take(self: _S, indices: npt.NDArray[Any]) -> _S:
         """The strings at `indices` (int64 [k]) as a new column."""
         offsets = np.zeros(len(indices) + 1, np.uint64)
         for first in range(0, len(indices), _BLOCK):
@@ -189,9 +190,30 @@ class NamesBuilder:
         next(ends)
         self._offsets.extend(ends)
 
+    def extend_encoded(self, blob: bytes, lengths: bytes) -> None:
+        """Add names as `encoded` gives them."""
+        ends = np.cumsum(np.frombuffer(lengths, np.uint16), dtype=np.uint64)
+        ends += np.uint64(len(self._blob))
+        self._blob += blob
+        self._offsets.frombytes(ends.tobytes())
+
+    def encoded(self, first: int = 0, stop: int | None = None) -> tuple[bytes, bytes]:
+        """The names [first, stop), as a process sends them to another one: their UTF-8, uint16 lengths."""
+        offsets = self._offsets[first : None if stop is None else stop + 1]
+        return bytes(self._blob[offsets[0] : offsets[-1]]), _lengths(np.frombuffer(offsets, np.uint64))
+
     def build(self) -> Names:
         """The column, over the memory of this builder: nothing can be appended while it is in use."""
         return Names(np.frombuffer(self._blob, np.uint8), np.frombuffer(self._offsets, np.uint64))
+
+
+def encoded(names: Names) -> tuple[bytes, bytes]:
+    """Names of at most 65,535 bytes each, as `NamesBuilder.extend_encoded` takes them: their UTF-8, uint16 lengths."""
+    return names.blob.tobytes(), _lengths(names.offsets)
+
+
+def _lengths(offsets: npt.NDArray[np.uint64]) -> bytes:
+    return np.diff(offsets).astype(np.uint16).tobytes()
 
 
 def repeated(strings: Callable[[], Iterable[str]], count: int) -> npt.NDArray[np.int64]:

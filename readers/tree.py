@@ -79,10 +79,10 @@ class TreeFiles(LazySequence[TreeFile]):
         names: Strings,
         facts: npt.NDArray[np.int64],
         rows: Rows | None = None,
-        folder_times: Sequence[int] = (),
+        folder_times: npt.ArrayLike = (),
     ) -> None:
         self.folders, self.folder, self.names, self.facts = folders, folder, names, facts
-        self.folder_times = np.array(folder_times, np.int64)
+        self.folder_times = np.asarray(folder_times, np.int64)
         self.rows: Rows = range(len(names)) if rows is None else rows
 
     @classmethod
@@ -113,7 +113,7 @@ class TreeFiles(LazySequence[TreeFile]):
         else:
             whole = isinstance(self.rows, range) and self.rows == range(len(self.names))
             rows = indices if whole else np.asarray(self.rows)[indices]
-        return TreeFiles(self.folders, self.folder, self.names, self.facts, rows)
+        return TreeFiles(self.folders, self.folder, self.names, self.facts, rows, self.folder_times)
 
     def column(self, number: int) -> npt.NDArray[np.int64]:
         """int64 [k]: 0 the sizes, 1 the times of modification, 2 of change; a view where the rows are consecutive."""

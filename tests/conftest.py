@@ -27,8 +27,15 @@ from readers.coefficients import unsupported_reason
 pytest.register_assert_rewrite("suites")
 
 from coefficient_cases import compiled  # noqa: E402, F401
-from remote_suite import address, certificates, packed, proxy, s3, web  # noqa: E402, F401
-from suites.samples import Samples, make_jpeg, turned_image  # noqa: E402
+from remote_suite import (  # noqa: E402, F401
+    address,
+    certificates,
+    packed,
+    proxy,
+    s3,
+    web,
+)
+from suites.samples import Samples, files_of, make_jpeg, turned_image  # noqa: E402, F401
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # A shell's background jobs ignore Ctrl-C, and so would all programs that are started and interrupted here.
@@ -136,11 +143,6 @@ def machine(tmp_path: Path) -> Any:
     from usage_doubles import FakeMachine
 
     return FakeMachine(tmp_path / "root")
-
-
-def files_of(root: Path) -> dict[str, bytes]:
-    """Every file below a folder, by relative path."""
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
 
 
 class Hanging(Protocol):

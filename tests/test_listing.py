@@ -9,7 +9,6 @@ import signal
 import subprocess
 import threading
 import tracemalloc
-from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,13 +25,16 @@ from packer.conversion.plan import ConvertOptions, make_plan
 from packer.formats import format_named
 from packer.sources.base import SomeSamples, SourceListing
 from packer.sources.folder import FolderSource, list_tree
-from readers.examine import NOT_REGULAR, UNKNOWN, FolderFiles, examine, scan
+from readers.examine import UNKNOWN, scan
+from readers.strings import NamesBuilder
 from readers.tree import TreeFile, TreeFiles
 
 
 @pytest.fixture
-def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers.examine, "_FEWEST_FILES", 2)
+def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes get work of a tree of a few files, and folders of 8 or more are shared out again."""
+    for name, value in (("_FEWEST_FILES", 2), ("_RUN", 8), ("_SLICE", 3), ("_BLOCK", 5)):
+        monkeypatch.setattr(readers.examine, name, value)
 
 
 @pytest.fixture
@@ -52,48 +54,65 @@ def mixed(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def groups_of(root: Path) -> list[FolderFiles]:
-    return [
-        FolderFiles(folder, sorted(names)) for folder, _, names in sorted(os.walk(root)) if Path(folder).name != "loop"
-    ]
-
-
-@pytest.mark.usefixtures("small_slices")
-@pytest.mark.parametrize("processes", [1, 2, 3, 5, 64])
-def test_processes_change_nothing(mixed: Path, processes: int) -> None:
-    alone: list[tuple[str, str]] = []
+@pytest.mark.usefixtures("small_tasks")
+@pytest.mark.parametrize("processes", [1, 2, 3, 16])
+def test_processes_change_nothing(mixed: Path, processes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for i in range(20):
+        (mixed / "b" / f"{i:02d}.png").touch()
     together: list[tuple[str, str]] = []
+    found = scan(mixed, together, processes)
+    monkeypatch.undo()
+    alone: list[tuple[str, str]] = []
     files = scan(mixed, alone)
-    assert scan(mixed, together, processes) == files
+    assert found == files
+    assert (found.folders, found.folder_times.tolist()) == (files.folders, files.folder_times.tolist())
+    assert found.folder_times.tolist() == [(mixed / folder).stat().st_mtime_ns for folder in files.folders]
     assert together == alone
     assert [reason for _, reason in alone[5:]] == ["hidden", "a link that leads back to a folder above it"]
     assert [path for path, _ in alone if path.startswith("b/")] == ["b/.hidden", "b/.pipe", "b/3-pipe"]
-    told = [file[:3] for file in files]
-    assert ("b/6.jpg", 6, 10**18 + 6) in told
-    assert ("b/link.jpg", 4, 10**18 + 4) in told
+    facts = [file[:3] for file in files]
+    assert ("b/6.jpg", 6, 10**18 + 6) in facts
+    assert ("b/link.jpg", 4, 10**18 + 4) in facts
     assert TreeFile("a/3-dangling.jpg", UNKNOWN, 0) in files
-    assert examine(groups_of(mixed), processes).count(NOT_REGULAR) == 2
+    walked = [str(Path(folder, name)) for folder, _, names in sorted(os.walk(mixed)) for name in sorted(names)]
+    assert [f"{mixed}/{path}" for path in files.paths()] == [
+        path for path in walked if "/." not in path and not path.endswith("-pipe")
+    ]
 
 
-@pytest.mark.usefixtures("small_slices")
-def test_a_folder_that_vanishes(mixed: Path) -> None:
-    groups = [FolderFiles(str(mixed / "gone"), ["a", "b", "c"]), FolderFiles(str(mixed / "b"), ["5.jpg", "gone"])]
-    for processes in (1, 2):
-        assert examine(groups, processes)[::3] == array("q", [UNKNOWN, UNKNOWN, UNKNOWN, 5, UNKNOWN])
+@pytest.mark.usefixtures("small_tasks")
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_folder_that_vanishes_while_it_is_examined(
+    tmp_path: Path, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its names are listed; the conversion says of each file that it cannot be read."""
+    for i in range(20):
+        (tmp_path / f"{i:02d}.jpg").write_bytes(b"x")
+    opened, original = [], os.open
+
+    def gone(path: Any, *arguments: Any, **options: Any) -> int:
+        opened.append(path)
+        if len(opened) > 1:
+            raise FileNotFoundError(2, "No such file or directory")
+        return original(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", gone)
+    files = scan(tmp_path, [], processes)
+    assert [file.bytes for file in files] == [1 if processes == 1 else UNKNOWN] * 20
 
 
-@pytest.mark.usefixtures("small_slices")
-def test_a_child_that_dies_costs_nothing(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    groups, parent, original = groups_of(mixed), os.getpid(), readers.examine._examine
-    expected = examine(groups)
+@pytest.mark.usefixtures("small_tasks")
+def test_a_process_that_dies_costs_nothing(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, parent, original = scan(mixed, []), os.getpid(), readers.examine._examine
 
-    def deadly(part: Any) -> Any:
+    def deadly(*arguments: Any) -> Any:
         if os.getpid() != parent:
             os.kill(os.getpid(), signal.SIGKILL)
-        return original(part)
+        return original(*arguments)
 
     monkeypatch.setattr(readers.examine, "_examine", deadly)
-    assert examine(groups, 4) == expected
+    with bounded():
+        assert scan(mixed, [], 4) == expected
 
 
 def children() -> set[str]:
@@ -102,25 +121,45 @@ def children() -> set[str]:
     return {child for task in tasks for child in (task / "children").read_text().split()}
 
 
-def test_an_interrupt_leaves_no_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The answers of these children do not fit a pipe, so they are writing when reading ends."""
-    monkeypatch.setattr(readers.examine, "_FEWEST_FILES", 20_000)
+@pytest.mark.usefixtures("small_tasks")
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SourceError])
+def test_an_end_before_time_leaves_no_children(
+    mixed: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
     before = children()
-    groups = [FolderFiles(str(tmp_path), [str(i) for i in range(60_000)])]
-    parent, original = os.getpid(), readers.examine._examine
+    parent, original, calls = os.getpid(), NamesBuilder.extend_encoded, []
 
-    def interrupted(part: Any) -> Any:
-        if os.getpid() == parent:
-            raise KeyboardInterrupt
-        return original(part)
+    def interrupted(self: NamesBuilder, *arguments: Any) -> None:
+        calls.append(1)
+        if os.getpid() == parent and len(calls) > 3:
+            assert children() > before
+            raise error("enough")
+        original(self, *arguments)
 
-    monkeypatch.setattr(readers.examine, "_examine", interrupted)
-    with bounded(), pytest.raises(KeyboardInterrupt):
-        examine(groups, 3)
+    monkeypatch.setattr(NamesBuilder, "extend_encoded", interrupted)
+    with bounded(), pytest.raises(error):
+        scan(mixed, [], 3)
     assert children() <= before
 
 
-@pytest.mark.usefixtures("small_slices")
+@pytest.mark.usefixtures("small_tasks")
+@pytest.mark.parametrize("processes", [1, 3])
+def test_a_folder_that_cannot_be_read_is_an_error_in_any_process(
+    mixed: Path, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = os.open
+
+    def refused(path: Any, *arguments: Any, **options: Any) -> int:
+        if str(path).endswith("/c"):
+            raise PermissionError(13, "Permission denied")
+        return original(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", refused)  # root, as whom tests may run, reads any folder
+    with bounded(), pytest.raises(SourceError, match="c: cannot be listed: Permission denied"):
+        scan(mixed, [], processes)
+
+
+@pytest.mark.usefixtures("small_tasks")
 def test_a_program_with_threads_is_not_forked(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fork", None)
     over = threading.Event()
@@ -177,6 +216,7 @@ def test_trees_may_be_1500_folders_deep(deep: Path, tmp_path: Path, to: str) -> 
         assert folder.keys == list(reader.keys) == ["d/" * 1500 + "1"]
 
 
+@pytest.mark.usefixtures("small_tasks")
 def test_links_that_multiply_are_refused(tmp_path: Path) -> None:
     root = tmp_path / "tree"
     for level in range(25):
@@ -185,8 +225,9 @@ def test_links_that_multiply_are_refused(tmp_path: Path) -> None:
     for level in range(24):
         for name in ("a", "b"):
             (root / f"level{level}" / name).symlink_to(root / f"level{level + 1}")
-    with bounded(), pytest.raises(SourceError, match="is reached on more than 64 paths, through links to links"):
-        scan(root / "level0", [])
+    for processes in (1, 2):
+        with bounded(), pytest.raises(SourceError, match="is reached on more than 64 paths, through links to links"):
+            scan(root / "level0", [], processes)
 
 
 def test_a_folder_may_be_linked_to_more_than_once(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from cache.errors import BadSampleError, DatasetError, OutputError, SourceError
 from cache.files import Folder
 from packer.conversion.choice import Choice
 from packer.conversion.plan import ConvertOptions, check_listing, make_plan
-from packer.conversion.run import ConvertResult
+from packer.conversion.result import ConvertResult
 from packer.conversion.saved import LISTING_FILE, Prepared, SavedSamples, load, question_of, save
 from packer.formats import format_named
 from packer.sources.base import SourceListing
@@ -75,18 +76,26 @@ def unfinished(convert: Callable[..., ConvertResult]) -> Callable[..., ConvertRe
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("shuffle", [None, 7])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"shuffle": 7},
+        {"where": "class_name != 'cat' and bytes > 0", "shuffle": 7},
+        {"classes": ["owl", "dog"]},
+    ],
+    ids=str,
+)
 def test_what_is_resumed_is_not_listed_again(
-    convert: Callable[..., ConvertResult], photos: Path, tmp_path: Path, shuffle: int | None, workers: int
+    convert: Callable[..., ConvertResult], photos: Path, tmp_path: Path, options: dict[str, Any], workers: int
 ) -> None:
     with pytest.raises(BadSampleError):
-        convert(shuffle=shuffle)
-    result = convert(shuffle=shuffle, on_error="skip", workers=workers)
-    assert (Counted.calls, result.left_out) == (1, {"skipped": 1})
-    assert 0 < result.shards_resumed < result.shards == 12
+        convert(**options)
+    result = convert(**options, on_error="skip", workers=workers)
+    assert (Counted.calls, result.left_out["skipped"]) == (1, 1)
+    assert 0 < result.shards_resumed < result.shards
     again = tmp_path / "again"
-    options = {"samples_per_shard": 4, "shuffle": shuffle, "on_error": "skip"}
-    packer.convert(Counted(photos), "tar", again, workers=1, **options)
+    packer.convert(Counted(photos), "tar", again, samples_per_shard=4, workers=1, on_error="skip", **options)
     assert files_of(again) == files_of(tmp_path / "out")
 
 
@@ -161,7 +170,9 @@ OPTIONS = ConvertOptions("tar", samples_per_shard=5, shuffle=3)
 
 
 def listed(root: Path, options: ConvertOptions = OPTIONS) -> Prepared:
+    """A listing whose properties are not the usual ones."""
     listing = FolderSource(root).list(None)
+    listing = replace(listing, warnings=["of a kind"], max_workers=3, where="width > 1", not_chosen=2)
     for part in listing.splits.values():
         check_listing(part, "x")
     return Prepared(make_plan(listing, options, format_named(options.to)), listing)
@@ -197,7 +208,8 @@ def test_what_is_loaded_is_what_was_listed(tree: Path, saved: tuple[Path, str]) 
     assert [(s.split, s.name, len(s.indices), s.source_bytes) for s in loaded.plan.shards] == [
         (s.split, s.name, len(s.indices), s.source_bytes) for s in expected.plan.shards
     ]
-    assert loaded.listing.left_out == expected.listing.left_out
+    for name in {field.name for field in fields(SourceListing)} - {"splits", "watched"}:
+        assert getattr(loaded.listing, name) == getattr(expected.listing, name), name
     assert list(loaded.paths(FolderSource(tree))) == [
         f"{tree}/{row[4]}" for shard in rows_of(expected) for row in shard
     ]
@@ -281,7 +293,8 @@ def test_a_damaged_file_is_not_used(saved: tuple[Path, str], tree: Path) -> None
         {"splits": [["train", "train", 1 << 40]]},
         {"classes": 7},
         {"left_out": [1]},
-        {"max_workers": "x"},
+        {"more": {}},
+        {"more": {"max_workers": [], "where": 7}},
     ],
 )
 def test_a_head_that_lies(saved: tuple[Path, str], tree: Path, change: dict[str, Any]) -> None:

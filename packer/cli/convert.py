@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from packer.cli.text import (
     watcher,
     workers_option,
 )
+from packer.conversion.ops import parse_op
 from packer.conversion.plan import (
     CHECKS,
     CODECS,
@@ -35,12 +37,14 @@ from packer.conversion.plan import (
     ON_ERROR,
     Reencode,
 )
-from packer.conversion.run import ConvertResult, convert
+from packer.conversion.result import ConvertResult
+from packer.conversion.run import convert
 from packer.exported_index import TARGETS, Target, export_index
 from packer.formats import format_aliases, resolve_format, writable_formats
 from packer.jpeg_rows import index_jpeg_rows
 from packer.sources import FETCH_OPTIONS, open_source
 from packer.sources.tree_layouts import LAYOUTS
+from readers.augment.ops import Op
 from readers.names import FieldName
 
 __all__ = ["OF_THE_SOURCE", "Container", "command", "export_command", "index_command", "summary"]
@@ -72,6 +76,22 @@ def _names(ctx: click.Context, param: click.Parameter, given: str | None) -> lis
     return None if given is None else given.split(",")
 
 
+def _ops(ctx: click.Context, param: click.Parameter, given: Sequence[str]) -> list[Op]:
+    try:
+        return [parse_op(text) for text in given]
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+def _task(ctx: click.Context, param: click.Parameter, given: str | None) -> tuple[int, int] | None:
+    if given is None:
+        return None
+    number, slash, count = given.partition("/")
+    if not (slash and number.isdecimal() and count.isdecimal() and int(number) < int(count)):
+        raise click.BadParameter(f"{given!r} is not I/N with I from 0 to N - 1, as 0/4")
+    return int(number), int(count)
+
+
 class Container(click.ParamType):  # type: ignore[type-arg]
     """A format that can be written, under any of its names."""
 
@@ -93,7 +113,7 @@ class Container(click.ParamType):  # type: ignore[type-arg]
 
 _SECTIONS = {
     "Which samples": ("split", "split_column", "split_fractions", "seed", "stratify", "classes", "where"),
-    "Images": ("on_error", "check", "decode", "reencode", "quality", "max_side", "resize_short"),
+    "Images": ("on_error", "check", "decode", "reencode", "quality", "max_side", "resize_short", "ops"),
     "Shards": ("shard_size", "samples_per_shard", "shuffle", "label_offset"),
     "What a source calls things": (
         *("path_column", "label_column", "fields", "folder", "image_key", "label_key", "source_label_offset"),
@@ -142,6 +162,9 @@ _SECTIONS = {
 @click.option("--resize-short", type=click.IntRange(min=1), metavar="N", help="Shrink to a shortest side of N pixels.")
 @click.option("--quality", type=click.IntRange(1, 100), metavar="Q", help="JPEG or WebP quality of re-encoded images. "
               "Default: 90.")  # fmt: skip
+@click.option("--op", "ops", multiple=True, callback=_ops, metavar="NAME:VALUES", help="Do this to each image, as "
+              "training would, and encode the result: Resize:256, CenterCrop:224, Crop:TOP,LEFT,HEIGHT,WIDTH. May be "
+              "repeated, in order. Masks, boxes and points follow. Needs torch.")  # fmt: skip
 @click.option("--label-offset", type=click.IntRange(min=0), default=0, metavar="N", help="Labels in the shards "
               "start at N (1: as in the ImageNet TFRecords); those of readers start at 0.")  # fmt: skip
 @click.option("--path-column", metavar="COLUMN", help="Manifest: column of image paths. List of addresses: "
@@ -181,6 +204,9 @@ _SECTIONS = {
               "Default: 30.")  # fmt: skip
 @click.option("--max-bytes", type=Size(), metavar="SIZE", help="List of addresses: largest image. Default: 64MiB.")
 @click.option("--private", is_flag=True, default=None, help="List of addresses: also ask hosts in private networks.")
+@click.option("--task", callback=_task, metavar="I/N", help="Pack share I of N only, I from 0, as a task "
+              "of an array job. When all are done,  packer commit OUTPUT  makes the set.")  # fmt: skip
+@click.option("--no-checksums", "checksums", is_flag=True, flag_value=False, default=True, help="No SHA256SUMS.")
 @click.option("--overwrite", is_flag=True, help="Replace the set, or unfinished conversion, in the output directory.")
 @click.option("--dry-run", is_flag=True, help="List and plan only.")
 @json_option
@@ -225,6 +251,12 @@ def summary(result: ConvertResult) -> list[str]:
             f"{result.output}: would hold at most {what} in {shards}",
             f"  {result.undecided} is not known before the images are read",
         ]
+    if result.task is not None and not result.already_done:
+        number, count = result.task
+        return [
+            f"{result.output}: task {number} of {count}: {what} in {shards}, {human_seconds(result.seconds)}",
+            f"  when all {count} are done:  packer commit {result.output}",
+        ]
     if result.already_done:
         return [f"{result.output}: already holds {what} in {shards}; nothing to do"]
     extra = (result.shard_bytes / result.payload_bytes - 1) * 100 if result.payload_bytes else 0.0
@@ -265,6 +297,7 @@ def summary(result: ConvertResult) -> list[str]:
 @click.option("--classes", type=click.Path(exists=True, dir_okay=False), help="Text file of class names, one a line.")
 @click.option("--accept-loss", is_flag=True, help="Continue although shards are missing, or the existing set would "
               "lose samples, splits, classes or fields.")  # fmt: skip
+@click.option("--no-checksums", "checksums", is_flag=True, flag_value=False, default=True, help="No SHA256SUMS.")
 @click.option("--jpeg-rows", is_flag=True, help="Of the set in SHARDS, a directory, note where the rows of its JPEGs "
               "begin, and change nothing else: readers of an address then fetch fewer bytes. Needs numba.")  # fmt: skip
 @workers_option

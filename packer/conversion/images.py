@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from cache.errors import BadSampleError
 from cache.messages import plural
@@ -34,7 +35,15 @@ from readers.sample import Buffer
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["adopted_image", "check_image", "decode_fully", "prepare_image", "reencode", "remarks_of"]
+__all__ = [
+    "adopted_image",
+    "check_image",
+    "decode_fully",
+    "encode_pixels",
+    "prepare_image",
+    "reencode",
+    "remarks_of",
+]
 
 _DAMAGED, _DEEP, _FRAMES, _NO_RGB = "damaged", "over_8_bits", "further_frames", "without_rgb"
 # The warning about a number of images, of which the first is named.
@@ -50,6 +59,7 @@ _QUALITY = 90
 _PILLOW = {"jpeg": "JPEG", "png": "PNG", "webp": "WEBP"}
 _PNG_BITS, _PNG_COLOUR, _COLOURS = 24, 25, (2, 4, 6)
 _TRANSPARENT = ("RGBA", "LA", "PA", "RGBa", "La")
+_ORIENTATION = 0x0112
 _RAW_EXIF = "Raw profile type exif"
 _PROFILE_SPACE = slice(16, 20)
 
@@ -172,6 +182,42 @@ def reencode(
     if codec == header.media and not resizes and len(data) >= len(image):
         return image, header, name
     return data, read_header(data), name if codec == header.media else renamed(name, key, codec)
+
+
+def encode_pixels(
+    image: Buffer,
+    pixels: npt.NDArray[np.uint8],
+    header: ImageHeader,
+    called: tuple[str, str],
+    options: Reencode,
+    *,
+    changed: bool,
+) -> tuple[Buffer, ImageHeader, str]:
+    """The encoded form of pixels made of an image: its bytes, header, and its name with the suffix of the codec.
+
+    pixels: uint8 [height, width, 3], upright. header: of the image. called: its name, and the key of its sample.
+    changed: whether the pixels are others than those of the image, which keeps its bytes otherwise, if it may.
+    Raises BadSampleError.
+    """
+    from PIL import Image
+
+    kept = header.media if header.media in _PILLOW else "png"
+    codec = kept if options.codec == "keep" else options.codec
+    if not changed and codec == header.media and options.quality is None:
+        return image, header, called[0]
+    is_grey = header.components == 1 and bool((pixels[..., :1] == pixels).all())
+    made = Image.fromarray(np.ascontiguousarray(pixels[..., 0] if is_grey else pixels))
+    out = io.BytesIO()
+    with opened(image, header.media) as picture:
+        exif = picture.getexif()
+        if exif.pop(_ORIENTATION, None) is not None:
+            picture.info["exif"] = exif.tobytes()
+        metadata = _metadata(picture, made.mode)
+    if codec != "png":
+        metadata["quality"] = options.quality or _QUALITY
+    made.save(out, _PILLOW[codec], **metadata)
+    data = out.getvalue()
+    return data, read_header(data), called[0] if codec == header.media else renamed(*called, codec)
 
 
 def _encode(image: Buffer, header: ImageHeader, size: tuple[int, int] | None, codec: str, quality: int) -> bytes:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
+from cache.checksums import file_sha256
 from cache.errors import BadSampleError, OutputError, SourceError
 from cache.files import Folder
 from cache.messages import Counter
 from packer.columns import LeftOut, PartMeta, ShardColumns, save_part
 from packer.conversion.fields import FieldChecks
-from packer.conversion.images import check_image, prepare_image
+from packer.conversion.images import check_image, decode_fully, prepare_image
+from packer.conversion.ops import OpWork, one_thread
 from packer.conversion.plan import ConvertOptions
 from packer.conversion.where import SampleWhere
 from packer.formats import format_named
@@ -67,7 +69,7 @@ def pack_shard(task: ShardTask, counter: Counter) -> PartMeta:
     place = task.out / WORK_FOLDER
     packer = None
     try:
-        with Folder(task.out) as out, out.folder(WORK_FOLDER) as work:
+        with Folder(task.out) as out, out.folder(WORK_FOLDER) as work, one_thread(task.options.ops):
             packer = ShardPacker(place, task.shard, task.spec, task.options, task.where)
             packing = _Packing(task, counter, work, packer)
             packing.run()
@@ -105,7 +107,8 @@ class ShardPacker:
         self._where = SampleWhere(where, spec.classes, tuple(spec.fields), spec.split) if where else None
         self._not_chosen = 0
         self._is_image = "image" in spec.fields
-        self._plain = options.check == "header" and options.reencode is None
+        self._plain = options.check == "header" and options.encoding is None
+        self._ops = OpWork(options.ops, spec.fields, options.encoding) if options.encoding and options.ops else None
         self._fields = FieldChecks(spec.fields, options.check == "decode")
         self.columns = ShardColumns(list(spec.fields))
         self._writer = format_named(options.to).open_writer(place / self._temporary, spec)
@@ -123,7 +126,13 @@ class ShardPacker:
         if self._fields:
             self._fields.check(payloads)
         if image is not None and self._is_image:
-            if self._plain:
+            if self._ops is not None:
+                header, remarks = check_image(image, self._options.decode)
+                if self._options.check == "decode":
+                    decode_fully(image, self._options.decode)
+                payloads, names, header = self._ops.apply(key, payloads, names, header)
+                remarks = remarks if payloads[0] is image else ()
+            elif self._plain:
                 header, remarks = check_image(image, self._options.decode)
             else:
                 given = image
@@ -143,9 +152,11 @@ class ShardPacker:
         """Complete the shard under its name in `work`, on the disk, and write its part."""
         written = self._writer.finish()
         work.rename(self._temporary, shard)
-        info = ShardInfo(shard, written.bytes, len(self.columns), written.crc32c)
+        sha256 = file_sha256(self._place / shard) if self._options.checksums else ""
+        info = ShardInfo(shard, written.bytes, len(self.columns), written.crc32c, sha256)
         size = sum(sum(payloads.length) for payloads in written.payloads.values())
         meta = PartMeta(info, size, tuple(left_out), remarks=self._remarks, plan=plan, not_chosen=self._not_chosen)
+        meta = replace(meta, targets=self._fields.targets)
         save_part(self._place / f"{shard}.part", self.columns.arrays(written.payloads), meta)
         return meta
 

@@ -20,6 +20,7 @@ from cache.errors import BadNameError, SourceError
 from packer.formats import resolve_format
 from packer.formats.base import Format, ShardSpec
 from packer.sources.base import SourceListing, SplitListing
+from readers.augment.ops.base import Op
 from readers.headers import SUFFIX
 from readers.names import FieldName, SplitName
 from readers.strings import repeated
@@ -47,7 +48,7 @@ CHECKS = ("header", "decode")
 DECODES = ("RGB", "unchanged", "none")
 CODECS = ("keep", "jpeg", "png", "webp")
 _VERSION = 1
-_LATER = {"where": None}  # options that came later, and their defaults
+_LATER: dict[str, Any] = {"where": None, "ops": [], "checksums": True}  # options that came later, and their defaults
 _BLOCK = 4096
 _ASSUMED_BYTES = 128 << 10  # of a sample, where a source knows no sizes
 _LARGE_SHARD_BYTES = 1 << 30
@@ -98,7 +99,9 @@ class ConvertOptions:
     reencode: Reencode | None = None
     label_offset: int = 0
     decode: str = "RGB"
+    checksums: bool = True
     where: str | None = None
+    ops: tuple[Op, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "to", resolve_format(self.to))
@@ -127,10 +130,19 @@ class ConvertOptions:
             raise ValueError(f"the label offset must be from 0 to 2^31 - 1, not {self.label_offset}")
         if self.where is not None:
             parse_where(self.where)
+        if self.ops and self.decode != "RGB":
+            raise ValueError("ops are for decode='RGB'; leave decode or the ops out")
+        if self.ops and self.reencode is not None and (self.reencode.max_side or self.reencode.resize_short):
+            raise ValueError("max_side and resize_short resize, and so do ops: leave one of them out")
+
+    @property
+    def encoding(self) -> Reencode | None:
+        """How images are encoded that are not packed as they are; None where all are."""
+        return self.reencode or (Reencode() if self.ops else None)
 
     def to_json(self) -> dict[str, Any]:
         """For dataset.json and the fingerprint; options that came later are there only where they are given."""
-        found = asdict(self)
+        found = asdict(self) | {"ops": [repr(op) for op in self.ops]}
         return {name: value for name, value in found.items() if name not in _LATER or value != _LATER[name]}
 
 
@@ -171,8 +183,8 @@ def make_plan(listing: SourceListing, options: ConvertOptions, container: Format
     shards, specs = [], {}
     for split, part in listing.splits.items():
         sizes = part.bytes if part.bytes.any() else np.full(len(part), _ASSUMED_BYTES)
-        if options.reencode is not None and len(part):
-            _check_new_names(part.names.columns[0], part.keys, options.reencode, split)
+        if options.encoding is not None and len(part):
+            _check_new_names(part.names.columns[0], part.keys, options.encoding, split)
         order = None
         if options.shuffle is not None:
             # RandomState's stream is frozen, that of Generator is not (NEP 19).
@@ -230,6 +242,7 @@ def _fingerprint(listing: SourceListing, options: ConvertOptions) -> str:
     what = options.to_json()
     if what["decode"] == "RGB":
         del what["decode"]  # as before there was a choice
+    what.pop("checksums", None)  # the bytes of the shards are the same
     del what["on_error"]  # shards without a bad sample are the same under every policy; parts with one are checked
     digest.update(json.dumps([_VERSION, what, dict(listing.fields), listing.classes]).encode())
     for name, part in listing.splits.items():

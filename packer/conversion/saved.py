@@ -7,7 +7,7 @@ that shard alone: a worker of this machine, a task of an array job, a conversion
     shards                 int64 [shards, 5]: samples, bytes of the source, offset, length and CRC32C of the block
     left out               UTF-8 JSON: [[path, reason], …]
     folders                UTF-8 JSON: [[path below the source, time of modification in ns], …]
-    head                   UTF-8 JSON: question, fingerprint, splits, classes, fields and where the last three are
+    head                   UTF-8 JSON: question, fingerprint, where the last three are, and all else of the listing
     tail                   uint64 bytes of the head, uint32 CRC32C of it, "PKLS"
 
 The file answers one question (`question_of`): this source, these options. It is not used for another one, where a
@@ -26,7 +26,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,8 @@ _MAGIC, _VERSION = b"PKLS", 1
 _TAIL_BYTES = 16
 _MAX_HEAD_BYTES = 1 << 26
 _MAX_BLOCK_BYTES = 1 << 36
+_COLUMNS = ("splits", "fields", "classes", "left_out", "warnings", "watched")
+_MORE = tuple(one.name for one in fields(SourceListing) if one.name not in _COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,8 @@ def question_of(source: Source, options: ConvertOptions, choice: Choice) -> str:
     identity = getattr(source, "identity", "")
     if not identity:
         return ""
-    what = asdict(options)
+    what = options.to_json()
+    what.pop("checksums", None)
     del what["on_error"]  # as in the plan's fingerprint
     text = json.dumps([_VERSION, identity, what, asdict(choice)])
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
@@ -135,7 +138,7 @@ def save(out: Path, work: Folder, question: str, prepared: Prepared) -> Prepared
     if not question or listing.watched is None or not all(map(can_save, listing.splits.values())):
         return prepared
     table = np.zeros((len(plan.shards), 5), np.int64)
-    with work.writing(LISTING_FILE, durable=False, temporary=f"{LISTING_FILE}.tmp") as file:
+    with work.writing(LISTING_FILE, durable=False) as file:
         offset = 0
         for i, shard in enumerate(plan.shards):
             block = encode_rows(listing.splits[shard.split], shard.indices)
@@ -157,11 +160,7 @@ def save(out: Path, work: Folder, question: str, prepared: Prepared) -> Prepared
             "fields": dict(listing.fields),
             "classes": listing.classes,
             "warnings": listing.warnings,
-            "skip_strays": listing.skip_strays,
-            "max_workers": listing.max_workers,
-            "late_labels": listing.late_labels,
-            "where": listing.where,
-            "not_chosen": listing.not_chosen,
+            "more": {name: getattr(listing, name) for name in _MORE},
             **places,
         }
         content = _json(head)
@@ -199,17 +198,16 @@ def _load(
         return None
     table = np.frombuffer(_read(file, *head["shards"]), "<i8").reshape(-1, 5)
     left_out = [(str(path), str(reason)) for path, reason in json.loads(_read(file, *head["left_out"]))]
+    more = {name: head["more"][name] for name in _MORE}
+    if not all(isinstance(value, str | int | None) for value in more.values()):
+        raise ValueError("a word or a number is expected of each property of a listing")
     listing = SourceListing(
         {SplitName(name): _without_rows(str(folder)) for name, folder, _ in head["splits"]},
         {FieldName(name): str(kind) for name, kind in head["fields"].items()},
         tuple(map(str, head["classes"])),
         left_out,
         list(map(str, head["warnings"])),
-        skip_strays=bool(head["skip_strays"]),
-        max_workers=None if head["max_workers"] is None else int(head["max_workers"]),
-        late_labels=bool(head["late_labels"]),
-        where=str(head["where"]),
-        not_chosen=int(head["not_chosen"]),
+        **more,
     )
     counts = {str(name): int(count) for name, _, count in head["splits"]}
     plan = _plan(options, listing, counts, table, str(head["fingerprint"]))

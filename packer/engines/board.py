@@ -27,7 +27,7 @@ _STOP = "stop"
 _DONE = struct.Struct("<QQ")
 _WRITE_SECONDS = _LOOK_SECONDS = 0.5
 _READ_SECONDS = 2.0
-_APPEAR_SECONDS = 30.0  # a network filesystem may remember that long that a name was missing
+_APPEAR_SECONDS, _LATE_SECONDS = 10.0, 0.5
 _GONE = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR)
 
 
@@ -107,17 +107,20 @@ class TaskCounter:
         self.samples = self.source_bytes = 0
 
     def check_visible(self) -> None:
-        """Raises WorkerError where this machine does not see the board."""
-        end = time.monotonic() + _APPEAR_SECONDS
+        """Raises WorkerError where this machine does not see the board, or no longer.
+
+        A network filesystem may remember for a while that a directory was missing; the name of a board it has never
+        heard before.
+        """
+        started = time.monotonic()
         while self._path is not None and not (self._path / _STOP).exists():
-            if time.monotonic() > end:
+            folder = self._path.parent
+            if time.monotonic() > started + (_LATE_SECONDS if folder.exists() else _APPEAR_SECONDS):
                 raise WorkerError(
-                    f"{os.uname().nodename} does not see {self._path.parent}, or the run is over; all workers must see "
+                    f"{os.uname().nodename} does not see {self._path} (is that command over?); all workers must see "
                     f"source and output at the same paths, on a shared filesystem"
                 )
-            with suppress(OSError):
-                os.listdir(self._path.parent)  # has a network filesystem look again
-            time.sleep(0.2)
+            time.sleep(0.1)
 
     def report(self, samples: int, payload_bytes: int) -> None:
         self.samples += samples

@@ -58,6 +58,11 @@ class Placement:
             self._result = step.size
         self._is_upright = not any(step.forward[1] or step.forward[3] for step in self._steps)
 
+    @property
+    def moves(self) -> bool:
+        """Whether anything ends up elsewhere."""
+        return bool(self._steps)
+
     @classmethod
     def of_job(cls, size: tuple[int, int], job: Job, result: tuple[int, int], before: Sequence[Pass] = ()) -> Placement:
         """What a job does. result: (height, width) of what it makes. before: what was done to the image before it."""

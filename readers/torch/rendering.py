@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,18 @@ from readers.headers import read_header
 from readers.headers.base import upright_size
 from readers.sample import Buffer
 
-__all__ = ["OpRenderer", "PerThread", "Place", "Task"]
+__all__ = ["OpRenderer", "PerThread", "Place", "Task", "one_core"]
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Let torch's operations of this thread use one core, as in a worker of a DataLoader."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class Place(int):

@@ -15,13 +15,29 @@ import packer
 import readers
 from readers.headers import MEDIA, parse_any
 
-__all__ = ["CLASSES", "SAMPLES", "Samples", "Truth", "header", "make_image", "make_jpeg", "overwrite", "turned_image"]
+__all__ = [
+    "CLASSES",
+    "SAMPLES",
+    "Samples",
+    "Truth",
+    "files_of",
+    "header",
+    "make_image",
+    "make_jpeg",
+    "overwrite",
+    "turned_image",
+]
 
 CLASSES = ("cat", "dog", "owl")
 SAMPLES = 24
 _TURNED = Image.Exif()
 _TURNED[0x0112] = 6  # orientation
 _SIZES = ((32, 24), (24, 36), (40, 32))
+
+
+def files_of(root: Path) -> dict[str, bytes]:
+    """Every file below a folder, by relative path."""
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
 
 
 def make_image(seed: int, size: tuple[int, int] = (32, 24), format: str = "JPEG", **options: object) -> bytes:

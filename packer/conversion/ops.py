@@ -1,0 +1,157 @@
+"""Ops at pack time: `--op Resize:256 --op CenterCrop:224`, by the code that carries them out in training.
+
+What a training would get of a sample with these ops (`readers.torch.ImageDataset`) is what is packed: pixels of 8 bits,
+RGB, encoded again, and masks, boxes and points that have followed them (`readers.moves`). Only ops that draw nothing
+are taken, since a draw made once would be the same in every epoch. An image that they leave as it is keeps its bytes.
+
+Other images of a sample, JSON and files do not follow; a second image is refused, as in training.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from cache.errors import BadSampleError, SourceError
+from packer.conversion.images import encode_pixels
+from packer.conversion.plan import Reencode, renamed
+from readers.augment import Op, Recipe, ops
+from readers.augment.ops import Stage
+from readers.augment.placement import Placement
+from readers.fields import decode_field, encode_field
+from readers.headers import ImageHeader, sniff
+from readers.moves import FieldMoves, FieldOptions
+from readers.sample import Buffer
+
+__all__ = ["DETERMINISTIC", "OpWork", "check_fields", "check_ops", "one_thread", "parse_op"]
+
+_NAMED: Mapping[str, type[Op]] = {
+    name: its
+    for name, its in ((name, getattr(ops, name)) for name in ops.__all__)
+    if isinstance(its, type) and issubclass(its, Op) and its is not Op
+}
+DETERMINISTIC = tuple(
+    name for name, its in _NAMED.items() if its.stage in (Stage.GEOMETRY, Stage.PIXELS) and not its.draws
+)
+"""The names of the ops that may be carried out at pack time."""
+_SIDES = re.compile(r"(\d+)x(\d+)")
+
+
+def check_ops(given: Sequence[Op]) -> None:
+    """Raise ValueError for ops that cannot be carried out at pack time."""
+    for op in given:
+        name = type(op).__name__
+        if not isinstance(op, Op) or name not in DETERMINISTIC:
+            why = "draws at random" if getattr(op, "draws", 0) else "is not an op that makes an image of an image"
+            raise ValueError(f"{op!r:.80} {why}: at pack time there are {', '.join(DETERMINISTIC)}")
+    Recipe(given)
+
+
+def check_fields(given: Sequence[Op], fields: Mapping[str, str]) -> None:
+    """Raise SourceError for fields that do not follow an image."""
+    others = [name for name, kind in fields.items() if kind == "image" and name != "image"]
+    if given and fields.get("image") != "image":
+        raise SourceError("ops change images, and this source has no field called image")
+    if given and others:
+        raise SourceError(
+            f"ops change the image alone, and {others[0]} is another image of the sample: convert without ops"
+        )
+
+
+def parse_op(text: str) -> Op:
+    """An op of its text: its name, and behind a colon its values, by place or name, as in the constructor.
+
+        CenterCrop:256     Resize:256x320     Resize:256,interpolation=bicubic     Crop:40,15,148,148
+
+    A size of two sides is height x width. Raises ValueError.
+    """
+    name, _, rest = text.partition(":")
+    if name not in DETERMINISTIC:
+        why = "draws at random, or makes no image" if name in _NAMED else "is not an op"
+        raise ValueError(f"{name!r:.40} {why}: at pack time there are {', '.join(DETERMINISTIC)}")
+    places: list[Any] = []
+    named: dict[str, Any] = {}
+    for part in rest.split(",") if rest else ():
+        key, equals, value = part.rpartition("=")
+        if equals:
+            named[key] = _value(value)
+        else:
+            places.append(_value(value))
+    try:
+        return _NAMED[name](*places, **named)
+    except TypeError as error:
+        raise ValueError(f"{text!r:.80}: {str(error).partition('__init__() ')[2] or error}") from None
+
+
+def _value(text: str) -> Any:
+    match = _SIDES.fullmatch(text)
+    if match:
+        return int(match[1]), int(match[2])
+    return int(text) if text.isdecimal() else text
+
+
+class _Done(NamedTuple):
+    """What ops have made of a sample."""
+
+    payloads: Sequence[Buffer | None]
+    names: tuple[str, ...]
+    header: ImageHeader
+
+
+class OpWork:
+    """Carries out ops on samples with these fields, for one thread. encoding: how results are encoded.
+
+    Raises MissingExtraError without torch, whose kernels resize.
+    """
+
+    def __init__(self, given: Sequence[Op], fields: Mapping[str, str], encoding: Reencode) -> None:
+        from readers.torch.rendering import OpRenderer, Place
+
+        check_fields(given, fields)
+        self._kinds, self._encoding = dict(fields), encoding
+        self._renderer, self._place = OpRenderer(Recipe(given), False), Place(0, 0, 0, 0)
+        self._moves = FieldMoves(self._kinds, tuple(self._kinds), FieldOptions())
+
+    def apply(self, key: str, payloads: Sequence[Buffer | None], names: tuple[str, ...], header: ImageHeader) -> _Done:
+        """A sample after the ops. header: of its image, payloads[0]. Raises BadSampleError."""
+        image = payloads[0]
+        assert image is not None
+        (task,) = self._renderer.tasks([self._place], [image])
+        if isinstance(task, Exception):
+            raise task
+        pixels = self._renderer.render(image, task)
+        placement = Placement.of_job(task.size, task.job, task.shape)
+        is_other = placement.moves or bool(task.job[4])
+        made, header, name = encode_pixels(
+            image, pixels.permute(1, 2, 0).numpy(), header, (names[0], key), self._encoding, changed=is_other
+        )
+        fields, new_names = list(self._kinds), [name, *names[1:]]
+        changed = dict(zip(fields, payloads, strict=True)) | {"image": made}
+        chosen: dict[str, Any] = {}
+        for field in self._moves.order if placement.moves else ():
+            payload, kind = changed[field], self._kinds[field]
+            if payload is None or field not in self._moves.names:
+                continue
+            try:
+                value = self._moves.move(field, decode_field(kind, payload), placement, chosen)
+                changed[field] = moved = encode_field(kind, value)
+            except BadSampleError as error:
+                raise BadSampleError(f"field {field}: {error}") from error
+            if kind == "mask":
+                number = fields.index(field)
+                new_names[number] = renamed(names[number], key, sniff(moved))
+        return _Done([changed[field] for field in fields], tuple(new_names), header)
+
+
+@contextmanager
+def one_thread(given: Sequence[Op]) -> Iterator[None]:
+    """Let torch work on one core where there are ops: the worker processes are the parallelism."""
+    if not given:
+        yield
+        return
+    from readers.torch.rendering import one_core
+
+    with one_core():
+        yield

@@ -1,0 +1,208 @@
+"""What every engine promises. The checks run where the executor is: in a test, or on rank 0 of MPI.
+
+A subclass says how a check is run (`checked`). Tasks are functions of this module, which workers import.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import packer
+from cache.errors import OutputError, SourceError, WorkerError
+from cache.messages import Counter, Silent
+from packer.conversion.run import ConvertResult
+from packer.sources.folder import FolderSource
+from packer.workers import Workers, run_shards
+from suites.samples import files_of
+
+__all__ = ["CHECKS", "EngineSuite", "Run", "Twice", "check_on_rank_0", "converted", "die_once", "run_here"]
+
+DEADLINE = 60.0
+Run = Callable[[str, Path, Path], None]
+
+
+class Sizes(Silent):
+    """Keeps what a run says of its progress at its end."""
+
+    def begin(self, samples: int, total_bytes: int, done: Any, *, waiting: bool = False) -> None:
+        self.total, self._done = (samples, total_bytes), done
+
+    def end(self) -> None:
+        self.done = self._done()
+
+
+class Twice(Executor):
+    """Runs each call twice at the same time, and waits for both, as an engine may that believes a worker lost."""
+
+    def __init__(self, engine: Executor) -> None:
+        self._engine = engine
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        calls = [self._engine.submit(fn, *args, **kwargs) for _ in range(2)]
+        both: Future[Any] = Future()
+        lock, running = threading.Lock(), list(calls)
+
+        def ended(call: Future[Any]) -> None:
+            with lock:
+                running.remove(call)
+                if running:
+                    return
+            if both.set_running_or_notify_cancel():
+                both.set_result(call.result())
+
+        for call in calls:
+            call.add_done_callback(ended)
+        return both
+
+
+# --- tasks ----------------------------------------------------------------------------------------------------------
+def double(number: int, counter: Counter) -> int:
+    counter.report(1, number)
+    return 2 * number
+
+
+def fail_at_3(number: int, counter: Counter) -> int:
+    """The fourth task fails, the others wait until they are stopped."""
+    if number == 3:
+        raise OutputError(f"no place for {number}")
+    end = time.monotonic() + DEADLINE
+    while not counter.stopped():
+        assert time.monotonic() < end, "nobody stops this task"
+        time.sleep(0.01)
+    return number
+
+
+class NoCopies(Exception):
+    def __reduce__(self) -> str:
+        raise TypeError("not for others")
+
+
+def fail_alone(number: int, counter: Counter) -> int:
+    raise NoCopies(f"alone with {number}")
+
+
+def fail_unexpectedly(number: int, counter: Counter) -> int:
+    return number // 0
+
+
+class Unsendable(FolderSource):
+    def __reduce__(self) -> str:
+        raise TypeError("not for others")
+
+
+def die_once(marker: Path, counter: Counter) -> int:
+    """The first worker that runs this is killed."""
+    try:
+        os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return 1
+    os.kill(os.getpid(), signal.SIGKILL)
+    return 0
+
+
+# --- checks ---------------------------------------------------------------------------------------------------------
+def converted(engine: Executor | None, tree: Path, out: Path, to: str = "tar") -> ConvertResult:
+    return packer.convert(tree, to, out, samples_per_shard=4, workers=None if engine else 1, engine=engine)
+
+
+def check_results_come_in_the_order_of_the_tasks(engine: Executor, tree: Path, folder: Path) -> None:
+    sizes, count = Sizes(), 40
+    found = run_shards(double, range(count), count, Workers(engine=engine), sizes, (count, 780), folder=folder)
+    assert found == [2 * number for number in range(count)]
+    assert sizes.total == sizes.done == (count, 780)
+    assert list(folder.iterdir()) == [], "files about progress are left"
+
+
+def check_no_task_no_call(engine: Executor, tree: Path, folder: Path) -> None:
+    assert run_shards(double, [], 0, Workers(engine=engine), Silent(), (0, 0)) == []
+
+
+def check_the_first_error_stops_the_others(engine: Executor, tree: Path, folder: Path) -> None:
+    with pytest.raises(OutputError, match=r"^no place for 3$"):
+        run_shards(fail_at_3, [3, 1, 2], 3, Workers(engine=engine), Silent(), (0, 0), folder=folder)
+    assert list(folder.iterdir()) == []
+
+
+def check_errors_that_cannot_be_sent(engine: Executor, tree: Path, folder: Path) -> None:
+    with pytest.raises(WorkerError, match=r"NoCopies: alone with 5"):
+        run_shards(fail_alone, [5], 1, Workers(engine=engine), Silent(), (0, 0), folder=folder)
+    with pytest.raises(ZeroDivisionError) as caught:
+        run_shards(fail_unexpectedly, [5], 1, Workers(engine=engine), Silent(), (0, 0), folder=folder)
+    assert "fail_unexpectedly" in str(caught.value.__cause__), "the traceback in the worker is lost"
+
+
+def check_a_source_that_cannot_be_sent(engine: Executor, tree: Path, folder: Path) -> None:
+    with pytest.raises(SourceError, match="cannot be sent to workers: not for others"):
+        packer.convert(Unsendable(tree), "tar", folder / "out", engine=engine)
+
+
+def check_a_set_is_the_same(engine: Executor, tree: Path, folder: Path) -> None:
+    """Of all commands that run shards: the bytes, and what verify says of them."""
+    sets = {"a": folder / "local", "b": folder / "engine"}
+    with_engine: dict[str, dict[str, Any]] = {"a": {"workers": 1}, "b": {"engine": engine}}
+    for name, out in sets.items():
+        packer.convert(tree, "hdf5", out, samples_per_shard=9, **with_engine[name])
+    assert files_of(sets["a"]) == files_of(sets["b"])
+    assert packer.verify(sets["b"], deep=True, engine=engine).ok
+    groups = []
+    for name, options in with_engine.items():
+        packer.reshard(sets["b"], folder / f"{name}-resharded", to="tfrecord", shuffle=1, **options)
+        packer.index(sorted(sets["b"].glob("*.h5")), folder / f"{name}-index", **options)
+        groups.append(packer.dedup(sets["b"], near=6, dry_run=True, **options).groups)
+    assert groups[0] == groups[1]
+    for made in ("resharded", "index"):
+        found = [files_of(folder / f"{name}-{made}") for name in with_engine]
+        if made == "resharded":
+            assert [len(files.pop("dataset.json")) > 0 for files in found]  # the history has dates
+        assert found[0] == found[1]
+
+
+def check_tasks_that_run_twice_at_the_same_time(engine: Executor, tree: Path, folder: Path) -> None:
+    converted(None, tree, folder / "once", "hdf5")
+    converted(Twice(engine), tree, folder / "twice", "hdf5")
+    assert files_of(folder / "once") == files_of(folder / "twice")
+
+
+CHECKS = {name.removeprefix("check_"): value for name, value in globals().items() if name.startswith("check_")}
+
+
+def run_here(engine: Executor) -> Run:
+    """For the fixture of an engine that this process has opened."""
+    return lambda check, tree, folder: CHECKS[check](engine, tree, folder)
+
+
+def check_on_rank_0(name: str, tree: Path, folder: Path) -> None:
+    """Run all checks in an engine of this name, opened once, and print what each that fails says."""
+    with packer.open_engine(name) as engine:
+        if engine is None:
+            return
+        for check, function in CHECKS.items():
+            (folder / check).mkdir()
+            try:
+                function(engine, tree, folder / check)
+            except BaseException:
+                print(f"FAILED {check}\n{traceback.format_exc()}")
+    print("all checks have run")
+
+
+class EngineSuite:
+    """The checks, one test each."""
+
+    @pytest.fixture
+    def run(self) -> Any:
+        """Runs a check: run(name, tree, folder) raises where the engine does not keep the promise."""
+        raise NotImplementedError
+
+    @pytest.mark.parametrize("check", CHECKS)
+    def test_promise(self, check: str, run: Run, tree: Path, tmp_path: Path) -> None:
+        run(check, tree, tmp_path)

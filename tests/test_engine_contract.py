@@ -1,0 +1,169 @@
+"""The suite of engines: MPI, a Dask cluster, Ray, and an executor of the standard library, which may be any."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from suites.engines import EngineSuite, Run, converted, die_once, run_here
+from suites.programs import run_packer
+from suites.samples import files_of
+from suites.shared_caches import HAS_MPI, MPIEXEC
+
+import packer
+from cache.errors import MissingExtraError, WorkerError
+from cache.messages import Silent
+from packer.workers import Workers, run_shards
+
+HAS_DASK = importlib.util.find_spec("distributed") is not None
+HAS_RAY = importlib.util.find_spec("ray") is not None
+TESTS = Path(__file__).resolve().parent
+ON_PATH = {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")])}
+
+
+def on_ranks(count: int, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [str(MPIEXEC), "-n", str(count), sys.executable, *map(str, arguments)]
+    environ = {**os.environ, **ON_PATH}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environ)
+
+
+class TestThreads(EngineSuite):
+    """An executor of two threads: what is not of this package."""
+
+    @pytest.fixture
+    def run(self) -> Iterator[Run]:
+        with ThreadPoolExecutor(2) as engine:
+            yield run_here(engine)
+
+
+@pytest.fixture(scope="module")
+def failed_on_ranks(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What the checks that failed say, of three ranks of MPI, two of which work; one job, as starting it takes long."""
+    script = (
+        "import sys, pathlib, suites.engines; suites.engines.check_on_rank_0('mpi', *map(pathlib.Path, sys.argv[1:]))"
+    )
+    done = on_ranks(3, "-c", script, tree, tmp_path_factory.mktemp("mpi"))
+    assert done.returncode == 0 and "all checks" in done.stdout, done.stdout + done.stderr
+    return dict(failure.split("\n", 1) for failure in done.stdout.split("FAILED ")[1:])
+
+
+@pytest.mark.skipif(not HAS_MPI or MPIEXEC is None, reason="mpi4py or mpiexec is not installed")
+class TestMpi(EngineSuite):
+    @pytest.fixture
+    def run(self, failed_on_ranks: dict[str, str]) -> Run:
+        def run(check: str, tree: Path, folder: Path) -> None:
+            assert check not in failed_on_ranks, failed_on_ranks[check]
+
+        return run
+
+
+@pytest.fixture(scope="module")
+def dask() -> Iterator[tuple[str, Executor]]:
+    """The address of a Dask cluster of two processes, and it as an engine."""
+    if not HAS_DASK:
+        pytest.skip("distributed is not installed")
+    from distributed import LocalCluster
+
+    with ExitStack() as opened:
+        patch = opened.enter_context(pytest.MonkeyPatch.context())
+        patch.setenv("PYTHONPATH", ON_PATH["PYTHONPATH"])
+        cluster = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None, host="127.0.0.1")
+        opened.enter_context(cluster)
+        address = cluster.scheduler_address
+        yield address, opened.enter_context(packer.open_engine("dask", address))
+
+
+class TestDask(EngineSuite):
+    """Two processes."""
+
+    @pytest.fixture
+    def run(self, dask: tuple[str, Executor]) -> Run:
+        return run_here(dask[1])
+
+    def test_a_worker_that_dies_is_replaced(self, dask: tuple[str, Executor], tmp_path: Path) -> None:
+        marker = tmp_path / "died"
+        assert run_shards(die_once, [marker], 1, Workers(engine=dask[1]), Silent(), (0, 0)) == [1]
+        assert marker.exists()
+
+    def test_from_the_command_line(self, dask: tuple[str, Executor], tree: Path, tmp_path: Path) -> None:
+        """In a folder that the workers were not started in, with relative paths."""
+        (tmp_path / "images").symlink_to(tree)
+        command = ["images", "--to", "tar", "-o", "out", "--samples-per-shard", 4]
+        done = run_packer("convert", *command, "--engine", "dask", "--scheduler", dask[0], cwd=tmp_path, env=environ())
+        assert done.returncode == 0, done.stderr
+        converted(None, tree, tmp_path / "local")
+        made, local = files_of(tmp_path / "out"), files_of(tmp_path / "local")
+        assert made.pop("dataset.json") != local.pop("dataset.json")  # they name their source
+        assert made == local
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[Executor]:
+    """A Ray cluster of this machine."""
+    if not HAS_RAY:
+        pytest.skip("ray is not installed")
+    import ray
+
+    ray.init(num_cpus=2, include_dashboard=False, runtime_env={"env_vars": ON_PATH})
+    with packer.open_engine("ray") as engine:
+        assert engine is not None
+        yield engine
+    ray.shutdown()
+
+
+class TestRay(EngineSuite):
+    @pytest.fixture
+    def run(self, ray: Executor) -> Run:
+        return run_here(ray)
+
+
+def environ() -> dict[str, str]:
+    return {**os.environ, **ON_PATH}
+
+
+class _Broken(Executor):
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_exception(RuntimeError("no nodes left"))
+        return future
+
+
+def test_an_engine_that_loses_a_task(tree: Path, tmp_path: Path) -> None:
+    with pytest.raises(WorkerError, match=r"lost a shard \(RuntimeError: no nodes left\); run the same command again"):
+        converted(_Broken(), tree, tmp_path / "out")
+
+
+def test_workers_of_another_version_are_refused(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("packer.engines.call.__version__", "0.0.1")
+    with ThreadPoolExecutor(1) as engine, pytest.raises(WorkerError, match=r"has packer 0.0.1, the command runs"):
+        converted(engine, tree, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("engine", "error", "match"),
+    [
+        ("slurm", ValueError, "no engine 'slurm'; choose one of mpi, dask, ray"),
+        ("dask", ValueError, "needs a scheduler"),
+    ],
+)
+def test_engines_that_cannot_be_opened(engine: str, error: type[Exception], match: str) -> None:
+    with pytest.raises((error, MissingExtraError), match=f"{match}|pip install"), packer.open_engine(engine):
+        raise AssertionError("it was opened")
+
+
+def test_what_is_no_engine(tree: Path, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"engine is an Executor, as packer.open_engine gives, not 'dask'"):
+        packer.convert(tree, "tar", tmp_path / "out", engine="dask")  # type: ignore[arg-type]
+
+
+def test_options_that_need_a_cluster(tree: Path) -> None:
+    assert "say which with --engine" in run_packer("verify", tree, "--scheduler", "tcp://x:1").stderr
+    assert "'slurm' is not one of local, mpi, dask, ray" in run_packer("verify", tree, "--engine", "slurm").stderr
