@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from suites.children import forked
 
 from cache.errors import CertificateError, DamagedSampleError, DeniedError, RemoteError, ServingError
 from cache.remote import Patience, Remote, RemoteUrl, Span
@@ -202,7 +203,9 @@ def test_a_client_that_does_not_receive_is_cut_off(start: Any) -> None:
     server = start(send_seconds=0.05, range_bytes=1 << 21, answers=1)
     with connected(server) as connection:
         connection.sendall(request(Range="bytes=0-2097151") * 20)
-        assert [status for status, _, _ in answers(server, request(Range="bytes=0-1"))] == [206, 400], "others go on"
+        assert [status for status, _, _ in answers(server, request(Range="bytes=0-1"))] == [206, 400], (
+            "others are served"
+        )
         assert len(received(connection)) < 20 << 21
 
 
@@ -313,6 +316,30 @@ def test_the_process_of_a_server_ends_with_the_one_that_started_it(tmp_path: Pat
     while Path(f"/proc/{pid}/stat").exists() and Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z":
         assert time.monotonic() < until
     assert (tmp_path / "closed").exists()
+
+
+def test_the_process_of_a_server_ends_where_a_fork_holds_its_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a worker of a DataLoader does; it closes what it serves, and was not killed."""
+    monkeypatch.setenv("CLOSED", str(tmp_path / "closed"))
+    server = ServerProcess(Objects(), TERMS)
+
+    here, there = os.pipe()
+
+    def child() -> None:
+        server.close()  # does nothing here
+        os.read(here, 1)
+
+    with forked(child):
+        try:
+            assert server.alive
+            server.close()
+            assert not server.alive and (tmp_path / "closed").exists()
+        finally:
+            os.write(there, b"x")
+    os.close(here)
+    os.close(there)
 
 
 def test_a_server_that_cannot_start_says_why() -> None:

@@ -2,7 +2,8 @@
 
     this process                                    server
     terms and ranges, pickled   ──►  its input      opens the ranges, listens
-    port, or why not            ◄──  its output     serves until its input ends, at the latest with this process
+    port, or why not            ◄──  its output     serves until a line or the end of its input, at the latest
+                                                    with this process
 
 `own_address` is where other nodes reach this one.
 """
@@ -32,6 +33,7 @@ _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from cache.serving.process import serve; serve(sys.stdin.buffer, sys.stdout.buffer)"
 )
+_END = b"\n"
 _ANY_PORT = 9  # discard; nothing is sent to it
 
 
@@ -80,7 +82,9 @@ class ServerProcess:
             return
         for stream in (self._process.stdin, self._process.stdout):
             try:
-                if stream is not None:
+                if stream is not None and not stream.closed:
+                    if stream.writable():
+                        stream.write(_END)  # a forked process may have the other end open, too
                     stream.close()
             except OSError:
                 pass
@@ -112,7 +116,7 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
         _say(answers, {"error": said})
         os._exit(1)
     _say(answers, {"port": server.port})
-    requests.read()
+    requests.read(len(_END))
     server.close()
     ranges.close()  # the last user of a cache removes it
     os._exit(0)  # reads under way are not waited for
