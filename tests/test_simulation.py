@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -185,13 +186,12 @@ def test_requests_are_those_that_one_batch_at_a_time_would_be_planned(seed: int)
         np.testing.assert_array_equal(found.bytes[chosen], plan.run_length)
 
 
-def test_some_nodes_stand_for_all_within_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_some_nodes_stand_for_all_within_the_interval() -> None:
     planned = planned_set(40_000, 5000, 10)
     job = Job(50, 2, 4, epochs=4)
     shuffles = Shuffles(("global", "node-local"), exchange_every=3)
     whole = simulate(planned, job, caches=[0.5], shuffles=shuffles)
-    monkeypatch.setattr("readers.simulation.run._MOST_READS", 1 << 13)
-    part = simulate(planned, job, caches=[0.5], shuffles=shuffles)
+    part = simulate(planned, replace(job, most_reads=8000), caches=[0.5], shuffles=shuffles)
     assert whole.is_exact and not part.is_exact and part.nodes_simulated == 10
     for all_nodes, some_nodes in zip(whole.rows, part.rows, strict=True):
         for exact, estimate in zip(all_nodes.epochs, some_nodes.epochs, strict=True):
@@ -243,6 +243,23 @@ def test_what_binds_is_what_is_short() -> None:
     bytes_each = found.rows[0].first.source
     slow = simulate(planned, job, caches=[0.0], shuffles=Shuffles(("global",)), machine=Machine(filesystem=1e6))
     assert slow.rows[0].first.seconds == pytest.approx(bytes_each / 1e6, rel=0.02)
+
+
+def test_an_epoch_may_be_simulated_in_parts() -> None:
+    whole, parts = small(tail="exact"), small(tail="exact", most_reads=100)
+    assert parts.is_exact and parts.rows == whole.rows
+
+
+def test_batches_ahead_fill_what_single_steps_lack() -> None:
+    """A filesystem that delivers what a step reads on average, and not what some do."""
+    planned, stored = planned_set(4000, 20_000, 16), Shuffles(("stored",))
+    job = Job(4, 2, 5, step_seconds=0.01, epochs=2)
+    mean = simulate(planned, job, caches=[0.5], shuffles=stored).rows[0].epochs[-1].steps.mean
+    machine, seconds = Machine(filesystem=mean / job.step_seconds, latency_seconds=0.0), []
+    for prefetch in (1, 2, 20):
+        found = simulate(planned, replace(job, prefetch=prefetch), caches=[0.5], shuffles=stored, machine=machine)
+        seconds.append(found.rows[0].epochs[-1].seconds)
+    assert seconds[0] > seconds[1] > seconds[2] >= found.steps * job.step_seconds
 
 
 def test_staging_ends_when_the_copies_are_there() -> None:
