@@ -28,7 +28,7 @@ from packer.columns import PartMeta
 from packer.conversion.commit import commit
 from packer.conversion.images import remarks_of
 from packer.conversion.journal import Journal
-from packer.conversion.left_out import left_out_of, refuse_nothing
+from packer.conversion.left_out import left_out_of, refuse_nothing, refuse_unlike
 from packer.conversion.plan import ConvertOptions, Plan, PlannedShard
 from packer.conversion.saved import Prepared
 from packer.formats import format_named
@@ -71,6 +71,7 @@ class Job:
         for remark in remarks:
             watcher.note(f"warning: {remark}")
         try:
+            refuse_unlike(self.title, metas)
             refuse_nothing(self.title, self.root, self.listing, self.plan, metas)
         except SourceError:
             journal.remove()
