@@ -38,7 +38,7 @@ def simulation_page(found: Simulation, command: str) -> Page:
             (human_bytes(best.memory.total), "of memory on a node", _disk(best)),
         ]
     )
-    page.card("How to set it up", badge=best.name, why=found.reason, code="\n".join(best.code))
+    page.card("How to set it up", badge=best.name, code="\n".join(best.code))
     if found.notes:
         page.points([note[:1].upper() + note[1:] for note in found.notes])
     _show_bytes(page, found)
@@ -63,7 +63,7 @@ def _disk(row: Row) -> str:
 
 def _show_bytes(page: Page, found: Simulation) -> None:
     page.section("Bytes from the parallel filesystem")
-    unit, scale = _unit(max(max(row.first.source, row.mean("source")) for row in found.rows))
+    unit, scale = _unit(float(np.median([row.first.source for row in found.rows])))
     values: dict[str, list[float | None]] = {
         "first epoch": [row.first.source / scale for row in found.rows],
         "a later epoch": [row.mean("source") / scale for row in found.rows],
@@ -71,12 +71,12 @@ def _show_bytes(page: Page, found: Simulation) -> None:
     chart = charts.bars([row.name for row in found.rows], values, unit=unit, strong=[found.best])
     page.chart(chart, f"{unit} of all nodes; the set has {human_bytes(found.payload_bytes)}.")
     shown = _chosen(found)
-    if found.job.epochs > 1:
-        epochs = [float(epoch.epoch) for epoch in found.rows[0].epochs]
+    if found.job.epochs > 2:
+        epochs = [float(epoch.epoch) for epoch in shown[0].later]
         series: dict[str, list[float | None]] = {
-            row.name: [epoch.source / scale for epoch in row.epochs] for row in shown
+            row.name: [epoch.source / scale for epoch in row.later] for row in shown
         }
-        page.chart(charts.lines(epochs, series, x_label="epoch", y_label=unit), "Epoch by epoch.")
+        page.chart(charts.lines(epochs, series, x_label="epoch", y_label=unit), "Each epoch after the first.")
 
 
 def _show_times(page: Page, found: Simulation) -> None:

@@ -28,7 +28,6 @@ def recommend(rows: Sequence[Row], job: Job) -> tuple[int, str]:
     quick = [row for row in good if row.seconds <= _LIKE * min(row.seconds for row in good)]
     little = [row for row in quick if row.source <= _LIKE * min(row.source for row in quick)]
     best = min(little, key=lambda row: row.memory.total + row.memory.disk)
-    last = best.epochs[-1]
     reason = f"{human_seconds(best.seconds)} for {len(best.epochs)} epochs"
     slowest = max(good, key=lambda row: row.seconds)
     if len(quick) < len(good):
@@ -37,7 +36,12 @@ def recommend(rows: Sequence[Row], job: Job) -> tuple[int, str]:
     reason += f"; {human_bytes(best.source)} from the filesystem"
     if len(little) < len(quick):
         reason += f", where {most.name} takes as long and reads {human_bytes(most.source)}"
-    reason += "; the GPUs wait for nothing" if last.binds == "GPU" else f"; it waits for: {last.binds}"
+    waited = sum(epoch.waited for epoch in best.epochs) / best.seconds
+    binds = [epoch.binds for epoch in best.epochs if epoch.binds != "GPU"]
+    if binds:
+        reason += f"; the GPUs wait {waited:.0%} of it, for: {', '.join(dict.fromkeys(binds))}"
+    else:
+        reason += "; the GPUs hardly wait"
     return list(rows).index(best), reason
 
 
@@ -73,7 +77,7 @@ def code_of(name: str, capacity: Capacity, order: Order, subject: Subject, job: 
         code.append(f"reader = readers.cached(reader, {share!r})" if share is not None else
                     f"reader = readers.cached(reader, {capacity!r})")  # fmt: skip
     if job.peers:
-        code.append("reader.prefill()")
+        code.append('reader = readers.share(reader, "A_FOLDER_OF_THE_JOB").__enter__()')
     return tuple(code)
 
 
@@ -86,19 +90,17 @@ def notes_of(found: Simulation, shuffles: Shuffles, skipped: Sequence[str]) -> S
             f"average, between half and one and a half of that, in {found.shards:,} shards"
         )
     if not found.is_exact:
-        error = max(
-            (epoch.error / epoch.source for row in found.rows for epoch in row.epochs if epoch.source), default=0
-        )
+        error = max(epoch.error for row in found.rows for epoch in row.epochs)
         notes.append(
             f"{found.nodes_simulated} of {job.nodes:,} nodes were simulated, drawn at random; bytes of an epoch are "
-            f"within {100 * error:.2g} % of what all read, 95 times of 100; the slowest node of all may read more"
+            f"within {human_bytes(error)} of what all read, 95 times of 100; the slowest node of all may read more"
         )
     if found.unread > 0.01 * found.samples:
         notes.append(
             f"a step takes {job.world_size * job.batch_size:,} samples, so {found.unread:,} of {found.samples:,} are "
             f"left out of every epoch (drop_last), other ones each time; smaller batches, or tail='exact', leave less"
         )
-    notes += _note_on_caches(found)
+    notes += [*_note_on_caches(found), *_note_on_parts(found, shuffles)]
     notes += [f"{name} was left out: the set has no list of shards" for name in skipped]
     for row in found.rows:
         if row.order == "block":
@@ -120,6 +122,23 @@ def _note_on_caches(found: Simulation) -> list[str]:
                 f"{row.name} served {100 * last.local / max(1, last.payload):.2g} % of epoch {last.epoch}"
             ]
     return []
+
+
+def _note_on_parts(found: Simulation, shuffles: Shuffles) -> list[str]:
+    """Where samples of one part stay together."""
+    notes, best = [], found.rows[found.best]
+    parts = [row for row in found.rows if row.order == "node-local" and row.memory.cache and not found.job.peers]
+    exchanges = range(shuffles.exchange_every - 1, found.job.epochs, shuffles.exchange_every)
+    if parts and found.job.nodes > 1:
+        often = f"every {shuffles.exchange_every} epochs nodes exchange parts and read the set again"
+        shown = f": epoch {exchanges[0]} here" if len(exchanges) else ", which no epoch here does"
+        notes.append(f"node-local: {often}{shown}")
+    if best.rank_mixes < _MIXES:
+        notes.append(
+            f"{best.order}: a batch of one rank mixes {best.rank_mixes:.2f} as well as a global shuffle, since its "
+            f"samples are from few places; gradients are averaged over all ranks, batch normalisation is not"
+        )
+    return notes
 
 
 def _note_on_blocks(found: Simulation, row: Row, shuffles: Shuffles) -> str:

@@ -6,8 +6,8 @@
                             many bytes as the share of the set would take
     staged-first            readers.stage(set, order=order, background=True, fraction=…): shards on a local disk, whole,
                             from the front of the list, copied in the order of `StagedFirst.shards`; reads wait for them
-    peers                   every order: each node has a share of its part, filled before the first step, and reads what
-                            others keep from them
+    peers                   readers.share over caches of parts, under every order: a sample of another node's part is
+                            asked from that node, which reads it through its own cache
 
 Which samples a cache keeps is the choice of `readers.caching.budget`, made by the same functions.
 """
@@ -45,13 +45,13 @@ class Holding:
     kept: which samples have a slot, on all nodes or on the one whose part they are in; bool [n], None for none.
     parts: the first sample of each node's part and the number of all, where nodes keep parts; int64 [nodes + 1].
     node_bytes: memory that a node reserves, at most.
-    filled: payload bytes that are copied to nodes before the first step, all together.
+    shared: nodes ask each other.
     """
 
     kept: Bools | None
     parts: Int64s | None = None
     node_bytes: int = 0
-    filled: int = 0
+    shared: bool = False
 
     def homes(self, samples: Int64s) -> Int64s:
         """The node whose part each sample is in."""
@@ -72,46 +72,51 @@ class Staging:
 
 
 class History:
-    """Which node has read which sample before."""
+    """Which samples were read in earlier epochs, and by which node."""
 
     def __init__(self, samples: int, nodes: int, is_whole: bool) -> None:
         """is_whole: all nodes are simulated, so each read of an epoch is known: 2 or 4 bytes a sample and epoch.
         Otherwise 8 bytes a read.
         """
-        self._samples, self._nodes = samples, nodes
+        self._samples, self._epoch = samples, -1
+        self._kind = np.uint16 if nodes < 1 << 16 else np.uint32
         self._whole: list[npt.NDArray[Any]] | None = [] if is_whole else None
         self._keys = np.zeros(0, np.int64)
         self._waiting: list[Int64s] = []
 
     def begin_epoch(self) -> None:
+        self._epoch += 1
         if self._whole is not None:
-            kind = np.uint16 if self._nodes < 1 << 16 else np.uint32
-            self._whole.append(np.full(self._samples, np.iinfo(kind).max, kind))
+            self._whole.append(np.full(self._samples, np.iinfo(self._kind).max, self._kind))
         elif self._waiting:
             self._keys = np.sort(np.concatenate([self._keys, *self._waiting]))
             self._waiting = []
 
-    def visit(self, samples: Int64s, nodes: Int64s) -> Bools:
-        """Whether these nodes have read these samples in an earlier epoch; they have from now on."""
+    def visit(self, samples: Int64s, nodes: Int64s) -> tuple[Bools, Bools]:
+        """Whether these nodes have read these samples in an earlier epoch, and whether any node has; they have from now
+        on. Where nodes are sampled, any node has from the second epoch on: what drop_last leaves out is not known.
+        """
         if self._whole is not None:
-            wanted = nodes.astype(self._whole[-1].dtype)
-            seen = np.zeros(len(samples), np.bool_)
+            wanted = nodes.astype(self._kind)
+            seen, by_any = np.zeros((2, len(samples)), np.bool_)
             for before in self._whole[:-1]:
-                seen |= before[samples] == wanted
+                reader = before[samples]
+                seen |= reader == wanted
+                by_any |= reader != np.iinfo(self._kind).max
             self._whole[-1][samples] = wanted
-            return seen
+            return seen, by_any
         keys = nodes * self._samples + samples
         self._waiting.append(keys)
+        by_any = np.full(len(samples), self._epoch > 0)
         if not len(self._keys):
-            return np.zeros(len(samples), np.bool_)
+            return np.zeros(len(samples), np.bool_), by_any
         at = np.minimum(self._keys.searchsorted(keys), len(self._keys) - 1)
-        found: Bools = self._keys[at] == keys
-        return found
+        return self._keys[at] == keys, by_any
 
 
 def holding_of(subject: Subject, order: Order, capacity: Capacity, job: Job) -> Holding:
     """What memory keeps under an order. Raises ValueError for a capacity that is none."""
-    table, n = subject.reader.table, len(subject)
+    n = len(subject)
     if not job.peers and not isinstance(order, NodeLocal):
         threshold, size = _budget(subject, range(n), capacity)
         return Holding(_mask(subject, 0, n, threshold), None, _with_slots(size, n)) if size else Holding(None)
@@ -129,8 +134,7 @@ def holding_of(subject: Subject, order: Order, capacity: Capacity, job: Job) -> 
             most = max(most, _with_slots(size, len(part)))
     if not most:
         return Holding(None)
-    filled = int(table.sizes(subject.field)[kept].sum()) if job.peers else 0
-    return Holding(kept, parts, most, filled)
+    return Holding(kept, parts, most, job.peers)
 
 
 def staging_of(subject: Subject, order: StagedFirst, capacity: Capacity) -> Staging | None:

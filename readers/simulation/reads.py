@@ -61,14 +61,14 @@ def sort_by_place(subject: Subject, samples: Int64s, batches: Int64s) -> Samples
     return Samples(batches, samples[order], extents.shard[order], address[order], extents.length[order])
 
 
-def merge(samples: Samples) -> Requests:
-    """The requests for samples, which are sorted by batch and place."""
+def merge(samples: Samples, gap_bytes: int = GAP_BYTES) -> Requests:
+    """The requests for samples, which are sorted by batch and place; those with gaps of at most `gap_bytes` are one."""
     batch, start = samples.batch, samples.address
     if not len(batch):
         return Requests(batch, start, start)
     end = _reach(batch, start + samples.length)
     joins = batch[1:] == batch[:-1]
-    joins &= start[1:] <= end[:-1] + GAP_BYTES
+    joins &= start[1:] <= end[:-1] + gap_bytes
     first = np.flatnonzero(np.append(True, ~joins))
     last = np.append(first[1:], len(batch)) - 1
     if int((end[last] - start[first]).max()) > RUN_BYTES:

@@ -26,7 +26,7 @@ from readers.simulation.job import Job, Machine, Shuffles
 from readers.simulation.reads import sort_by_place
 from readers.simulation.result import Epoch, Memory, Row, Simulation, Spread
 from readers.simulation.subject import Subject, subject_of
-from readers.simulation.tally import Traffic, Variant, count
+from readers.simulation.tally import Step, Traffic, Variant, count
 from readers.simulation.timing import Copying, run_epoch
 
 __all__ = ["simulate"]
@@ -69,6 +69,8 @@ def simulate(
 def _simulate(
     subject: Subject, job: Job, caches: Sequence[Capacity], shuffles: Shuffles, machine: Machine, watcher: Watcher
 ) -> Simulation:
+    if not caches:
+        raise ValueError("caches: give at least one capacity, as 0.0 for none")
     nodes = _simulated_nodes(len(subject), job, shuffles.seed)
     names = [name for name in dict.fromkeys(shuffles.names) if name != "staged-first" or subject.starts is not None]
     if not names:
@@ -149,13 +151,13 @@ class _OrderRun:
             for part in deal.parts():
                 samples = sort_by_place(self.subject, self.order.indices(epoch, part.positions), part.batches)
                 node = self.nodes[samples.batch // self.job.ranks % len(self.nodes)]
-                seen = history.visit(samples.sample, node)
+                step = Step(part, samples, node, *history.visit(samples.sample, node))
                 if epoch == 0:
                     sizes = np.maximum(1, np.bincount(samples.batch))
                     means.append(np.bincount(samples.batch, samples.sample)[sizes == self.job.batch_size]
                                  / self.job.batch_size)  # fmt: skip
                 for traffic, variant in zip(traffics, variants, strict=True):
-                    count(traffic, variant, part, deal, self.job, samples, node, seen)
+                    count(traffic, variant, step, deal, self.job)
                 self.done[0] += len(part.positions)
             if epoch == 0:
                 rank_mixes = quality_of(np.concatenate(means), self.job.batch_size, len(self.subject))
@@ -189,16 +191,13 @@ class _OrderRun:
 
     def _copied(self, epoch: int, variant: Variant) -> int:
         """Bytes that all nodes together copy in this epoch."""
-        if epoch:
-            return 0
-        staged = 0 if variant.staging is None else variant.staging.node_bytes * self.job.nodes
-        return staged + variant.holding.filled
+        return 0 if epoch or variant.staging is None else variant.staging.node_bytes * self.job.nodes
 
     def _copying(self, epoch: int, variant: Variant) -> Copying | None:
         copied = self._copied(epoch, variant)
         if not copied:
             return None
-        return Copying.of(copied / self.job.nodes, self.job, self.machine, to_disk=variant.staging is not None)
+        return Copying.of(copied / self.job.nodes, self.job, self.machine)
 
     def _epoch(self, epoch: int, traffic: Traffic, variant: Variant) -> Epoch:
         job, copied = self.job, self._copied(epoch, variant)
@@ -209,7 +208,6 @@ class _OrderRun:
             self.machine,
             is_staged=variant.staging is not None,
             copying=self._copying(epoch, variant),
-            waits=bool(variant.holding.filled),
         )
         of_nodes = traffic.source.sum(axis=0) + copied / job.nodes
         return Epoch(

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,21 +28,20 @@ from readers.simulation.tally import Traffic
 
 __all__ = ["RESOURCES", "Clock", "Copying", "run_epoch"]
 
-Floats: TypeAlias = npt.NDArray[np.float64]
+Floats: TypeAlias = npt.NDArray[np.floating[Any]]
 RESOURCES = ("filesystem", "requests", "network", "latency", "disk")
 
 
 @dataclass(frozen=True, slots=True)
 class Copying:
-    """Bytes that each node copies from the filesystem before or during its first epoch, and the time that it takes."""
+    """Bytes that each node copies from the filesystem during its first epoch, and the time that it takes."""
 
     node_bytes: float
     seconds: float
 
     @classmethod
-    def of(cls, node_bytes: float, job: Job, machine: Machine, *, to_disk: bool) -> Copying:
-        rate = min(machine.filesystem / job.nodes, machine.node, machine.disk if to_disk else math.inf)
-        return cls(node_bytes, node_bytes / rate)
+    def of(cls, node_bytes: float, job: Job, machine: Machine) -> Copying:
+        return cls(node_bytes, node_bytes / min(machine.filesystem / job.nodes, machine.node, machine.disk))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +58,12 @@ class Clock:
     binds: str
 
 
-def run_epoch(
-    traffic: Traffic, job: Job, machine: Machine, *, is_staged: bool, copying: Copying | None, waits: bool
-) -> Clock:
-    """An epoch whose traffic is of some of the nodes. copying: what is copied meanwhile, or, where it waits, before."""
+def run_epoch(traffic: Traffic, job: Job, machine: Machine, *, is_staged: bool, copying: Copying | None) -> Clock:
+    """An epoch whose traffic is of some of the nodes. is_staged: what is local is on a disk. copying: meanwhile."""
     costs = _costs(traffic, job, machine, is_staged)
     reading = np.max(np.stack(list(costs.values())), axis=0)
-    before = copying.seconds if copying is not None and waits else 0.0
-    arrives = np.full(len(reading), before)
-    if copying is not None and not waits and copying.node_bytes:
-        arrives = traffic.staged * (copying.seconds / copying.node_bytes)
+    rate = 0.0 if copying is None else copying.seconds / copying.node_bytes
+    arrives = traffic.staged.astype(np.float64) * rate
     begins = _begins(reading, arrives, job)
     seconds = begins[-1] + job.step_seconds
     waited = seconds - len(reading) * job.step_seconds
