@@ -48,6 +48,9 @@ if world.rank == 0:
 """
 
 
+PYTHON = (sys.executable, "-m", "mpi4py")  # an error of one rank ends all
+
+
 @dataclass(frozen=True)
 class Mpi:
     """How one implementation starts ranks on nodes."""
@@ -70,7 +73,7 @@ class Mpi:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=120,
+            timeout=60,
             check=False,
             env={**os.environ, **self.environ},
         )
@@ -136,7 +139,7 @@ def test_eight_ranks_stage_once_a_node_and_read(
             target = nodes.local / f"{part}-{number}"
             for node in nodes:
                 node.run("mkdir", target)
-            out = mpi.run(nodes, 8, sys.executable, script, source, target, len(mpi.hosts), *["part"] * part)
+            out = mpi.run(nodes, 8, *PYTHON, script, source, target, len(mpi.hosts), *["part"] * part)
             library, said = json.loads(next(line for line in out.splitlines() if line.startswith("FOUND"))[5:])
             assert library.startswith("Open") == ("openmpi" in request.node.name), "this MPI was to be tested"
             assert sorted(rank["host"] for rank in said) == sorted(mpi.hosts * (8 // len(mpi.hosts)))
@@ -153,7 +156,7 @@ def test_the_shared_cache_in_a_window_of_a_node(mpi: Mpi, nodes: Nodes, tmp_path
     script.write_text(SHARED_CACHE.replace("MPI.COMM_WORLD", "MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)"))
     for _ in range(3):
         with trial:
-            out = mpi.run(nodes, 3 * len(mpi.hosts), sys.executable, script)
+            out = mpi.run(nodes, 3 * len(mpi.hosts), *PYTHON, script)
             assert out.count("good") == 3 * len(mpi.hosts), out
 
 
@@ -163,7 +166,7 @@ def conversion(tmp_path_factory: pytest.TempPathFactory) -> Conversion:
     return Conversion(tmp_path_factory.mktemp("conversion"))
 
 
-@pytest.mark.parametrize("ranks", [2, 6])
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_convert_as_the_local_engine_does(
     mpi: Mpi, nodes: Nodes, conversion: Conversion, tmp_path: Path, ranks: int, trial: Trial
 ) -> None:
