@@ -19,10 +19,11 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from cache.errors import MissingExtraError, WorkerError
 
-__all__ = ["Output", "Run", "empty_batch", "load_dali", "start_run"]
+__all__ = ["Output", "Run", "as_output", "empty_batch", "load_dali", "start_run"]
 
 Output: TypeAlias = Literal["torch", "numpy"]
 _OLDEST = (2, 3)  # before, a parallel external source could reuse memory that DALI still read
@@ -44,12 +45,17 @@ def load_dali() -> Any:
 
 def empty_batch(output: Output, shape: tuple[int, ...], dtype: str, device: str) -> tuple[Any, Any]:
     """Images and labels of a batch without samples, as a run returns them. device: as torch names it."""
-    images, labels = np.empty((0, *shape), dtype), np.empty(0, np.int64)
+    images = as_output(np.empty((0, *shape), dtype), output)
+    return images if output == "numpy" else images.to(device), as_output(np.empty(0, np.int64), output)
+
+
+def as_output(array: npt.NDArray[Any], output: Output) -> Any:
+    """An array as outputs are: a tensor on the CPU, or as it is."""
     if output == "numpy":
-        return images, labels
+        return array
     import torch
 
-    return torch.from_numpy(images).to(device), torch.from_numpy(labels)
+    return torch.from_numpy(array)
 
 
 class Run(ABC):

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from cache.errors import BadSampleError, PackerError, WorkerError
+from cache.node import usable_cpus
 from readers.augment.ops import Op
-from readers.dali.backend import Output, Run, empty_batch, start_run
+from readers.dali.backend import Output, Run, as_output, empty_batch, start_run
+from readers.dali.fields import BadField, FieldBatches, collated
 from readers.dali.pipelines import Graph, pipeline
 from readers.dali.recipes import PipelineOptions
 from readers.dali.source import Source, refusal
 from readers.decode import decode_image
 from readers.feed import BadSample, Feed, OnError, Start, check_choice
+from readers.items import FieldOptions, Fields
 from readers.loop import FeedLoader, Maker
 from readers.order import Order
+from readers.order.base import Int64s
 from readers.order.schedule import Tail
 from readers.reader import Reader
 
@@ -28,15 +32,17 @@ _ERROR_CHARACTERS = 400
 
 
 class DaliLoader(FeedLoader):
-    """Each `for` loop is one epoch of (images, labels): labels int64 [n], -1 without one.
+    """Each `for` loop is one epoch of batches: by default (images, labels), labels int64 [n], -1 without one.
 
         loader = DaliLoader(reader, 256, augment=classification(224), options=PipelineOptions(device="gpu"), seed=7)
 
     augment: ops, as for `readers.loader.ImageLoader`, with the same crops and flips; see `readers.dali.pipeline`.
     graph: in place of augment, see `readers.dali.pipeline`.
     order, shuffle, seed, rank, world_size, tail: as for `readers.loader.ImageLoader`, with the same samples.
-    options: where and how the pipeline runs.
-    output: "torch" tensors (images on the pipeline's device) or "numpy" arrays.
+    fields, field_options: as for `readers.loader.ImageLoader`, with the same values: masks, boxes and points follow the
+        image through `augment`, and cannot through `graph`. "image" is always one of them.
+    options: where and how the pipeline runs; as many threads once more decode other fields.
+    output: "torch" tensors (images on the pipeline's device, all else on the CPU) or "numpy" arrays.
     on_error: "raise"; "skip" (smaller batches; DALI takes no empty batch, so one of bad samples alone is an error); or
         "substitute" (another sample); see `bad_samples`. An image that only DALI fails on ends its pipeline: a new one
         continues without it, in this epoch and the later ones.
@@ -55,6 +61,8 @@ class DaliLoader(FeedLoader):
         augment: Sequence[Op] | None = None,
         graph: Graph | None = None,
         options: PipelineOptions | None = None,
+        fields: Sequence[str] | Mapping[str, str] = ("image", "label"),
+        field_options: FieldOptions | None = None,
         output: Output = "torch",
         order: Order | None = None,
         shuffle: bool = True,
@@ -66,6 +74,7 @@ class DaliLoader(FeedLoader):
     ) -> None:
         check_choice("output", output, _OUTPUTS)
         self.options, self.output, self._graph = options or PipelineOptions(), output, graph
+        self._fields = _checked(Fields(fields, reader, field_options), augment, graph)
         self._source = Source(
             reader,
             batch_size,
@@ -84,6 +93,10 @@ class DaliLoader(FeedLoader):
         feed = self._source.feed
         super().__init__(replace(feed, options=replace(feed.options, rank=rank, world_size=world_size)))
 
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return self._fields.wanted
+
     def close(self) -> None:
         """End the pipeline and its processes, and a loop under way with its epoch; the next loop starts them again."""
         if self._begun:
@@ -96,7 +109,7 @@ class DaliLoader(FeedLoader):
         if idle is not None and idle.next_epoch(feed):
             return idle
         source = self._source.over(feed).without(self._undecodable)
-        return _Batches(source, self.options, self._graph, self.output, self._undecodable)
+        return _Batches(source, self.options, self._graph, self._fields, self.output, self._undecodable)
 
     def _finish(self, made: tuple[Any, Sequence[BadSample]]) -> tuple[Any, Sequence[BadSample]]:
         return made
@@ -111,8 +124,8 @@ class _Batches:
     """The batches of a pipeline, which may live for several epochs.
 
     source: that of the pipeline under way, or of the next one.
-    options, graph, output: as for `DaliLoader`.
-    undecodable: receives the rows that DALI fails on.
+    options, graph, fields, output: as for `DaliLoader`.
+    undecodable: receives the rows that DALI fails on, and those with a bad field.
     """
 
     def __init__(
@@ -120,29 +133,39 @@ class _Batches:
         source: Source,
         options: PipelineOptions,
         graph: Graph | None,
+        fields: Fields,
         output: Output,
         undecodable: dict[int, str],
     ) -> None:
         self._source, self._options, self._graph, self._output = source, options, graph, output
-        self._undecodable = undecodable
+        self._fields, self._undecodable = fields, undecodable
+        self._values = _decoded_beside(fields, options)
         self._run: Run | None = None
         self._epoch = self._step = 0  # as DALI counts them
         self._batches = source.batches()
 
     def take(self) -> tuple[Any, Sequence[BadSample]]:
-        """((images, labels), the bad samples among them)."""
+        """(the fields of a batch, the bad samples among them)."""
         if self._step == self._batches:
-            return self._empty(), ()
+            return self._batch(*self._empty(), np.empty(0, np.int64), []), ()
+        values: list[dict[str, Any]] = []
         while True:
             try:
                 if self._run is None:
                     self._run = self._start()
                 images, labels, *rows = self._run.take()
+                returned = np.asarray(rows[0]) if rows else None
+                if self._values is not None:
+                    values = self._values.take(self._source, self._epoch, self._step, returned)
                 break
             except StopIteration:
                 self._run = None
                 found = f"DALI ended epoch {self._number} after {self._step} of {self._batches} batches"
                 raise WorkerError(f"{found}; start the loop again from the last state_dict") from None
+            except BadField as bad:
+                self._run = None  # its batches have that sample
+                self._leave_out(bad.row, bad.position, bad.error)
+                continue
             except Exception as error:
                 self._run = None  # a failed pipeline is of no more use
                 problem = error.with_traceback(None)  # its frames would keep the pipeline alive
@@ -150,13 +173,19 @@ class _Batches:
                 self._run = None
                 raise
             self._recover(problem)
-        bad = self._source.bad_samples_of(self._epoch, self._step, np.asarray(rows[0])) if rows else ()
+        bad_samples: Sequence[BadSample] = ()
+        if returned is None:
+            returned = self._source.samples_of(self._epoch, self._step)[1]
+        else:
+            bad_samples = self._source.bad_samples_of(self._epoch, self._step, returned)
         self._step += 1
-        return (images, labels), bad
+        return self._batch(images, labels, returned, values), bad_samples
 
     def stop(self) -> None:
         """End the pipeline."""
         self._run = None
+        if self._values is not None:
+            self._values.stop()
 
     def at_end(self) -> bool:
         """Whether the pipeline has noticed the end of its epoch, so that it can be used for the next one."""
@@ -187,8 +216,22 @@ class _Batches:
         outputs = ("image", "label") if self._source.on_error == "raise" else ("image", "label", "row")
         return start_run(unstarted, outputs, self._output, self._options.workers)
 
+    def _batch(self, images: Any, labels: Any, rows: Int64s, values: Sequence[dict[str, Any]]) -> Any:
+        """The fields of a batch. rows: of its samples."""
+        columns = collated(self._fields, values, self._output)
+
+        def field(name: str) -> Any:
+            if name in columns:
+                return columns[name]
+            if name in ("image", "label"):
+                return images if name == "image" else labels
+            column = Fields.column(self._source.feed.reader, rows, name)
+            return as_output(column, self._output) if isinstance(column, np.ndarray) else column
+
+        return self._fields.collect(field)
+
     def _empty(self) -> tuple[Any, Any]:
-        """The batch of a rank that has no sample left in the last step."""
+        """Images and labels of the batch of a rank that has no sample left in the last step."""
         recipe, options = self._source.recipe, self._options
         if recipe is None or recipe.out_size is None:
             return empty_batch(self._output, (), options.dtype or "uint8", "cpu")
@@ -208,12 +251,31 @@ class _Batches:
                 f"DALI failed at batch {self._step} of epoch {self._number}, though our own decoder reads its images: "
                 f"{_essence(error)}"
             ) from error
-        feed, (row, reason) = self._source.feed, culprit
-        feed.bad(row, 0, BadSampleError(reason))  # raises under on_error="raise"
-        self._undecodable[row] = reason
+        row, reason = culprit
+        self._leave_out(row, 0, BadSampleError(reason))
+
+    def _leave_out(self, row: int, position: int, error: Exception) -> None:
+        """Let the next pipeline begin at this step without a sample. Raises BadSampleError under on_error="raise"."""
+        feed = self._source.feed
+        feed.bad(row, position, error)
+        self._undecodable[row] = str(error)
         self._source = self._source.without(self._undecodable).over(feed.at(feed.after(self._step, self._number)))
         self._epoch = self._step = 0
         self._batches = self._source.batches()
+
+
+def _checked(fields: Fields, augment: Sequence[Op] | None, graph: Graph | None) -> Fields:
+    """Raise ValueError for fields that a pipeline does not make, or that would not follow its images."""
+    if "image" not in fields.wanted:
+        raise ValueError("a DALI pipeline makes images: name 'image' in fields, or take ImageLoader for other fields")
+    if graph is not None:
+        fields.check_apart("what a graph does to an image is not known", "give ops as augment")
+    fields.check_ops(augment or ())
+    return fields
+
+
+def _decoded_beside(fields: Fields, options: PipelineOptions) -> FieldBatches | None:
+    return FieldBatches(fields, options.threads or usable_cpus(), options.prefetch) if fields.stored else None
 
 
 def _diagnose(source: Source, epoch: int, steps: range) -> tuple[int, str] | None:

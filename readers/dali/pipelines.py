@@ -131,7 +131,7 @@ def pipeline(source: Source, options: PipelineOptions | None = None, *, graph: G
             raise ValueError(
                 "a source without ops needs a graph: make it with augment=classification(224), or pass one"
             )
-        check_recipe(source.recipe, options)
+        check_recipe(source.recipe, options, source.feed.order)
     elif source.recipe is not None:
         raise ValueError("a source with ops executes those: leave augment out where a graph is given")
     dali, device_id = load_dali(), None

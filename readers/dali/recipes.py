@@ -17,11 +17,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from readers.augment.ops.aspect import ResizeToBucket
 from readers.augment.ops.base import Interpolation, Op, Stage
 from readers.augment.ops.nodes import rounded_node
 from readers.augment.recipe import Part, Recipe
 from readers.dali.source import has_flips, has_size
 from readers.feed import check_choice
+from readers.order.base import Order, Stepped
 
 __all__ = ["PipelineOptions", "augmented", "check_recipe"]
 
@@ -69,7 +71,7 @@ class PipelineOptions:
                 raise ValueError(f"{name} is {value}, expected at least {least}")
 
 
-def check_recipe(recipe: Recipe, options: PipelineOptions) -> None:
+def check_recipe(recipe: Recipe, options: PipelineOptions, order: Order) -> None:
     """Raise ValueError for what a pipeline does not execute."""
     for op in recipe.ops:
         if op.stage is not Stage.GEOMETRY and not op.on_dali:
@@ -77,10 +79,11 @@ def check_recipe(recipe: Recipe, options: PipelineOptions) -> None:
                 f"DALI pipelines do not execute {op!r}: use ImageLoader, which executes it on the CPU and "
                 f"on a GPU (device='cuda'), or write the pipeline yourself and pass it as graph"
             )
-    if recipe.out_size is None:
+    in_buckets = any(isinstance(op, ResizeToBucket) for op in recipe.ops)
+    if recipe.out_size is None and not (in_buckets and isinstance(order, Stepped)):
         raise ValueError(
-            "the size of the results depends on the image; end with RandomResizedCrop(224), or with Resize(256) and "
-            "CenterCrop(224)"
+            "the size of the results depends on the image; end with RandomResizedCrop(224), with Resize(256) and "
+            "CenterCrop(224), or with ResizeToBucket in batches of one shape, of order=Bucketed(…)"
         )
     if options.dtype == "uint8" and recipe.normalize is not None:
         raise ValueError("normalised values do not fit into uint8; leave Normalize out, or ask for a float dtype")
@@ -124,15 +127,17 @@ def _finished(
     """The images of a batch, from the resized ones of the last part."""
     fn, types, part = dali.fn, dali.types, recipe.parts[-1]
     y, x, mirror = resized[2], resized[3], flips[0]
+    size = resized[4:6] if recipe.out_size is None else recipe.out_size
     if part.hangs_over:
         start = fn.cast(resized[2:4], dtype=types.INT32)
-        images = fn.slice(images, start, recipe.out_size, axes=[0, 1], out_of_bounds_policy="pad", fill_values=0)
+        shape = fn.cast(size, dtype=types.INT32) if recipe.out_size is None else size
+        images = fn.slice(images, start, shape, axes=[0, 1], out_of_bounds_policy="pad", fill_values=0)
         y = x = 0.5
     if any(op.flip_axis == 2 for _, op in part.ops):
         images = fn.flip(images, horizontal=0, vertical=flips[1])
         y = y + flips[1] * (1 - 2 * y)  # the crop, which follows, counts from the other edge
     if part.steps:
-        images = fn.crop(images, crop=recipe.out_size, crop_pos_y=y, crop_pos_x=x)
+        images = fn.crop(images, crop=size, crop_pos_y=y, crop_pos_x=x)
         images = _changed(dali, part.steps, fn.flip(images, horizontal=mirror), nodes)
         y, x, mirror = 0.5, 0.5, 0
     # DALI takes mean and deviation in 0..255.
@@ -145,7 +150,7 @@ def _finished(
         mean, std = [0.0] * 3, [1.0 if dtype == types.UINT8 else 255.0] * 3
     return fn.crop_mirror_normalize(
         images,
-        crop=recipe.out_size,
+        crop=size,
         crop_pos_y=y,
         crop_pos_x=x,
         mirror=mirror,

@@ -18,7 +18,8 @@ and where the source has a list of `readers.augment` ops, what they do to each i
     step      float32 [n, k]  for each op on pixels, what `Op.dali_parameters` gives
 
 once for each part of the list (`readers.augment.recipe`). In parts before the last `resized` is [n, 6], the crop in
-pixels, and its height and width; it and `flips` are there only where the part resizes, crops or flips.
+pixels, and its height and width; it and `flips` are there only where the part resizes, crops or flips. In the last part
+height and width of the crop follow where batches differ in them (`ResizeToBucket`); in a batch all are the same.
 
 Where bad samples are skipped or replaced:
 
@@ -53,6 +54,7 @@ from readers.feed import (
     name_sample,
 )
 from readers.headers import MEDIA, exif_orientation, parse_header, read_header
+from readers.items import Fields
 from readers.order import Order
 from readers.order.base import Int64s
 from readers.order.schedule import Tail
@@ -104,6 +106,7 @@ class Source:
     ) -> None:
         order = choose_order(len(reader), order, shuffle, seed)
         options = FeedOptions(rank, world_size, choose_tail(tail, order), on_error, DECODER)
+        Fields(("label",), reader).refuse_targets("DALI")
         self.feed = Feed(reader, order, batch_size, options).ranked()
         self.feed.schedule()
         self.recipe = None if augment is None else Recipe(augment)
@@ -174,18 +177,26 @@ class Source:
         parts = self._parts(self._read(epoch, positions[row : row + 1], rows[row : row + 1]))
         return tuple(part[0] for part in parts)
 
+    def kept(self, epoch: int, step: int, returned: Int64s) -> Int64s:
+        """Which samples of a batch a pipeline returned, as they are or replaced: their places in it, int64 [n].
+
+        returned: the rows that it returned.
+        """
+        rows = self.samples_of(epoch, step)[1]
+        if self.on_error == "substitute":
+            return np.arange(len(rows), dtype=np.int64)
+        places, rest = [], returned.tolist()[::-1]
+        for i, row in enumerate(rows.tolist()):
+            if rest and rest[-1] == row:
+                rest.pop()
+                places.append(i)
+        return np.array(places, np.int64)
+
     def bad_samples_of(self, epoch: int, step: int, returned: Int64s) -> list[BadSample]:
         """The samples of a batch that were skipped or replaced. returned: its rows as a pipeline returned them."""
         positions, rows = self.samples_of(epoch, step)
-        if self.on_error == "substitute":
-            missing = np.flatnonzero(rows != returned).tolist()
-        else:
-            missing, rest = [], returned.tolist()[::-1]
-            for i, row in enumerate(rows.tolist()):
-                if rest and rest[-1] == row:
-                    rest.pop()
-                else:
-                    missing.append(i)
+        kept = self.kept(epoch, step, returned)
+        missing = np.setdiff1d(np.arange(len(rows)), kept[rows[kept] == returned]).tolist()
         if not missing:
             return []
         positions, rows = positions[missing], rows[missing]
@@ -193,6 +204,14 @@ class Source:
         unknown = BadSampleError("it was bad when it was read")
         samples = enumerate(zip(rows.tolist(), positions.tolist(), strict=True))
         return [self.feed.bad(row, position, faults.get(i, unknown)) for i, (row, position) in samples]
+
+    def plan(self, epoch: int, positions: Int64s, rows: Int64s) -> tuple[ImageInfo | None, Plan | None]:
+        """Header facts of some samples, and what the ops do to each. Reads headers, where there are ops."""
+        if self.recipe is None:
+            return None, None
+        info = self.feed.reader.image_info(rows)
+        heights, widths = np.maximum(1, upright_sides(info))
+        return info, self.recipe.plan(self.feed.seed, self._number(epoch), positions, heights, widths)
 
     # --- inside ---------------------------------------------------------------------------------------------------
     def _number(self, epoch: int) -> int:
@@ -210,6 +229,7 @@ class Source:
         data = list(self.feed.read(rows))
         faults, plan = self._examine(epoch, positions, rows, data)
         if not faults:
+            self._check_shapes(rows, plan)
             return _Samples(rows, data, plan)  # type: ignore[arg-type]  # none is an Exception
         first, rows = int(rows[0]), rows.copy()
         for i, error in sorted(faults.items()):
@@ -228,7 +248,22 @@ class Source:
                 f"it is the first of {len(faults)} samples of a batch that are all bad, so that on_error='skip' leaves "
                 f"none of it, and DALI takes no empty batch; use on_error='substitute'",
             )
-        return _Samples(rows, data, self._plan(epoch, positions, rows)[1])  # type: ignore[arg-type]  # as above
+        return _Samples(rows, data, self.plan(epoch, positions, rows)[1])  # type: ignore[arg-type]  # as above
+
+    def _check_shapes(self, rows: Int64s, plan: Plan | None) -> None:
+        """Raise BadSampleError for a batch whose images would differ in size."""
+        if plan is None or self.recipe is None or self.recipe.out_size is not None:
+            return
+        shapes = np.stack([plan.boxes.out_height, plan.boxes.out_width], axis=1)
+        other = int(np.argmax((shapes != shapes[0]).any(axis=1)))
+        if other:
+            first, second = (f"{shapes[i][0]} x {shapes[i][1]} pixels" for i in (0, other))
+            raise name_sample(
+                self.feed.reader,
+                int(rows[other]),
+                f"it has {second} in a batch of images of {first}: make the order of the buckets of these ops, with  "
+                f"Bucketed(buckets.of(reader.info), …)",
+            )
 
     def _read_one(self, epoch: int, position: Int64s, row: int) -> Buffer:
         """The image of a row, if nothing is wrong with it at this position, int64 [1]. Raises BadSampleError."""
@@ -239,19 +274,11 @@ class Source:
             raise BadSampleError(str(faults[0])) from faults[0]
         return data
 
-    def _plan(self, epoch: int, positions: Int64s, rows: Int64s) -> tuple[ImageInfo | None, Plan | None]:
-        """Header facts of some samples, and what the ops do to each. Reads headers, where there are ops."""
-        if self.recipe is None:
-            return None, None
-        info = self.feed.reader.image_info(rows)
-        heights, widths = np.maximum(1, upright_sides(info))
-        return info, self.recipe.plan(self.feed.seed, self._number(epoch), positions, heights, widths)
-
     def _examine(
         self, epoch: int, positions: Int64s, rows: Int64s, data: Sequence[Buffer | Exception]
     ) -> tuple[dict[int, Exception], Plan | None]:
         """What is wrong with some of these samples, by their place here; and what the ops do to each."""
-        info, plan = self._plan(epoch, positions, rows)
+        info, plan = self.plan(epoch, positions, rows)
         faults: dict[int, Exception] = {}
         reasons: dict[int, str] = {}
         for i, (row, one) in enumerate(zip(rows.tolist(), data, strict=True)):
@@ -349,6 +376,8 @@ def _plan_columns(plan: Plan, recipe: Recipe) -> tuple[npt.NDArray[Any], ...]:
             corner = np.concatenate([corner, np.stack([b.out_height, b.out_width])])
         elif not part.hangs_over:
             corner = corner / np.maximum(1, np.stack([b.resized_height - b.out_height, b.resized_width - b.out_width]))
+        if part.last and recipe.out_size is None:
+            corner = np.concatenate([corner, np.stack([b.out_height, b.out_width])])
         if part.boxed:
             columns.append(np.stack([b.top, b.left, b.height, b.width], axis=1))
         if has_size(part):

@@ -1,0 +1,251 @@
+"""Other fields beside a DALI pipeline, on its images and equal to those of ImageLoader; mixtures and buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_jpeg, tree_of
+from dali_cases import MEAN_DIFFERENCE
+from test_items import COUNT, NAMES, OPS, TURNED, by_index, check_aligned, packed_in, same
+
+import readers
+from cache.errors import BadSampleError, UnknownNameError
+from readers.augment import (
+    AspectBuckets,
+    CenterCrop,
+    ColorJitter,
+    Normalize,
+    RandomHorizontalFlip,
+    RandomRotation,
+    RandomVerticalFlip,
+    ResizeToBucket,
+)
+from readers.dali import DaliLoader, PipelineOptions
+from readers.loader import FieldOptions, ImageLoader
+from readers.order import Bucketed, Mixed
+
+try:
+    import nvidia.dali  # noqa: F401
+except (ImportError, OSError) as error:
+    pytest.skip(f"DALI is not installed: {error}", allow_module_level=True)
+
+pytestmark = [
+    pytest.mark.usefixtures("processes_end"),
+    # DALI leaves a socket to the garbage collector when it spawns a worker.
+    pytest.mark.filterwarnings("ignore:unclosed <socket.socket:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:.*unclosed <socket.socket:pytest.PytestUnraisableExceptionWarning"),
+]
+FIELDS = NAMES[1:]
+TWO = PipelineOptions(threads=2, layout="NHWC")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return packed_in(tmp_path_factory.mktemp("fields"))
+
+
+@pytest.fixture
+def reader(place: Path) -> Iterator[readers.Reader]:
+    with readers.open(place) as opened:
+        yield opened
+
+
+# --- fields -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("ops", [OPS, TURNED, [RandomRotation(30), *OPS, ColorJitter(0.2)]], ids=repr)
+def test_fields_are_those_of_our_loader_and_on_their_images(reader: readers.Reader, ops: list[Any]) -> None:
+    options: dict[str, Any] = {"augment": ops, "fields": NAMES, "seed": 3, "tail": "exact"}
+    options["field_options"] = FieldOptions(min_visible=0.2)
+    ours = ImageLoader(reader, 7, threads=1, layout="NCHW", **options)
+    theirs = DaliLoader(reader, 7, options=PipelineOptions(threads=2), **options)
+    for epoch in range(2):
+        expected, found = by_index(ours), by_index(theirs)
+        assert list(found) == list(expected) and sorted(found) == list(range(COUNT)), epoch
+        for index, sample in found.items():
+            check_aligned(sample)
+            assert all(same(sample[name], expected[index][name]) for name in FIELDS), index
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_asking_for_fields_changes_no_image_and_resumes(reader: readers.Reader, workers: int) -> None:
+    def loader(fields: Any) -> DaliLoader:
+        options = PipelineOptions(threads=1, workers=workers)
+        return DaliLoader(reader, 5, augment=OPS, fields=fields, seed=9, options=options)
+
+    plain = [images for images, _ in loader(("image", "label"))]
+    first, second = loader(NAMES), loader(NAMES)
+    loop = iter(first)
+    whole = [next(loop), next(loop)]
+    second.load_state_dict(first.state_dict())
+    whole += list(second)
+    assert len(plain) == len(whole) and all(map(torch.equal, plain, (batch[0] for batch in whole)))
+    assert {*by_index(whole)} == {*by_index(ImageLoader(reader, 5, fields=("index",), seed=9), ("index",))}
+
+
+def test_arrays_and_dictionaries(tmp_path: Path) -> None:
+    """Without torch's tensors, from a set with gaps, and on a rank that has nothing left in the last step."""
+    names = {"pixels": "image", "classes": "mask", "text": "caption", "ids": "box_labels", "number": "index"}
+    with readers.open(packed_in(tmp_path, missing=True)) as reader:
+        some = reader.select(indices=[0, 1, 2, 4, 6])
+        options: dict[str, Any] = {"augment": OPS, "fields": names, "output": "numpy", "shuffle": False}
+        ranks = [DaliLoader(some, 2, rank=rank, world_size=2, options=TWO, **options) for rank in range(2)]
+        batches = [list(rank) for rank in ranks]
+        assert [list(batch) for batch in batches[0]] == [list(names)] * 2
+        assert [len(batch["pixels"]) for rank in batches for batch in rank] == [2, 0, 2, 1]
+        first, empty, middle, last = (batch for rank in batches for batch in rank)
+        assert first["classes"][0].dtype == np.uint8 and first["classes"][1] is None and first["text"][1] is None
+        assert {**empty, "pixels": 0, "number": 0} == {"pixels": 0, "classes": [], "text": [], "ids": [], "number": 0}
+        assert empty["pixels"].shape == (0, 48, 48, 3) and middle["number"].tolist() == [2, 3]
+        assert isinstance(last["ids"][0], np.ndarray) and last["text"] == ["6 is shown"]
+        whole = DaliLoader(some.select(indices=[0, 2, 3]), 3, **{**options, "shuffle": True})
+        assert next(iter(whole))["number"].dtype == np.int64
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip", "substitute"])
+def test_a_bad_field_makes_a_bad_sample(
+    reader: readers.Reader, tmp_path: Path, on_error: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mask that ends too early, which shows only when it is decoded, and boxes that are none."""
+    read_many = type(reader).read_many
+
+    def damaged(self: Any, indices: Any, field: str = "image") -> Any:
+        found = list(read_many(self, indices, field))
+        for i, index in enumerate(list(indices)):
+            if (int(index), field) in ((5, "mask"), (9, "boxes")):
+                found[i] = bytes(found[i])[:-30]
+        return found
+
+    monkeypatch.setattr(type(reader), "read_many", damaged)
+    options: dict[str, Any] = {"augment": OPS, "fields": NAMES, "shuffle": False, "on_error": on_error}
+    loader = DaliLoader(reader, 6, options=PipelineOptions(threads=2), **options)
+    if on_error == "raise":
+        with pytest.raises(BadSampleError, match=r"sample 5 \(05\): field mask: .*packer verify --deep"):
+            list(loader)
+        return
+    with pytest.warns(UserWarning, match="2 bad samples were"):
+        found = list(loader)
+    assert [(bad.index, bad.reason.partition(":")[0]) for bad in loader.bad_samples] == [
+        (5, "field mask"),
+        (9, "field boxes"),
+    ]
+    rows = [row for batch in found for row in batch[NAMES.index("index")].tolist()]
+    with pytest.warns(UserWarning, match="2 bad samples were"):
+        ours = list(ImageLoader(reader, 6, threads=1, **options))
+    assert rows == [row for batch in ours for row in batch[NAMES.index("index")].tolist()] and not {5, 9} & {*rows}
+    for name in FIELDS:
+        column, expected = ([one for batch in some for one in batch[NAMES.index(name)]] for some in (found, ours))
+        assert len(column) == len(expected) and all(map(same, column, expected)), name
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"fields": ("mask",)}, ValueError, "name 'image' in fields, or take ImageLoader"),
+        ({"fields": ("image", "masks")}, UnknownNameError, "no field 'masks'"),
+        (
+            {"augment": None, "graph": lambda node: node, "fields": ("image", "boxes")},
+            ValueError,
+            "boxes would not",
+        ),
+        (
+            {"augment": [ResizeToBucket([(8, 8)])]},
+            ValueError,
+            "ResizeToBucket in batches of one",
+        ),
+    ],
+)
+def test_what_cannot_be(reader: readers.Reader, options: dict[str, Any], error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        DaliLoader(reader, 4, **{"augment": OPS, **options})
+
+
+# --- orders -------------------------------------------------------------------------------------------------------
+def check_images(ours: torch.Tensor, theirs: torch.Tensor, scale: float = 1.0) -> None:
+    """Alike, but for how DALI and libjpeg round, which shows at the edges of what is drawn."""
+    difference = (ours.double() - theirs.double()).abs() * scale
+    assert ours.shape == theirs.shape and difference.mean() <= MEAN_DIFFERENCE and difference.max() < 12
+
+
+def test_a_mixture(reader: readers.Reader) -> None:
+    both = readers.concat([reader, reader.select(indices=range(5))])
+    order = Mixed([COUNT, 5], [0.5, 0.5], samples=20, seed=2)
+    options: dict[str, Any] = {"augment": OPS, "order": order, "fields": ("image", "index", "mask")}
+    ours = ImageLoader(both, 5, layout="NHWC", threads=1, exact_colours=True, **options)
+    for _ in range(2):
+        for first, second in zip(ours, DaliLoader(both, 5, options=TWO, **options), strict=True):
+            assert torch.equal(first[1], second[1]) and torch.equal(first[2], second[2])
+            check_images(first[0], second[0])
+        ours.set_epoch(0)
+
+
+SHAPES = AspectBuckets(((48, 24), (32, 32), (24, 48)))
+FLIPS = [RandomHorizontalFlip(), RandomVerticalFlip()]
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory: pytest.TempPathFactory, pack: Callable[..., Path]) -> Path:
+    sizes = [(64, 64), (40, 90), (90, 40), (20, 30), (100, 77)]
+    root = tmp_path_factory.mktemp("shapes") / "images"
+    return pack(tree_of(root, {f"a/{i:02}.jpg": make_jpeg(i, sizes[i % 5]) for i in range(29)}))
+
+
+@pytest.mark.parametrize(
+    "ops",
+    [
+        [ResizeToBucket(SHAPES, "random"), *FLIPS],
+        [ResizeToBucket(SHAPES), *FLIPS, ColorJitter(0.4), Normalize((0.5,) * 3, (0.5,) * 3)],
+        [ResizeToBucket(SHAPES), CenterCrop((20, 22))],
+    ],
+    ids=lambda ops: "-".join(type(op).__name__ for op in ops),
+)
+def test_buckets(shapes: Path, ops: list[Any]) -> None:
+    """Each batch is of one shape and of as many samples as its bucket has."""
+    with readers.open(shapes) as reader:
+        order = Bucketed(SHAPES.of(reader.info), (2, 4, 3), 1, seed=5)
+        options: dict[str, Any] = {"augment": ops, "order": order, "fields": ("image", "index")}
+        scale = 127.5 if any(isinstance(op, Normalize) for op in ops) else 1.0
+        ours = ImageLoader(reader, 4, threads=1, layout="NHWC", exact_colours=True, **options)
+        theirs = DaliLoader(reader, 4, options=TWO, **options)
+        seen, found = [], set()
+        for _ in range(2):
+            for (images, rows), (others, same_rows) in zip(ours, theirs, strict=True):
+                check_images(images, others, scale)
+                assert rows.tolist() == same_rows.tolist()
+                seen, found = seen + rows.tolist(), found | {tuple(images.shape)}
+        assert {*seen} == {*range(29)} and len(found) == 3
+
+
+def test_buckets_resumed_on_other_ranks(shapes: Path) -> None:
+    with readers.open(shapes) as reader:
+
+        def loader(batch: Any, rank: int, world_size: int) -> DaliLoader:
+            order = Bucketed(SHAPES.of(reader.info), batch, world_size, "drop_last", seed=3)
+            options: dict[str, Any] = {
+                "augment": [ResizeToBucket(SHAPES)],
+                "fields": ("image", "index"),
+                "options": TWO,
+            }
+            return DaliLoader(reader, order.largest_batch, order=order, rank=rank, world_size=world_size, **options)
+
+        began = [loader(1, rank, 2) for rank in range(2)]
+        loops = [iter(rank) for rank in began]
+        seen = [row for _ in range(4) for loop in loops for row in next(loop)[1].tolist()]
+        state = began[0].state_dict()
+        ended = [loader((2, 3, 1), rank, 3) for rank in range(3)]
+        for rank in ended:
+            rank.load_state_dict(state)
+        for batches in zip(*ended, strict=True):
+            assert len({images.shape for images, _ in batches}) == 1
+            seen += [row for _, rows in batches for row in rows.tolist()]
+        assert len(seen) == len({*seen}) > 15
+
+
+def test_buckets_of_something_else_are_named(shapes: Path) -> None:
+    with readers.open(shapes) as reader:
+        loader = DaliLoader(reader, 4, augment=[ResizeToBucket(SHAPES)], order=Bucketed([0] * 29, 4, 1), options=TWO)
+        with pytest.raises(BadSampleError, match=r"in a batch of images of \d+ x \d+ pixels: make the order of"):
+            list(loader)
