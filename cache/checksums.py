@@ -1,4 +1,4 @@
-"""CRC32C (Castagnoli): of a file, and of a whole from those of its parts.
+"""CRC32C (Castagnoli): of a file, and of a whole from those of its parts. SHA-256 of a file, for other programs.
 
 A CRC32C of 110 kB takes 4 µs, so bytes are read once: that of a payload is reused for its record and its file.
 Importing the package `crc32c` takes 37 ms (it reads the metadata of installed distributions), so modules that every
@@ -7,6 +7,7 @@ process of a training job imports import it, or this module, inside the function
 
 from __future__ import annotations
 
+import hashlib
 import os
 from array import array
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from crc32c import crc32c
 
 from cache.files import open_regular
 
-__all__ = ["JoinedChecksum", "crc32c", "crc32c_combine", "crc32c_shift", "file_checksum"]
+__all__ = ["JoinedChecksum", "crc32c", "crc32c_combine", "crc32c_shift", "file_checksum", "file_sha256"]
 
 _CHUNK_BYTES = 1 << 20
 _BLOCK_PARTS = 4096
@@ -34,6 +35,18 @@ def file_checksum(path: str | os.PathLike[str], check: Callable[[], None] | None
                 check()
             crc = crc32c(buffer[:count], crc)
     return crc
+
+
+def file_sha256(path: str | os.PathLike[str]) -> str:
+    """SHA-256 of a whole file, 64 hex digits. Raises OSError.
+
+    OpenSSL's, which uses the instructions that CPUs have for it: about 75 µs for 110 kB with them, 250 µs without.
+    """
+    digest, buffer = hashlib.sha256(), memoryview(bytearray(_CHUNK_BYTES))
+    with open_regular(path) as file:
+        while count := file.readinto(buffer):  # type: ignore[attr-defined]
+            digest.update(buffer[:count])
+    return digest.hexdigest()
 
 
 def crc32c_combine(first: int, second: int, second_bytes: int) -> int:

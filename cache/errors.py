@@ -19,6 +19,7 @@ all of them.
     │   ├── NoRoomError                      bytes or inodes are missing, before or in the middle of copying
     │   ├── StagingSourceError               the source is gone, unreadable, or not what its manifest says
     │   └── StoppedError                     a caller asked to stop
+    ├── ServingError (OSError)               a node cannot serve its bytes to others
     ├── RemoteError (OSError)                an object store or a web server fails
     │   ├── AddressError                     not an address: scheme, bucket or path are wrong
     │   ├── MissingError                     there is no such object or page
@@ -81,6 +82,7 @@ __all__ = [
     "PipelineError",
     "RemoteError",
     "ResumeError",
+    "ServingError",
     "SlowError",
     "SourceError",
     "StagingError",
@@ -161,6 +163,10 @@ class StagingSourceError(StagingError):
 
 class StoppedError(StagingError):
     """A caller asked to stop copying: the set and the disk are not at fault."""
+
+
+class ServingError(PackerError, OSError):
+    """A node cannot serve its bytes to others: the address, the token, the certificate, or the folder they share."""
 
 
 class RemoteError(PackerError, OSError):

@@ -44,7 +44,7 @@ _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link", stat.S_IFIFO: "FIFO"}
 _CHUNK_BYTES = 1 << 20
-_LOCK_WAIT_SECONDS = 0.01
+_LOCK_WAIT_SECONDS, _LONGEST_LOCK_WAIT_SECONDS = 0.01, 0.5
 
 
 class PathError(OSError):
@@ -247,27 +247,28 @@ class Folder:
         with _naming(self.path):
             os.fsync(self.descriptor)
 
-    def lock(self, name: str, wait_seconds: float = 0.0) -> Lock:
-        """Take the exclusive lock of the file `name`, which is created where it is missing.
+    def lock(self, name: str, wait_seconds: float = 0.0, *, shared: bool = False) -> Lock:
+        """Take the lock of the file `name`, which is created where it is missing: alone, or shared with others.
 
         Raises BusyError where another process holds it for longer than `wait_seconds`, FileNotFoundError where this
         directory has been removed, PathError for another kind of file. See `Lock.supported`.
         """
         path = os.fspath(self.path / name)
-        end = time.monotonic() + wait_seconds
+        end, pause = time.monotonic() + wait_seconds, _LOCK_WAIT_SECONDS
         while True:
             with (
                 self._parent(name) as (parent, last),
                 _naming(path),
                 _regular(self._open(parent, last, _LOCK, name), path) as file,
             ):
-                lock = take_lock(file.fileno())
+                lock = take_lock(file.fileno(), shared=shared)
                 if lock is not None and is_at(file.fileno(), last, parent):
                     return lock
             if lock is None:
                 if time.monotonic() >= end:
                     raise BusyError(errno.EAGAIN, "locked by another process", path)
-                time.sleep(_LOCK_WAIT_SECONDS)
+                time.sleep(pause)
+                pause = min(1.2 * pause, _LONGEST_LOCK_WAIT_SECONDS)
             else:
                 lock.release()
 

@@ -65,7 +65,7 @@ class BusyError(OSError):
 
 
 class Lock:
-    """An exclusive lock until it is released or the process ends. supported: whether the filesystem has locks."""
+    """A lock until it is released or the process ends. supported: whether the filesystem has locks."""
 
     def __init__(self, descriptor: int, supported: bool) -> None:
         self._descriptor, self.supported = descriptor, supported
@@ -74,6 +74,26 @@ class Lock:
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
+
+    @contextmanager
+    def alone(self) -> Iterator[bool]:
+        """Turn a shared lock into an exclusive one in the block, unless another process has it; whether it is.
+
+        It is not held for a moment in between, in which another process may take it exclusively: what is known of what
+        it guards must be read again. Without locks, it is not exclusive.
+        """
+        if not self.supported:
+            yield False
+            return
+        exclusive = _flock(self._descriptor, shared=False)
+        try:
+            if exclusive:
+                yield True
+        finally:
+            while not _flock(self._descriptor, shared=True):
+                time.sleep(_LONGEST_PAUSE_SECONDS)
+        if not exclusive:
+            yield False
 
     def __enter__(self) -> Lock:
         return self
@@ -85,11 +105,11 @@ class Lock:
         self.release()
 
 
-def take_lock(descriptor: int) -> Lock | None:
-    """The exclusive lock of an open file, with a descriptor of its own; None where another process holds it."""
+def take_lock(descriptor: int, *, shared: bool = False) -> Lock | None:
+    """The lock of an open file, with a descriptor of its own; None where another process holds it."""
     try:
         supported = True
-        if not _flock(descriptor, shared=False):
+        if not _flock(descriptor, shared):
             return None
     except OSError as error:
         if error.errno not in _NO_LOCKS:

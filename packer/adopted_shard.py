@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from crc32c import crc32c
 
+from cache.checksums import file_sha256
 from cache.errors import FormatError, SourceError
 from cache.messages import Counter, listed
 from cache.stores import Files, Shards
@@ -43,6 +44,7 @@ class AdoptTask:
     format: str
     options: LocateOptions
     part: Path
+    checksums: bool
 
 
 class _LocatedColumns:
@@ -148,7 +150,9 @@ def locate_shard(task: AdoptTask, counter: Counter) -> PartMeta:
                 done_bytes = 0
         counter.report(0, done_bytes)
     meta = PartMeta(
-        ShardInfo(task.relative, window.size, len(located.samples), file_crc),
+        ShardInfo(
+            task.relative, window.size, len(located.samples), file_crc, file_sha256(path) if task.checksums else ""
+        ),
         payload_bytes + done_bytes,
         fields=tuple(located.fields),
         unreadable=unreadable,

@@ -27,9 +27,9 @@ from cache.messages import Silent, Watcher, listed, plural
 from packer import __version__
 from packer.adopted_shard import AdoptTask, class_names, key_prefix, locate_shard, make_keys_unique
 from packer.columns import PartMeta, column_files, is_index, remove_index, write_index
-from packer.conversion.commit import write_dataset_info
 from packer.conversion.images import remarks_of
 from packer.conversion.journal import Journal
+from packer.documents import repair_documents, write_dataset_info
 from packer.formats.base import LocateOptions
 from packer.found_shards import FoundShard, FoundShards, find_shards, losses
 from packer.output import Result, local_output, output_errors
@@ -69,6 +69,7 @@ def index(
     label_offset: int | None = None,
     classes: Sequence[str] | None = None,
     accept_loss: bool = False,
+    checksums: bool = True,
     workers: int | None = None,
     engine: Executor | None = None,
     watcher: Watcher | None = None,
@@ -84,6 +85,7 @@ def index(
     classes: names by label.
     accept_loss: continue where shards are missing, or the existing set would lose shards, samples, splits, classes or
     fields; otherwise that is an OutputError that says how many.
+    checksums: write SHA256SUMS, for  sha256sum -c , unless the set was made without.
     workers: processes; default the CPUs this process may use.
     engine: where shards are located, if not in processes of this machine; see `packer.open_engine`.
 
@@ -96,13 +98,22 @@ def index(
     folder = local_output(output) if output is not None else None
     found = find_shards([Path(shard) for shard in shards], folder, split, image_key)
     keys = AdoptedKeys(image_key, label_key, named)
-    return _Adoption(found, keys, label_offset, accept_loss, watcher or Silent()).run(Workers(workers, engine), classes)
+    adoption = _Adoption(found, keys, label_offset, accept_loss, checksums, watcher or Silent())
+    return adoption.run(Workers(workers, engine), classes)
 
 
 class _Adoption:
     def __init__(
-        self, found: FoundShards, keys: AdoptedKeys, label_offset: int | None, accept_loss: bool, watcher: Watcher
+        self,
+        found: FoundShards,
+        keys: AdoptedKeys,
+        label_offset: int | None,
+        accept_loss: bool,
+        checksums: bool,
+        watcher: Watcher,
     ) -> None:
+        made = found.known.made.get("options", {}) if found.known else {}
+        self._checksums = checksums and made.get("checksums") is not False
         self._found, self._accept_loss, self._watcher = found, accept_loss, watcher
         before = found.known.adopted if found.known else AdoptedKeys()
         self._keys = AdoptedKeys(
@@ -148,7 +159,7 @@ class _Adoption:
         options = LocateOptions(keys.image_key, keys.label_key, keys.fields, self._label_offset)
         shards = self._found.shards
         tasks = [
-            AdoptTask(shard.path, shard.name, self._found.format, options, _part(journal, n))
+            AdoptTask(shard.path, shard.name, self._found.format, options, _part(journal, n), self._checksums)
             for n, shard in enumerate(shards)
         ]
         size = sum(shard.path.stat().st_size for shard in shards)
@@ -187,6 +198,7 @@ class _Adoption:
             adopted=self._keys,
             history=known.history if known else (),
             retired=there.info.retired if (there := self._found.there) and there.info else (),
+            documents=there.info.documents if there and there.info else (),
         )
 
     def _fields(self, metas: Mapping[FoundShard, PartMeta]) -> dict[str, str]:
@@ -238,9 +250,9 @@ class _Adoption:
         count, some = self._found.missing()
         if count and not self._accept_loss:
             raise SourceError(
-                f"{self._found.shards[0].path.parent}: {plural(count, 'shard')} of this set {_are(count)} missing "
-                f"by the names of the others ({listed(some)}); bring them back, or pass accept_loss=True for a set "
-                f"without"
+                f"{self._found.shards[0].path.parent}: {plural(count, 'shard')} of this set "
+                f"{'is' if count == 1 else 'are'} missing by the names of the others ({listed(some)}); bring them "
+                f"back, or pass accept_loss=True for a set without"
             )
 
     def _compare(self, info: DatasetInfo, given_classes: bool) -> None:
@@ -297,8 +309,10 @@ class _Commit:
         ):  # no longer those of a conversion
             made = {name: value for name, value in made.items() if name not in _OF_CONVERSION}
         new = replace(info, splits=splits, made=made)
-        if self._old is None or replace(new, made=self._old.made) != self._old:
+        if self._old is None or replace(new, made=self._old.made).to_json() != self._old.to_json():
             write_dataset_info(self._place, new, scratch=self._work)
+        else:
+            repair_documents(self._place, scratch=self._work)
         self._remove_unused({split.index for split in splits.values()}, list(splits))
 
     def _moved(self, name: str, info: DatasetInfo) -> SplitInfo:
@@ -383,7 +397,3 @@ def _samples_of(index: Path) -> int:
         return len(np.load(index / "label.npy", mmap_mode="r", allow_pickle=False))
     except (OSError, ValueError, TypeError, EOFError, SyntaxError):
         return 0
-
-
-def _are(count: int) -> str:
-    return "is" if count == 1 else "are"

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from cache.checksums import file_sha256
 from cache.errors import DatasetError, OutputError
 from cache.files import Folder, open_regular, sync_file
 from packer.formats.base import PackedSample, Payloads
@@ -66,6 +67,7 @@ class PartMeta:
 
     remarks: for each kind of remark in `packer.conversion.images`, how many images it is about and the first's name.
     plan: fingerprint of the plan that the shard is of, so that a part which comes late is not taken for one of another.
+    targets: dtype and shape of each field of this kind, as text.
     not_chosen: samples that `where` does not choose, of those that only their header tells apart.
 
     Of adopted shards only (a shard that packer writes has the fields of its set):
@@ -87,6 +89,7 @@ class PartMeta:
     remarks: dict[str, tuple[int, str]] = field(default_factory=dict)
     plan: str = ""
     not_chosen: int = 0
+    targets: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -285,11 +288,11 @@ def write_npy_header(file: BinaryIO, dtype: str, length: int) -> None:
 
 
 def column_files(folder: Path, names: Iterable[str]) -> dict[str, ColumnFile]:
-    """Size and CRC32C of the files of an index, by name. Raises FormatError for one that is missing or no file."""
+    """Size and checksums of the files of an index, by name. Raises FormatError for one that is missing or no file."""
     columns = {}
     for name in sorted(names):
         with Window(folder / name) as window:
-            columns[name] = ColumnFile(window.size, window.checksum())
+            columns[name] = ColumnFile(window.size, window.checksum(), file_sha256(folder / name))
     return columns
 
 

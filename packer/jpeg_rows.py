@@ -25,7 +25,7 @@ from cache.files import Folder
 from cache.messages import Silent, Watcher
 from cache.node import usable_cpus
 from packer.columns import column_files, write_npy_header
-from packer.conversion.commit import write_dataset_info
+from packer.documents import write_dataset_info
 from packer.output import Result, local_output, output_errors
 from readers.coefficients.compiled import load_functions
 from readers.coefficients.strips import note_rows

@@ -28,6 +28,7 @@ from cache.files import Folder, read_regular
 from cache.messages import Silent, Watcher
 from cache.remote import CRC_ATTRIBUTE, Remote, RemoteUrl, Span
 from cache.staging import StagedFile, work_off
+from packer.documents import differences
 from packer.output import Result
 from readers.layout import DATASET_FILE, MAX_JSON_BYTES, parse_dataset_info
 from readers.staged_files import set_files
@@ -89,6 +90,7 @@ class _Upload:
         manifest = set_files(self._directory).manifest
         files = [file for file in manifest.files if file.path != DATASET_FILE]
         text = read_regular(self._directory / DATASET_FILE, MAX_JSON_BYTES)
+        files += self._documents(text)
         existing = _committed(self._remote)
         if existing is not None and existing != text:
             if not self._overwrite:
@@ -111,6 +113,27 @@ class _Upload:
             self._commit(text)
         removed = self._remove_old(existing, {file.path for file in files}) if existing not in (None, text) else 0
         return UploadResult(str(self._remote.url), self._sent_bytes, self._sent, self._found, removed)
+
+    def _documents(self, text: bytes) -> list[StagedFile]:
+        """README.md and the like, which readers do not need. Raises OutputError where they are of another state."""
+        info = parse_dataset_info(text, self._directory / DATASET_FILE)
+        for name, what in differences(self._directory, text, info):
+            raise OutputError(f"{self._directory / name}: {what}")
+        with Folder(self._directory) as place:
+            found = {name: place.lstat(name) for name in info.documents if place.kind(name) == "file"}
+        files = [StagedFile(name, status.st_size) for name, status in found.items() if status is not None]
+        return [file for file in files if not self._is_foreign(file.path)]
+
+    def _is_foreign(self, name: str) -> bool:
+        """Whether there is an object of this name that packer has not written; web servers do not say."""
+        try:
+            _, attributes = self._remote.head(name)
+        except MissingError:
+            return False
+        if self._remote.url.is_http or attributes.get(CRC_ATTRIBUTE):
+            return False
+        self._watcher.note(f"{self._remote.url.at(name)}: stays as it is; packer has not written it")
+        return True
 
     def _search(self, file: StagedFile, missing: list[StagedFile]) -> None:
         """Count an object that exists as it should; otherwise append it to `missing`."""
@@ -188,6 +211,7 @@ class _Upload:
             return 0
         old = [shard.path for split in info.splits.values() for shard in split.shards]
         old += [f"{split.index}/{name}" for split in info.splits.values() for name in info.index_files(split)]
+        old += info.documents
         gone = [path for path in dict.fromkeys(old) if path not in new_paths]
         self._remote.each(self._remote.store.delete, gone)
         return len(gone)

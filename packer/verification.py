@@ -2,8 +2,9 @@
 
 For each file of an index: its size and CRC32C. For each shard: its size; that its format finds exactly the samples,
 keys, labels, file names and byte ranges of the index; the CRC32C of every sample; and that the header of its image
-equals that of the index. deep=True adds the CRC32C of the whole file, the format's own checksums of the payload and a
-full decode of every image. against=SOURCE compares with the original source, sample by sample.
+equals that of the index. SHA256SUMS and classes.txt, where they are there: that they say what dataset.json does.
+deep=True adds CRC32C and SHA-256 of the whole file, the format's own checksums of the payload and a full decode of
+every image. against=SOURCE compares with the original source, sample by sample.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 from crc32c import crc32c
 
 import readers
+from cache.checksums import file_sha256
 from cache.errors import (
     BadSampleError,
     ChangedError,
@@ -29,6 +31,7 @@ from cache.errors import (
     StaleIndexError,
     TruncatedError,
 )
+from cache.files import read_regular
 from cache.messages import Counter, Silent, Watcher, plural
 from cache.remote import Remote, is_remote
 from cache.staging import StagedFile, work_off
@@ -44,6 +47,7 @@ from packer.comparison import (
     sample_difference,
 )
 from packer.conversion.images import decode_fully
+from packer.documents import differences
 from packer.formats import format_named
 from packer.formats.base import LocateOptions, locate_options
 from packer.formats.files import Window
@@ -52,7 +56,7 @@ from packer.sources.shards import located_samples
 from packer.workers import Workers, run_shards
 from readers.fields import check_field
 from readers.headers import sniff
-from readers.layout import DATASET_FILE, ShardInfo, read_dataset_info
+from readers.layout import DATASET_FILE, MAX_JSON_BYTES, ShardInfo, read_dataset_info
 from readers.remote import RemoteHome
 from readers.sample import Buffer
 
@@ -132,6 +136,8 @@ def verify(
             tasks.append(_Task(root, name, number, shard, first, info.format, options, deep, decode))
             first += shard.samples
         sound &= check_index(root, info, name, found)
+    for file, what in differences(root, read_regular(root / DATASET_FILE, MAX_JSON_BYTES), info):
+        found.add(Problem("all", file, what))
     if not any(split.samples for split in info.splits.values()):
         found.add(Problem("all", DATASET_FILE, "the set has no samples: there is nothing to read or train on"))
     if sound:
@@ -178,6 +184,8 @@ def verify_shard(task: _Task, counter: Counter) -> Problems:
             crc = window.checksum()
         if crc != task.shard.crc32c:
             wrong(f"the CRC32C of the whole file is {crc:08x}, dataset.json says {task.shard.crc32c:08x}")
+        elif task.shard.sha256 and (digest := file_sha256(path)) != task.shard.sha256:
+            wrong(f"the SHA-256 of the whole file is {digest}, dataset.json says {task.shard.sha256}")
     _check_located(task, reader, path, wrong)
     _check_samples(task, reader, wrong, counter)
     return found

@@ -36,6 +36,7 @@ from cache.errors import (
     PipelineError,
     RemoteError,
     ResumeError,
+    ServingError,
     SourceError,
     StagingError,
     StaleIndexError,
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
     from readers.diagnosis import diagnose
     from readers.folder import open_folder
     from readers.joined import concat
+    from readers.sharing import Shared, ShareOptions, share
+    from readers.simulation import Simulation, simulate
     from readers.staging import Staged, StageOptions, stage
     from readers.usage import monitor
 
@@ -79,6 +82,10 @@ __all__ = [
     "RemoteError",
     "ResumeError",
     "Sample",
+    "ServingError",
+    "ShareOptions",
+    "Shared",
+    "Simulation",
     "SourceError",
     "StageOptions",
     "Staged",
@@ -93,6 +100,8 @@ __all__ = [
     "monitor",
     "open",
     "open_folder",
+    "share",
+    "simulate",
     "stage",
 ]
 
@@ -105,6 +114,9 @@ _LAZY = {
     "Coefficients": "readers.caching",
     "Decoded": "readers.caching",
     "Recoded": "readers.caching",
+    "Simulation": "readers.simulation",
+    "ShareOptions": "readers.sharing",
+    "Shared": "readers.sharing",
     "StageOptions": "readers.staging",
     "Staged": "readers.staging",
     "cached": "readers.caching",
@@ -113,6 +125,8 @@ _LAZY = {
     "monitor": "readers.usage",
     "open_folder": "readers.folder",
     "order": "readers.order",
+    "simulate": "readers.simulation",
+    "share": "readers.sharing",
     "stage": "readers.staging",
 }
 

@@ -21,7 +21,17 @@ from typing import Any
 
 from readers.names import FieldName, ShardPath
 
-__all__ = ["EDITS", "Operation", "Retired", "now", "parse_edited", "parse_history", "parse_retired", "parse_separate"]
+__all__ = [
+    "EDITS",
+    "Operation",
+    "Retired",
+    "now",
+    "parse_edited",
+    "parse_history",
+    "parse_made",
+    "parse_retired",
+    "parse_separate",
+]
 
 EDITS = {
     "keys": "the index has other keys",
@@ -127,3 +137,23 @@ def _is_time(text: str) -> bool:
         return bool(_TIME.fullmatch(text)) and bool(datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ"))
     except ValueError:
         return False
+
+
+def parse_made(value: Any) -> dict[str, Any]:
+    """How the set was made; members that are not of the expected type are ignored."""
+    made: dict[str, Any] = value if isinstance(value, dict) else {}
+    return {name: member for name, member in made.items() if _is_valid_member(name, member)}
+
+
+def _is_valid_member(name: str, member: Any) -> bool:
+    if name in ("by", "indexed_by", "source", "plan"):
+        return isinstance(member, str)
+    if name == "payload_bytes":
+        return _is_count(member)
+    if name == "left_out":
+        return isinstance(member, dict) and all(map(_is_count, member.values()))
+    return name != "options" or (isinstance(member, dict) and isinstance(member.get("split", ""), str))
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0

@@ -15,12 +15,14 @@
       },
       "adopted": {"image_key": "jpg", "label_key": null, "fields": {}},  how shards made elsewhere are read
       "made": {…},                                                    how it was made; see `DatasetInfo.fingerprint`
+      "documents": ["README.md", "SHA256SUMS", "classes.txt"],        what is there for people, and follows the set
       "edited": […], "separate": […], "history": […], "retired": […]    what was done to it since: `readers.history`
     }
 
 `root` is the folder of the source tree that the split came from ("" for none). Paths are relative to the directory
-and stay inside it. Sizes are bytes. Unknown members are ignored, so that later versions can add some. Sets of earlier
-versions have no `columns`: `packer verify` compares their index with the shards, `packer index` adds the checksums.
+and stay inside it. Sizes are bytes. Shards and columns have a "sha256", too, unless the set is
+without SHA256SUMS. Unknown members are ignored, so that later versions can add some. Sets of earlier versions have no
+`columns`: `packer verify` compares their index with the shards, `packer index` adds the checksums.
 """
 
 from __future__ import annotations
@@ -36,9 +38,9 @@ from typing import Any, TypeVar
 
 from cache.errors import BadNameError, DatasetError, UnknownNameError
 from cache.files import PathError, read_regular
-from readers.history import Operation, Retired, parse_edited, parse_history, parse_retired, parse_separate
+from readers.history import Operation, Retired, parse_edited, parse_history, parse_made, parse_retired, parse_separate
 from readers.index import ROW_FILES, column_names
-from readers.names import DATASET_FILE, WORK_FOLDER, FieldName, IndexPath, ShardPath, SplitName
+from readers.names import DATASET_FILE, DOCUMENTS, WORK_FOLDER, FieldName, IndexPath, ShardPath, SplitName
 
 __all__ = [
     "DATASET_FILE",
@@ -58,12 +60,12 @@ __all__ = [
 KIND = "packer-dataset"
 VERSION = 1
 EDITED_VERSION = 2  # earlier versions of packer would take the shards' word for what the index says otherwise
-FIELD_KINDS = ("image", "file", "json", "mask", "boxes", "points", "array", "text")  # see `readers.fields`
+FIELD_KINDS = ("image", "file", "json", "mask", "boxes", "points", "array", "text", "target")  # see `readers.fields`
 # Of the files and members of fields that came from no file.
-KIND_SUFFIXES = {"json": "json", "boxes": "npy", "points": "npy", "array": "npy", "text": "txt"}
+KIND_SUFFIXES = {"json": "json", "boxes": "npy", "points": "npy", "array": "npy", "text": "txt", "target": "npy"}
 MAX_JSON_BYTES = 1 << 30
 _SAME = ("val", "valid", "validation")
-_CRC = re.compile("[0-9a-fA-F]{8}")
+_CRC, _SHA256 = re.compile("[0-9a-fA-F]{8}"), re.compile("[0-9a-f]{64}")
 _FORMAT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}")
 _T = TypeVar("_T")
 _Name = TypeVar("_Name", SplitName, FieldName, ShardPath, IndexPath)
@@ -71,20 +73,25 @@ _Name = TypeVar("_Name", SplitName, FieldName, ShardPath, IndexPath)
 
 @dataclass(frozen=True, slots=True)
 class ShardInfo:
-    """One shard: its path (relative to the set's directory), size, samples, and the CRC32C of the whole file."""
+    """One shard: its path (relative to the set's directory), size, samples, and the CRC32C of the whole file.
+
+    sha256: of the whole file, 64 hex digits; "" where it is unknown, which makes it no other shard.
+    """
 
     path: str
     bytes: int
     samples: int
     crc32c: int
+    sha256: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnFile:
-    """One file of an index: its size, and the CRC32C of all of it."""
+    """One file of an index: its size, and the CRC32C of all of it. sha256: as of a shard."""
 
     bytes: int
     crc32c: int
+    sha256: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +133,7 @@ class DatasetInfo:
     separate: tuple[str, ...] = ()
     history: tuple[Operation, ...] = ()
     retired: tuple[Retired, ...] = ()
+    documents: tuple[str, ...] = ()
 
     @property
     def column_names(self) -> list[str]:
@@ -177,8 +185,8 @@ class DatasetInfo:
                 "root": split.root,
                 "index": split.index,
                 "shards": [
-                    {"path": s.path, "bytes": s.bytes, "samples": s.samples, "crc32c": f"{s.crc32c:08x}"}
-                    for s in split.shards
+                    {"path": shard.path, "bytes": shard.bytes, "samples": shard.samples, **_checksums_json(shard)}
+                    for shard in split.shards
                 ],
             }
             | ({"columns": _columns_json(split.columns)} if split.columns else {})
@@ -199,12 +207,17 @@ class DatasetInfo:
         later: dict[str, Any] = {"edited": list(self.edited), "separate": list(self.separate)}
         later["history"] = [operation.to_json() for operation in self.history]
         later["retired"] = [asdict(retired) for retired in self.retired]
+        later["documents"] = list(self.documents)
         content |= {name: value for name, value in later.items() if value}
         return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
 def _columns_json(columns: Mapping[str, ColumnFile]) -> dict[str, Any]:
-    return {name: {"bytes": column.bytes, "crc32c": f"{column.crc32c:08x}"} for name, column in columns.items()}
+    return {name: {"bytes": column.bytes, **_checksums_json(column)} for name, column in columns.items()}
+
+
+def _checksums_json(file: ShardInfo | ColumnFile) -> dict[str, str]:
+    return {"crc32c": f"{file.crc32c:08x}"} | ({"sha256": file.sha256} if file.sha256 else {})
 
 
 def same_split(name: str) -> tuple[str, ...]:
@@ -274,6 +287,7 @@ def _parse(content: Any, path: str | Path) -> DatasetInfo:
         edited, retired = parse_edited(content.get("edited", [])), parse_retired(content.get("retired", []))
     except ValueError as error:
         raise DatasetError(f"{path}: {error}") from error
+    documents = content.get("documents", [])
     splits: dict[str, SplitInfo] = {}
     listed: dict[str, Any] = top.get("splits", dict)
     for name, value in listed.items():
@@ -288,33 +302,14 @@ def _parse(content: Any, path: str | Path) -> DatasetInfo:
         classes=tuple(classes),
         splits=splits,
         label_offset=label_offset,
-        made=_filter_made(content.get("made")),
+        made=parse_made(content.get("made")),
         adopted=_parse_adopted(_Object(content.get("adopted", {}), f"{path}: adopted")),
         edited=edited,
         separate=separate,
         history=parse_history(content.get("history")),
         retired=retired,
+        documents=tuple(name for name in DOCUMENTS if isinstance(documents, list) and name in documents),
     )
-
-
-def _filter_made(value: Any) -> dict[str, Any]:
-    """How the set was made; members that are not of the expected type are ignored."""
-    made: dict[str, Any] = value if isinstance(value, dict) else {}
-    return {name: member for name, member in made.items() if _is_valid_member(name, member)}
-
-
-def _is_valid_member(name: str, member: Any) -> bool:
-    if name in ("by", "indexed_by", "source", "plan"):
-        return isinstance(member, str)
-    if name == "payload_bytes":
-        return _is_count(member)
-    if name == "left_out":
-        return isinstance(member, dict) and all(map(_is_count, member.values()))
-    return name != "options" or (isinstance(member, dict) and isinstance(member.get("split", ""), str))
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0
 
 
 def _parse_adopted(value: _Object) -> AdoptedKeys:
@@ -335,7 +330,7 @@ def _parse_columns(split: _Object, names: Iterable[str]) -> dict[str, ColumnFile
         names = [*names, *ROW_FILES]
     for name in sorted(names):
         column = _Object(listed.get(name), f"{split.where}: column {name}")
-        columns[name] = ColumnFile(column.count("bytes"), column.checksum())
+        columns[name] = ColumnFile(column.count("bytes"), column.checksum(), column.sha256())
     return columns
 
 
@@ -345,7 +340,7 @@ def _parse_split(split: _Object, columns: Iterable[str]) -> SplitInfo:
     for number, value in enumerate(listed):
         shard = _Object(value, f"{split.where}: shard {number}")
         path, size, samples = shard.named(ShardPath, "path"), shard.count("bytes"), shard.count("samples")
-        shards.append(ShardInfo(path, size, samples, shard.checksum()))
+        shards.append(ShardInfo(path, size, samples, shard.checksum(), shard.sha256()))
     samples, found = split.count("samples"), sum(shard.samples for shard in shards)
     if samples != found:
         raise DatasetError(f"{split.where}: {samples} samples, but its shards hold {found}")
@@ -378,6 +373,12 @@ class _Object:
         if not _CRC.fullmatch(crc):
             raise DatasetError(f"{self.where}: crc32c is {crc!r:.80}, expected 8 hex digits")
         return int(crc, 16)
+
+    def sha256(self) -> str:
+        digest = self.value.get("sha256", "")
+        if digest and not (isinstance(digest, str) and _SHA256.fullmatch(digest)):
+            raise DatasetError(f"{self.where}: sha256 is {digest!r:.80}, expected 64 hex digits")
+        return digest or ""
 
     def named(self, kind: type[_Name], name: str) -> _Name:
         return _checked(kind, self.get(name, str), f"{self.where}: {name}")

@@ -19,9 +19,13 @@ from typing import cast
 from cache.errors import BadNameError
 
 __all__ = [
+    "CLASSES_FILE",
     "DATASET_FILE",
+    "DOCUMENTS",
     "QUARANTINE_FOLDER",
+    "README_FILE",
     "REPORT_FILE",
+    "SUMS_FILE",
     "WORK_FOLDER",
     "FieldName",
     "IndexPath",
@@ -33,12 +37,15 @@ __all__ = [
 
 DATASET_FILE = "dataset.json"
 REPORT_FILE = "left-out.jsonl"
+README_FILE, SUMS_FILE, CLASSES_FILE = "README.md", "SHA256SUMS", "classes.txt"
+DOCUMENTS = (README_FILE, SUMS_FILE, CLASSES_FILE)  # for people without packer: `packer.documents`
 QUARANTINE_FOLDER = "quarantine"
 WORK_FOLDER = ".packing"
 _MAX_NAME_BYTES = 200  # file names have 255, and shards and columns add to a name
 _MAX_PART_BYTES = 255
 _MAX_SUFFIX_BYTES = 16
 _FORBIDDEN = frozenset("/\\ ")
+_OF_THE_SET = (DATASET_FILE, REPORT_FILE, *DOCUMENTS)
 
 
 class SplitName(str):
@@ -88,7 +95,7 @@ class ShardPath(RelativePath):
     __slots__ = ()
 
     def __new__(cls, text: str) -> ShardPath:
-        return cast(ShardPath, super().__new__(cls, _not_reserved(text, (DATASET_FILE, REPORT_FILE, WORK_FOLDER))))
+        return cast(ShardPath, super().__new__(cls, _not_reserved(text, (*_OF_THE_SET, WORK_FOLDER))))
 
 
 class IndexPath(RelativePath):
@@ -97,7 +104,7 @@ class IndexPath(RelativePath):
     __slots__ = ()
 
     def __new__(cls, text: str) -> IndexPath:
-        names = (DATASET_FILE, REPORT_FILE, WORK_FOLDER, QUARANTINE_FOLDER)
+        names = (*_OF_THE_SET, WORK_FOLDER, QUARANTINE_FOLDER)
         return cast(IndexPath, super().__new__(cls, _not_reserved(text, names)))
 
 

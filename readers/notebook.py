@@ -12,7 +12,6 @@ import io
 from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image
 
 from cache.errors import BadSampleError, PackerError
 from cache.messages import human_bytes, plural, printable, shortened
@@ -24,7 +23,7 @@ from readers.sample import NO_LABEL, Buffer, Sample
 if TYPE_CHECKING:
     from readers.reader import Reader
 
-__all__ = ["reader_html", "sample_html"]
+__all__ = ["html_of"]
 
 _SMALL, _LARGE = 96, 256  # pixels of the longest side
 _PICTURES, _CLASSES = 8, 10
@@ -33,7 +32,12 @@ _MOST_TEXT, _TEXT_BYTES = 300, 1 << 20  # characters shown; a longer field is no
 _NPY = b"\x93NUMPY"
 
 
-def reader_html(reader: Reader) -> str:
+def html_of(shown: Reader | Sample) -> str:
+    """The HTML of a reader or a sample."""
+    return _sample(shown) if isinstance(shown, Sample) else _reader(shown)
+
+
+def _reader(reader: Reader) -> str:
     """Counts, classes and pictures of samples spread over the reader, which are read for this."""
     count = len(reader)
     facts = [f"{plural(count, 'sample')}, fields {', '.join(reader.fields)}"]
@@ -48,7 +52,7 @@ def reader_html(reader: Reader) -> str:
     return f"<div>{''.join(parts)}</div>"
 
 
-def sample_html(sample: Sample) -> str:
+def _sample(sample: Sample) -> str:
     """The key, the label, and each field: a picture, the shape of an array, or the beginning of a text."""
     rows = "".join(
         f"<tr><td>{_text(name)}</td><td>{_field(data, _LARGE)}</td></tr>" for name, data in sample.fields.items()
@@ -93,6 +97,8 @@ def _field(data: Buffer, side: int) -> str:
 
 def _picture(data: Buffer, side: int) -> str:
     """An <img> of at most `side` pixels. Raises BadSampleError."""
+    from PIL import Image
+
     header = read_header(data)
     if header.height * header.width > _MOST_PIXELS:
         raise BadSampleError(f"{header.width} x {header.height} pixels are too many to show here")

@@ -21,7 +21,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 
 import numpy as np
@@ -32,7 +31,7 @@ from cache.stores import Buffer, Store
 from readers.criteria import Criteria
 from readers.index import ABSENT as _ABSENT
 from readers.layout import FIELD_KINDS, DatasetInfo, SplitInfo
-from readers.sample import NO_LABEL, ImageInfo, Sample, headers_of
+from readers.sample import NO_LABEL, ImageInfo, Sample, headers_of, html_of
 from readers.table import Table, checked_indices
 
 if TYPE_CHECKING:
@@ -174,10 +173,7 @@ class Reader:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.table.described})"
 
-    def _repr_html_(self) -> str:
-        from readers.notebook import reader_html
-
-        return reader_html(self)
+    _repr_html_ = html_of
 
     # --- reading ------------------------------------------------------------------------------------------------
     def read(self, index: int, field: str = "image") -> Buffer:
@@ -340,9 +336,7 @@ class Reader:
     def __enter__(self: _R) -> _R:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:

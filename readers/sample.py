@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import numpy.typing as npt
 from cache.errors import BadSampleError
 from cache.stores import Buffer
 
-__all__ = ["NO_LABEL", "Buffer", "ImageInfo", "Sample", "headers_of", "upright_sides"]
+__all__ = ["NO_LABEL", "Buffer", "ImageInfo", "Sample", "headers_of", "html_of", "upright_sides"]
 
 NO_LABEL = -1
 
@@ -36,9 +37,7 @@ class Sample:
         return f"Sample({self.key!r}, label={self.label}, {{{sizes}}})"
 
     def _repr_html_(self) -> str:
-        from readers.notebook import sample_html
-
-        return sample_html(self)
+        return html_of(self)
 
 
 class ImageInfo(NamedTuple):
@@ -54,6 +53,11 @@ class ImageInfo(NamedTuple):
     process: npt.NDArray[np.uint8]
     orientation: npt.NDArray[np.uint8]
     media: npt.NDArray[np.uint8]
+
+
+def html_of(shown: object) -> str:
+    """What a notebook shows of a reader or a sample: by `readers.notebook`, which draws on modules that import this."""
+    return str(importlib.import_module("readers.notebook").html_of(shown))
 
 
 def headers_of(images: Iterable[Buffer | None]) -> ImageInfo:

@@ -2,8 +2,8 @@
 
 Whole shards are staged, the whole index of each chosen split, and `dataset.json` last. `part=(i, n)` is the share of
 node i of n under `readers.order.NodeLocal`: every shard with a sample of `local_part(i)`. Shards at the boundaries
-belong to two nodes, and both stage them. `fraction` takes shards from the front of each split's list (or of this node's
-share) until that much of the bytes is reached, at least one shard.
+belong to two nodes, and both stage them; without `overlap` the first of these does. `fraction` takes shards from the
+front of each split's list (or of this node's share) until that much of the bytes is reached, at least one shard.
 """
 
 from __future__ import annotations
@@ -19,25 +19,30 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from cache.errors import DatasetError, StagingError
 from cache.files import read_regular
-from cache.staging import FolderSource, Manifest, Source, StagedFile, total_bytes
+from cache.staging import FolderSource, Manifest, Source, StagedFile
 from readers.index import Index
 from readers.layout import DATASET_FILE, MAX_JSON_BYTES, DatasetInfo, SplitInfo, read_dataset_info
 from readers.order.base import Int64s
 from readers.order.local import NodeLocal, shard_starts
 
-__all__ = ["Portion", "SetFiles", "describe_files", "set_files"]
+__all__ = ["Portion", "SetFiles", "describe_files", "set_files", "shard_owners", "shards_of_fraction"]
 
 
 @dataclass(frozen=True)
 class Portion:
-    """A portion of a set: splits (None: all), part (i, n) of the samples of each, fraction of the bytes of that."""
+    """A portion of a set: splits (None: all), part (i, n) of the samples of each, fraction of the bytes of that.
+
+    overlap: whether a shard that belongs to two parts is in both.
+    """
 
     splits: tuple[str, ...] | None = None
     part: tuple[int, int] | None = None
     fraction: float = 1.0
+    overlap: bool = True
 
     def __post_init__(self) -> None:
         if self.part is not None and not 0 <= self.part[0] < self.part[1]:
@@ -68,12 +73,7 @@ class SetFiles:
         for name in self.splits(portion):
             split = self.info.splits[name]
             listed = [self.manifest.by_path[split.shards[number].path] for number in self._share(split, portion)]
-            limit, sum_bytes = portion.fraction * total_bytes(listed), 0
-            for file in listed:
-                if sum_bytes >= limit and sum_bytes > 0:
-                    break
-                chosen.append(file)
-                sum_bytes += file.bytes
+            chosen += listed[: shards_of_fraction([file.bytes for file in listed], portion.fraction)]
         return list(dict.fromkeys(chosen))
 
     def in_turn(self, shards: Sequence[StagedFile], starts: Int64s, turns: Int64s) -> list[StagedFile]:
@@ -105,14 +105,42 @@ class SetFiles:
         if portion.part is None:
             return range(len(split.shards))
         node, nodes = portion.part
-        samples = NodeLocal(split.samples, nodes=nodes).local_part(node)
+        order, shards = NodeLocal(split.samples, nodes=nodes), len(split.shards)
         index = Index(self.home / split.index, split.samples)
         columns = [index.column("shard"), *map(index.shard_column, self.info.separate)]
-        part = np.concatenate([column[samples.start : samples.stop] for column in columns])
-        counts = np.bincount(part, minlength=len(split.shards))
-        if len(counts) > len(split.shards):
-            raise DatasetError(f"{self.home / split.index}: names a shard that the split does not have")
-        return list(np.flatnonzero(counts).tolist())
+        try:
+            if not portion.overlap:
+                return list(np.flatnonzero(shard_owners(columns, order, shards) == node).tolist())
+            return list(np.flatnonzero(_shards_of(columns, order.local_part(node), shards)).tolist())
+        except IndexError:
+            raise DatasetError(f"{self.home / split.index}: names a shard that the split does not have") from None
+
+
+def shard_owners(columns: Sequence[npt.NDArray[Any]], order: NodeLocal, shards: int) -> Int64s:
+    """The first node whose part has samples of each shard: int64 [shards], -1 for shards without samples.
+
+    columns: shards by sample, of the images and of each field that has shards of its own. Raises IndexError for a
+    number that is not below `shards`.
+    """
+    owners = np.full(shards, -1, np.int64)
+    for node in range(order.nodes):
+        owners[_shards_of(columns, order.local_part(node), shards) & (owners < 0)] = node
+    return owners
+
+
+def _shards_of(columns: Sequence[npt.NDArray[Any]], samples: range, shards: int) -> npt.NDArray[np.bool_]:
+    """Which shards have some of the samples: bool [shards]."""
+    found = np.zeros(shards, np.bool_)
+    for column in columns:
+        found[column[samples.start : samples.stop]] = True
+    return found
+
+
+def shards_of_fraction(sizes: Sequence[int], fraction: float) -> int:
+    """How many shards, from the front, `fraction` of the bytes takes: at least one, where there is one."""
+    sums = np.cumsum(np.asarray(sizes, np.int64))
+    before = np.append(0, sums)[:-1]
+    return int(((before < fraction * (sums[-1] if len(sums) else 0)) | (before == 0)).sum())
 
 
 def set_files(dataset: str | os.PathLike[str]) -> SetFiles:

@@ -43,6 +43,8 @@ class StageOptions:
     splits: only these; default: all.
     form: "shards", or "files": the original files of whole splits, for programs that read a folder of images.
     part: (i, n), or "node": this node's share of the samples, as `readers.order.NodeLocal` assigns them.
+    overlap: with part, whether a shard in which two parts meet is staged on both nodes; False: on the first, for nodes
+        that share what they hold (`readers.share`).
     fraction: of the bytes, above 0 and up to 1.
     background: return when the index is copied, and copy the shards in a thread.
     order: with background, copy the shards of its split (the one with the shards it was made for) in the order in which
@@ -59,6 +61,7 @@ class StageOptions:
     splits: tuple[str, ...] | None = None
     form: str = "shards"
     part: tuple[int, int] | str | None = None
+    overlap: bool = True
     fraction: float = 1.0
     background: bool = False
     order: StagedFirst | None = None
@@ -85,6 +88,8 @@ class StageOptions:
             raise ValueError(f"form must be one of {', '.join(FORMS)}, not {self.form!r}")
         if self.form == "files" and (self.part is not None or self.fraction != 1 or self.background):
             raise ValueError("form='files' stages whole splits: leave part, fraction and background out")
+        if not self.overlap and self.part is None:
+            raise ValueError("overlap=False is about the parts of nodes: give a part as well, such as part='node'")
         self.portion()
 
     def turns(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
@@ -108,7 +113,7 @@ class StageOptions:
             part = (ranks.node, ranks.nodes)
         elif isinstance(part, str):
             raise ValueError(f"part must be (i, n) or 'node', not {part!r}")
-        return Portion((splits,) if isinstance(splits, str) else splits, part, self.fraction)
+        return Portion((splits,) if isinstance(splits, str) else splits, part, self.fraction, self.overlap)
 
     def copying_threads(self) -> int:
         """With an order few: the first shards should be complete soon, rather than all of them in part."""

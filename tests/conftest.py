@@ -27,7 +27,14 @@ from readers.coefficients import unsupported_reason
 pytest.register_assert_rewrite("suites")
 
 from coefficient_cases import compiled  # noqa: E402, F401
-from remote_suite import address, packed, proxy, s3, web  # noqa: E402, F401
+from remote_suite import (  # noqa: E402, F401
+    address,
+    certificates,
+    packed,
+    proxy,
+    s3,
+    web,
+)
 from suites.samples import Samples, files_of, make_jpeg, turned_image  # noqa: E402, F401
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

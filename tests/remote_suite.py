@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import ipaddress
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -79,3 +81,37 @@ def address(proxy: Proxy, packed: Path, request: pytest.FixtureRequest) -> str:
     put_files(packed, url)
     proxy.log.clear()
     return url
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """ca.pem, and by it: good, expired, and one for another host; each with its key in the same file."""
+    pytest.importorskip("cryptography")
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    folder, now = tmp_path_factory.mktemp("tls"), datetime.datetime.now(datetime.timezone.utc)
+    day = datetime.timedelta(days=1)
+    authority = ec.generate_private_key(ec.SECP256R1())
+    issuer = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "an authority of the tests")])
+    for name, days, host in (
+        ("ca", 9, ""),
+        ("good", 9, "127.0.0.1"),
+        ("expired", -1, "127.0.0.1"),
+        ("other", 9, "::1"),
+    ):
+        key = authority if not host else ec.generate_private_key(ec.SECP256R1())
+        subject = issuer if not host else x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+        made = x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number())
+        made = made.not_valid_before(now - 9 * day).not_valid_after(now + days * day)
+        made = made.add_extension(x509.BasicConstraints(ca=not host, path_length=None), critical=True)
+        if host:
+            names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host))])
+            made = made.add_extension(names, critical=False)
+        pem = made.sign(authority, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+        if host:
+            formats = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+            pem += key.private_bytes(*formats)
+        (folder / f"{name}.pem").write_bytes(pem)
+    return folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,8 +13,9 @@ from conftest import make_jpeg, tree_of
 import packer
 import readers
 from readers.layout import read_dataset_info
+from readers.names import DOCUMENTS
 
-__all__ = ["Held", "check", "content", "pack_tree", "shards", "wrong"]
+__all__ = ["Held", "check", "content", "pack_tree", "shards", "unlisted", "wrong"]
 
 
 class Held(NamedTuple):
@@ -56,7 +58,7 @@ def shards(root: Path) -> dict[str, tuple[int, int, int, int]]:
     found = {}
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root).as_posix()
-        if path.is_file() and ".index" not in name and name != "dataset.json":
+        if path.is_file() and ".index" not in name and name not in ("dataset.json", *DOCUMENTS):
             status = os.stat(path)
             found[name] = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_dev)
     return found
@@ -67,8 +69,19 @@ def wrong(root: Path) -> list[str]:
     return [str(problem) for problem in packer.verify(root, deep=True, workers=1).problems]
 
 
+def unlisted(root: Path) -> set[str]:
+    """Files of a set that SHA256SUMS does not list with their checksum, and what it lists beyond them."""
+    info = read_dataset_info(root)
+    files = {"dataset.json", *(["classes.txt"] if info.classes else ())}
+    for split in info.splits.values():
+        files |= {shard.path for shard in split.shards} | {f"{split.index}/{name}" for name in split.columns}
+    sums = {f"{hashlib.sha256((root / name).read_bytes()).hexdigest()}  {name}" for name in files}
+    return sums ^ set((root / "SHA256SUMS").read_text().splitlines())
+
+
 def check(root: Path, expected: Mapping[str, Held]) -> None:
     """A set holds exactly this, and is sound to the last byte."""
+    assert not unlisted(root)
     problems, found = wrong(root), content(root)
     assert not problems, problems
     assert found.keys() == expected.keys(), found.keys() ^ expected.keys()

@@ -198,7 +198,7 @@ def test_a_changed_source_does_not_mix_with_the_old_one(tmp_path: Path) -> None:
     with pytest.raises(readers.BadSampleError):
         packer.convert(source, **options)
     (source / "c/7.jpg").write_bytes(make_jpeg(7))
-    with pytest.raises(readers.OutputError, match=r"unfinished conversion of another source.*overwrite=True"):
+    with pytest.raises(readers.SourceError, match=r"7\.jpg: has changed since it was listed.*overwrite=True"):
         packer.convert(source, **options)
     assert packer.convert(source, overwrite=True, **options).shards_resumed == 0
     assert packer.verify(tmp_path / "out", against=source, workers=1).ok
@@ -215,7 +215,7 @@ def test_a_file_size_limit_is_one_clear_error(tree: Path, tmp_path: Path, to: st
 
     in_child(convert)
     left = [path.name for path in (tmp_path / "out").rglob("*") if path.is_file()]
-    assert sorted(left) == ["lock", "plan.json"]
+    assert sorted(left) == ["listing", "lock", "plan.json"]
     packer.convert(tree, to=to, output=tmp_path / "out", workers=1)
     assert packer.verify(tmp_path / "out", against=tree, workers=1).ok
 

@@ -37,8 +37,10 @@ OPTIONAL = (
     "matplotlib",
     "numba",
     "llvmlite",
+    "lightning",
+    "pytorch_lightning",
+    "transformers",
     "urllib3",
-    "yaml",
     "scipy",
 )
 GPU = ("triton", "torchcodec", "torchvision", "pynvml", "amdsmi")
@@ -54,7 +56,10 @@ ALLOWED = {  # third-party packages that a layer may name at all, lazily or not
         "amd",
         "nvidia",
         "numba",
+        "lightning",
         "llvmlite",
+        "pytorch_lightning",
+        "transformers",
         *GPU,
     },
     "packer": {
@@ -78,6 +83,7 @@ ALLOWED = {  # third-party packages that a layer may name at all, lazily or not
 # What runs on torch; everything else must do without. `import readers` loads none of it.
 ON_TORCH = (
     "readers.torch",
+    "readers.lightning",
     "readers.loader",
     "readers.augment.cpu",
     "readers.augment.fused",
@@ -97,11 +103,13 @@ ON_TORCH = (
     "readers.diagnosis.tiers",
     "readers.diagnosis.workers",
     "readers.parity",
+    "readers.transformers",
 )
 KERNELS = (
     "readers.augment.kernel",
     *(f"readers.coefficients.device.{name}" for name in ("pixels", "rows", "transforms")),
 )
+FRAMEWORKS = ("readers.lightning", "readers.transformers")  # their classes derive from those of the frameworks
 # What may be imported inside a function besides optional packages, and why; a name stands for what is below it, too.
 LAZY = {
     "PIL": "21 ms; decoders seldom need it",
@@ -123,7 +131,6 @@ LAZY = {
     "readers.forked": "16 ms: multiprocessing, concurrent.futures; few trees are large",
     "readers.headers": "6 ms: 12 modules; an index has the header facts",
     "readers.loader": "torch",
-    "readers.notebook": "decoders; only notebooks show HTML",
     "readers.order.permutation": "numpy's random generators, for readers that never shuffle",
     "readers.parity": "torch",
     "readers.rows": "few sets say where the rows of JPEGs begin",
@@ -227,6 +234,8 @@ def test_heavy_packages_are_imported_where_they_are_used(path: Path) -> None:
         at_import.discard("triton")
     if name.startswith("readers.coefficients.kernels"):  # so are these functions
         at_import -= {"numba", "llvmlite"}
+    if name in FRAMEWORKS:
+        at_import -= {"lightning", "pytorch_lightning", "transformers"}
     optional = {"PIL", *OPTIONAL, *GPU}
     assert not at_import & optional, f"{path} imports {at_import & optional} when it is imported"
 

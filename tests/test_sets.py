@@ -22,6 +22,7 @@ from cache.checksums import crc32c
 from packer.cli import main
 from readers.fields import encode_field
 from readers.layout import read_dataset_info
+from readers.names import DOCUMENTS
 from readers.order.local import shard_starts
 
 FORMATS = ("hdf5", "tar", "tfrecord")
@@ -227,7 +228,8 @@ def test_a_conversion_into_a_changed_set_is_not_done_already(one: Path, tmp_path
     with pytest.raises(readers.OutputError, match="overwrite=True"):
         packer.convert(tree, "tar", out, workers=1)
     assert packer.convert(tree, "tar", out, workers=1, overwrite=True).samples == 2
-    assert sorted(path.name for path in out.iterdir()) == ["dataset.json", "train-000000.tar", "train.index"]
+    names = {path.name for path in out.iterdir()}
+    assert names == {"dataset.json", *DOCUMENTS, "train-000000.tar", "train.index"}
 
 
 # --- what cannot be one set ------------------------------------------------------------------------------------------
@@ -433,7 +435,11 @@ def test_resharding_in_place_and_pruning_give_the_bytes_back(one: Path) -> None:
     assert pruned.bytes > before and sum(state[1] for state in shards(one).values()) < before
     assert sorted(path.suffix for path in one.iterdir()).count(".index") == 0
     check(one, expected)
-    assert {path.name.partition(".")[0] for path in one.iterdir()} == {"dataset", "train", "val"}
+    assert {path.name.partition(".")[0] for path in one.iterdir()} - {*DOCUMENTS, "README", "classes"} == {
+        "dataset",
+        "train",
+        "val",
+    }
     packer.index([one], workers=1)
     check(one, expected)
 

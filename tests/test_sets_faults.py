@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import make_jpeg, tree_of
-from set_cases import Held, check, content, pack_tree, wrong
+from set_cases import Held, check, content, pack_tree, unlisted, wrong
 from suites.children import crashes_at, forked
 
 import packer
@@ -61,7 +61,7 @@ CHANGES: dict[str, Callable[[Path, Path, Path], Any]] = {
 def leftovers(root: Path) -> set[str]:
     """What is in a directory that is neither of its set nor retired."""
     info = read_dataset_info(root)
-    known = {"dataset.json", *(retired.path for retired in info.retired)}
+    known = {"dataset.json", *info.documents, *(retired.path for retired in info.retired)}
     for split in info.splits.values():
         known |= {split.index, *(shard.path for shard in split.shards)}
     found = {path.relative_to(root).as_posix() for path in root.rglob("*")}
@@ -239,7 +239,9 @@ def test_an_unfinished_conversion_and_a_hostile_list_of_names(one: Path, base: P
     assert os.listdir(out) == [".packing"]
 
 
-def test_a_full_disk_leaves_the_old_set(one: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_old_set_or_only_the_documents_are_missing(
+    one: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected, rename = content(one), os.rename
     for failing in range(1, 12):
         left = itertools.count(failing - 1, -1)
@@ -260,4 +262,7 @@ def test_a_full_disk_leaves_the_old_set(one: Path, base: Path, monkeypatch: pyte
         assert content(one) == expected and leftovers(one) == set()
     else:
         pytest.fail("the append never got through")
-    assert failing > 4 and wrong(one) == []
+    monkeypatch.setattr(os, "rename", rename)
+    assert failing > 4 and wrong(one) == [] and not (one / "SHA256SUMS").exists()
+    packer.prune(one)
+    assert unlisted(one) == set()

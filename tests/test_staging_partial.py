@@ -55,7 +55,8 @@ def test_splits(source: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 7, 50])
 def test_a_nodes_share_is_that_of_the_node_local_order(source: Path, nodes: int) -> None:
-    """Every sample of local_part is in a staged shard, and every staged shard has one."""
+    """Every sample of local_part is in a staged shard, and every staged shard has one; without overlap each shard is
+    staged once, on the first node that has one of its samples."""
     files = set_files(source)
     reader = readers.open(source, "train")
     column = reader.table.column("shard")
@@ -65,6 +66,8 @@ def test_a_nodes_share_is_that_of_the_node_local_order(source: Path, nodes: int)
         part = NodeLocal(len(reader), nodes=nodes).local_part(node)
         needed = {reader.split_info.shards[number].path for number in np.unique(column[part.start : part.stop])}
         assert set(staged) == needed and len(staged) == len(needed)
+        once = [file.path for file in files.shards(Portion(("train",), (node, nodes), overlap=False))]
+        assert set(once) == needed - seen and len(once) == len(needed - seen)
         seen |= needed
     assert seen == {shard.path for shard in reader.split_info.shards}
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from suites.stores import NAMES, SIZES, StoreSuite
 
 import cache
 from cache.errors import StaleIndexError
-from cache.remote import parse_url
-from cache.stores import Files, Shards, Store
+from cache.remote import Patience, RemoteUrl, parse_url
+from cache.serving import Server, ServeTerms
+from cache.stores import Buffer, Files, Shards, Store
 from cache.stores.base import Joined, Part
 from cache.stores.copied import Copied
+from cache.stores.neighbours import Neighbours, ShardOwners
 from cache.stores.remote import RemoteFiles
 from readers.caching.budget import EVERYTHING, Slots, Subset
 from readers.caching.form import Encoded
@@ -92,6 +97,50 @@ class TestRemoteFiles(StoreSuite):
 
     def open(self, root: Path) -> Any:
         return RemoteFiles(parse_url(f"{self.url}/{root.name}"), LISTED)
+
+
+class _Shards:
+    """The shards as `cache.serving` serves them, by number."""
+
+    def __init__(self, root: Path) -> None:
+        self.store = Files(root, LISTED)
+
+    def size(self, name: str) -> int | None:
+        return SIZES[int(name)] if name in ("0", "1", "2", "3") else None
+
+    def read(self, name: str, start: int, stop: int) -> list[Buffer]:
+        return [self.store.read_one(0, int(name), start, stop - start)]
+
+    def close(self) -> None:
+        self.store.close()
+
+
+@dataclass(frozen=True)
+class _Connect:
+    """To the nodes that serve the shards, the first of which does not answer."""
+
+    ports: tuple[int, ...]
+
+    def __call__(self, node: int) -> Store | None:
+        url = RemoteUrl("http", f"127.0.0.1:{self.ports[node]}", f"set-3-{node}", bearer="0" * 16)
+        return RemoteFiles(url, Shards("0123", SIZES), patience=Patience(2.0, 0), gap_bytes=0) if node else None
+
+
+@pytest.mark.filterwarnings("ignore:node . is left out")
+class TestNeighbours(StoreSuite):
+    """Three nodes: this one; one that answers, for half of the shards; and one that does not."""
+
+    @pytest.fixture(autouse=True)
+    def _nodes(self, root: Path) -> Iterator[None]:
+        servers = [Server(_Shards(root), ServeTerms(f"set-3-{node}", "0" * 16, "127.0.0.1")) for node in range(3)]
+        self.ports = tuple(server.port for server in servers)
+        yield
+        for server in servers:
+            server.close()
+
+    def open(self, root: Path) -> Any:
+        owners = ShardOwners(np.array([1, 1, 0, 2]))
+        return Neighbours(Files(root, LISTED), 2, owners, _Connect(self.ports))
 
 
 class TestJoined(StoreSuite):

@@ -42,12 +42,16 @@ _MOST_CERTIFICATE_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class RemoteUrl:
-    """One address. host: bucket, container, or host and port. path: without slashes at its ends; "" for none."""
+    """One address. host: bucket, container, or host and port. path: without slashes at its ends; "" for none.
+
+    bearer: a token for a server of this project's (`cache.serving`), which is reached without any proxy.
+    """
 
     scheme: str
     host: str
     path: str
     userinfo: str = field(default="", repr=False)
+    bearer: str = field(default="", repr=False)
 
     @property
     def is_http(self) -> bool:
@@ -59,7 +63,9 @@ class RemoteUrl:
         return self.path.rpartition("/")[2] or self.host.partition(":")[0]
 
     def login(self) -> str:
-        """The value of an Authorization header (RFC 7617) for the user name and password; "" without them."""
+        """The value of an Authorization header (RFC 7617, RFC 6750) for what is known of both; "" for nothing."""
+        if self.bearer:
+            return f"Bearer {self.bearer}"
         return "Basic " + base64.b64encode(unquote_to_bytes(self.userinfo)).decode() if self.userinfo else ""
 
     def at(self, path: str) -> str:
@@ -128,8 +134,11 @@ def client_options(url: RemoteUrl, seconds: float, environ: Mapping[str, str]) -
             options[name] = _certificates(prefix + name.upper(), value)
     if url.scheme == "http":
         options["allow_http"] = True
-    if url.userinfo:
+    if url.login():
         options["default_headers"] = {"Authorization": url.login()}
+    if url.bearer:  # past the proxies of the environment, and to no other host
+        host = _HOST.fullmatch(url.host)
+        options |= {"proxy_url": f"http://{NOWHERE}", "proxy_excludes": host[1].strip("[]") if host else url.host}
     if url.scheme == "s3" and environ.get("AWS_SESSION_TOKEN"):
         options.update(_fence(options, environ))
     return options

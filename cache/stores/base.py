@@ -69,6 +69,10 @@ class Store(ABC):
         below_bytes: leave out runs of this size and more, which keep a disk busy by themselves.
         """
 
+    def holds(self, extents: Extents) -> npt.NDArray[np.bool_]:
+        """Which extents are in the memory or on the disks of this node, as far as is known without asking elsewhere."""
+        return np.zeros(len(extents.row), np.bool_)
+
     def check(self, shard: int) -> None:  # noqa: B027
         """Compare the size of a shard with what is known of it. Raises StaleIndexError."""
 
@@ -130,6 +134,9 @@ class StoreOver(Store):
 
     def prefetch(self, extents: Extents, below_bytes: int | None = None) -> None:
         self.source.prefetch(extents, below_bytes)
+
+    def holds(self, extents: Extents) -> npt.NDArray[np.bool_]:
+        return self.source.holds(extents)
 
     def check(self, shard: int) -> None:
         self.source.check(shard)
@@ -202,6 +209,12 @@ class Joined(Store):
     def prefetch(self, extents: Extents, below_bytes: int | None = None) -> None:
         for number, which in self._split(extents):
             self.parts[number].store.prefetch(self._of_part(number, extents.take(which)), below_bytes)
+
+    def holds(self, extents: Extents) -> npt.NDArray[np.bool_]:
+        found = super().holds(extents)
+        for number, which in self._split(extents):
+            found[which] = self.parts[number].store.holds(self._of_part(number, extents.take(which)))
+        return found
 
     def check(self, shard: int) -> None:
         number = self._number(shard)

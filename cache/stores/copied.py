@@ -95,6 +95,11 @@ class Copied(Store):
             if len(chosen.row):
                 store.prefetch(chosen, below_bytes)
 
+    def holds(self, extents: Extents) -> npt.NDArray[np.bool_]:
+        shards, which = np.unique(extents.shard, return_inverse=True)
+        found: npt.NDArray[np.bool_] = np.array([self._is_here(shard) for shard in shards.tolist()], np.bool_)[which]
+        return found
+
     def check(self, shard: int) -> None:
         (self.copy if self._is_local(shard) else self.source).check(shard)
 
@@ -140,6 +145,12 @@ class Copied(Store):
             self._arrivals.wait(self.copy.shards.paths[shard], lambda: self.copy.has(shard))
             self._retry_at.pop(shard, None)
             self._count(0, 0, time.monotonic() - began)
+        return self._is_here(shard)
+
+    def _is_here(self, shard: int) -> bool:
+        """Whether the copy has the shard now, or had it a second ago."""
+        if self.copy.is_open(shard):
+            return True
         now = time.monotonic()
         if now < self._retry_at.get(shard, 0.0):
             return False

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from cache.errors import MissingError, StaleIndexError
-from cache.remote import PARALLEL, Facts, Remote, RemoteUrl, Span
+from cache.remote import PARALLEL, Facts, Patience, Remote, RemoteUrl, Span
 from cache.stores.base import Buffer, Extents, Shards, Store
 from cache.stores.files import check_inside
 from cache.stores.ranges import ReadPlan, plan_reads
@@ -40,16 +40,27 @@ _Key = tuple[int, int, int]
 class RemoteFiles(Store):
     """Shards below an address. It pickles by that; the copy connects by itself, also in a forked process.
 
-    first: called once in each process before the first request; it may raise. Raises RemoteError, MissingExtraError,
-    and StaleIndexError where a shard is missing or was replaced.
+    first: called once in each process before the first request; it may raise.
+    patience: by default that of the environment.
+    gap_bytes: between two extents that one GET fetches.
+
+    Raises RemoteError, MissingExtraError, and StaleIndexError where a shard is missing or was replaced.
     """
 
-    def __init__(self, url: RemoteUrl, shards: Shards, first: Callable[[], None] | None = None) -> None:
-        self.url, self.shards, self.first = url, shards, first
+    def __init__(
+        self,
+        url: RemoteUrl,
+        shards: Shards,
+        first: Callable[[], None] | None = None,
+        *,
+        patience: Patience | None = None,
+        gap_bytes: int = _GAP_BYTES,
+    ) -> None:
+        self.url, self.shards, self.first, self.patience, self.gap_bytes = url, shards, first, patience, gap_bytes
         self._setup()
 
     def _setup(self) -> None:
-        self._remote = Remote(self.url)
+        self._remote = Remote(self.url, self.patience)
         self._sizes = np.asarray(self.shards.bytes, np.int64)
         self._etags: dict[int, str] = {}
         self._ahead: Ahead | None = None
@@ -119,7 +130,7 @@ class RemoteFiles(Store):
         self._remote.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"url": self.url, "shards": self.shards, "first": self.first}
+        return {name: getattr(self, name) for name in ("url", "shards", "first", "patience", "gap_bytes")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -135,7 +146,7 @@ class RemoteFiles(Store):
 
     def _plan(self, extents: Extents) -> ReadPlan:
         check_inside(self, self._sizes, extents)
-        return plan_reads(extents.shard, extents.offset, extents.length, _GAP_BYTES)
+        return plan_reads(extents.shard, extents.offset, extents.length, self.gap_bytes)
 
     def _read_now(self, extents: Extents) -> list[Buffer]:
         """By parallel GETs of at most 8 MiB into one block."""

@@ -83,6 +83,15 @@ def _ops(ctx: click.Context, param: click.Parameter, given: Sequence[str]) -> li
         raise click.BadParameter(str(error)) from error
 
 
+def _task(ctx: click.Context, param: click.Parameter, given: str | None) -> tuple[int, int] | None:
+    if given is None:
+        return None
+    number, slash, count = given.partition("/")
+    if not (slash and number.isdecimal() and count.isdecimal() and int(number) < int(count)):
+        raise click.BadParameter(f"{given!r} is not I/N with I from 0 to N - 1, as 0/4")
+    return int(number), int(count)
+
+
 class Container(click.ParamType):  # type: ignore[type-arg]
     """A format that can be written, under any of its names."""
 
@@ -195,6 +204,9 @@ _SECTIONS = {
               "Default: 30.")  # fmt: skip
 @click.option("--max-bytes", type=Size(), metavar="SIZE", help="List of addresses: largest image. Default: 64MiB.")
 @click.option("--private", is_flag=True, default=None, help="List of addresses: also ask hosts in private networks.")
+@click.option("--task", callback=_task, metavar="I/N", help="Pack share I of N only, I from 0, as a task "
+              "of an array job. When all are done,  packer commit OUTPUT  makes the set.")  # fmt: skip
+@click.option("--no-checksums", "checksums", is_flag=True, flag_value=False, default=True, help="No SHA256SUMS.")
 @click.option("--overwrite", is_flag=True, help="Replace the set, or unfinished conversion, in the output directory.")
 @click.option("--dry-run", is_flag=True, help="List and plan only.")
 @json_option
@@ -239,6 +251,12 @@ def summary(result: ConvertResult) -> list[str]:
             f"{result.output}: would hold at most {what} in {shards}",
             f"  {result.undecided} is not known before the images are read",
         ]
+    if result.task is not None and not result.already_done:
+        number, count = result.task
+        return [
+            f"{result.output}: task {number} of {count}: {what} in {shards}, {human_seconds(result.seconds)}",
+            f"  when all {count} are done:  packer commit {result.output}",
+        ]
     if result.already_done:
         return [f"{result.output}: already holds {what} in {shards}; nothing to do"]
     extra = (result.shard_bytes / result.payload_bytes - 1) * 100 if result.payload_bytes else 0.0
@@ -279,6 +297,7 @@ def summary(result: ConvertResult) -> list[str]:
 @click.option("--classes", type=click.Path(exists=True, dir_okay=False), help="Text file of class names, one a line.")
 @click.option("--accept-loss", is_flag=True, help="Continue although shards are missing, or the existing set would "
               "lose samples, splits, classes or fields.")  # fmt: skip
+@click.option("--no-checksums", "checksums", is_flag=True, flag_value=False, default=True, help="No SHA256SUMS.")
 @click.option("--jpeg-rows", is_flag=True, help="Of the set in SHARDS, a directory, note where the rows of its JPEGs "
               "begin, and change nothing else: readers of an address then fetch fewer bytes. Needs numba.")  # fmt: skip
 @workers_option
@@ -334,7 +353,7 @@ def _class_names(path: Path) -> list[str]:
 @click.command("export-index")
 @click.argument("path", metavar="DIR", type=click.Path(exists=True))
 @click.option("--for", "target", type=click.Choice(TARGETS), required=True, help="Who will read: dali and rocal want "
-              "<shard>.idx, tfrecord <shard>.tfindex, wids <split>.wids.json.")  # fmt: skip
+              "<shard>.idx, tfrecord <shard>.tfindex, wids <split>.wids.json, energon .nv-meta.")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(file_okay=False), help="Directory of the files. Default: DIR.")
 @split_option()
 @json_option

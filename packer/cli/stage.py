@@ -25,6 +25,7 @@ from packer.cli.text import (
     human_bytes,
     human_seconds,
     json_option,
+    part_option,
     print_json,
     show_result,
     target_option,
@@ -84,15 +85,6 @@ class _RankDisplay:
         self._display.end()
 
 
-def _part(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, int] | str | None:
-    if value is None or value == "node":
-        return value
-    node, slash, nodes = value.partition("/")
-    if not (slash and node.isdecimal() and nodes.isdecimal() and int(node) < int(nodes)):
-        raise click.BadParameter(f"{value!r} is neither i/n, with i from 0 to n - 1, nor node")
-    return int(node), int(nodes)
-
-
 def _splits(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
     return None if value is None else tuple(name for name in value.split(",") if name)
 
@@ -120,8 +112,10 @@ def command() -> None:
 @click.option("--split", "splits", callback=_splits, metavar="A,B", help="Only this split, or these.")
 @click.option("--as", "form", type=click.Choice(FORMS), default="shards", help="files: the original files of the set, "
               "for programs that read a folder of images. Default: shards.")  # fmt: skip
-@click.option("--part", callback=_part, metavar="I/N", help="Share of node I of N (from 0), as node-local order deals "
-              "samples; 'node': as the launcher numbers the nodes.")  # fmt: skip
+@part_option("Share of node I of N (from 0), as node-local order deals samples; 'node': as the launcher numbers the "
+             "nodes.")  # fmt: skip
+@click.option("--overlap/--no-overlap", default=True, help="Whether a shard in which two parts meet is staged on both "
+              "nodes, or on the first alone, for nodes that share what they hold (packer serve).")  # fmt: skip
 @click.option("--fraction", type=click.FloatRange(0, 1, min_open=True), default=1.0, help="Of the bytes, in (0, 1].")
 @click.option("--quota", "quota_bytes", type=Size(), metavar="SIZE", help="For all copies in DIR: unused ones are "
               "removed, least recently used first.")  # fmt: skip

@@ -44,6 +44,7 @@ __all__ = [
     "human_seconds",
     "json_option",
     "pairs",
+    "part_option",
     "print_json",
     "show",
     "show_result",
@@ -75,6 +76,20 @@ def threads_option(help: str) -> Callable[[F], F]:
 def split_option(help: str = "Only this split.") -> Callable[[F], F]:
     """--split NAME, of an existing set."""
     return click.option("--split", metavar="NAME", help=help)
+
+
+def part_option(help: str) -> Callable[[F], F]:
+    """--part I/N, as (i, n), or node."""
+    return click.option("--part", callback=_part, metavar="I/N", help=help)
+
+
+def _part(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, int] | str | None:
+    if value is None or value == "node":
+        return value
+    node, slash, nodes = value.partition("/")
+    if not (slash and node.isdecimal() and nodes.isdecimal() and int(node) < int(nodes)):
+        raise click.BadParameter(f"{value!r} is neither i/n, with i from 0 to n - 1, nor node")
+    return int(node), int(nodes)
 
 
 def target_option(help: str, **more: Any) -> Callable[[F], F]:

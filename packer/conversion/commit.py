@@ -1,4 +1,4 @@
-"""Turn the whole shards of a finished conversion into a set: index, shards, report, and `dataset.json` last.
+"""Turn the whole shards of a finished conversion into a set: index, shards, report, documents, `dataset.json` last.
 
 After a kill, the next run of the same command finds the shards either in the working folder or already in the set,
 and commits again; at no moment does an incomplete set have a `dataset.json`.
@@ -14,21 +14,23 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
+from cache.checksums import file_sha256
 from cache.errors import DatasetError, OutputError
 from cache.files import Folder, PathError
 from cache.messages import listed, plural
 from packer.columns import PartMeta, is_index, remove_index, write_index
 from packer.conversion.journal import REPLACED_FOLDER, Journal
 from packer.conversion.plan import Plan, PlannedShard
+from packer.documents import remove_documents, write_dataset_info
 from packer.output import output_errors
 from packer.sources.base import SourceListing
-from readers.layout import DATASET_FILE, DatasetInfo, SplitInfo, read_dataset_info
+from readers.layout import DATASET_FILE, DatasetInfo, ShardInfo, SplitInfo, read_dataset_info
 from readers.names import QUARANTINE_FOLDER, REPORT_FILE
 
-__all__ = ["commit", "replaced_set", "write_dataset_info"]
+__all__ = ["commit", "replaced_set"]
 
 _MOST_NAMES = 5
 
@@ -56,21 +58,23 @@ def commit(
         columns = write_index(place, index, parts, counts, list(spec.fields), scratch=work)
         for shard, _ in chosen:
             _move_up(work, place, shard.name)
-        infos = tuple(meta.shard for _, meta in chosen)
+        infos = tuple(_with_checksum(place, meta.shard, made) for _, meta in chosen)
         splits[split] = SplitInfo(sum(counts), infos, index, listing.splits[split].root, columns)
     _write_report(journal, plan.shards, metas, listing)
     _move_up(work, place, QUARANTINE_FOLDER)
     place.sync()
     first = next(iter(plan.specs.values()))
     info = DatasetInfo(container, first.fields, first.classes, splits, first.label_offset, made)
-    write_dataset_info(place, info, scratch=work)
+    info = write_dataset_info(place, info, scratch=work)
     journal.remove()
     return info
 
 
-def write_dataset_info(place: Folder, info: DatasetInfo, *, scratch: Folder) -> None:
-    """Write dataset.json into `place`, which makes it a set. scratch: the folder of its temporary file."""
-    place.write(DATASET_FILE, info.to_json().encode("utf-8"), scratch=scratch)
+def _with_checksum(place: Folder, shard: ShardInfo, made: Mapping[str, Any]) -> ShardInfo:
+    """A shard with its SHA-256, which one lacks that an earlier run has packed without checksums."""
+    if shard.sha256 or made.get("options", {}).get("checksums") is False:
+        return shard
+    return replace(shard, sha256=file_sha256(place.path / shard.path))
 
 
 def _move_up(work: Folder, place: Folder, name: str) -> None:
@@ -185,6 +189,7 @@ class _ReplacedSet:
         for name in self._indexes:
             remove_index(place, name)
         place.unlink(REPORT_FILE)
+        remove_documents(place, self._info.documents)
         if self._quarantine:
             place.remove_tree(QUARANTINE_FOLDER)
         work.remove_tree(REPLACED_FOLDER)
@@ -192,7 +197,7 @@ class _ReplacedSet:
     def _identities(self) -> Iterator[tuple[int, int]]:
         """Device and inode of every file that is removed."""
         place = self._place
-        for name in (*self._shards, REPORT_FILE, DATASET_FILE):
+        for name in (*self._shards, *self._info.documents, REPORT_FILE, DATASET_FILE):
             found = place.lstat(name)
             if found is not None:
                 yield found.st_dev, found.st_ino

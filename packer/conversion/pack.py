@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
+from cache.checksums import file_sha256
 from cache.errors import BadSampleError, OutputError, SourceError
 from cache.files import Folder
 from cache.messages import Counter
@@ -151,9 +152,11 @@ class ShardPacker:
         """Complete the shard under its name in `work`, on the disk, and write its part."""
         written = self._writer.finish()
         work.rename(self._temporary, shard)
-        info = ShardInfo(shard, written.bytes, len(self.columns), written.crc32c)
+        sha256 = file_sha256(self._place / shard) if self._options.checksums else ""
+        info = ShardInfo(shard, written.bytes, len(self.columns), written.crc32c, sha256)
         size = sum(sum(payloads.length) for payloads in written.payloads.values())
         meta = PartMeta(info, size, tuple(left_out), remarks=self._remarks, plan=plan, not_chosen=self._not_chosen)
+        meta = replace(meta, targets=self._fields.targets)
         save_part(self._place / f"{shard}.part", self.columns.arrays(written.payloads), meta)
         return meta
 

@@ -48,7 +48,7 @@ CHECKS = ("header", "decode")
 DECODES = ("RGB", "unchanged", "none")
 CODECS = ("keep", "jpeg", "png", "webp")
 _VERSION = 1
-_LATER: dict[str, Any] = {"where": None, "ops": []}  # options that came later, and their defaults
+_LATER: dict[str, Any] = {"where": None, "ops": [], "checksums": True}  # options that came later, and their defaults
 _BLOCK = 4096
 _ASSUMED_BYTES = 128 << 10  # of a sample, where a source knows no sizes
 _LARGE_SHARD_BYTES = 1 << 30
@@ -99,6 +99,7 @@ class ConvertOptions:
     reencode: Reencode | None = None
     label_offset: int = 0
     decode: str = "RGB"
+    checksums: bool = True
     where: str | None = None
     ops: tuple[Op, ...] = ()
 
@@ -241,6 +242,7 @@ def _fingerprint(listing: SourceListing, options: ConvertOptions) -> str:
     what = options.to_json()
     if what["decode"] == "RGB":
         del what["decode"]  # as before there was a choice
+    what.pop("checksums", None)  # the bytes of the shards are the same
     del what["on_error"]  # shards without a bad sample are the same under every policy; parts with one are checked
     digest.update(json.dumps([_VERSION, what, dict(listing.fields), listing.classes]).encode())
     for name, part in listing.splits.items():

@@ -4,7 +4,7 @@
     new shards and indexes into `.packing/`
     names.json: what they will be called               so that the next command knows what a killed one left
     renames and links, under names that are free
-    dataset.json                                       which alone makes them the set
+    dataset.json                                       which alone makes them the set; then `packer.documents`
     remove what has been retired for long
 
 Files of the old set stay, since readers that have it open need them, also columns not mapped yet. dataset.json
@@ -27,12 +27,12 @@ from cache.errors import OutputError, StaleIndexError
 from cache.files import Folder, PathError
 from cache.messages import Watcher
 from packer.columns import is_index, remove_index
-from packer.conversion.commit import write_dataset_info
 from packer.conversion.journal import NAMES_FILE, Journal
+from packer.documents import remove_documents, repair_documents, write_dataset_info
 from packer.output import output_errors
 from readers.history import Retired, now
 from readers.layout import MAX_JSON_BYTES, DatasetInfo, ShardInfo, read_dataset_info
-from readers.names import DATASET_FILE, WORK_FOLDER, ShardPath
+from readers.names import DATASET_FILE, DOCUMENTS, WORK_FOLDER, ShardPath
 
 __all__ = ["Change"]
 
@@ -51,7 +51,7 @@ class Change:
     """
 
     def __init__(self, root: Path, watcher: Watcher, *, new: bool = False, wait_seconds: float = float("inf")) -> None:
-        self.root = root
+        self.root, self._watcher = root, watcher
         self._is_made = new and not root.exists()
         before = None if new else read_dataset_info(root)
         self._journal = self._locked(watcher, wait_seconds)
@@ -61,6 +61,8 @@ class Change:
                 self.info = before if new else self._retire_old(read_dataset_info(root))
                 if new:
                     self._check_empty()
+                else:
+                    repair_documents(self.place, scratch=self.work)
                 if self._journal.unlocked:
                     watcher.note("warning: no file locks here; make sure that no other command writes this set")
         except BaseException:
@@ -105,8 +107,7 @@ class Change:
             used = set(_files_of(info))
             gone = (Retired(path, now()) for path in _files_of(self.info))
             info = replace(info, retired=tuple(old for old in (*self.info.retired, *gone) if old.path not in used))
-        write_dataset_info(self.place, info, scratch=self.work)
-        self.info = info
+        self.info = write_dataset_info(self.place, info, scratch=self.work, note=self._watcher.note)
         return symbolic
 
     @output_errors()
@@ -119,8 +120,7 @@ class Change:
                 removed += self._bytes_of(retired.path)
                 self._remove(retired.path)
         if self.info.retired:
-            self.info = replace(self.info, retired=())
-            write_dataset_info(self.place, self.info, scratch=self.work)
+            self.info = write_dataset_info(self.place, replace(self.info, retired=()), scratch=self.work)
         return removed
 
     def __enter__(self) -> Change:
@@ -163,6 +163,8 @@ class Change:
         if self.work.kind(NAMES_FILE):
             info = read_dataset_info(self.root) if self.place.kind(DATASET_FILE) else None
             used = {*_files_of(info), *(retired.path for retired in info.retired)} if info else set()
+            if info is None:
+                remove_documents(self.place, DOCUMENTS)
             for name in self._listed_names():
                 if name not in used:
                     self._remove(name)

@@ -122,7 +122,8 @@ def reshard(
     if not wanted:
         raise ValueError(f"{info.format} shards cannot be written; choose a format with to=FORMAT")
     size = parse_size(shard_size) if isinstance(shard_size, str) else shard_size
-    options = ConvertOptions(wanted, shard_bytes=size, shuffle=shuffle, decode=decode_of(info))
+    checksums = info.made.get("options", {}).get("checksums") is not False
+    options = ConvertOptions(wanted, shard_bytes=size, shuffle=shuffle, decode=decode_of(info), checksums=checksums)
     if dry_run:
         return _resharded(root, info, options, PackedSource(root).list(None), None)
     with Change(target, watcher, new=output is not None) as change, output_errors():
@@ -141,7 +142,7 @@ def reshard(
         count = sum(map(len, listing.splits.values()))
         changed = DatasetInfo(options.to, listing.fields, listing.classes, splits, 0, made, AdoptedKeys())
         history = (*info.history, operation("reshard", arguments, (count, count)))
-        change.commit(replace(changed, history=history), new.moves | indexes.moves, {})
+        change.commit(replace(changed, history=history, documents=info.documents), new.moves | indexes.moves, {})
         return replace(_resharded(root, changed, options, listing, new), output=target)
 
 

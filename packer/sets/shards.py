@@ -18,6 +18,7 @@ from cache.messages import Watcher, parse_size
 from packer.columns import PartColumns, PartMeta, write_index
 from packer.conversion.pack import ShardTask, pack_shard
 from packer.conversion.plan import ConvertOptions, Plan, make_plan
+from packer.documents import has_checksums
 from packer.formats import format_named, writable_formats
 from packer.sets.change import Change
 from packer.sets.pieces import Piece, PieceColumns
@@ -41,7 +42,13 @@ def options_like(root: Path, info: DatasetInfo, shard_size: int | str | None) ->
     if wrong:
         raise SourceError(f"{root}: {wrong}, so nothing can be added to them; run  packer reshard {root} -o DIR  first")
     size = parse_size(shard_size) if isinstance(shard_size, str) else shard_size
-    return ConvertOptions(info.format, shard_bytes=size, decode=decode_of(info), label_offset=info.label_offset)
+    return ConvertOptions(
+        info.format,
+        shard_bytes=size,
+        decode=decode_of(info),
+        label_offset=info.label_offset,
+        checksums=has_checksums(info),
+    )
 
 
 def pack(

@@ -130,6 +130,9 @@ class Cached(StoreOver):
             return np.zeros(len(rows), np.bool_)
         return np.array([slot >= 0 and shared.has(slot) for slot in self.slots.many(rows).tolist()], np.bool_)
 
+    def holds(self, extents: Extents) -> npt.NDArray[np.bool_]:
+        return self.has(extents.row) | self.source.holds(extents)
+
     def drop_damaged(self, row: int) -> bool:
         slot = self.slots.one(row)
         if self.shared is not None and slot >= 0 and self.shared.has(slot) and not self.shared.check(slot):

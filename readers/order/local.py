@@ -38,7 +38,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -104,6 +104,12 @@ class _OfRuns(PlainOrder, Generic[_Table]):
                 self._tables.pop(old, None)
             self._tables[self.seed, epoch] = table
         return table
+
+    @property
+    def table_bytes(self) -> int:
+        """Memory of the starts and of the tables of the epochs used last."""
+        columns = [column for table in self._tables.values() for column in cast("tuple[Int64s, ...]", table)]
+        return self.starts.nbytes + sum(column.nbytes for column in columns)
 
     @cached_property
     def _digest(self) -> str:

@@ -21,14 +21,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from cache.stores.ranges import plan_reads
 from readers.index import ABSENT
 from readers.order.base import Int64s, Order, Sequential
 from readers.order.local import BlockShuffled
+from readers.order.permutation import derive_keys, permute_each
 from readers.reader import Reader
 
-__all__ = ["ShuffleReport", "describe", "read_amplification", "shuffle_quality"]
+__all__ = ["ShuffleReport", "describe", "quality_of", "read_amplification", "shuffle_quality", "step_quality"]
 
 PAGE_BYTES = 4096
 _MOST_EPOCHS = 64
@@ -69,6 +71,29 @@ def shuffle_quality(order: Order, epoch: int = 0, batch_size: int = 256, batches
     positions = (starts[:, None] + np.arange(size)).reshape(-1)
     epochs = range(epoch, epoch + min(_MOST_EPOCHS, -(-batches // starts.size)))
     means = np.concatenate([order.indices(e, positions).reshape(-1, size).mean(axis=1) for e in epochs])
+    return quality_of(means, size, n)
+
+
+def step_quality(order: Order, step_samples: int, epoch: int = 0, batch_size: int = 256, batches: int = 1800) -> float:
+    """How well the steps of all ranks together mix the set, 0 to 1: as `shuffle_quality`, of batches that are drawn at
+    random from whole steps of `step_samples` consecutive positions.
+    """
+    n, steps = int(order.spec()["samples"]), len(order) // step_samples
+    size = min(batch_size, step_samples, n // 4) or 1
+    if n < 2 or not steps:
+        return 1.0
+    step, batch = np.arange(batches) % steps, np.repeat(np.arange(batches), size)
+    within = np.tile(np.arange(size), batches)
+    keys = derive_keys(0, 0, "step quality")
+    drawn = permute_each(within, np.full(len(batch), step_samples), batch, keys)
+    samples = order.indices(epoch, step[batch] * step_samples + drawn)
+    return quality_of(samples.reshape(-1, size).mean(axis=1), size, n)
+
+
+def quality_of(means: npt.NDArray[np.float64], size: int, n: int) -> float:
+    """The quality of batches of `size` of n samples, by the means of their sample numbers, float64 [k]; see above."""
+    if n < 2 or not len(means) or size >= n:
+        return 1.0
     observed = float(np.mean(((means + 0.5) / n - 0.5) ** 2))
     expected = (1 - 1 / n**2) / 12 / size * (n - size) / (n - 1)
     return 1.0 if observed <= expected * (1 + 3 * math.sqrt(2 / len(means))) else expected / observed

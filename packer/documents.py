@@ -1,0 +1,233 @@
+"""What a set has for those without packer: README.md, SHA256SUMS and classes.txt. Readers of the set need none of them.
+
+    README.md     what the set is, and how to read it with other libraries (`packer.readme`). packer's part is between
+                  two comments; what people write before and behind it stays
+    SHA256SUMS    for  sha256sum -c : of every shard, every file of an index, dataset.json and classes.txt
+    classes.txt   the names of the classes, one a line, that of label 0 first
+
+All three follow from dataset.json, which has the SHA-256 of each shard and column, so no shard is read to write them
+again. dataset.json is the commit point. Where there is none, these files are written before it. Where one is replaced,
+SHA256SUMS is removed before and written last, and so are names that change: neither ever speaks of another state of the
+set. A command that is killed between leaves the rest to the next one.
+
+dataset.json lists them ("documents"). A file of such a name that packer did not write is left alone, and not listed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from cache.files import Folder, read_regular
+from packer.readme import readme
+from readers.layout import MAX_JSON_BYTES, ColumnFile, DatasetInfo, ShardInfo, parse_dataset_info
+from readers.names import CLASSES_FILE, DATASET_FILE, README_FILE, SUMS_FILE
+
+__all__ = [
+    "class_lines",
+    "differences",
+    "has_checksums",
+    "remove_documents",
+    "repair_documents",
+    "write_dataset_info",
+]
+
+_BEGIN = b"<!-- packer begin: this part is written again when the set changes; what is before and behind it stays -->\n"
+_END = b"<!-- packer end -->\n"
+_MAX_README_BYTES = 16 << 20
+_LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"  # of str.splitlines
+_ESCAPES = {ord(end): ascii(end)[1:-1] for end in _LINE_ENDS} | {ord("\\"): "\\\\", 0: "\\x00"}
+
+
+def write_dataset_info(
+    place: Folder, info: DatasetInfo, *, scratch: Folder, note: Callable[[str], None] | None = None
+) -> DatasetInfo:
+    """Write dataset.json into `place`, which makes it a set, and the documents; returns what was written.
+
+    scratch: a folder of the same file system for temporary files.
+    note: is called where a set was changed and its documents cannot be written; without, that is an error.
+    """
+    new = replace(info, documents=tuple(name for name in _wanted(info) if _is_ours(place, name, info)))
+    text = new.to_json().encode("utf-8")
+    if place.kind(DATASET_FILE):
+        for name in dict.fromkeys((*info.documents, *new.documents)):
+            if name != README_FILE and (name == SUMS_FILE or not _is_current(place, name, new)):
+                _remove(place, name)
+        place.write(DATASET_FILE, text, scratch=scratch)
+        try:
+            _write(place, new, text, scratch)
+        except OSError as error:
+            if note is None:
+                raise
+            note(f"warning: the set was changed, but {error}; make room, and  packer prune {place.path}  writes it")
+    else:
+        _write(place, new, text, scratch)
+        place.write(DATASET_FILE, text, scratch=scratch)
+    return new
+
+
+def repair_documents(place: Folder, *, scratch: Folder) -> None:
+    """Write what a killed command has not: the documents that dataset.json lists, where they are not as they should be.
+
+    Raises DatasetError.
+    """
+    text = place.read(DATASET_FILE, MAX_JSON_BYTES)
+    info = parse_dataset_info(text, place.path / DATASET_FILE)
+    _write(place, replace(info, documents=tuple(n for n in info.documents if _is_ours(place, n, info))), text, scratch)
+
+
+def remove_documents(place: Folder, names: Iterable[str]) -> None:
+    """Remove these documents of a set that is about to go, but for what people have added to its README."""
+    for name in names:
+        _remove(place, name)
+
+
+def has_checksums(info: DatasetInfo) -> bool:
+    """Whether the SHA-256 of every shard and of every file of the indexes is known."""
+    return all(split.columns for split in info.splits.values()) and all(file.sha256 for _, file in _files(info))
+
+
+def class_lines(classes: tuple[str, ...]) -> bytes:
+    r"""The content of classes.txt. Backslashes and what ends a line are escaped as in Python ("\\", "\n", "\u2028"), so
+    that there are as many lines as classes."""
+    return "".join(f"{name.translate(_ESCAPES)}\n" for name in classes).encode("utf-8", "backslashreplace")
+
+
+def differences(root: Path, text: bytes, info: DatasetInfo) -> Iterator[tuple[str, str]]:
+    """(file, what is wrong) where SHA256SUMS and classes.txt of a set are there and say otherwise than dataset.json.
+
+    text: that of dataset.json, read as `info`.
+    """
+    names = [name for name in (CLASSES_FILE, SUMS_FILE) if name in info.documents and (root / name).exists()]
+    for name in names:
+        try:
+            found = read_regular(root / name, MAX_JSON_BYTES)
+        except OSError as error:
+            yield name, f"cannot be read: {error}"
+            continue
+        if name == CLASSES_FILE:
+            if found != class_lines(info.classes):
+                yield name, f"does not have the classes of dataset.json; {_advice(root)}"
+            continue
+        listed = _parse_sums(found)
+        for path, digest in _sums(info, text).items():
+            if path not in listed:
+                yield path, f"SHA256SUMS does not list it; {_advice(root)}"
+            elif listed[path] != digest:
+                says = "the file has" if path == DATASET_FILE else "dataset.json says"
+                yield path, f"SHA256SUMS says the SHA-256 {listed[path]}, {says} {digest}; {_advice(root)}"
+
+
+def _advice(root: Path) -> str:
+    return f"was a file changed by hand, or a command killed?  packer prune {root}  writes SHA256SUMS again"
+
+
+# --- which, and whose -----------------------------------------------------------------------------------------------
+def _wanted(info: DatasetInfo) -> list[str]:
+    """In the order in which they are written: SHA256SUMS last."""
+    names = {README_FILE: True, CLASSES_FILE: bool(info.classes), SUMS_FILE: has_checksums(info)}
+    return [name for name, is_wanted in names.items() if is_wanted]
+
+
+def _is_ours(place: Folder, name: str, info: DatasetInfo) -> bool:
+    """Whether packer may write a file of this name: there is none, or it is packer's (of a killed run, too)."""
+    kind = place.kind(name)
+    if not kind:
+        return True
+    if kind != "file":
+        return False
+    try:
+        found = place.read(name, _MAX_README_BYTES if name == README_FILE else MAX_JSON_BYTES)
+    except OSError:
+        return False
+    if name == README_FILE:
+        return _around(found) is not None
+    if name == SUMS_FILE:
+        return name in info.documents or DATASET_FILE in _parse_sums(found)
+    return name in info.documents or found == class_lines(info.classes)
+
+
+def _is_current(place: Folder, name: str, info: DatasetInfo) -> bool:
+    """Whether classes.txt, if that is the name, has the classes of `info`."""
+    return name in _wanted(info) and _is_ours(place, name, replace(info, documents=()))
+
+
+def _around(found: bytes) -> tuple[bytes, bytes] | None:
+    """What is before and behind packer's part of a README; None where it has no such part."""
+    before, begin, rest = found.partition(_BEGIN)
+    _, end, behind = rest.partition(_END)
+    return (before, behind) if begin and end else None
+
+
+# --- their content --------------------------------------------------------------------------------------------------
+def _files(info: DatasetInfo) -> Iterator[tuple[str, ShardInfo | ColumnFile]]:
+    """Shards and columns by path."""
+    for split in info.splits.values():
+        yield from ((shard.path, shard) for shard in split.shards)
+        yield from ((f"{split.index}/{name}", column) for name, column in split.columns.items())
+
+
+def _sums(info: DatasetInfo, text: bytes) -> dict[str, str]:
+    """SHA-256 by path, sorted."""
+    sums = {path: file.sha256 for path, file in _files(info)}
+    sums[DATASET_FILE] = hashlib.sha256(text).hexdigest()
+    if CLASSES_FILE in info.documents:
+        sums[CLASSES_FILE] = hashlib.sha256(class_lines(info.classes)).hexdigest()
+    return dict(sorted(sums.items()))
+
+
+def _sums_text(sums: Mapping[str, str]) -> bytes:
+    """As sha256sum of GNU coreutils writes it: names with a backslash or a line feed are escaped, and marked."""
+    lines = []
+    for path, digest in sums.items():
+        escaped = path.replace("\\", "\\\\").replace("\n", "\\n")
+        lines.append(f"{'' if escaped == path else chr(92)}{digest}  {escaped}\n")
+    return "".join(lines).encode("utf-8")
+
+
+def _parse_sums(found: bytes) -> dict[str, str]:
+    """SHA-256 by path, of the lines that can be read."""
+    sums = {}
+    for line in found.decode("utf-8", "replace").split("\n"):
+        digest, _, path = line.partition("  ")
+        if digest.startswith("\\"):
+            digest, path = digest[1:], path.replace("\\\\", "\0").replace("\\n", "\n").replace("\0", "\\")
+        if len(digest) == 64 and path:
+            sums[path.removeprefix("./")] = digest.lower()
+    return sums
+
+
+def _write(place: Folder, info: DatasetInfo, text: bytes, scratch: Folder) -> None:
+    """Write the documents that are not as they should be, SHA256SUMS last."""
+    is_new = False
+    for name in (name for name in _wanted(info) if name in info.documents):
+        there = place.read(name, MAX_JSON_BYTES) if place.kind(name) else None
+        if name == README_FILE:
+            before, behind = (there and _around(there)) or (b"", b"")
+            content = before + _BEGIN + readme(info).encode("utf-8", "backslashreplace") + _END + behind
+        elif name == CLASSES_FILE:
+            content = class_lines(info.classes)
+        else:
+            content = _sums_text(_sums(info, text))
+        if content != there:
+            with place.writing(name, scratch=scratch, sync_name=False) as file:
+                file.write(content)
+            is_new = True
+    if is_new:
+        place.sync()
+
+
+def _remove(place: Folder, name: str) -> None:
+    """Remove a document; of a README that people have added to, what packer wrote."""
+    if place.kind(name) != "file":
+        return
+    if name == README_FILE:
+        around = _around(place.read(name, _MAX_README_BYTES))
+        if around is None:
+            return
+        if any(part.strip() for part in around):
+            place.write(name, _BEGIN.join((around[0], _END + around[1])))  # for the next set, if there will be one
+            return
+    place.unlink(name)

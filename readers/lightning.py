@@ -1,0 +1,127 @@
+"""Lightning: a data module over packed sets.
+
+    data = PackerDataModule("imagenet-hdf5", 256, augment=[RandomResizedCrop(224), RandomHorizontalFlip()])
+    trainer.fit(model, data)                           # or ckpt_path=…, also from the middle of an epoch
+
+Lightning saves the state of an ImageLoader with its checkpoints and loads it again; docs/training.md says what it can
+resume. Ranks are those that Lightning has started by the time a loop begins.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import readers
+from cache.errors import MissingExtraError, UnknownNameError
+from readers.augment.ops import Op
+from readers.caching import cached
+from readers.loader import ImageLoader
+from readers.reader import Reader
+
+try:
+    from lightning.pytorch import LightningDataModule
+except ImportError:
+    try:
+        from pytorch_lightning import LightningDataModule
+    except ImportError as error:
+        raise MissingExtraError("lightning", "lightning", "PackerDataModule") from error
+
+__all__ = ["PackerDataModule"]
+
+_VALIDATION = ("val", "valid", "validation", "dev")
+
+
+class PackerDataModule(LightningDataModule):  # type: ignore[misc]
+    """The splits of one packed set as loaders for training, validation and testing.
+
+    dataset: the directory of the set, or its address.
+    batch_size: samples of a batch on each rank.
+    augment: ops of the training; eval_augment: of validation and testing, such as [Resize(256), CenterCrop(224)].
+    train_split, val_split, test_split: None takes "train", the first of val, valid, validation and dev, and "test". A
+        split that the set lacks has no loader.
+    stage: options of `readers.stage`, as {} or {"target": "/local"}: the set is copied to each node first.
+    cache: options of `readers.cached`, as {} or {"keep": "recoded:256@90"}: samples stay in the memory of the node.
+    loader: other options of `ImageLoader`, for all splits: seed, fields, threads, dtype, …
+
+    Every rank has as many batches as the others. For training the rest of an epoch is dropped; for validation and
+    testing it is padded with repeats (tail="pad", as Lightning's own sampler does), or left shorter with tail="exact"
+    in `eval_options`, which a collective in each validation step does not survive.
+
+    Raises what `readers.open`, `stage`, `cached` and `ImageLoader` raise, when the loaders are made.
+    """
+
+    def __init__(
+        self,
+        dataset: str | os.PathLike[str],
+        batch_size: int,
+        *,
+        augment: Sequence[Op] = (),
+        eval_augment: Sequence[Op] = (),
+        train_split: str | None = None,
+        val_split: str | None = None,
+        test_split: str | None = None,
+        stage: dict[str, Any] | None = None,
+        cache: dict[str, Any] | None = None,
+        eval_options: dict[str, Any] | None = None,
+        **loader: Any,
+    ) -> None:
+        super().__init__()
+        self.dataset, self.batch_size = dataset, batch_size
+        self._ops = {"train": augment, "val": eval_augment, "test": eval_augment}
+        self._splits = {"train": train_split, "val": val_split, "test": test_split}
+        self._stage, self._cache, self._options = stage, cache, loader
+        self._eval_options = {"shuffle": False, "tail": "pad", **(eval_options or {})}
+        self._readers: dict[str, Reader | None] = {}
+        self._open = ExitStack()
+
+    def setup(self, stage: str) -> None:
+        """Open the splits; on the ranks of a node, which share a staged copy and a cache."""
+        if self._readers:
+            return
+        place = self.dataset
+        if self._stage is not None:
+            place = self._open.enter_context(readers.stage(self.dataset, **self._stage))
+        self._readers = {use: self._reader(place, use) for use in self._splits}
+
+    def _reader(self, place: str | os.PathLike[str], use: str) -> Reader | None:
+        chosen = self._splits[use]
+        names = [chosen] if chosen else list(_VALIDATION) if use == "val" else [use]
+        for name in names:
+            try:
+                reader = self._open.enter_context(readers.open(place, name))
+            except UnknownNameError:
+                if chosen or use == "train":
+                    raise
+                continue
+            return reader if self._cache is None else self._open.enter_context(cached(reader, **self._cache))
+        return None
+
+    def reader(self, use: str = "train") -> Reader | None:
+        """The reader of "train", "val" or "test", once `setup` was called; None for a split that the set lacks."""
+        return self._readers.get(use)
+
+    def _loader(self, use: str, **options: Any) -> ImageLoader | list[Any]:
+        reader = self._readers.get(use)
+        if reader is None:
+            return []
+        return ImageLoader(reader, self.batch_size, augment=self._ops[use], **{**self._options, **options})
+
+    def train_dataloader(self) -> ImageLoader | list[Any]:
+        return self._loader("train")
+
+    def val_dataloader(self) -> ImageLoader | list[Any]:
+        return self._loader("val", **self._eval_options)
+
+    def test_dataloader(self) -> ImageLoader | list[Any]:
+        return self._loader("test", **self._eval_options)
+
+    def predict_dataloader(self) -> ImageLoader | list[Any]:
+        return self._loader("test", **self._eval_options)
+
+    def teardown(self, stage: str) -> None:
+        """Close the readers, and give staged copies and caches back."""
+        self._readers = {}
+        self._open.close()

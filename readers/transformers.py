@@ -1,0 +1,85 @@
+"""The Trainer of transformers over an ImageLoader, resumed by the loader's own state.
+
+    loader = ImageLoader(reader, 32, fields={"pixel_values": "image", "labels": "label"}, …)
+    trainer = LoaderTrainer(model, arguments, train_loader=loader)
+    trainer.train()                                    # or resume_from_checkpoint=True
+
+By itself the Trainer skips the batches of an epoch that were trained on before, by loading all of them again. Here the
+state of the loader is part of each checkpoint (trainer_state.json, "stateful_callbacks"), and training continues with
+the batch that follows.
+
+The Trainer knows its place in an epoch by the number of updates. A run that is resumed in the middle of an epoch must
+therefore take as many samples for an update as before: on half of the ranks batches of twice the size, or twice the
+`gradient_accumulation_steps` where that leaves no batch over. Where its place would be another, TrainerError says so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cache.errors import MissingExtraError, TrainerError
+from readers.loader import ImageLoader
+
+try:
+    from transformers import Trainer, TrainerCallback
+except ImportError as error:
+    raise MissingExtraError("transformers", "transformers", "LoaderTrainer") from error
+
+__all__ = ["LoaderCallback", "LoaderTrainer"]
+
+_NAME = "packer loader"
+
+
+class LoaderCallback(TrainerCallback):  # type: ignore[misc]
+    """Saves the position of a loader with each checkpoint, and continues there. `LoaderTrainer` has one."""
+
+    def __init__(self, loader: ImageLoader) -> None:
+        self._loader = loader
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        state.stateful_callbacks[_NAME] = {"args": {}, "attributes": {"state": self._loader.state_dict()}}
+
+    on_epoch_end = on_step_end
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Raises TrainerError where the checkpoint has no state, or that state is not where the Trainer is."""
+        loader, together = self._loader, args.gradient_accumulation_steps
+        updates = max(1, -(-len(loader) // together))
+        epoch, done = divmod(state.global_step, updates)
+        if not state.global_step:
+            return
+        saved = state.stateful_callbacks.get(_NAME)
+        if saved is not None:
+            loader.load_state_dict(saved["attributes"]["state"])
+        elif not done:
+            loader.set_epoch(epoch)
+        else:
+            raise TrainerError(
+                f"the checkpoint of step {state.global_step} has no state of a loader, so the batch that follows is "
+                f"not known; train on with the data set and sampler that it was made with, or from an epoch's end"
+            )
+        found = (loader.epoch, len(loader) - loader.left)
+        if found != (epoch, min(done * together, len(loader))):
+            raise TrainerError(
+                f"the checkpoint's loader has {loader.left} batches left of epoch {found[0]}, but the Trainer counts "
+                f"{done} of {updates} updates of epoch {epoch}: it has another batch size, number of ranks or of "
+                f"gradient_accumulation_steps than before; keep the samples of an update, or resume from an epoch's end"
+            )
+
+
+class LoaderTrainer(Trainer):  # type: ignore[misc]
+    """A Trainer that trains on `train_loader`; other arguments are those of Trainer.
+
+    The batch size is the loader's. The batches are dictionaries, so `fields` of the loader is one too.
+    """
+
+    def __init__(self, *given: Any, train_loader: ImageLoader, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.train_loader = train_loader
+        self.args.ignore_data_skip = True  # the state of the loader names the batch that follows
+        self.args.per_device_train_batch_size = train_loader.batch_size
+        self._train_batch_size = train_loader.batch_size
+        self.add_callback(LoaderCallback(train_loader))
+
+    def get_train_dataloader(self) -> Any:
+        return self.train_loader

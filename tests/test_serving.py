@@ -1,0 +1,423 @@
+"""The server of byte ranges: what it answers, and that nothing else comes out of it and nothing stays in it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from suites.children import forked
+
+from cache.errors import CertificateError, DamagedSampleError, DeniedError, RemoteError, ServingError
+from cache.remote import Patience, Remote, RemoteUrl, Span
+from cache.serving import Limits, Rendezvous, Server, ServerProcess, ServeTerms, own_address, read_token
+
+TOKEN = "0123456789abcdef"
+DATA = {"0": bytes(range(256)) * 8192, "1": b"one"}
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Objects:
+    """DATA, of which "1" cannot be read."""
+
+    def size(self, name: str) -> int | None:
+        return len(DATA[name]) if name in DATA else None
+
+    def read(self, name: str, start: int, stop: int) -> list[memoryview]:
+        if name == "1":
+            raise DamagedSampleError("a secret path")
+        middle = (start + stop) // 2
+        return [memoryview(DATA[name])[start:middle], memoryview(DATA[name])[middle:stop]]
+
+    def close(self) -> None:
+        """Nothing is open; says that it was called."""
+        if "CLOSED" in os.environ:
+            Path(os.environ["CLOSED"]).touch()
+
+
+TERMS = ServeTerms("set-2-0", TOKEN, "127.0.0.1", limits=Limits(connections=3, range_bytes=1 << 20))
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Server]]:
+    """Starts servers, with other terms or limits."""
+    started: list[Server] = []
+
+    def start(terms: ServeTerms = TERMS, **limits: Any) -> Server:
+        started.append(Server(Objects(), replace(terms, limits=replace(terms.limits, **limits))))
+        return started[-1]
+
+    before = set(threading.enumerate())
+    yield start
+    for server in started:
+        server.close()
+        server.close()
+    left = [thread.name for thread in set(threading.enumerate()) - before if thread.name == "packer-serve"]
+    assert not left, "a closed server leaves no thread"
+
+
+def connected(server: Server) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), timeout=20)
+
+
+def received(connection: socket.socket) -> bytes:
+    """All that comes until the server closes the connection."""
+    parts = []
+    try:
+        while part := connection.recv(1 << 16):
+            parts.append(part)
+    except ConnectionResetError:
+        pass
+    return b"".join(parts)
+
+
+def request(path: str = "/set-2-0/0", *, method: str = "GET", token: str | None = TOKEN, **headers: str) -> bytes:
+    """A request that is the last of its connection, as far as the server knows when it is answered."""
+    lines = [f"{method} {path} HTTP/1.1", "Host: node"]
+    lines += [] if token is None else [f"Authorization: Bearer {token}"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1")
+
+
+LAST = b"x\r\n\r\n"  # no request, so that the connection is closed after the answers before it
+
+
+def answers(server: Server, *requests: bytes) -> list[tuple[int, dict[str, str], bytes]]:
+    """Status, headers and body of each answer on one connection, up to that of LAST."""
+    with connected(server) as connection:
+        connection.sendall(b"".join(requests) + LAST)
+        data, found = received(connection), []
+    while data:
+        head, _, data = data.partition(b"\r\n\r\n")
+        first, *rest = head.decode("latin-1").split("\r\n")
+        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in rest)}
+        size = 0 if first.startswith("HTTP/1.1 200") else int(headers["content-length"])
+        found.append((int(first.split()[1]), headers, data[:size]))
+        data = data[size:]
+    return found
+
+
+def test_ranges(start: Any) -> None:
+    server = start()
+    found = answers(
+        server,
+        request(Range="bytes=5-9"),
+        request(Range=f"bytes={len(DATA['0']) - 3}-"),
+        request(Range="bytes=2097150-999999999999999999"),
+        request(method="HEAD"),
+        request(Range="bytes=0-0", If_Match="*"),
+    )
+    assert [(status, body) for status, _, body in found[:2]] == [(206, b"\5\6\7\10\11"), (206, b"\xfd\xfe\xff")]
+    assert found[0][1]["content-range"] == f"bytes 5-9/{len(DATA['0'])}"
+    assert [status for status, _, _ in found] == [206, 206, 206, 200, 206, 400]
+    etag = found[0][1]["etag"]
+    assert found[3][1]["content-length"] == str(len(DATA["0"])) and found[3][1]["etag"] == etag
+    again = answers(server, request(Range="bytes=0-1", If_Match=etag), request(Range="bytes=0-1", If_Match='"other"'))
+    assert [status for status, _, _ in again] == [206, 412, 400]
+    assert server.stats.answers == 6 and server.stats.sent_bytes == 5 + 3 + 2 + 1 + 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "status"),
+    [
+        (request("/set-2-0/2", Range="bytes=0-1"), 404),
+        (request("/set-2-0/", Range="bytes=0-1"), 404),
+        (request("/set-2-0", Range="bytes=0-1"), 404),
+        (request("/", Range="bytes=0-1"), 404),
+        (request("/set-2-1/0", Range="bytes=0-1"), 404),
+        (request("/set-2-0/../../etc/passwd", Range="bytes=0-1"), 404),
+        (request("/set-2-0/%30", Range="bytes=0-1"), 404),
+        (request("/set-2-0/1", Range="bytes=0-1"), 503),
+        (request("/set-2-0/0"), 413),
+        (request(Range="bytes=0-"), 413),
+        (request(Range=f"bytes=0-{1 << 20}"), 413),
+        (request(Range="bytes=0-1,4-5"), 413),
+        (request(Range="bytes=-5"), 413),
+        (request(Range="bytes=9-3"), 416),
+        (request(Range="bytes=2097152-"), 416),
+    ],
+)
+def test_what_is_not_served_leaves_the_connection_open(start: Any, asked: bytes, status: int) -> None:
+    server = start()
+    found = answers(server, asked, request(Range="bytes=0-1"))
+    assert [one for one, _, _ in found] == [status, 206, 400]
+    assert found[0][2] == b"" and b"secret" not in repr(found).encode()
+    assert server.stats.missing == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "status"),
+    [
+        (request(token=None, Range="bytes=0-1"), 401),
+        (request(token="", Range="bytes=0-1"), 401),
+        (request(token=TOKEN[:-1], Range="bytes=0-1"), 401),
+        (request(token=TOKEN + "0", Range="bytes=0-1"), 401),
+        (request(token="\xe4" * 16, Range="bytes=0-1"), 400),
+        (request("/nothing", token=TOKEN.upper()), 401),
+        (request(method="PUT", Range="bytes=0-1"), 405),
+        (request(method="DELETE"), 405),
+        (request(Range="bytes=0-1", Content_Length="5"), 400),
+        (request(Range="bytes=0-1", Transfer_Encoding="chunked"), 400),
+        (request(Range="bytes=0-1", RANGE="bytes=0-2"), 400),
+        (request(Range="bytes=0-1", AUTHORIZATION=f"Bearer {TOKEN}"), 400),
+        (request("/set-2-0/0 x", Range="bytes=0-1"), 400),
+        (request(Range="bytes=0-1").replace(b"HTTP/1.1", b"HTTP/2"), 400),
+        (request(Range="bytes=0-1").replace(b"Host: node", b"Host node"), 400),
+        (request(Range="bytes=0-1").replace(b"Host: node", b" folded: line"), 400),
+        (b"\r\n\r\n", 400),
+        (bytes(range(1, 9)) + b"\r\n\r\n", 400),
+    ],
+)
+def test_what_is_refused_closes_the_connection(start: Any, asked: bytes, status: int) -> None:
+    server = start()
+    found = answers(server, asked, request(Range="bytes=0-1"))
+    assert [one for one, _, _ in found] == [status] and found[0][1]["connection"] == "close"
+    assert server.stats.refused == 1 and server.stats.sent_bytes == 0
+
+
+def test_the_head_of_a_request_is_bounded(start: Any) -> None:
+    with connected(start()) as connection:
+        connection.sendall(b"GET /" + b"a" * (1 << 20))
+        assert received(connection) == b""
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /set", request(Range="bytes=0-1")])
+def test_a_client_that_sends_too_slowly_is_cut_off(start: Any, sent: bytes) -> None:
+    with connected(start(first_seconds=0.05, idle_seconds=0.05)) as connection:
+        connection.sendall(sent)
+        assert received(connection).count(b"HTTP/1.1") == sent.count(b"\r\n\r\n")
+
+
+def test_a_client_that_does_not_receive_is_cut_off(start: Any) -> None:
+    server = start(send_seconds=0.05, range_bytes=1 << 21, answers=1)
+    with connected(server) as connection:
+        connection.sendall(request(Range="bytes=0-2097151") * 20)
+        assert [status for status, _, _ in answers(server, request(Range="bytes=0-1"))] == [206, 400], (
+            "others are served"
+        )
+        assert len(received(connection)) < 20 << 21
+
+
+def test_connections_are_bounded(start: Any) -> None:
+    server = start()
+    kept = [connected(server) for _ in range(3)]
+    for connection in kept:  # it is open when it is answered
+        connection.sendall(request(Range="bytes=0-1"))
+        assert connection.recv(1 << 12).startswith(b"HTTP/1.1 206")
+    with connected(server) as refused:
+        assert received(refused).startswith(b"HTTP/1.1 503")
+    for connection in kept:
+        connection.close()
+    until = time.monotonic() + 20
+    while [status for status, _, _ in answers(server, request(Range="bytes=0-1"))] != [206, 400]:
+        assert time.monotonic() < until
+
+
+def remote(server: Server, token: str = TOKEN, scheme: str = "http") -> Remote:
+    return Remote(RemoteUrl(scheme, f"127.0.0.1:{server.port}", "set-2-0", bearer=token), Patience(5, 0))
+
+
+def test_the_client_of_all_addresses_reads_it_past_any_proxy(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    server = start(connections=64)
+    data, facts = remote(server).read(Span("0", 1000, 500_000))
+    assert bytes(data) == DATA["0"][1000:500_000] and facts.bytes == len(DATA["0"])
+    assert bytes(remote(start(server.terms)).read(Span("0", 0, 9, facts.etag))[0]) == DATA["0"][:9], "one started again"
+    with pytest.raises(DeniedError) as error:
+        remote(server, "another-token-00").read(Span("0", 0, 9))
+    assert "another-token" not in str(error.value) and TOKEN not in repr(server.terms)
+    assert "another-token" not in repr(remote(server, "another-token-00").url)
+    with pytest.raises(RemoteError):
+        remote(server).read(Span("1", 0, 3))
+
+
+def test_tls(start: Any, certificates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACKER_HTTP_ROOT_CERTIFICATE", str(certificates / "ca.pem"))
+    good = start(replace(TERMS, certificate=certificates / "good.pem"), connections=64)
+    assert bytes(remote(good, scheme="https").read(Span("0", 0, 9))[0]) == DATA["0"][:9]
+    with connected(good) as plain:
+        plain.sendall(request(Range="bytes=0-1"))
+        assert b"206" not in received(plain)
+    expired = start(replace(TERMS, certificate=certificates / "expired.pem"))
+    with pytest.raises(CertificateError, match="expired"):
+        remote(expired, scheme="https").read(Span("0", 0, 9))
+    with pytest.raises(ServingError, match="not a certificate and key"):
+        start(replace(TERMS, certificate=certificates / "ca.pem"))
+
+
+def test_where_it_cannot_listen(start: Any) -> None:
+    server = start()
+    with pytest.raises(ServingError, match=f"port {server.port}: cannot listen there: .*in use; name an address"):
+        start(replace(TERMS, port=server.port))
+    with pytest.raises(ServingError, match=r"198\.51\.100\.1, port 0: cannot listen"):
+        start(replace(TERMS, host="198.51.100.1"))
+
+
+@pytest.mark.parametrize(
+    ("host", "found"),
+    [
+        ("127.0.0.1", r"127\.0\.0\.1"),
+        ("localhost", r"127\.0\.0\.1"),
+        ("::1", "::1"),
+        ("127.0.0.0/8", r"127\.0\.0\.1"),
+        (None, "the name of this machine, localhost, means 127.0.0.1 here, where no other node can reach it"),
+        ("0.0.0.0", "every network"),
+        ("::", "every network"),
+        ("198.51.100.0/24", "no address in the network 198.51.100.0/24"),
+        ("127.0.0.1/33", "not a network"),
+        ("no-such-host.invalid", "not known here"),
+    ],
+)
+def test_the_address_to_listen_at(host: str | None, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "localhost")
+    if " " not in found:
+        assert re.fullmatch(found, own_address(host))
+        return
+    with pytest.raises(ServingError, match=found):
+        own_address(host)
+
+
+# --- the server's process -------------------------------------------------------------------------------------------
+_PARENT = """
+import sys
+sys.path[:0] = sys.argv[1:]
+from test_serving import Objects, ServerProcess, TERMS
+server = ServerProcess(Objects(), TERMS)
+print(server.port, server.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_process_of_a_server_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
+    """And closes what it serves, of which it may be the last user."""
+    command = [sys.executable, "-c", _PARENT, str(ROOT), str(ROOT / "tests")]
+    environment = {**os.environ, "CLOSED": str(tmp_path / "closed")}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as parent:
+        assert parent.stdout is not None
+        port, pid = map(int, parent.stdout.readline().split())
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+            connection.sendall(request(Range="bytes=5-9"))
+            assert b"206 Partial" in connection.recv(1 << 12)
+            parent.send_signal(signal.SIGKILL)
+            received(connection)
+    until = time.monotonic() + 20
+    while Path(f"/proc/{pid}/stat").exists() and Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z":
+        assert time.monotonic() < until
+    assert (tmp_path / "closed").exists()
+
+
+def test_the_process_of_a_server_ends_where_a_fork_holds_its_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a worker of a DataLoader does; it closes what it serves, and was not killed."""
+    monkeypatch.setenv("CLOSED", str(tmp_path / "closed"))
+    server = ServerProcess(Objects(), TERMS)
+
+    here, there = os.pipe()
+
+    def child() -> None:
+        server.close()  # does nothing here
+        os.read(here, 1)
+
+    with forked(child):
+        try:
+            assert server.alive
+            server.close()
+            assert not server.alive and (tmp_path / "closed").exists()
+        finally:
+            os.write(there, b"x")
+    os.close(here)
+    os.close(there)
+
+
+def test_a_server_that_cannot_start_says_why() -> None:
+    with pytest.raises(ServingError, match=r"198\.51\.100\.1, port 0: cannot listen there"):
+        ServerProcess(Objects(), replace(TERMS, host="198.51.100.1"))
+    with pytest.raises(ServingError, match="cannot be opened by the process that serves it"):
+        ServerProcess(threading.Lock(), TERMS)  # type: ignore[arg-type]
+
+
+# --- the folder where nodes meet ------------------------------------------------------------------------------------
+def test_all_processes_share_one_token(tmp_path: Path) -> None:
+    def token(_: int) -> str:
+        return Rendezvous.make(tmp_path / "new", "job/7", "set", 4).token()
+
+    with ThreadPoolExecutor(8) as pool:
+        (found,) = set(pool.map(token, range(32)))
+    made = Rendezvous.make(tmp_path / "new", "job/7", "set", 4)
+    assert re.fullmatch("[0-9a-f]{64}", found) and made.path.name == "job_7-set-4"
+    assert (made.path / "token").stat().st_mode & 0o777 == 0o600 and made.path.stat().st_mode & 0o777 == 0o700
+    assert Rendezvous.make(tmp_path / "new", "8", "set", 4).token() != found, "another job has its own"
+
+
+def test_nodes_find_each_other(tmp_path: Path) -> None:
+    made = Rendezvous.make(tmp_path, "0", "set", 2)
+    made.publish(0, "http://10.0.0.1:80")
+    assert str(made.find(0)) == "http://10.0.0.1:80" and made.find(1) is None and made.wait(0) == [1]
+    made.publish(1, "https://[::1]:80")
+    assert made.wait(0) == [] and made.find(1).host == "[::1]:80"
+    made.publish(0, "http://10.0.0.1:81")
+    made.withdraw(0, "http://10.0.0.1:80")
+    assert str(made.find(0)) == "http://10.0.0.1:81", "the address of one that was started again stays"
+    made.withdraw(0, "http://10.0.0.1:81")
+    assert made.find(0) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "s3://bucket/set", "http://user:password@host:1", "http://", "/etc/passwd", "\xff", "h" * 5000]
+)
+def test_an_address_that_is_none_is_not_used(tmp_path: Path, text: str) -> None:
+    made = Rendezvous.make(tmp_path, "0", "set", 2)
+    (made.path / "1").write_text(text, encoding="latin-1")
+    assert made.find(1) is None
+    (made.path / "1").unlink()
+    os.mkfifo(made.path / "1")
+    assert made.find(1) is None
+
+
+@pytest.mark.parametrize(
+    ("mode", "text", "message"),
+    [
+        (0o640, TOKEN, "others may read or change this token .*mode 0640.*chmod 600"),
+        (0o602, TOKEN, "others may read"),
+        (0o600, "", "is not a token"),
+        (0o600, "short", "is not a token"),
+        (0o600, f"{TOKEN} {TOKEN}", "is not a token"),
+        (0o600, f"{TOKEN}\nmore", "is not a token"),
+        (0o600, "\xe4" * 16, "cannot be read: not plain text"),
+        (0o600, "a" * 5000, "at most 4,096"),
+    ],
+)
+def test_a_token_that_is_not_safe_is_refused(tmp_path: Path, mode: int, text: str, message: str) -> None:
+    path = tmp_path / "token"
+    path.write_text(text, encoding="latin-1")
+    path.chmod(mode)
+    with pytest.raises(ServingError, match=message) as error:
+        read_token(path)
+    assert TOKEN not in str(error.value)
+
+
+def test_tokens_and_folders_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ServingError, match="cannot be read: No such file"):
+        read_token(tmp_path / "none")
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    (tmp_path / "token").chmod(0o600)
+    assert read_token(tmp_path / "token") == TOKEN
+    (tmp_path / "0-set-2").mkdir(mode=0o777)
+    (tmp_path / "0-set-2").chmod(0o777)
+    with pytest.raises(ServingError, match="not a directory that belongs to this user alone"):
+        Rendezvous.make(tmp_path, "0", "set", 2)
+    with pytest.raises(ServingError, match="cannot be made"):
+        Rendezvous.make(tmp_path / "token", "0", "set", 2)

@@ -1,0 +1,443 @@
+"""Nodes that read from each other: the source is read once by all of them together, and a node that fails, hangs or
+gives wrong bytes costs time and no sample."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import tree_of
+from set_cases import pack_tree
+
+import packer
+import readers
+from cache.errors import ServingError
+from cache.serving import Limits, Rendezvous, Server
+from cache.stores import Extents, StoreOver
+from cache.stores.copied import Copied
+from readers.order import NodeLocal, Shuffled
+from readers.order.schedule import make_schedule
+from readers.reader import Reader
+from readers.sharing import PayloadRanges
+
+_LOCAL = {"host": "127.0.0.1", "serve": False, "wait_seconds": 0}
+
+
+class Counting(StoreOver):
+    """Counts the reads of each row of the store below."""
+
+    def __init__(self, source: Any) -> None:
+        self.source, self.rows = source, Counter[int]()
+        self._lock = threading.Lock()
+
+    def read_one(self, row: int, shard: int, offset: int, length: int) -> Any:
+        with self._lock:
+            self.rows[row] += 1
+        return self.source.read_one(row, shard, offset, length)
+
+    def read(self, extents: Extents) -> Any:
+        with self._lock:
+            self.rows.update(extents.row.tolist())
+        return self.source.read(extents)
+
+
+class Cluster:
+    """Nodes in this process: each with its own store over a counted source, and a server; all in the folder `job`."""
+
+    def __init__(self, root: Path, own: Sequence[Reader], counted: Sequence[Counting], **options: Any) -> None:
+        self.own, self.counted, self.nodes = own, counted, len(own)
+        options = {**_LOCAL, "nodes": self.nodes, **options}
+        self.shared = [readers.share(one, root / "job", node=node, **options) for node, one in enumerate(own)]
+        self.servers = [one.serve(Server) for one in self.shared]
+        self.readers = [one.__enter__() for one in self.shared]
+
+    @property
+    def source_reads(self) -> Counter[int]:
+        return sum((one.rows for one in self.counted), Counter[int]())
+
+    def close(self) -> None:
+        for shared, reader in zip(self.shared, self.readers, strict=True):
+            reader.close()
+            shared.close()
+
+
+@pytest.fixture
+def truth(source: Path) -> list[bytes]:
+    with readers.open(source, "train") as reader:
+        return [bytes(data) for data in reader.read_many(range(len(reader)))]
+
+
+@pytest.fixture
+def cluster(source: Path, tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
+    """Makes nodes of which each keeps its part of the samples in a cache of its own, or in a staged copy."""
+    with ExitStack() as stack:
+
+        def cached(nodes: int, **options: Any) -> Cluster:
+            counted, own = [], []
+            for node in range(nodes):
+                plain = readers.open(source, "train")
+                counted.append(Counting(plain.store))
+                (tmp_path / f"memory-{node}").mkdir()
+                below = Reader(plain.table, counted[-1])
+                kept = readers.cached(below, 1.0, partition=(node, nodes), directory=tmp_path / f"memory-{node}")
+                own.append(stack.enter_context(kept))
+            made = Cluster(tmp_path, own, counted, **options)
+            stack.callback(made.close)
+            return made
+
+        def staged(nodes: int, overlap: bool, **options: Any) -> tuple[Cluster, list[Path]]:
+            counted, own, copies = [], [], []
+            for node in range(nodes):
+                staging = readers.stage(
+                    source, tmp_path / f"disk-{node}", part=(node, nodes), overlap=overlap, any_filesystem=True
+                )
+                copies.append(stack.enter_context(staging))
+                plain = readers.open(copies[-1], "train", fallback=source)
+                counted.append(Counting(plain.store.source))
+                own.append(Reader(plain.table, Copied(plain.store.copy, counted[-1])))
+            made = Cluster(tmp_path, own, counted, **options)
+            stack.callback(made.close)
+            return made, copies
+
+        yield lambda nodes, kind="cached", **options: (staged if kind == "staged" else cached)(nodes, **options)
+
+
+def epoch(cluster: Cluster, order: Any, number: int, truth: list[bytes], batch: int = 5) -> list[int]:
+    """All nodes read their shares of an epoch, each announced a step ahead; the samples that came, sorted."""
+    came: list[int] = []
+    for node, reader in enumerate(cluster.readers):
+        schedule = make_schedule(order, number, batch, node, cluster.nodes, "exact")
+        steps = [order.indices(number, schedule.positions(step)) for step in range(schedule.steps())]
+        for step, rows in enumerate(steps):
+            if step + 1 < len(steps):
+                reader.prefetch(steps[step + 1])
+            assert [bytes(data) for data in reader.read_many(rows)] == [truth[row] for row in rows]
+            came += rows.tolist()
+    return sorted(came)
+
+
+# --- what all nodes together read from the source -------------------------------------------------------------------
+@pytest.mark.parametrize("nodes", [2, 3, 5])
+def test_caches_of_a_part_each_read_the_source_once(cluster: Any, truth: list[bytes], nodes: int) -> None:
+    """In a global shuffle, over all nodes and epochs, the first included."""
+    made = cluster(nodes)
+    for number in range(3):
+        assert epoch(made, Shuffled(len(truth), seed=7), number, truth) == list(range(len(truth)))
+        assert made.source_reads == Counter(range(len(truth)))
+    for node, reader in enumerate(made.readers):
+        part = NodeLocal(len(truth), nodes).local_part(node)
+        assert set(made.counted[node].rows) == set(part), "the owner reads it, whichever node asks first"
+        stats = reader.store.stats()
+        assert stats.own + stats.near > 0 == stats.far == stats.failures and stats.left_out == ()
+    assert sum(reader.store.stats().near for reader in made.readers) > len(truth)
+
+
+@pytest.mark.parametrize("nodes", [2, 4])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_staged_parts_read_the_source_once(
+    cluster: Any, source: Path, truth: list[bytes], nodes: int, overlap: bool
+) -> None:
+    """All epochs of a node-local order, exchanges too; staged once without overlap, else but for the boundaries."""
+    made, copies = cluster(nodes, "staged", overlap=overlap)
+    order = NodeLocal(len(truth), nodes, exchange_every=2, seed=3)
+    for number in range(4):
+        assert epoch(made, order, number, truth) == list(range(len(truth)))
+    assert made.source_reads == Counter()
+    times = Counter(path.name for copy in copies for path in copy.glob("train-*.tar"))
+    assert set(times) == {path.name for path in source.glob("train-*.tar")}
+    assert max(times.values()) == (2 if overlap and len(truth) // nodes % 4 else 1)
+    for reader in made.readers:
+        stats = reader.store.stats()
+        assert stats.near > 0 == stats.far and stats.own + stats.near == 4 * len(truth) // nodes
+
+
+def test_what_this_node_has_is_not_asked_for(cluster: Any, truth: list[bytes], tmp_path: Path, source: Path) -> None:
+    """A copy of the whole set, and a cache above what others hold."""
+    made, _ = cluster(2, "staged", overlap=True)
+    with readers.stage(source, tmp_path / "whole", any_filesystem=True) as local:
+        whole = readers.open(local, "train", fallback=source)
+        with readers.share(whole, tmp_path / "job", node=0, nodes=2, **_LOCAL) as reader:
+            assert list(map(bytes, reader.read_many(range(len(truth))))) == truth
+            assert reader.store.stats().near == 0 and reader.store.stats().own == len(truth)
+            reader.close()
+    (tmp_path / "above").mkdir()
+    with readers.cached(made.readers[0], 1.0, directory=tmp_path / "above") as above:
+        for _ in range(2):
+            assert list(map(bytes, above.read_many(range(len(truth))))) == truth
+        near = made.readers[0].store.stats().near
+        assert 0 < near < len(truth) and above.stats().hits == len(truth)
+    assert made.source_reads == Counter()
+
+
+def test_over_tls(cluster: Any, truth: list[bytes], certificates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACKER_HTTP_ROOT_CERTIFICATE", str(certificates / "ca.pem"))
+    made = cluster(2, certificate=certificates / "good.pem")
+    assert epoch(made, Shuffled(len(truth), seed=7), 0, truth) == list(range(len(truth)))
+    assert made.shared[0].url.startswith("https://127.0.0.1:") and made.source_reads == Counter(range(len(truth)))
+
+
+# --- nodes that fail ------------------------------------------------------------------------------------------------
+class Wrong:
+    """Another node's ranges, with other bytes of the same length; or None of them."""
+
+    def __init__(self, ranges: Any, how: str) -> None:
+        self.ranges, self.how = ranges, how
+
+    def size(self, name: str) -> int | None:
+        size = self.ranges.size(name)
+        return size + 1 if size and self.how == "another size" else size
+
+    def read(self, name: str, start: int, stop: int) -> Any:
+        pieces = [bytes(piece) for piece in self.ranges.read(name, start, stop)]
+        if self.how == "nothing":
+            raise OSError("a disk that fails")
+        if self.how == "short":
+            return [pieces[0][1:]]
+        return [bytes([pieces[0][0] ^ 1]) + pieces[0][1:], *pieces[1:]] if self.how == "a bit" else pieces
+
+    def close(self) -> None:
+        """The node itself closes what it has."""
+
+
+@pytest.fixture
+def fail(tmp_path: Path) -> Iterator[Callable[[Cluster, int, str], None]]:
+    """Makes a node of a cluster fail in some way."""
+    with ExitStack() as stack:
+
+        def fail(made: Cluster, node: int, how: str) -> None:
+            server, meeting = made.servers[node], next((tmp_path / "job").iterdir())
+            terms, ranges, url = server.terms, PayloadRanges(made.own[node]), ""
+            if how == "gone":
+                server.close()
+                return
+            if how == "hangs":
+                listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+                url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            elif how == "nowhere":
+                (meeting / str(node)).unlink()
+                return
+            else:
+                terms = replace(terms, token="0" * 64) if how == "another token" else terms
+                terms = replace(terms, prefix="0-0-0") if how == "another set" else terms
+                terms = replace(terms, limits=Limits(connections=0)) if how == "too many" else terms
+                other = stack.enter_context(Server(Wrong(ranges, how), replace(terms, port=0)))
+                url = f"http://127.0.0.1:{other.port}"
+            Rendezvous(meeting, made.nodes).publish(node, url)
+
+        yield fail
+
+
+HOW = (
+    "gone", "hangs", "nowhere", "nothing", "short", "a bit", "another size", "another token", "another set", "too many",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_node_that_fails_costs_no_sample(cluster: Any, fail: Any, truth: list[bytes], how: str, hanging: Any) -> None:
+    made = cluster(3, timeout_seconds=0.2)
+    fail(made, 2, how)
+
+    def work() -> None:
+        with pytest.warns(UserWarning, match=r"node 2 is left out for .* read from the source") as said:
+            for _ in range(3):
+                assert [bytes(data) for data in made.readers[0].read_many(range(len(truth)))] == truth
+        assert len(said) == 1, "once"
+
+    hanging(work)
+    stats = made.readers[0].store.stats()
+    assert stats.left_out == (2,) and stats.far == len(truth), "a third of the samples, three times"
+    assert made.readers[1].store.stats().failures == 0, "each process finds out by itself"
+
+
+def test_a_node_that_was_started_again_is_asked_again(cluster: Any, truth: list[bytes], hanging: Any) -> None:
+    """At another port; with what its cache has kept."""
+    made = cluster(2, timeout_seconds=0.05)
+    reader, part = made.readers[0], list(NodeLocal(len(truth), 2).local_part(1))
+    made.readers[1].read_many(part)
+    made.shared[1].close()
+    with pytest.warns(UserWarning, match="node 1 is left out"):
+        reader.read_many(part)
+    assert reader.store.stats().left_out == (1,)
+    made.servers[1] = made.shared[1].serve(Server)
+    made.own[1].prefill()
+    before = made.counted[1].rows.copy()
+
+    def until_it_answers() -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # it has been said
+            while not reader.store.stats().near:
+                assert [bytes(data) for data in reader.read_many(part)] == [truth[row] for row in part]
+
+    hanging(until_it_answers)
+    assert reader.store.stats().left_out == () and made.counted[1].rows == before
+
+
+def test_nodes_killed_at_random_lose_no_sample(cluster: Any, truth: list[bytes], trials: int = 6) -> None:
+    rng = random.Random(1)
+    made = cluster(3, timeout_seconds=0.05)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for number in range(trials):
+            victim = rng.randrange(3)
+            timer = threading.Timer(rng.uniform(0, 0.05), made.shared[victim].close)
+            timer.start()
+            assert epoch(made, Shuffled(len(truth), seed=1), number, truth) == list(range(len(truth)))
+            timer.join()
+            made.shared[victim].serve(Server)
+
+
+@pytest.mark.faults
+def test_nodes_killed_at_random_again_and_again(cluster: Any, truth: list[bytes]) -> None:
+    test_nodes_killed_at_random_lose_no_sample(cluster, truth, 200)
+    print("\n200 epochs of 3 nodes, of which one was killed in each: every sample came once, with its bytes")
+
+
+def test_threads_of_a_loader_meet_one_failure(cluster: Any, fail: Any, truth: list[bytes], hanging: Any) -> None:
+    made = cluster(2, timeout_seconds=0.2)
+    fail(made, 1, "hangs")
+
+    def work() -> None:
+        def read(seed: int) -> None:
+            rows = random.Random(seed).choices(range(len(truth)), k=20)
+            assert [bytes(data) for data in made.readers[0].read_many(rows)] == [truth[row] for row in rows]
+
+        threads = [threading.Thread(target=read, args=(seed,)) for seed in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    with pytest.warns(UserWarning, match="node 1 is left out") as said:
+        hanging(work)
+    assert len(said) == 1 and made.readers[0].store.stats().failures == 1
+
+
+# --- jobs and nodes that are not there ------------------------------------------------------------------------------
+def test_jobs_in_one_folder_do_not_mix(
+    source: Path, tmp_path: Path, truth: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    for job in ("1", "2"):
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+        plain = readers.open(source, "train")
+        made.append(readers.share(plain, tmp_path, node=int(job) - 1, nodes=2, **_LOCAL))
+        made[-1].serve(Server)
+    with pytest.warns(UserWarning, match=r"1 node \(0\) of 2 have not said where they listen"), made[1] as reader:
+        with pytest.warns(UserWarning, match="node 0 is left out .* it has not said where it listens"):
+            assert list(map(bytes, reader.read_many(range(len(truth))))) == truth
+        assert reader.store.stats().near == 0
+    made[0].close()
+    assert len(list(tmp_path.iterdir())) == 2 and [path.name for path in tmp_path.glob("*/[0-9]*")] == []
+
+
+def test_one_node_shares_with_nobody(source: Path, tmp_path: Path) -> None:
+    with readers.open(source, "train") as plain, readers.share(plain, tmp_path / "job", node=0, nodes=1) as reader:
+        assert reader is plain and not (tmp_path / "job").exists()
+
+
+@pytest.mark.parametrize(
+    ("reader", "options", "message"),
+    [
+        (lambda r, p: r.select(indices=[1, 2]), {}, "select from what share returns"),
+        (lambda r, p: readers.cached(r, 1.0, "recoded:16@90", directory=p), {}, "share the reader below it"),
+        (lambda r, p: readers.open_folder(p / "tree"), {}, "has no checksums"),
+        (lambda r, p: r, {"node": 1}, "both node and nodes or neither"),
+        (lambda r, p: r, {"node": 2, "nodes": 2}, "node 2 is outside the 2 nodes"),
+        (lambda r, p: r, {"timeout_seconds": 0}, "timeout_seconds is above 0"),
+        (lambda r, p: r, {"wait_seconds": float("nan")}, "wait_seconds from 0"),
+        (lambda r, p: r, {"key": "key.pem"}, "give both"),
+    ],
+)
+def test_what_cannot_be_shared(
+    source: Path, jpeg: Any, tmp_path: Path, reader: Any, options: dict[str, Any], message: str
+) -> None:
+    tree_of(tmp_path / "tree", {"a/1.jpg": jpeg(1), "b/2.jpg": jpeg(2)})
+    with (
+        readers.open(source, "train") as plain,
+        reader(plain, tmp_path) as other,
+        pytest.raises(ValueError, match=message),
+    ):
+        readers.share(other, tmp_path / "job", **options)
+
+
+def test_an_unsafe_token_or_folder_starts_nothing(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("0" * 64)
+    (tmp_path / "token").chmod(0o644)
+    options = {"node": 0, "nodes": 2, "host": "127.0.0.1", "serve": True}
+    with readers.open(source, "train") as plain:
+        with pytest.raises(ServingError, match="others may read or change this token"):
+            readers.share(plain, tmp_path / "job", token=tmp_path / "token", **options).__enter__()
+        with pytest.raises(ServingError, match="cannot listen there"):
+            readers.share(plain, tmp_path / "job", **{**options, "host": "198.51.100.1"}).__enter__()
+    assert [path.name for path in (tmp_path / "job").glob("*/[0-9]*")] == []
+
+
+# --- what a node serves ---------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def fields(tmp_path_factory: pytest.TempPathFactory, jpeg_of: Any = None) -> Path:
+    """Two fields, one in shards of its own that not all samples have, in an order that is not that of the shards."""
+    root = tmp_path_factory.mktemp("fields")
+    pack_tree(root / "set", "hdf5", {"train": {"cat": 12, "dog": 9}}, samples_per_shard=5)
+    keys = packer.table(root / "set").keys("train")
+    notes = {f"{key}.txt": f"a note on {key}".encode() for i, key in enumerate(keys) if i % 3}
+    packer.add_field(root / "set", tree_of(root / "notes", notes), "note", shard_size=150, workers=1)
+    packer.drop(root / "set", where="width == 48")
+    return root / "set"
+
+
+def test_every_payload_is_a_range(fields: Path) -> None:
+    """Whole, in parts, and with its neighbours; what payloads do not cover is not served."""
+    with readers.open(fields, "train") as reader:
+        ranges = PayloadRanges(reader)
+        sizes = reader.table.columns.shard_bytes
+        covered = {number: np.zeros(size, np.bool_) for number, size in enumerate(sizes)}
+        whole = {}
+        for field in reader.fields:
+            for i in range(len(reader)):
+                if not reader.has(i, field):
+                    continue
+                (_, shard, offset, length) = (int(c[0]) for c in reader.table.extents([i], field))
+                data = bytes(reader.read(i, field))
+                covered[shard][offset : offset + length] = True
+                whole.setdefault(shard, {})[offset] = data
+                assert b"".join(ranges.read(str(shard), offset, offset + length)) == data
+                assert b"".join(ranges.read(str(shard), offset + 1, offset + length - 1)) == data[1:-1]
+        runs = 0
+        for shard, payloads in whole.items():
+            assert ranges.size(str(shard)) == sizes[shard]
+            for offset, data in payloads.items():
+                if (after := payloads.get(offset + len(data))) is not None:
+                    runs += 1
+                    stop = offset + len(data) + len(after)
+                    assert b"".join(ranges.read(str(shard), offset + 2, stop - 3)) == (data + after)[2:-3]
+            (gaps,) = np.nonzero(~covered[shard])
+            for at in (0, *gaps[:: max(1, len(gaps) // 50)].tolist()):
+                with pytest.raises(ServingError, match=f"no payload covers byte {at}"):
+                    ranges.read(str(shard), at, at + 1)
+        assert runs > 5
+        for name in ("", "-1", "00", "1e1", "x", str(len(sizes)), "9" * 9, "../0"):
+            assert ranges.size(name) is None
+
+
+def test_fields_of_samples_come_from_other_nodes(fields: Path, tmp_path: Path) -> None:
+    plain = [readers.open(fields, "train") for _ in range(2)]
+    made = Cluster(tmp_path, plain, [])
+    try:
+        for i, sample in enumerate(plain[0]):
+            found = made.readers[1].sample(i)
+            assert {name: bytes(data) for name, data in found.fields.items()} == {
+                name: bytes(data) for name, data in sample.fields.items()
+            }
+        assert made.readers[1].store.stats().near > 0 == made.readers[1].store.stats().far
+    finally:
+        made.close()
