@@ -68,6 +68,7 @@ class PartMeta:
 
     remarks: for each kind of remark in `packer.conversion.images`, how many images it is about and the first's name.
     plan: fingerprint of the plan that the shard is of, so that a part which comes late is not taken for one of another.
+    targets: dtype and shape of each field of this kind, as text.
     not_chosen: samples that `where` does not choose, of those that only their header tells apart.
 
     Of adopted shards only (a shard that packer writes has the fields of its set):
@@ -89,6 +90,7 @@ class PartMeta:
     remarks: dict[str, tuple[int, str]] = field(default_factory=dict)
     plan: str = ""
     not_chosen: int = 0
+    targets: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -26,7 +26,7 @@ from packer import __version__
 from packer.columns import PartMeta
 from packer.conversion.commit import commit, replaced_set
 from packer.conversion.journal import Journal
-from packer.conversion.left_out import left_out_of
+from packer.conversion.left_out import left_out_of, refuse_unlike
 from packer.conversion.ops import check_ops
 from packer.conversion.pack import ShardPacker, disk_full
 from packer.conversion.plan import ConvertOptions, Plan, PlannedShard, Reencode, default_shard_bytes
@@ -90,11 +90,12 @@ class SetWriter:
             self._journal.begin(Plan((), {}, self._fingerprint), overwrite or begun.startswith(_FINGERPRINT))
             opened.pop_all()
 
-    def write(self, key: str, *, label: int | str | None = None, split: str | None = None, **fields: Any) -> None:
+    def write(self, key: str, *, label: Any = None, split: str | None = None, **fields: Any) -> None:
         """Add a sample.
 
         key: its name, which no other sample of the split has.
-        label: a class number, or a name among `classes`; None for none.
+        label: a class number, or a name among `classes`; None for none. Or in every sample a floating-point number, a
+            vector of one length, or a list of names among `classes`, which become the field `target`.
         split: default that of the writer.
         fields: values of any of the fields, bytes or what `readers.fields` encodes; None for one that it lacks.
 
@@ -125,8 +126,15 @@ class SetWriter:
                 raise
             raise full from error
 
-    def _add(self, split: str, key: str, label: int | str | None, values: Mapping[str, Any]) -> None:
-        form = self._form or SampleForm.of(values, self._wanted, self._classes)
+    def _add(self, split: str, key: str, label: Any, values: Mapping[str, Any]) -> None:
+        if self._form is None:
+            given = values if label is None else {**values, "label": label}
+            wanted = self._wanted if label is None or self._wanted is None else {**self._wanted, "label": "label"}
+            form = SampleForm.of(given, wanted, self._classes)
+        else:
+            form = self._form
+        if form.target == "label":
+            values, label = {**values, "label": label}, None
         unknown = [name for name in values if name not in form.members and name not in form.rest]
         if unknown:
             raise BadSampleError(f"has no field {unknown[0]!r}; it has {', '.join((*form.members, *form.rest))}")
@@ -224,6 +232,7 @@ class SetWriter:
             specs[split] = ShardSpec(split, self._form.fields, self._form.classes, self._options.label_offset, count)
             listed[split] = ListingBuilder().build()
         metas = [meta for split in specs for meta in self._splits[split].whole]
+        refuse_unlike("what was written", metas)
         plan = Plan(tuple(shards), specs, self._fingerprint)
         self._journal.begin(plan, start_over=False)  # names the splits, for cleaning up after a kill
         old = replaced_set(self._journal)

@@ -2,6 +2,7 @@
 
     mask                 one tensor [n, h, w], uint8, or int32 where a mask has 16 or 32 bits; a list where they differ
                          in size, or where a sample of the set has none
+    target               one tensor [n] or [n, k]
     boxes, points, array a list of tensors: samples may have different numbers of them
     text, json, file     a list
     image                a list of tensors, uint8 [3, h, w]
@@ -19,7 +20,7 @@ import torch
 
 from cache.errors import BadSampleError
 
-__all__ = ["stack_masks", "to_tensor"]
+__all__ = ["stack_masks", "stack_targets", "to_tensor"]
 
 # Types that torch lacks, or has without arithmetic, and those that hold their values.
 _WIDER = {"uint16": np.int32, "uint32": np.int64}
@@ -35,6 +36,14 @@ def to_tensor(kind: str, value: Any) -> Any:
         value = value.astype(np.int64)
     tensor = torch.from_numpy(np.asarray(value, _WIDER.get(value.dtype.name, value.dtype), order="C"))
     return tensor.permute(2, 0, 1) if kind == "image" else tensor
+
+
+def stack_targets(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Targets as [n] or [n, k]. Raises BadSampleError where they differ in shape."""
+    shapes = {tuple(value.shape) for value in values}
+    if len(shapes) > 1:
+        raise BadSampleError(f"targets of the shapes {sorted(map(list, shapes))} in one batch: they are no labels")
+    return torch.stack(list(values)) if values else torch.empty(0)
 
 
 def stack_masks(masks: Sequence[torch.Tensor]) -> torch.Tensor:

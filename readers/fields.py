@@ -7,6 +7,8 @@
     boxes   .npy                                                     float32 [k, 4]: x0, y0, x1, y1
     points  .npy                                                     float32 [..., 2]: x, y; NaN for one that is missing
     array   .npy of booleans, integers, floating point or complex    the array
+    target  .npy of plain numbers, of one dtype and shape     the array, [] or [k]: the label, where that is not a
+            in all samples of a set                          class number (`readers.items`)
     text    UTF-8; several captions are one a line                   str
     json    JSON in UTF-8                                            what it holds
     file    anything                                                 bytes
@@ -203,6 +205,23 @@ def _decode_points(data: Buffer) -> npt.NDArray[np.float32]:
     return _as_points(parse_npy(data))
 
 
+def _decode_target(data: Buffer) -> npt.NDArray[Any]:
+    values = parse_npy(data)
+    if values.ndim > 1 or values.dtype.kind not in "iuf":
+        raise BadSampleError(f"a target is one number, or a vector of them, not {values.dtype} {list(values.shape)}")
+    return values
+
+
+def _encode_target(value: Any) -> bytes:
+    """Numbers of Python and of 64 bits with fractions become float32, which trainings work in; so do booleans."""
+    values = _as_array(float(value) if isinstance(value, int) else value)
+    if values.dtype.kind == "b" or values.dtype == np.float64:
+        values = _as_floats(values.astype(np.float64), "targets")
+    data = _write_npy(values)
+    _decode_target(data)
+    return data
+
+
 # --- images and masks ---------------------------------------------------------------------------------------------
 def _decode_mask(data: Buffer) -> npt.NDArray[Any]:
     _check_mask(data)
@@ -315,6 +334,7 @@ KINDS: Mapping[str, Kind] = {
     "boxes": Kind(_decode_boxes, lambda value: _write_npy(_as_boxes(_as_array(value))), _decode_boxes),
     "points": Kind(_decode_points, lambda value: _write_npy(_as_points(_as_array(value))), _decode_points),
     "array": Kind(parse_npy, _write_npy, parse_npy),
+    "target": Kind(_decode_target, _encode_target, _decode_target),
     "text": Kind(_decode_text, _encode_text, _decode_text),
     "json": Kind(_decode_json, _encode_json, _decode_json),
     "file": Kind(bytes, _encode_file, len),

@@ -1,8 +1,10 @@
 """The fields of an item or a batch: which are asked for, and their values, moved with the image.
 
 Known to every set are "image", "label" (an int, -1 without one), "key" (a str) and "index" (the number of the sample).
-Other fields are what the set has. They are decoded by their kind (`readers.fields`); a sample that lacks one has None.
-Bytes that are not what the kind says make a bad sample, as those of an image do.
+A set whose labels are numbers with fractions, or vectors, has them in a field of kind target, which "label" then means:
+[] or [k], in a batch [n] or [n, k]. Other fields are what the set has. They are decoded by their kind
+(`readers.fields`); a sample that lacks one has None. Bytes that are not what the kind says make a bad sample, as those
+of an image do.
 
 Where the image is cropped, resized, flipped or turned, some of them follow it (`readers.moves`).
 
@@ -41,6 +43,8 @@ class Fields:
     fields: names, for tuples; or a mapping {name in the batch: field}, for dictionaries.
     stored: those that the set has besides its images and labels.
     stacked: masks that every sample has, so that those of images of one size make one tensor.
+    targets: those that are targets, which make one tensor.
+    label: the field that is the label: the first target, or "label" for class numbers.
 
     Raises UnknownNameError for a field that the set lacks, and ValueError.
     """
@@ -52,18 +56,21 @@ class Fields:
             raise UnknownNameError(f"fields are a list of names, not {fields!r}: write  fields=({fields!r},)")
         known = [*_KNOWN_FIELDS, *(name for name in reader.fields if name not in _KNOWN_FIELDS)]
         self._names = tuple(fields) if isinstance(fields, Mapping) else None
-        self.wanted = tuple(fields.values()) if isinstance(fields, Mapping) else tuple(fields)
+        self._kinds = _kinds_of(reader)
+        self.label = next((name for name, kind in self._kinds.items() if kind == "target"), "label")
+        asked = tuple(fields.values()) if isinstance(fields, Mapping) else tuple(fields)
+        self.wanted = tuple(self.label if name == "label" else name for name in asked)
         for name in self.wanted:
             if name not in known:
                 raise UnknownNameError(f"no field {name!r}; a batch can have {', '.join(known)}")
         self.options = options or FieldOptions()
         self.stored = tuple(dict.fromkeys(name for name in self.wanted if name not in _KNOWN_FIELDS))
-        self._kinds = _kinds_of(reader)
         self._moves = FieldMoves(self._kinds, self.stored, self.options)
         self._read = self._moves.order
         table: Table | None = getattr(reader, "table", None)
         masks = [name for name in self.stored if self._kinds[name] == "mask"]
         self.stacked = frozenset(name for name in masks if not _is_lacking(table, name))
+        self.targets = frozenset(name for name in self.stored if self._kinds[name] == "target")
         if self.moving and "image" in self.wanted and table is not None and table.forms and not table.has_headers:
             raise ValueError(
                 f"{self.moving[0]} cannot follow images that a cache has converted from a size that no index knows: "
@@ -81,7 +88,7 @@ class Fields:
 
     def is_array(self, name: str) -> bool:
         """Whether the values of a stored field are arrays."""
-        return self._kinds[name] in (*MOVING, "array", "image")
+        return self._kinds[name] in (*MOVING, "array", "image", "target")
 
     def check_ops(self, ops: Sequence[Op]) -> None:
         """Raise ValueError for ops that a field does not follow."""
@@ -97,6 +104,14 @@ class Fields:
         if mixing and self.moving:
             raise ValueError(
                 f"{mixing[0]!r} mixes images, which {self.moving[0]} does not follow: leave one of them out"
+            )
+
+    def refuse_targets(self, what: str) -> None:
+        """Raise ValueError where labels are asked of a set whose labels are not class numbers."""
+        if self.label != "label":
+            raise ValueError(
+                f"{what} hands out class numbers, and the labels of this set are in its field {self.label!r}: take "
+                f"ImageLoader or readers.torch, or leave the label out and read that field by the index"
             )
 
     def check_apart(self, why: str, advice: str) -> None:
@@ -153,6 +168,8 @@ class Fields:
         for name in self._read:
             data = payloads[name]
             if data is None:
+                if name in self.targets:
+                    raise BadSampleError(f"has no {name}, which is its label")
                 values[name] = None
                 continue
             try:

@@ -35,7 +35,7 @@ from cache.messages import listed, plural
 from cache.node import detect_ranks
 from cache.remote.store import Patience
 from cache.serving import Rendezvous, Server, ServerProcess, ServeTerms, own_address, read_token
-from cache.stores import Buffer, Extents, Int64s, Shards, Store, StoreOver
+from cache.stores import Buffer, Int64s, Shards, Store, StoreOver
 from cache.stores.copied import Copied
 from cache.stores.neighbours import Neighbours, RowOwners, ShardOwners
 from cache.stores.remote import RemoteFiles
@@ -273,9 +273,8 @@ class PayloadRanges:
             row, offset, length = payload
             found.append((row, shard, offset, length))
             at = offset + length
-        pieces = self.reader.store.read(Extents(*np.array(found, np.int64).reshape(-1, 4).T))
-        cut = [max(0, start - offset) for _, _, offset, _ in found], [stop - offset for _, _, offset, _ in found]
-        return [memoryview(piece)[first:last] for piece, first, last in zip(pieces, *cut, strict=True)]
+        read_one = self.reader.store.read_one  # seldom more than one, for which `read` would plan
+        return [memoryview(read_one(*one))[max(0, start - one[2]) : stop - one[2]] for one in found]
 
     def close(self) -> None:
         self.reader.close()

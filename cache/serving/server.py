@@ -21,11 +21,13 @@ import re
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.utils import formatdate
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -37,7 +39,7 @@ _Buffer: TypeAlias = bytes | memoryview
 _HEAD_BYTES = 8 << 10
 _CLOSE_SECONDS = 1.0
 _REQUEST = re.compile(r"(GET|HEAD|[A-Z]{3,10}) /([!-~]*) HTTP/1\.[01]")
-_HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([ -~\t]*?)[ \t]*")
+_HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([ -~\t]*)")
 _RANGE = re.compile(r"bytes=(\d{1,18})-(\d{1,18})?")
 _ONCE = ("authorization", "range", "if-match")
 _REASONS = {
@@ -266,7 +268,7 @@ class Server:
         return _Answer(206, name, size, start, stop) if stop - start <= self.terms.limits.range_bytes else _Answer(413)
 
     def _head(self, answer: _Answer, closes: bool) -> bytes:
-        lines = [f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}", f"Date: {formatdate(usegmt=True)}"]
+        lines = [f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}", f"Date: {_date(int(time.time()))}"]
         lines.append(f"Content-Length: {answer.stop - answer.start}")
         if answer.status == 206:
             lines.append(f"Content-Range: bytes {answer.start}-{answer.stop - 1}/{answer.size}")
@@ -296,6 +298,11 @@ class Server:
         )
 
 
+@lru_cache(1)
+def _date(now: int) -> str:
+    return formatdate(now, usegmt=True)
+
+
 def _parsed(head: bytes) -> _Request | None:
     """The head of a request, up to its empty line; None for one that is wrong, or announces a body."""
     first, *rest = head[:-4].decode("latin-1").split("\r\n")
@@ -305,7 +312,7 @@ def _parsed(head: bytes) -> _Request | None:
         found = _HEADER.fullmatch(line)
         if found is None or (found[1].lower() in headers and found[1].lower() in _ONCE):
             return None
-        headers[found[1].lower()] = found[2]
+        headers[found[1].lower()] = found[2].strip(" \t")
     if request is None or "transfer-encoding" in headers or headers.get("content-length", "0") != "0":
         return None
     return _Request(request[1], request[2], headers)

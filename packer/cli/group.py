@@ -29,6 +29,7 @@ __all__ = ["cli", "run", "with_flags"]
 _TASKS = {
     "Make sets": {
         "convert": ("Pack a source into HDF5, TFRecord or tar shards.", "convert", "command"),
+        "commit": ("Make a set of what tasks of an array job have packed.", "commit", "command"),
         "index": ("Adopt shards made elsewhere, or rebuild an index.", "convert", "index_command"),
         "reshard": (
             "Pack a set again: other format or size of shards, without unused bytes.",
@@ -61,7 +62,6 @@ _TASKS = {
     "Choose and measure": {
         "advise": ("Measure what to pack for a training, and recommend it.", "advise", "command"),
         "order": ("Compare ways to shuffle a packed set.", "inspect", "order_command"),
-        "simulate": ("Show what a job of many nodes would read, before it is submitted.", "simulate", "command"),
         "parity": ("Compare decoders and resizers with Pillow.", "inspect", "parity_command"),
         "diagnose": ("Find the stage of a data loader that starves the training.", "diagnose", "command"),
         "monitor": ("Run a command and record what it uses: CPUs, disks, network, GPUs.", "monitor", "command"),

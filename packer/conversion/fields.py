@@ -20,12 +20,14 @@ class FieldChecks:
     """The checks for fields of these kinds; files and JSON are packed as they are.
 
     deep: whether masks are decoded, and not only their headers parsed.
+    targets: dtype and shape of each target, of which there is one in a set.
     """
 
     def __init__(self, kinds: Mapping[str, str], deep: bool) -> None:
         named = ((number, name, kind) for number, (name, kind) in enumerate(kinds.items()))
         self._checked = [each for each in named if each[1] != "image" and each[2] not in ("file", "json")]
         self._deep = deep
+        self.targets: dict[str, str] = {}
 
     def __bool__(self) -> bool:
         return bool(self._checked)
@@ -39,11 +41,22 @@ class FieldChecks:
         """Raise BadSampleError for the first field whose bytes are not what they should be."""
         for number, name, kind in self._checked:
             payload = payloads[number]
+            if payload is None and kind == "target":
+                raise BadSampleError(f"has no {name}, which is its label")
             if payload is not None:
                 try:
+                    if kind == "target":
+                        self._check_target(name, payload)
                     check_field(kind, payload, deep=self._deep)
                 except BadSampleError as error:
                     raise BadSampleError(f"field {name}: {error}") from error
+
+    def _check_target(self, name: str, payload: Buffer) -> None:
+        values = decode_field("target", payload)
+        found = f"{values.dtype} {list(values.shape)}"
+        expected = self.targets.setdefault(name, found)
+        if found != expected:
+            raise BadSampleError(f"is {found}, that of the samples before {expected}: all labels are alike")
 
     def resized(
         self, payloads: Sequence[Buffer | None], before: ImageHeader, after: ImageHeader

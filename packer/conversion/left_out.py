@@ -13,7 +13,7 @@ from packer.sources.base import SourceListing
 from packer.sources.contents import NOT_FETCHED, advice
 from readers.tree import has_image_suffix
 
-__all__ = ["count_by_reason", "left_out_of", "link_warnings", "refuse_nothing"]
+__all__ = ["count_by_reason", "left_out_of", "link_warnings", "refuse_nothing", "refuse_unlike"]
 
 _EXPECTED = (
     "hidden",
@@ -46,6 +46,19 @@ def left_out_of(metas: Iterable[PartMeta]) -> dict[str, int]:
         if meta.not_chosen:
             counts["not chosen"] += meta.not_chosen
     return dict(counts)
+
+
+def refuse_unlike(title: str, metas: Sequence[PartMeta]) -> None:
+    """Raise SourceError where the targets of two shards differ in dtype or shape."""
+    known: dict[str, tuple[str, str]] = {}
+    for meta in metas:
+        for name, found in meta.targets.items():
+            expected, shard = known.setdefault(name, (found, meta.shard.path))
+            if found != expected:
+                raise SourceError(
+                    f"{title}: the labels ({name}) in {meta.shard.path} are {found}, those in {shard} {expected}: all "
+                    f"labels of a set are alike; correct them in the source"
+                )
 
 
 def _kind(reason: str, action: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -156,6 +156,7 @@ class ShardPacker:
         info = ShardInfo(shard, written.bytes, len(self.columns), written.crc32c, sha256)
         size = sum(sum(payloads.length) for payloads in written.payloads.values())
         meta = PartMeta(info, size, tuple(left_out), remarks=self._remarks, plan=plan, not_chosen=self._not_chosen)
+        meta = replace(meta, targets=self._fields.targets)
         save_part(self._place / f"{shard}.part", self.columns.arrays(written.payloads), meta)
         return meta
 

@@ -55,7 +55,7 @@ _CUSTOM = 255
 _IMAGE = np.dtype([("mode", "u1"), ("width", "<u2"), ("height", "<u2"), ("place", "<u8")])
 _BYTES = np.dtype([("place", "<u8"), ("bytes", "<u8")])
 _TYPES = {0: "<f8", 1: "<i8", 2: _IMAGE, 3: _BYTES, 4: "<u8", 5: _BYTES, 6: "<u8"}
-_CONTENTS = {0: "value", 1: "integer", 2: "image", 3: "bytes", 4: "array", 5: "value", 6: "array"}
+_CONTENTS = {0: "number", 1: "integer", 2: "image", 3: "bytes", 4: "array", 5: "value", 6: "array"}
 _SHAPE = Struct("<32QQ")  # sides, length of the description of the dtype
 _PLAIN = re.compile(r"[<>|=]?[biuf][1248]")
 _ALLOCATION = np.dtype([("sample", "<u8"), ("place", "<u8"), ("bytes", "<u8")])
@@ -211,6 +211,10 @@ class BetonReader:
                 found[field.name] = self._value(field, record[f"f{i}"], size)
             except BadSampleError as error:
                 raise BadSampleError(f"its field {field.name!r} {error}") from error
+        target = self._roles.target
+        if target is not None:
+            column = self._roles.columns[target]
+            found[column] = encode_field("target", found[column])
         payloads: list[Buffer | None] = [found[column] for column in self._roles.columns.values()]
         if self._roles.metadata:
             payloads.append(json_payload(found, self._roles.metadata))

@@ -21,11 +21,12 @@ from typing import Any
 import numpy as np
 
 from cache.errors import BadSampleError, SourceError
-from cache.messages import listed
 from packer.formats.base import Arena
 from packer.sources.base import FieldNames, SourceListing, SplitListing, check_names, safe_name
 from packer.sources.file_sets import FilesSource, numbered_keys, numbered_names, split_named, splits_by_value
+from packer.sources.hub_columns import contents_of, looked_at
 from packer.sources.hub_files import class_names, features_in, readme_features, splits_of
+from packer.sources.hub_targets import hub_targets
 from packer.sources.parquet_batches import (
     BinaryColumn,
     batches_of,
@@ -36,10 +37,10 @@ from packer.sources.parquet_batches import (
     translated,
 )
 from packer.sources.places import NumberPlaces
-from packer.sources.roles import CAPTION_COLUMNS, Roles, choose_roles
+from packer.sources.roles import Roles, choose_roles
 from packer.sources.tables import Table, column_values, json_payload, number_labels
-from readers.fields import check_field, encode_field
-from readers.headers import sniff
+from packer.sources.targets import Targets
+from readers.fields import encode_field
 from readers.sample import NO_LABEL, Buffer
 from readers.strings import Names, Strings
 from readers.tree import unique_keys
@@ -75,6 +76,7 @@ class HuggingFaceSource(FilesSource):
         self.label_column, self.split_column = label_column, split_column
         self.files: list[_File] = []
         self.roles: Roles | None = None
+        self.targets: Targets | None = None
 
     def list_files(self, split: str | None) -> SourceListing:
         found = splits_of(self.root)
@@ -89,8 +91,8 @@ class HuggingFaceSource(FilesSource):
         with parquet_file(self.note(first)) as file:
             schema, features = file.schema_arrow, features_in(file.schema_arrow.metadata, first)
             features = features if features is not None else readme_features(self.root) or {}
-            contents, left = _contents(schema, features, first)
-            contents |= _looked_at(file, schema, contents, features)
+            contents, left = contents_of(schema, features, first)
+            contents |= looked_at(file, schema, contents, features)
             self._check_split_column(contents)
         self.roles = roles = choose_roles(contents, self.label_column, self.root)
         self.files = []
@@ -104,6 +106,12 @@ class HuggingFaceSource(FilesSource):
             if split in (None, name):
                 listing.splits[name] = self._split(name, [part[1] for part in parts])
         self._number_labels(listing, labels, features)
+        if roles.target is not None:
+            column = roles.columns[roles.target]
+            every = [path for paths in found.values() for path in paths]
+            feature, kind = features.get(column), schema.field(column).type
+            self.targets = hub_targets(self.root, column, kind, feature, lambda: _values(every, column))
+            listing.classes = self.targets.classes
         return listing if self.split_column is None else self._dealt(listing, values, features, wanted)
 
     def _check_split_column(self, contents: dict[str, str]) -> None:
@@ -266,7 +274,7 @@ class HuggingFaceReader:
                 found = next(self._batches, None)
             if found is None:
                 raise SourceError(f"{path}: row group {group} has {first:,} rows, but claims more: damaged")
-            self._batch = _Batch(found, first, self._roles, path)
+            self._batch = _Batch(found, first, self._roles, path, self._source.targets)
         return self._batch.payloads(row - self._batch.first)
 
     def _start(self, number: int, group: int) -> None:
@@ -288,11 +296,15 @@ class HuggingFaceReader:
 class _Batch:
     """Rows of a row group from `first` on."""
 
-    def __init__(self, batch: Any, first: int, roles: Roles, path: Path) -> None:
+    def __init__(self, batch: Any, first: int, roles: Roles, path: Path, targets: Targets | None) -> None:
         self.first, self.rows, self._roles = first, batch.num_rows, roles
         self._binary = {
-            field: BinaryColumn(batch.column(column)) for field, column in roles.columns.items() if field != "caption"
+            field: BinaryColumn(batch.column(column))
+            for field, column in roles.columns.items()
+            if field not in ("caption", roles.target)
         }
+        self._targets = targets
+        self._labels = column_values(path, "label", batch.column(roles.columns[roles.target])) if roles.target else []
         caption = roles.columns.get("caption")
         self._texts = column_values(path, caption, batch.column(caption)) if caption is not None else []
         self._rest = {name: column_values(path, name, batch.column(name)) for name in roles.metadata}
@@ -303,6 +315,8 @@ class _Batch:
             if field == "json":
                 record = {name: values[row] for name, values in self._rest.items()}
                 found.append(json_payload(record, self._roles.metadata))
+            elif field == self._roles.target and self._targets is not None:
+                found.append(self._targets.payload(self._labels[row]))
             elif field == "caption":
                 text = self._texts[row]
                 found.append(None if text is None else encode_field("text", text))
@@ -313,68 +327,13 @@ class _Batch:
         return found
 
 
-def _contents(schema: Any, features: Mapping[str, Any], path: Path) -> tuple[dict[str, str], list[str]]:
-    """What the columns hold (`packer.sources.roles`), and warnings about those that are left behind."""
-    import pyarrow as pa
-
-    contents: dict[str, str] = {}
-    left = []
-    for column in schema:
-        kind, feature = column.type, features.get(column.name)
-        what = feature.get("_type") if isinstance(feature, dict) else None
-        if what in ("Audio", "Video", "Pdf", "Nifti") or _is_list_of_images(kind):
-            left.append(column.name)
-        elif has_child(kind, "bytes") or what == "Image":
-            if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-                raise SourceError(f"{path}: the column {column.name!r} holds paths of images, not images; embed them")
-            contents[column.name] = "image"
-        elif what == "ClassLabel" and (pa.types.is_integer(kind)):
-            contents[column.name] = "class"
-        elif pa.types.is_integer(kind) or pa.types.is_boolean(kind):
-            contents[column.name] = "integer"
-        elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
-            contents[column.name] = "text"
-        elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-            contents[column.name] = "bytes"
-        elif column.name in CAPTION_COLUMNS and pa.types.is_list(kind) and pa.types.is_string(kind.value_type):
-            contents[column.name] = "texts"
-        else:
-            contents[column.name] = "value"
-    names = listed(list(map(repr, left)), 20)
-    return contents, [f"{path}: left behind: {names}, which hold several images, or sound or video"] if left else []
-
-
-def _is_list_of_images(kind: Any) -> bool:
-    import pyarrow as pa
-
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    return bool(is_list) and has_child(kind.value_type, "bytes")
-
-
-def _looked_at(file: Any, schema: Any, contents: Mapping[str, str], features: Mapping[str, Any]) -> dict[str, str]:
-    """What the first rows say: bytes that are images, images that are masks."""
-    names = [name for name, what in contents.items() if what == "bytes" or (what == "image" and "mask" in name.lower())]
-    found: dict[str, str] = {}
-    if not names or not file.groups:
-        return found
-    batch = next(iter(batches_of(file, 0, names)), None)
-    if batch is None or not batch.num_rows:
-        return found
-    for name in names:
-        value = BinaryColumn(batch.column(name)).value(0)
-        if contents[name] == "bytes" and value is not None and sniff(value):
-            found[name] = "image"
-        if contents[name] == "image" and value is not None and _is_mask(value):
-            found[name] = "mask"
-    return found
-
-
-def _is_mask(data: Buffer) -> bool:
-    try:
-        check_field("mask", data)
-    except BadSampleError:
-        return False
-    return True
+def _values(paths: Sequence[Path], column: str) -> Iterator[Any]:
+    """Those of a column in some files."""
+    for path in paths:
+        with parquet_file(path) as file:
+            for group in range(len(file.groups)):
+                for batch in batches_of(file, group, [column]):
+                    yield from column_values(path, column, batch.column(column))
 
 
 def _distinct_names(root: Path, paths: Sequence[Any], count: int) -> Strings | None:

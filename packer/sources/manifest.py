@@ -2,7 +2,8 @@
 
     path      the image; named by the caller, else the first of PATH_COLUMNS that the table has
     label     named by the caller, else the first of LABEL_COLUMNS; none: no labels. Of the tables of noisy labels
-              noisy_labels_0, the right ones
+              noisy_labels_0, the right ones. Numbers with fractions, vectors and lists of names become a field called
+              like the column (`packer.sources.targets`)
     split     named by the caller, else a column called split or subset; none: one split. In the table of noisy labels
               of imagenette and imagewoof `is_valid`: True is val, False is train
     files     further files of a sample, one field each: those that the caller names, and every column whose first
@@ -45,6 +46,7 @@ from packer.sources.file_sets import split_of_value
 from packer.sources.folder import read_file
 from packer.sources.manifest_columns import IS_VALID, Columns, NamedColumns, choose_columns
 from packer.sources.tables import Row, Table, is_missing, json_payload, number_labels, open_table
+from packer.sources.targets import target_field, targets_of
 from readers.fields import encode_field
 from readers.sample import Buffer
 from readers.tree import unique_keys
@@ -109,8 +111,14 @@ class ManifestListing:
 
     def __init__(self, table: Table, columns: Columns, folder: str, split: str | None) -> None:
         self._table, self._columns, self._folder, self._split = table, columns, folder, split
+        self._targets = None if columns.label is None else targets_of(self._labels, table)
+        if self._targets is not None and columns.label is not None:
+            self._columns = columns.with_target(target_field(columns.label))
         self._splits: dict[str, ListingBuilder] = {}
         self._lines: dict[str, dict[str, int]] = {}  # split -> name -> line it is in
+
+    def _labels(self) -> Iterator[tuple[int, Any]]:
+        return ((line, row.get(self._columns.label or "")) for line, row in self._table.rows())
 
     def listing(self) -> SourceListing:
         labels: list[Any] = []
@@ -130,6 +138,8 @@ class ManifestListing:
         # Over all splits, also those that were not asked for: a label means the same in each.
         numbers, classes, warnings = number_labels(labels, lines, self._table)
         labels_of_rows = np.array(numbers, np.int64)
+        if self._targets is not None:
+            classes = self._targets.classes
         listing = SourceListing({}, self._fields(), classes, warnings=warnings)
         for name, builder in self._splits.items():
             if self._split not in (None, name):
@@ -171,9 +181,11 @@ class ManifestListing:
         if name not in self._columns.values:
             return _path(self._table, line, row, column)
         value, kind = row.get(column), self._columns.kinds[name]
-        if is_missing(value):
+        if is_missing(value) and kind != "target":
             return None
         try:
+            if kind == "target" and self._targets is not None:
+                return self._targets.payload(value)
             parsed = json.loads(value) if isinstance(value, str) and kind != "text" else value
             return bytes(encode_field(kind, parsed))
         except (BadSampleError, ValueError, RecursionError) as error:

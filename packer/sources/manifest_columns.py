@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from cache.errors import SourceError
@@ -30,7 +30,7 @@ LABEL_COLUMNS = (
 SPLIT_COLUMNS = ("split", "subset")
 _NOISY, _RIGHT, IS_VALID = "noisy_labels_", "noisy_labels_0", "is_valid"
 _LOOKED_AT = 20
-_KINDS_OF_VALUES = ("text", "json", "array", "boxes", "points")
+_KINDS_OF_VALUES = ("text", "json", "array", "boxes", "points", "target")
 RESERVED_FIELDS = ("image", "json", "label", "key", "shard", "cls")  # the containers use these themselves
 
 
@@ -46,6 +46,15 @@ class Columns:
     metadata: tuple[str, ...]
     kinds: Mapping[str, str]
     values: frozenset[str]
+
+    def with_target(self, field: str) -> Columns:
+        """The same, where the column of labels holds targets and so becomes a field. Raises SourceError."""
+        assert self.label is not None
+        if field in self.files:
+            both = f"{self.files[field]!r} and {self.label!r}"
+            raise SourceError(f"the columns {both} would both become the field {field!r}; rename one")
+        files, kinds = {**self.files, field: self.label}, {**self.kinds, field: "target"}
+        return replace(self, label=None, files=files, kinds=kinds, values=self.values | {field})
 
 
 class NamedColumns(NamedTuple):

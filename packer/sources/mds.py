@@ -241,6 +241,10 @@ def _payloads(source: MdsSource, sample: memoryview) -> list[Buffer | None]:
             continue
         column, data = found[roles.columns[name]]
         try:
+            if kind == "target":
+                value = array_of(column, data) if column.kind == "ndarray" else value_of(column, data)
+                payloads.append(encode_field("target", value))
+                continue
             if kind in ("image", "mask"):
                 payloads.append(image_of(column, data))
             else:

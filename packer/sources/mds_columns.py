@@ -72,6 +72,8 @@ def content_of(column: MdsColumn) -> str | None:
     kind = column.kind
     if kind in ("jpeg", "png", "pil"):
         return "image"
+    if kind.startswith("float"):
+        return "number"
     if kind in ("str_int", "int") or (kind in _SCALARS and not kind.startswith("float")):
         return "integer"
     contents = {"str": "text", "ndarray": "array", "bytes": "bytes", "json": "value"}

@@ -4,6 +4,8 @@ A sample is a dictionary, or a tuple of an image and its label. By default its m
 
     image     encoded bytes of an image, an image of Pillow, uint8 [h, w], [h, w, 3] or [h, w, 4], or a dictionary with
               "bytes", as Hugging Face hands out; pixels become PNG. The first one is the field `image`
+    target    a number with a fraction, or a vector, that is called as a label is, and the second of a tuple: the field
+              `target`, which is then the label; names of classes become a vector with 1 for each
     label     an integer called label, labels, target, class, cls or y; a text of that name is the name of a class
     mask      one channel called mask, seg… or annotation
     boxes     an array [k, 4] called boxes or bboxes; points: [..., 2] called points or keypoints
@@ -24,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from cache.errors import BadSampleError, SourceError
+from packer.sources.targets import Targets
 from readers.fields import KINDS, encode_field
 from readers.headers import sniff
 from readers.names import FieldName
@@ -31,7 +34,7 @@ from readers.sample import NO_LABEL, Buffer
 
 __all__ = ["SampleForm"]
 
-LABEL, DROP = "label", "drop"
+LABEL, DROP, TARGET = "label", "drop", "target"
 _LABELS = ("label", "labels", "target", "class", "cls", "y")
 _IMAGES = ("image", "img", "picture", "photo", "jpg", "png")
 _MASKS = ("mask", "seg", "annotation")
@@ -66,9 +69,13 @@ class SampleForm:
                     f"a sample is a tuple of {len(values)}, expected an image and its label; name the members in their "
                     f"order, as in  fields={{'0': 'image', '1': 'label', '2': 'mask'}},  or hand out dictionaries"
                 )
-            kinds = {"0": _kind("image", values["0"]), "1": LABEL}
+            kinds = {"0": _kind("image", values["0"]), "1": _kind(LABEL, values["1"])}
+            kinds["1"] = kinds["1"] if kinds["1"] == TARGET else LABEL
         _check_kinds(kinds, values)
-        labels = [name for name, kind in kinds.items() if kind == LABEL]
+        for name, kind in kinds.items():
+            if kind == LABEL and _is_target(values[name]):
+                kinds[name] = TARGET
+        labels = [name for name, kind in kinds.items() if kind in (LABEL, TARGET)]
         if len(labels) > 1:
             raise SourceError(f"a sample has one label, but {', '.join(labels)} are called one; drop all but one")
         images = [name for name, kind in kinds.items() if kind == "image"]
@@ -78,13 +85,14 @@ class SampleForm:
         members = {first: ("image", "image")}
         for name, kind in kinds.items():
             if kind in KINDS and name != first and not (kind == "json" and fields is None):
-                members[name] = (FieldName(name.lower() if name.isascii() else name), kind)
+                members[name] = (_field_of(name, kind), kind)
         rest = tuple(name for name, kind in kinds.items() if kind == "json" and fields is None)
         if rest and "json" in [field for field, _ in members.values()]:
             raise SourceError("a member called json is no JSON, and others are; say what each is with  fields=")
         if len({field for field, _ in members.values()}) < len(members):
             raise SourceError(f"two members would be the same field: {', '.join(members)}; rename or drop one")
-        return cls(members, labels[0] if labels else "", rest, tuple(classes))
+        classed = next((name for name in labels if kinds[name] == LABEL), "")
+        return cls(members, classed, rest, tuple(classes))
 
     @property
     def fields(self) -> dict[str, str]:
@@ -100,13 +108,29 @@ class SampleForm:
         unknown = [name for name in values if name not in self.members and name not in (*self.rest, self.label)]
         if unknown and self.rest:
             raise BadSampleError(f"has the members {', '.join(unknown)[:200]}, which the first sample has not")
-        found = [_payload(name, kind, values.get(name)) for name, (_, kind) in self.members.items()]
+        found = [
+            self._target(values.get(name)) if kind == TARGET else _payload(name, kind, values.get(name))
+            for name, (_, kind) in self.members.items()
+        ]
         if self.rest:
             kept = {name: _plain(values[name]) for name in self.rest if values.get(name) is not None}
             found.append(encode_field("json", kept) if kept else None)
         if found[0] is None:
             raise BadSampleError("has no image")
         return found
+
+    @property
+    def target(self) -> str:
+        """The member that is the label without being the number of a class; "" for none."""
+        return next((name for name, (_, kind) in self.members.items() if kind == TARGET), "")
+
+    def _target(self, value: Any) -> bytes:
+        """Raises BadSampleError."""
+        if value is None:
+            raise BadSampleError("has no label, and others have")
+        if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value) and self.classes:
+            return Targets(len(self.classes), classes=self.classes).payload(value)
+        return bytes(_payload(TARGET, TARGET, value) or b"")
 
     def label_of(self, sample: Any) -> int:
         """The label, NO_LABEL for none. Raises BadSampleError."""
@@ -144,6 +168,8 @@ def _members(sample: Any) -> Mapping[str, Any]:
 
 def _kind(name: str, value: Any) -> str:
     lower = name.lower()
+    if lower in _LABELS and _is_target(value):
+        return TARGET
     if lower in _LABELS and (isinstance(value, str) or value is None or _as_number(value) is not None):
         return LABEL
     if _is_image(value):
@@ -159,6 +185,22 @@ def _kind(name: str, value: Any) -> str:
             return "boxes"
         return "points" if lower in _POINTS and array.shape[-1] == 2 else "array"
     return "json"
+
+
+def _is_target(value: Any) -> bool:
+    """Whether a label is a number with a fraction, or several numbers or names, rather than a class."""
+    if isinstance(value, str | bytes) or value is None or _as_number(value) is not None:
+        return False
+    if isinstance(value, list | tuple):
+        return bool(value) and all(isinstance(item, int | float | str | np.number) for item in value)
+    return isinstance(value, float | np.floating) or (hasattr(value, "__array__") and np.ndim(value) <= 1)
+
+
+def _field_of(name: str, kind: str) -> FieldName:
+    """What the field of a member is called; containers use some names of labels themselves."""
+    if kind == TARGET and (name.isdecimal() or name.lower() in _LABELS):
+        return FieldName(TARGET)
+    return FieldName(name.lower() if name.isascii() else name)
 
 
 def _is_image(value: Any) -> bool:

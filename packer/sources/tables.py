@@ -277,7 +277,10 @@ def _refuse_strays(
     fractions = [i for i in strays if _FRACTION.fullmatch(names[i])]
     found, meant = {names[i] for i in strays}, {names[i] for i in rows}
     if len(fractions) == len(strays):
-        what = "is not a whole number; labels are class numbers or names"
+        what = (
+            "is not a whole number; labels are class numbers or names, unless most have fractions (--field "
+            "NAME:target=COLUMN takes all as such numbers)"
+        )
     elif rows and (len(found) <= len(meant) or len(strays) * _FEWEST_NAMES < len(rows)):
         be = "is a whole number" if len(rows) == 1 else "are whole numbers"
         what = f"is a name, but {plural(len(rows), 'other label')} {be}"

@@ -54,6 +54,7 @@ from readers.feed import (
     name_sample,
 )
 from readers.headers import MEDIA, exif_orientation, parse_header, read_header
+from readers.items import Fields
 from readers.order import Order
 from readers.order.base import Int64s
 from readers.order.schedule import Tail
@@ -105,6 +106,7 @@ class Source:
     ) -> None:
         order = choose_order(len(reader), order, shuffle, seed)
         options = FeedOptions(rank, world_size, choose_tail(tail, order), on_error, DECODER)
+        Fields(("label",), reader).refuse_targets("DALI")
         self.feed = Feed(reader, order, batch_size, options).ranked()
         self.feed.schedule()
         self.recipe = None if augment is None else Recipe(augment)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from readers.augment.recipe import Job
-from readers.collate import stack_masks, to_tensor
+from readers.collate import stack_masks, stack_targets, to_tensor
 from readers.feed import Feed
 from readers.items import Fields, Payloads
 from readers.order.base import Int64s
@@ -90,7 +90,11 @@ class FieldWork:
                 batch.indices[row] = taken
                 values.append(other)
         batch.indices = np.delete(batch.indices, batch.skipped)
-        batch.columns = {name: [some[name] for some in values] for name in self._fields.stored}
+        columns = {name: [some[name] for some in values] for name in self._fields.stored}
+        batch.columns = {
+            name: self._stacked(name, column) if name in self._fields.targets else column
+            for name, column in columns.items()
+        }
 
     def _alone(self, index: int) -> dict[str, Any]:
         (payloads,) = self.read(np.array([index], np.int64))
@@ -109,6 +113,8 @@ class FieldWork:
         return columns
 
     def _stacked(self, name: str, column: list[Any]) -> Any:
+        if name in self._fields.targets:
+            return stack_targets(column)
         return stack_masks(column) if name in self._fields.stacked and column else column
 
     def _tensors(self, values: dict[str, Any]) -> dict[str, Any]:

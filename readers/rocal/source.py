@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from readers.feed import BadSample, Feed, FeedOptions, OnError, Start, choose_order, choose_tail
+from readers.items import Fields
 from readers.loop import Ahead, Position
 from readers.order import Order
 from readers.order.base import Int64s
@@ -93,6 +94,7 @@ def external_source(
         )
     order = choose_order(len(reader), order, shuffle, seed)
     feed_options = FeedOptions(rank, world_size, choose_tail(tail, order), on_error, DECODER)
+    Fields(("label",), reader).refuse_targets("rocAL")
     feed = Feed(reader, order, batch_size, feed_options).ranked()
     if max_height is None or max_width is None:
         largest = limits_of(reader, cap=_MAX_SIDE)

@@ -90,12 +90,10 @@ def notes_of(found: Simulation, shuffles: Shuffles, skipped: Sequence[str]) -> S
             f"average, between half and one and a half of that, in {found.shards:,} shards"
         )
     if not found.is_exact:
-        error = max(
-            (epoch.error / epoch.source for row in found.rows for epoch in row.epochs if epoch.source), default=0
-        )
+        error = max(epoch.error for row in found.rows for epoch in row.epochs)
         notes.append(
             f"{found.nodes_simulated} of {job.nodes:,} nodes were simulated, drawn at random; bytes of an epoch are "
-            f"within {100 * error:.2g} % of what all read, 95 times of 100; the slowest node of all may read more"
+            f"within {human_bytes(error)} of what all read, 95 times of 100; the slowest node of all may read more"
         )
     if found.unread > 0.01 * found.samples:
         notes.append(

@@ -69,6 +69,8 @@ def simulate(
 def _simulate(
     subject: Subject, job: Job, caches: Sequence[Capacity], shuffles: Shuffles, machine: Machine, watcher: Watcher
 ) -> Simulation:
+    if not caches:
+        raise ValueError("caches: give at least one capacity, as 0.0 for none")
     nodes = _simulated_nodes(len(subject), job, shuffles.seed)
     names = [name for name in dict.fromkeys(shuffles.names) if name != "staged-first" or subject.starts is not None]
     if not names:

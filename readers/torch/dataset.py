@@ -29,6 +29,7 @@ from readers.feed import (
     substitute,
     substitutes,
 )
+from readers.fields import decode_field
 from readers.items import FieldOptions, Fields, Payloads
 from readers.reader import SAMPLE_ERRORS, Reader
 from readers.sample import Buffer
@@ -133,9 +134,13 @@ class ImageDataset(Dataset[Any]):
         return self.reader.class_to_idx
 
     @property
-    def targets(self) -> list[int]:
-        """All labels, as torchvision's data sets have them."""
-        return list(np.asarray(self.reader.labels).tolist())
+    def targets(self) -> list[Any]:
+        """All labels, as torchvision's data sets have them. Of a set with a field of targets all of it is read."""
+        fields = self._maker.fields
+        if fields.label == "label":
+            return list(np.asarray(self.reader.labels).tolist())
+        found = self.reader.read_many(range(len(self)), fields.label)
+        return [decode_field("target", data).tolist() for data in found]
 
     def __len__(self) -> int:
         return len(self.reader)

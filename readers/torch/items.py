@@ -33,7 +33,7 @@ class ItemMaker:
         self.fields, self.target_transform = fields, target_transform
         self._tensors, self._one_size = tensors, one_size and tensors
         self._sees_sample = target_transform is not None and _takes_two(target_transform)
-        if self._sees_sample and "label" not in fields.wanted:
+        if self._sees_sample and fields.label not in fields.wanted:
             raise ValueError("target_transform makes the label of a sample: name 'label' in fields")
 
     def read(self, reader: Reader, rows: Sequence[int]) -> list[Payloads]:
@@ -61,8 +61,11 @@ class ItemMaker:
         for name in fields.wanted:
             if name not in sample:
                 sample[name] = image if name == "image" else self._plain(reader, index, name)
+        label = fields.label
         if self._sees_sample:
-            sample["label"] = self.target_transform(sample["label"], sample)  # type: ignore[misc]
+            sample[label] = self.target_transform(sample[label], sample)  # type: ignore[misc]
+        elif label in sample and label != "label" and self.target_transform is not None:
+            sample[label] = self.target_transform(sample[label])
         return fields.collect(sample.__getitem__)
 
     def _plain(self, reader: Reader, index: int, name: str) -> Any:
@@ -80,7 +83,7 @@ class ItemMaker:
         columns = zip(*(item.values() if isinstance(item, dict) else item for item in items), strict=True)
         batch: dict[str, Any] = {}
         for name, values in zip(fields.wanted, columns, strict=True):
-            if name not in fields.stored:
+            if name not in fields.stored or name in fields.targets:
                 batch[name] = default_collate(list(values))
             elif self._one_size and name in fields.stacked:
                 batch[name] = stack_masks(values)

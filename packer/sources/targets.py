@@ -1,0 +1,144 @@
+"""Labels that are not class numbers: numbers with fractions, vectors, several names. They become fields of kind target.
+
+    numbers   most of the values have a fraction, or all are floating-point numbers and any has one: float32,
+              NaN where there is none
+    vectors   lists of numbers, all as long; in CSV as JSON, "[0, 1, 1]": float32, or int64 where all are whole numbers
+              of which some are neither 0 nor 1
+    names     lists of texts: float32, 1 for each class that is named, in the sorted order of all names, which are the
+              classes of the set; an empty list names none
+
+The first 1,000 values say whether a column holds one of these; then all of it does, or it is an error.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cache.errors import BadSampleError, SourceError
+from packer.sources.manifest_columns import RESERVED_FIELDS, field_named
+from packer.sources.tables import Table, is_missing
+from readers.fields import encode_field
+from readers.names import FieldName
+
+__all__ = ["Targets", "target_field", "targets_of"]
+
+_LOOKED_AT = 1000
+_MOST_CLASSES = 1 << 20
+_MISSING = ("nan", "<na>", "-nan", "na", "n/a", "none", "null")
+
+
+def target_field(column: str) -> str:
+    """What the field of a column of targets is called: as the column, but not as what containers use themselves."""
+    return FieldName("target" if column.lower() in RESERVED_FIELDS else field_named(column))
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """A column of targets.
+
+    length: of its vectors, -1 for single numbers. dtype: "" for what the numbers of each are. classes: the names of the
+    places of vectors; their values are lists of names, or of their numbers.
+    """
+
+    length: int
+    dtype: str = "float32"
+    classes: tuple[str, ...] = ()
+
+    def payload(self, value: Any) -> bytes:
+        """The bytes of a value of the column. Raises BadSampleError."""
+        value = _parsed(value)
+        if self.length >= 0 and not isinstance(value, list):
+            raise BadSampleError(f"its label is {value!r:.60}, expected a list")
+        if self.classes:
+            known = {name: number for number, name in enumerate(self.classes)}
+            found = np.zeros(len(self.classes), np.float32)
+            for item in value if isinstance(value, list) else ():
+                number = known.get(item.strip(), -1) if isinstance(item, str) else item
+                if not isinstance(number, int) or not 0 <= number < len(found):
+                    raise BadSampleError(f"its label names {item!r:.60}, which is none of {len(found)} classes")
+                found[number] = 1
+            return bytes(encode_field("target", found))
+        if self.length < 0 and _is_none(value):
+            value = math.nan
+        try:
+            return bytes(encode_field("target", np.array(value, self.dtype or None)))
+        except (ValueError, TypeError, OverflowError) as error:
+            raise BadSampleError(f"its label {value!r:.60} is not {self.length} numbers: {error}") from error
+
+
+def targets_of(values: Callable[[], Iterable[tuple[int, Any]]], table: Table) -> Targets | None:
+    """What the column of labels holds, if not class numbers or names.
+
+    values: gives (number of the row, value) of every row, each time it is called. Raises SourceError, naming the row.
+    """
+    head = [_parsed(value) for _, value in itertools.islice(values(), _LOOKED_AT)]
+    if 2 * sum(isinstance(value, list) for value in head) > sum(not _is_none(value) for value in head):
+        return _vectors(values(), table)
+    return Targets(-1) if _are_fractions(head) else None
+
+
+def _parsed(value: Any) -> Any:
+    """A list in place of its JSON, of a tuple, and of an array."""
+    if isinstance(value, str) and value.lstrip()[:1] == "[":
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+    return list(value) if isinstance(value, tuple | np.ndarray) else value
+
+
+def _is_none(value: Any) -> bool:
+    return is_missing(value) or (isinstance(value, str) and value.strip().casefold() in _MISSING)
+
+
+def _are_fractions(values: Sequence[Any]) -> bool:
+    """Whether values are numbers with fractions, rather than class numbers with a mistake among them."""
+    given = [value for value in values if not _is_none(value)]
+    try:
+        numbers = [float(value) for value in given]
+    except (TypeError, ValueError):
+        return False
+    fractions = sum(not number.is_integer() for number in numbers)
+    return fractions > 0 and (all(isinstance(value, float) for value in given) or 2 * fractions > len(numbers))
+
+
+def _vectors(values: Iterable[tuple[int, Any]], table: Table) -> Targets:
+    length, is_whole, is_binary = -1, True, True
+    names: set[str] = set()
+    first = 0
+    for row, value in values:
+        vector = _parsed(value)
+        if not isinstance(vector, list):
+            raise SourceError(
+                f"{table.where(row)}: the label {value!r:.60} is not a list, and others are; write [] for no names, "
+                f"and a vector in every row"
+            )
+        if vector and all(isinstance(item, str) for item in vector):
+            names.update(item.strip() for item in vector)
+            continue
+        if not all(isinstance(item, int | float) for item in vector):
+            raise SourceError(f"{table.where(row)}: the label {value!r:.60} is not a list of numbers, or of names")
+        if not vector:
+            continue
+        if length >= 0 and len(vector) != length:
+            raise SourceError(
+                f"{table.where(row)}: the label has {len(vector)} numbers, that of {table.unit} {first} has {length}: "
+                f"all labels are as long"
+            )
+        first, length = (row, len(vector)) if length < 0 else (first, length)
+        is_whole &= all(isinstance(item, int) for item in vector)
+        is_binary &= all(item in (0, 1) for item in vector)
+    if names and length >= 0:
+        raise SourceError(f"{table.path}: some labels are lists of names, others of numbers ({table.where(first)})")
+    if names:
+        if "" in names or len(names) > _MOST_CLASSES:
+            raise SourceError(f"{table.path}: {len(names):,} names of classes, one of them perhaps empty")
+        return Targets(len(names), classes=tuple(sorted(names)))
+    return Targets(max(length, 0), "int64" if is_whole and not is_binary else "float32")
