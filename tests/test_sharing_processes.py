@@ -159,9 +159,9 @@ def test_servers_killed_at_random(nodes: list[Node], truth: dict[str, str]) -> N
         said = read_epoch(nodes, epoch, truth)
         timer.join()
         epoch += 1
-    near, far = (sum(one[name] for one in said) for name in ("near", "far"))
+    counts = {name: sum(one[name] for one in said) for name in ("near", "far")}
     print(
-        f"\n6 servers of 2 nodes killed in {epoch} epochs, no sample lost: {near} from the other node, {far} in its place"
+        f"\n6 servers of 2 nodes killed in {epoch} epochs, no sample lost; reads of the other node and instead: {counts}"
     )
     assert [node.end()[0] for node in nodes] == [0, 0]
 
