@@ -160,9 +160,7 @@ def test_servers_killed_at_random(nodes: list[Node], truth: dict[str, str]) -> N
         timer.join()
         epoch += 1
     counts = {name: sum(one[name] for one in said) for name in ("near", "far")}
-    print(
-        f"\n6 servers of 2 nodes killed in {epoch} epochs, no sample lost; reads of the other node and instead: {counts}"
-    )
+    print(f"\n6 servers of 2 nodes killed in {epoch} epochs, no sample lost; reads of the other and instead: {counts}")
     assert [node.end()[0] for node in nodes] == [0, 0]
 
 
