@@ -5,10 +5,10 @@ json field, `key.jpg` and so on for an image. Where folders do not show the labe
 label, class, split), which `packer convert` reads as a manifest. Splits that are extracted one after the other, even
 at the same time, share that file: rows are added to it. A table of another kind is not touched.
 
-Names come from the set and are not trusted: nothing is written outside OUT, through a link, or over another file.
-Files are written in `OUT/.extracting/<random>/` and renamed, so that a killed extraction leaves no partial file under
-a name of the set; what it leaves in that folder, which is then unlocked, the next one removes.
-"""
+Raw pixels are written as PNG. Names come from the set and are not trusted: nothing is written outside OUT, through a
+link, or over another file. Files are written in `OUT/.extracting/<random>/` and renamed, so that a killed extraction
+leaves no partial file under a name of the set; what it leaves in that folder, which is then unlocked, the next one
+removes."""
 
 from __future__ import annotations
 
@@ -26,10 +26,13 @@ from cache.errors import BadNameError, OutputError, UnknownNameError
 from cache.files import BusyError, Folder
 from cache.messages import Silent, Watcher, plural
 from packer.comparison import check_columns
+from packer.formats.base import png_of
 from packer.output import Result, local_output, output_errors
+from readers.decode import decode_image
 from readers.layout import DatasetInfo, read_dataset_info
 from readers.names import RelativePath, shortened
 from readers.originals import LABELS_FILE, LABELS_HEADER, LabelRow, are_class_folders, label_table, original_files
+from readers.pixels import PIXELS
 from readers.sample import Buffer
 
 __all__ = ["ExtractResult", "extract"]
@@ -168,7 +171,8 @@ class _Extraction:
             for i in chosen:
                 for field, given in original_files(reader, i):
                     name = self._safe(given)
-                    self._write(name, reader.read(i, field))
+                    payload = reader.read(i, field)
+                    self._write(name, png_of(decode_image(payload)) if reader.kinds[field] == PIXELS else payload)
                     if field == reader.fields[0]:
                         row = LabelRow.of(reader, i, name)
                         self.labels += [row] if row is not None else []
