@@ -8,14 +8,20 @@ Nothing is cached: the set stands for one larger than memory. Maps are not slowe
 
 from __future__ import annotations
 
+import fcntl
 import os
+import struct
+import sys
 import threading
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-__all__ = ["SlowSource"]
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+from cache.stores import Buffer, Extents, Store, StoreOver
+
+__all__ = ["SlowSource", "SlowStore"]
 
 _ANNOUNCED_BYTES = 8 << 20  # larger announcements are of streams, which read-ahead covers
 _Place = tuple[int, int, int]
@@ -79,3 +85,41 @@ class SlowSource:
 
     def _is_slow(self, descriptor: int) -> bool:
         return os.readlink(f"/proc/self/fd/{descriptor}").startswith(self.root + "/")
+
+
+class SlowStore(StoreOver):
+    """The same link before a store, for any number of processes: they share `state`, a file of 16 bytes.
+
+    A read of many extents is one request. What was announced is not on its way yet.
+    """
+
+    def __init__(self, source: Store, state: Path, bytes_per_second: float, latency_seconds: float) -> None:
+        self.source, self.state_path = source, state
+        self.bytes_per_second, self.latency_seconds = bytes_per_second, latency_seconds
+
+    def read_one(self, row: int, shard: int, offset: int, length: int) -> Buffer:
+        self._wait(length)
+        return self.source.read_one(row, shard, offset, length)
+
+    def read(self, extents: Extents) -> list[Buffer]:
+        self._wait(int(extents.length.sum()))
+        return self.source.read(extents)
+
+    def prefetch(self, extents: Extents, below_bytes: int | None = None) -> None:
+        """Nothing is ahead of its request."""
+
+    def _wait(self, size: int) -> None:
+        with open(self.state_path, "r+b", buffering=0) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            free_at, moved = struct.unpack("<dQ", file.read(16))
+            arrival = max(time.monotonic() + self.latency_seconds, free_at) + size / self.bytes_per_second
+            file.seek(0)
+            file.write(struct.pack("<dQ", arrival, moved + size))
+        time.sleep(max(0.0, arrival - time.monotonic()))
+
+    @staticmethod
+    def moved_bytes(state: Path) -> int:
+        """What has come through the link; makes the file where there is none."""
+        if not state.exists():
+            state.write_bytes(bytes(16))
+        return int(struct.unpack("<dQ", state.read_bytes())[1])

@@ -44,7 +44,7 @@ _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link", stat.S_IFIFO: "FIFO"}
 _CHUNK_BYTES = 1 << 20
-_LOCK_WAIT_SECONDS = 0.01
+_LOCK_WAIT_SECONDS, _LONGEST_LOCK_WAIT_SECONDS = 0.01, 0.5
 
 
 class PathError(OSError):
@@ -254,7 +254,7 @@ class Folder:
         directory has been removed, PathError for another kind of file. See `Lock.supported`.
         """
         path = os.fspath(self.path / name)
-        end = time.monotonic() + wait_seconds
+        end, pause = time.monotonic() + wait_seconds, _LOCK_WAIT_SECONDS
         while True:
             with (
                 self._parent(name) as (parent, last),
@@ -267,7 +267,8 @@ class Folder:
             if lock is None:
                 if time.monotonic() >= end:
                     raise BusyError(errno.EAGAIN, "locked by another process", path)
-                time.sleep(_LOCK_WAIT_SECONDS)
+                time.sleep(pause)
+                pause = min(1.2 * pause, _LONGEST_LOCK_WAIT_SECONDS)
             else:
                 lock.release()
 

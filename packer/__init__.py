@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from packer.advising import Advice, advise
     from packer.conversion.plan import Reencode
     from packer.conversion.result import ConvertResult
-    from packer.conversion.run import convert
+    from packer.conversion.run import commit, convert
     from packer.engines import open_engine
     from packer.exported_index import ExportResult, export_index
     from packer.extraction import ExtractResult, extract
@@ -56,7 +56,7 @@ _MODULES = {
     "packer.adoption": ("IndexResult", "index"),
     "packer.conversion.plan": ("Reencode",),
     "packer.conversion.result": ("ConvertResult",),
-    "packer.conversion.run": ("convert",),
+    "packer.conversion.run": ("commit", "convert"),
     "packer.engines": ("open_engine",),
     "packer.exported_index": ("ExportResult", "export_index"),
     "packer.extraction": ("ExtractResult", "extract"),
@@ -101,6 +101,7 @@ __all__ = [
     "advise",
     "append",
     "clean_staged",
+    "commit",
     "compare_orders",
     "convert",
     "dedup",

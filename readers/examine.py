@@ -260,7 +260,9 @@ class _Walk:
         order = sorted(range(len(where)), key=where.__getitem__)
         counts = np.array(self._counts, np.int64)
         if order != list(range(len(order))):
-            facts, names = _in_order(facts, names, counts, np.array(order, np.int64))
+            sorted_order = np.array(order, np.int64)
+            names = _names_at(names, _blocks(counts, sorted_order))  # the old column ends before the next one begins
+            facts = _facts_at(facts, _blocks(counts, sorted_order))
             counts = counts[order]
         folder = np.repeat(np.arange(len(order), dtype=np.int32), counts)
         paths, times = [self._paths[i] for i in order], [self._times[i] for i in order]
@@ -288,24 +290,26 @@ def _identity(folder: str) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _in_order(
-    facts: npt.NDArray[np.int64], names: Names, counts: npt.NDArray[np.int64], order: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int64], Names]:
-    """Columns of files whose folders, of so many files, are put in another order; one copy at a time is in memory."""
+def _blocks(counts: npt.NDArray[np.int64], order: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.int64]]:
+    """The old row of each file, in blocks, when folders of so many files are put in order."""
+    stops = np.cumsum(counts[order])
+    shifts = (np.cumsum(counts) - counts)[order] - (stops - counts[order])
+    total = int(counts.sum())
+    for first in range(0, total, _BLOCK):
+        rows = np.arange(first, min(first + _BLOCK, total))
+        yield rows + shifts[np.searchsorted(stops, rows, side="right")]
 
-    def blocks() -> Iterator[npt.NDArray[np.int64]]:
-        """The old row of each new one."""
-        stops = np.cumsum(counts[order])
-        shifts = (np.cumsum(counts) - counts)[order] - (stops - counts[order])
-        for first in range(0, len(facts), _BLOCK):
-            rows = np.arange(first, min(first + _BLOCK, len(facts)))
-            yield rows + shifts[np.searchsorted(stops, rows, side="right")]
 
+def _names_at(names: Names, blocks: Iterable[npt.NDArray[np.int64]]) -> Names:
     builder = NamesBuilder()
-    for rows in blocks():
+    for rows in blocks:
         builder.extend_encoded(*encoded(names.take(rows)))
-    names = builder.build()
-    found = np.empty_like(facts)
-    for number, rows in enumerate(blocks()):
-        found[number * _BLOCK : number * _BLOCK + len(rows)] = facts[rows]
-    return found, names
+    return builder.build()
+
+
+def _facts_at(facts: npt.NDArray[np.int64], blocks: Iterable[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
+    found, first = np.empty_like(facts), 0
+    for rows in blocks:
+        found[first : first + len(rows)] = facts[rows]
+        first += len(rows)
+    return found

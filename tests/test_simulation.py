@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 import readers
+from cache.stores import Store
+from cache.stores.neighbours import Neighbours, RowOwners
 from cache.stores.ranges import plan_reads
+from packer.cli.group import run
 from readers.feed import Feed, FeedOptions
 from readers.order import NodeLocal, Order, Sequential, Shuffled, StagedFirst, block_shuffled
-from readers.simulation import ORDERS, Job, Shuffles, planned_set, simulate
+from readers.simulation import ORDERS, Job, Machine, Row, Shuffles, Simulation, planned_set, simulate
 from readers.simulation.reads import Samples, merge
 
 FOREVER = 1000.0  # of patience: a wait that does not end by itself exceeds all limits of tests
@@ -67,7 +72,7 @@ def open_node(
 ) -> tuple[ExitStack, list[readers.Reader]]:
     """The readers of a node's ranks, and what closes them. disks: where each node has a directory."""
     stack = ExitStack()
-    if name == "staged-first" and cache:
+    if name == "staged-first" and cache and not job.peers:
         staging = readers.stage(
             source, disks / str(node), splits=("train",), background=True, order=order, fraction=cache
         )
@@ -75,14 +80,31 @@ def open_node(
         opened = [readers.open(local, "train", fallback=source, patience_seconds=FOREVER) for _ in range(job.ranks)]
     else:
         opened = [readers.open(source, "train") for _ in range(job.ranks)]
-        if cache and name != "staged-first":
+        if cache and (name != "staged-first" or job.peers):
             where = {**place, "job": f"{place['job']}-{node}"}
-            part = (node, job.nodes) if name == "node-local" else None
+            part = (node, job.nodes) if name == "node-local" or job.peers else None
             share = min(1.0, cache * job.nodes) if part else cache
             opened = [readers.cached(reader, share, partition=part, **where) for reader in opened]
     for reader in opened:
         stack.enter_context(reader)
     return stack, opened
+
+
+class OneByOne(Store):
+    """What a node serves: each payload is a range of its own, as those of tar shards are."""
+
+    def __init__(self, source: Store) -> None:
+        self.source = source
+
+    def read_one(self, row: int, shard: int, offset: int, length: int) -> Any:
+        return self.source.read_one(row, shard, offset, length)
+
+
+def share(node: int, job: Job, stores: list[Any], opened: list[readers.Reader]) -> list[readers.Reader]:
+    """The readers of a node's ranks, over the caches of all nodes."""
+    rows = RowOwners(np.array([*(NodeLocal(36, job.nodes).local_part(n).start for n in range(job.nodes)), 36]))
+    stores[node] = OneByOne(opened[0].store)
+    return [readers.Reader(r.table, Neighbours(r.store, node, rows, stores.__getitem__)) for r in opened]
 
 
 def run_for_real(
@@ -92,10 +114,11 @@ def run_for_real(
     with ExitStack() as stack, readers.open(source, "train") as plain:
         order = order_of(name, plain, job)
         ranks: list[Feed] = []
+        stores: list[Any] = [None] * job.nodes
         for node in range(job.nodes):
             context, opened = open_node(name, source, order, cache, node, job, place, disks)
             stack.enter_context(context)
-            for reader in opened:
+            for reader in share(node, job, stores, opened) if job.peers else opened:
                 options = FeedOptions(rank=len(ranks), world_size=job.world_size, tail=job.tail)
                 ranks.append(Feed(reader, order, job.batch_size, options))
         for epoch in range(job.epochs):
@@ -111,6 +134,7 @@ def run_for_real(
 CASES = [
     *((name, cache, Job(2, 2, 3, epochs=4)) for name in ORDERS for cache in (0.0, 0.3, 1.0)),
     *((name, 0.5, Job(3, 1, 5, epochs=3, tail="exact")) for name in ORDERS),
+    *((name, cache, Job(3, 2, 3, epochs=4, peers=True)) for name in ORDERS for cache in (0.2, 1.0)),
     ("node-local", 0.2, Job(5, 1, 2, epochs=4)),
     ("global", 0.7, Job(1, 1, 7, epochs=2, tail="exact")),
 ]
@@ -134,9 +158,10 @@ def test_bytes_and_requests_are_those_of_real_readers(
         for (node, _), (size, _) in reads.items():
             nodes[node] += size
     copied = row.first.copied // job.nodes
-    assert row.node_source == tuple((nodes + copied).tolist())
+    if not job.peers:  # then it counts here for the node that asked
+        assert row.node_source == tuple((nodes + copied).tolist())
     copies = [file.stat().st_size for file in (tmp_path / "0").rglob("train*.tar")]
-    assert copied == sum(copies) and bool(copies) == (name == "staged-first" and cache > 0)
+    assert copied == sum(copies) and bool(copies) == (name == "staged-first" and cache > 0 and not job.peers)
 
 
 # --- parts ----------------------------------------------------------------------------------------------------------
@@ -161,16 +186,215 @@ def test_requests_are_those_that_one_batch_at_a_time_would_be_planned(seed: int)
         np.testing.assert_array_equal(found.bytes[chosen], plan.run_length)
 
 
-def test_some_nodes_stand_for_all_within_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_some_nodes_stand_for_all_within_the_interval() -> None:
     planned = planned_set(40_000, 5000, 10)
     job = Job(50, 2, 4, epochs=4)
     shuffles = Shuffles(("global", "node-local"), exchange_every=3)
     whole = simulate(planned, job, caches=[0.5], shuffles=shuffles)
-    monkeypatch.setattr("readers.simulation.run._MOST_READS", 1 << 13)
-    part = simulate(planned, job, caches=[0.5], shuffles=shuffles)
+    part = simulate(planned, replace(job, most_reads=8000), caches=[0.5], shuffles=shuffles)
     assert whole.is_exact and not part.is_exact and part.nodes_simulated == 10
     for all_nodes, some_nodes in zip(whole.rows, part.rows, strict=True):
         for exact, estimate in zip(all_nodes.epochs, some_nodes.epochs, strict=True):
             assert exact.error == 0
             assert abs(estimate.source - exact.source) <= max(2 * estimate.error, 0.02 * exact.source)
     assert any("10 of 50 nodes" in note for note in part.notes)
+
+
+def small(**options: Any) -> Simulation:
+    given = {"nodes": 4, "ranks": 2, "batch_size": 5, "epochs": 4, **options}
+    return simulate(planned_set(4000, 20_000, 16), Job(**given), caches=[0.0, 0.5], shuffles=Shuffles(exchange_every=3))
+
+
+def row_of(found: Simulation, order: str, cache: str) -> Row:
+    return next(row for row in found.rows if (row.order, row.cache) == (order, cache))
+
+
+def test_neighbours_leave_the_source_one_copy_of_the_set() -> None:
+    """Under every order, what is kept is read once, by the node whose part it is in."""
+    alone, found = small(tail="exact"), small(tail="exact", peers=True)
+    for order in ("global", "block", "node-local", "staged-first"):
+        row = row_of(found, order, "50 %")
+        assert row.first.requested >= found.payload_bytes == row.first.payload
+        assert [epoch.source for epoch in row.later] == [0, 0, 0]
+        assert all(epoch.local + epoch.peers == found.payload_bytes for epoch in row.later)
+    assert row_of(alone, "global", "50 %").later[-1].source > 0.5 * found.payload_bytes
+    exchange = row_of(alone, "node-local", "50 %").epochs[2]
+    assert exchange.source > 0.7 * found.payload_bytes > 0 == row_of(alone, "node-local", "50 %").epochs[1].source
+
+
+def test_what_binds_is_what_is_short() -> None:
+    """The same traffic on machines that lack one thing each."""
+    planned, job = planned_set(4000, 20_000, 16), Job(4, 2, 5, step_seconds=0.01, epochs=1)
+    rich = {"filesystem": 1e12, "node": 1e12, "disk": 1e12, "latency_seconds": 0.0}
+    poor: dict[str, dict[str, Any]] = {
+        "GPU": {},
+        "filesystem": {"filesystem": 1e6},
+        "network": {"node": 1e6},
+        "latency": {"latency_seconds": 1.0},
+        "requests": {"filesystem_requests": 100.0},
+    }
+    for binds, less in poor.items():
+        found = simulate(
+            planned, job, caches=[0.0], shuffles=Shuffles(("global",)), machine=Machine(**{**rich, **less})
+        )
+        epoch = found.rows[0].first
+        assert epoch.binds == binds
+        assert (epoch.seconds >= found.steps * job.step_seconds) and (binds == "GPU") == (epoch.waited < 0.01)
+    bytes_each = found.rows[0].first.source
+    slow = simulate(planned, job, caches=[0.0], shuffles=Shuffles(("global",)), machine=Machine(filesystem=1e6))
+    assert slow.rows[0].first.seconds == pytest.approx(bytes_each / 1e6, rel=0.02)
+
+
+def test_an_epoch_may_be_simulated_in_parts() -> None:
+    whole, parts = small(tail="exact"), small(tail="exact", most_reads=100)
+    assert parts.is_exact and parts.rows == whole.rows
+
+
+def test_batches_ahead_fill_what_single_steps_lack() -> None:
+    """A filesystem that delivers what a step reads on average, and not what some do."""
+    planned, stored = planned_set(4000, 20_000, 16), Shuffles(("stored",))
+    job = Job(4, 2, 5, step_seconds=0.01, epochs=2)
+    mean = simulate(planned, job, caches=[0.5], shuffles=stored).rows[0].epochs[-1].steps.mean
+    machine, seconds = Machine(filesystem=mean / job.step_seconds, latency_seconds=0.0), []
+    for prefetch in (1, 2, 20):
+        found = simulate(planned, replace(job, prefetch=prefetch), caches=[0.5], shuffles=stored, machine=machine)
+        seconds.append(found.rows[0].epochs[-1].seconds)
+    assert seconds[0] > seconds[1] > seconds[2] >= found.steps * job.step_seconds
+
+
+def test_staging_ends_when_the_copies_are_there() -> None:
+    planned = planned_set(4000, 20_000, 16)
+    machine = Machine(filesystem=4e6, node=2e6, disk=5e6)
+    job = Job(4, 2, 5, step_seconds=0.001, epochs=2)
+    (row,) = simulate(planned, job, caches=[1.0], shuffles=Shuffles(("staged-first",)), machine=machine).rows
+    whole = int(planned.shard_bytes.sum())
+    assert row.first.source == row.first.copied == 4 * whole and row.memory.disk == whole
+    assert row.staged_after == pytest.approx(whole / 1e6), "a quarter of the filesystem is the least of the three"
+    assert row.first.binds == "staging" and row.staged_after * 0.9 < row.first.seconds < row.staged_after * 1.1
+    assert 0 < row.first.first_step < row.staged_after / 8, "one shard of sixteen"
+    assert row.epochs[1].source == 0 and row.epochs[1].first_step < 0.1
+
+
+def test_the_result_is_plain(source: Path) -> None:
+    found = simulate(source, Job(2, 2, 3, epochs=2), split="train", caches=[0.0, "50%", 4000])
+    again = json.loads(json.dumps(found.to_dict()))
+    assert again["is_exact"] and again["machine"]["filesystem_requests"] is None and len(again["rows"]) == 12
+    assert [row["cache"] for row in again["rows"][:3]] == ["0 %", "50 %", "4000"]
+    assert again["rows"][0]["source"] == sum(epoch["source"] for epoch in again["rows"][0]["epochs"])
+    with readers.open(source, "train") as reader:
+        assert simulate(reader, Job(2, 2, 3, epochs=2), caches=[0.0, "50%", 4000]) == found
+
+
+def test_the_code_is_that_of_the_row(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs, on one node, and makes the order that was simulated."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    shuffles = Shuffles(ORDERS, block_bytes=4000, window=5, exchange_every=3, seed=4)
+    found = simulate(source, Job(1, 1, 6, epochs=1), split="train", caches=[0.0, 0.5, "13kB"], shuffles=shuffles)
+    for row in found.rows:
+        names: dict[str, Any] = {}
+        exec("\n".join(row.code), names)
+        assert names["order"].spec() == row.spec and names["order"].seed == 4
+        assert len(names["reader"]) == 36 and hasattr(names["reader"], "kept") == bool(row.memory.cache)
+        names["reader"].close()
+    shared = small(peers=True)
+    assert "readers.share(reader" in "\n".join(row_of(shared, "global", "50 %").code)
+    assert not any("share" in line for line in row_of(shared, "global", "0 %").code)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: Job(nodes=0), "nodes is 0"),
+        (lambda: Job(step_seconds=0.0), "step_seconds is 0"),
+        (lambda: Job(tail="pad"), "drop_last and exact"),
+        (lambda: Machine(filesystem=0.0), "filesystem is 0"),
+        (lambda: Shuffles(("random",)), "orders are some of global, block"),
+        (lambda: Shuffles(window=0), "window is 0"),
+        (lambda: planned_set(10, 100, 11), "shards=11"),
+        (lambda: simulate(planned_set(10, 100, 1), Job(nodes=4)), "no step of 4 ranks with 64 each"),
+        (lambda: simulate(planned_set(100, 100, 1), Job(), caches=[1.5]), "from 0 to 1, not 1.5"),
+        (lambda: simulate(planned_set(100, 100, 1), Job(), caches=[]), "at least one"),
+    ],
+)
+def test_wrong_arguments_are_refused(wrong: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        wrong()
+
+
+def test_folders_have_no_shards_to_stage(tree: Path) -> None:
+    with readers.open_folder(tree / "train") as reader:
+        found = simulate(reader, Job(2, 1, 3, epochs=2), caches=[0.5])
+        assert [row.order for row in found.rows] == ["global", "block", "node-local"]
+        assert any("staged-first was left out" in note for note in found.notes)
+        with pytest.raises(ValueError, match="no list of shards"):
+            simulate(reader, Job(), shuffles=Shuffles(("staged-first",)))
+
+
+class Ran(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def run_here(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
+    """Runs a command in this process."""
+
+    def run_here(*arguments: object) -> Ran:
+        with pytest.raises(SystemExit) as ended:
+            run([str(argument) for argument in arguments])
+        return Ran(int(ended.value.code or 0), *capsys.readouterr())
+
+    return run_here
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+def test_the_command_recommends_and_says_how(source: Path, tmp_path: Path, run_here: Callable[..., Ran]) -> None:
+    page = tmp_path / "page.html"
+    arguments = ("simulate", source, "--split", "train", "--nodes", "2", "--ranks", "2", "--batch-size", "3")
+    done = run_here(*arguments, "--cache", "0,30%", "--cache", "0.5", "--epochs", "3", "--html", page)
+    assert done.status == 0, done.err
+    assert sum(line.startswith("→ ") for line in done.out.splitlines()) == 3
+    assert ">>> reader = readers.open(" in done.out and str(source) in done.out and "nothing" in done.out
+    text = page.read_text()
+    assert "How to set it up" in text and text.count("<svg") >= 6 and "<script" not in text
+
+
+def test_a_set_that_is_only_planned(run_here: Callable[..., Ran]) -> None:
+    arguments = (
+        "simulate",
+        "--samples",
+        "3000",
+        "--mean-bytes",
+        "9kB",
+        "--shards",
+        "7",
+        "--nodes",
+        "3",
+        "--epochs",
+        "2",
+    )
+    done = run_here(*arguments, "--orders", "global,stored", "--cache", "1MB", "--peers", "--json")
+    found = json.loads(done.out)
+    assert done.status == 0 and not done.err and found["is_planned"] and found["shards"] == 7
+    assert [row["order"] for row in found["rows"]] == ["global", "stored"] and found["job"]["peers"]
+    assert found["payload_bytes"] == 27_000_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "name a DATASET, or describe one"),
+        (("--samples", "100", "--nodes", "9"), "take fewer ranks, a smaller batch_size, or --tail exact"),
+        (("--samples", "1000", "--cache", "3"), "a share above 1"),
+        (("--samples", "1000", "--orders", "random"), "orders are some of"),
+        (("{set}", "--samples", "3"), "leave out DATASET"),
+        (("{set}", "--split", "none"), "none"),
+        (("nowhere",), "does not exist"),
+    ],
+)
+def test_the_command_refuses(
+    arguments: tuple[str, ...], message: str, source: Path, run_here: Callable[..., Ran]
+) -> None:
+    done = run_here("simulate", *(part.replace("{set}", str(source)) for part in arguments))
+    assert done.status in (1, 2) and message in done.err and "Traceback" not in done.err

@@ -342,15 +342,23 @@ def test_the_documented_lines_train(
     module = request.getfixturevalue(framework)
     names: dict[str, Any] = {**globals(), "reader": reader, "model": torch.nn.Linear(1, 1)}
     if framework == "lightning":
+        from readers.augment import RandomHorizontalFlip
+        from readers.lightning import PackerDataModule
+
+        (tmp_path / "imagenette2-hdf5").symlink_to(reader.path)
+        request.getfixturevalue("monkeypatch").chdir(tmp_path)
+        names.update(PackerDataModule=PackerDataModule, RandomHorizontalFlip=RandomHorizontalFlip)
         names.update(model=module_of(module), trainer=trainer_of(module, tmp_path, max_epochs=1))
     elif framework == "accelerate":
         names["accelerator"] = module.Accelerator(cpu=True)
     else:
         trainer = hf_trainer(reader, tmp_path, ours=False)
-        names.update(Trainer=module.Trainer, model=trainer.model, arguments=trainer.args)
+        from readers.transformers import LoaderTrainer
+
+        names.update(Trainer=module.Trainer, model=trainer.model, arguments=trainer.args, LoaderTrainer=LoaderTrainer)
     exec(code, names)
     seen = getattr(names["model"], "seen", None)
-    assert len(BLOCKS) == 4 and (seen is None or len(seen) >= 7), "an epoch of 30 samples was trained on"
+    assert len(BLOCKS) == 6 and (seen is None or len(seen) >= 7), "an epoch of 30 samples was trained on"
 
 
 # --- longer -------------------------------------------------------------------------------------------------------

@@ -18,14 +18,17 @@ import asyncio
 import hmac
 import os
 import re
+import resource
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.utils import formatdate
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -36,8 +39,9 @@ __all__ = ["Limits", "Ranges", "ServeTerms", "Server", "ServerStats"]
 _Buffer: TypeAlias = bytes | memoryview
 _HEAD_BYTES = 8 << 10
 _CLOSE_SECONDS = 1.0
+_OTHER_FILES = 512  # shards, maps, what a program has
 _REQUEST = re.compile(r"(GET|HEAD|[A-Z]{3,10}) /([!-~]*) HTTP/1\.[01]")
-_HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([ -~\t]*?)[ \t]*")
+_HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([ -~\t]*)")
 _RANGE = re.compile(r"bytes=(\d{1,18})-(\d{1,18})?")
 _ONCE = ("authorization", "range", "if-match")
 _REASONS = {
@@ -70,14 +74,16 @@ class Ranges(Protocol):
 
 @dataclass(frozen=True)
 class Limits:
-    """connections: open at a time. answers: read or sent at a time. threads: that read.
+    """connections: open at a time, or as many as this process may have files open.
+    answers: read or sent at a time.
+    threads: that read.
 
     range_bytes: of one request.
     first_seconds: for the first request of a connection, which shows the token. idle_seconds: for each further one.
     send_seconds: for a client to receive an answer.
     """
 
-    connections: int = 2048
+    connections: int = 16384
     answers: int = 64
     threads: int = 16
     range_bytes: int = 64 << 20
@@ -143,6 +149,7 @@ class Server:
     def __init__(self, ranges: Ranges, terms: ServeTerms) -> None:
         self.ranges, self.terms = ranges, terms
         self.stats = ServerStats()
+        self._most = min(terms.limits.connections, _files_to_open())
         self._tls = _tls(terms)
         self._socket = _listen(terms)
         self.port: int = self._socket.getsockname()[1]
@@ -194,7 +201,7 @@ class Server:
         limits = self.terms.limits
         self._connections.add(writer)
         try:
-            goes_on = len(self._connections) <= limits.connections
+            goes_on = len(self._connections) <= self._most
             if not goes_on:
                 writer.write(self._head(_Answer(503), closes=True))
             seconds = limits.first_seconds
@@ -266,7 +273,7 @@ class Server:
         return _Answer(206, name, size, start, stop) if stop - start <= self.terms.limits.range_bytes else _Answer(413)
 
     def _head(self, answer: _Answer, closes: bool) -> bytes:
-        lines = [f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}", f"Date: {formatdate(usegmt=True)}"]
+        lines = [f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}", f"Date: {_date(int(time.time()))}"]
         lines.append(f"Content-Length: {answer.stop - answer.start}")
         if answer.status == 206:
             lines.append(f"Content-Range: bytes {answer.start}-{answer.stop - 1}/{answer.size}")
@@ -296,6 +303,11 @@ class Server:
         )
 
 
+@lru_cache(1)
+def _date(now: int) -> str:
+    return formatdate(now, usegmt=True)
+
+
 def _parsed(head: bytes) -> _Request | None:
     """The head of a request, up to its empty line; None for one that is wrong, or announces a body."""
     first, *rest = head[:-4].decode("latin-1").split("\r\n")
@@ -305,10 +317,15 @@ def _parsed(head: bytes) -> _Request | None:
         found = _HEADER.fullmatch(line)
         if found is None or (found[1].lower() in headers and found[1].lower() in _ONCE):
             return None
-        headers[found[1].lower()] = found[2]
+        headers[found[1].lower()] = found[2].strip(" \t")
     if request is None or "transfer-encoding" in headers or headers.get("content-length", "0") != "0":
         return None
     return _Request(request[1], request[2], headers)
+
+
+def _files_to_open() -> int:
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 30 if files == resource.RLIM_INFINITY else max(files - _OTHER_FILES, files // 2)
 
 
 def _listen(terms: ServeTerms) -> socket.socket:

@@ -83,6 +83,15 @@ def _ops(ctx: click.Context, param: click.Parameter, given: Sequence[str]) -> li
         raise click.BadParameter(str(error)) from error
 
 
+def _task(ctx: click.Context, param: click.Parameter, given: str | None) -> tuple[int, int] | None:
+    if given is None:
+        return None
+    number, slash, count = given.partition("/")
+    if not (slash and number.isdecimal() and count.isdecimal() and int(number) < int(count)):
+        raise click.BadParameter(f"{given!r} is not I/N with I from 0 to N - 1, as 0/4")
+    return int(number), int(count)
+
+
 class Container(click.ParamType):  # type: ignore[type-arg]
     """A format that can be written, under any of its names."""
 
@@ -195,6 +204,8 @@ _SECTIONS = {
               "Default: 30.")  # fmt: skip
 @click.option("--max-bytes", type=Size(), metavar="SIZE", help="List of addresses: largest image. Default: 64MiB.")
 @click.option("--private", is_flag=True, default=None, help="List of addresses: also ask hosts in private networks.")
+@click.option("--task", callback=_task, metavar="I/N", help="Pack share I of N only, I from 0, as a task "
+              "of an array job. When all are done,  packer commit OUTPUT  makes the set.")  # fmt: skip
 @click.option("--no-checksums", "checksums", is_flag=True, flag_value=False, default=True, help="No SHA256SUMS.")
 @click.option("--overwrite", is_flag=True, help="Replace the set, or unfinished conversion, in the output directory.")
 @click.option("--dry-run", is_flag=True, help="List and plan only.")
@@ -239,6 +250,12 @@ def summary(result: ConvertResult) -> list[str]:
         return [
             f"{result.output}: would hold at most {what} in {shards}",
             f"  {result.undecided} is not known before the images are read",
+        ]
+    if result.task is not None and not result.already_done:
+        number, count = result.task
+        return [
+            f"{result.output}: task {number} of {count}: {what} in {shards}, {human_seconds(result.seconds)}",
+            f"  when all {count} are done:  packer commit {result.output}",
         ]
     if result.already_done:
         return [f"{result.output}: already holds {what} in {shards}; nothing to do"]
@@ -336,7 +353,7 @@ def _class_names(path: Path) -> list[str]:
 @click.command("export-index")
 @click.argument("path", metavar="DIR", type=click.Path(exists=True))
 @click.option("--for", "target", type=click.Choice(TARGETS), required=True, help="Who will read: dali and rocal want "
-              "<shard>.idx, tfrecord <shard>.tfindex, wids <split>.wids.json.")  # fmt: skip
+              "<shard>.idx, tfrecord <shard>.tfindex, wids <split>.wids.json, energon .nv-meta.")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(file_okay=False), help="Directory of the files. Default: DIR.")
 @split_option()
 @json_option

@@ -29,6 +29,7 @@ __all__ = ["cli", "run", "with_flags"]
 _TASKS = {
     "Make sets": {
         "convert": ("Pack a source into HDF5, TFRecord or tar shards.", "convert", "command"),
+        "commit": ("Make a set of what tasks of an array job have packed.", "commit", "command"),
         "index": ("Adopt shards made elsewhere, or rebuild an index.", "convert", "index_command"),
         "reshard": (
             "Pack a set again: other format or size of shards, without unused bytes.",

@@ -1,6 +1,9 @@
 """The working folder of a conversion, `OUT/.packing/`, and what makes it safe to kill at any moment.
 
-    lock              locked with flock by the running conversion; the kernel releases it when the process dies
+    lock              locked with flock by the running conversion, or shared by the tasks of one; the kernel releases it
+                      when the process dies
+    planning.lock     locked by the task that lists and plans for all of them
+    job.json          what `packer commit` must know of the conversion of tasks: see `packer.conversion.job`
     plan.json         fingerprint of listing and options; the names of the splits
     <shard>.….tmp     a shard being written, by a name of its own; removed when its conversion starts again
     <shard>           a whole shard, on the disk (fsync), renamed from .tmp
@@ -19,6 +22,8 @@ nor what is in it may be a link, which an attacker could have prepared.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -34,7 +39,8 @@ from readers.names import DOCUMENTS, QUARANTINE_FOLDER, REPORT_FILE, WORK_FOLDER
 __all__ = ["NAMES_FILE", "REPLACED_FOLDER", "Journal"]
 
 REPLACED_FOLDER, NAMES_FILE = "replaced", "names.json"
-_LOCK, _PLAN_FILE = "lock", "plan.json"
+_LOCK, _PLANNING_LOCK, _PLAN_FILE = "lock", "planning.lock", "plan.json"
+_PLANNING_SECONDS = 86_400.0
 _MAX_PLAN_BYTES = 1 << 24
 
 
@@ -50,11 +56,19 @@ class Journal:
 
     @output_errors()
     def __init__(
-        self, out: Path, *, beside_shards: bool = False, changes: bool = False, wait_seconds: float = 0.0
+        self,
+        out: Path,
+        *,
+        beside_shards: bool = False,
+        changes: bool = False,
+        shared: bool = False,
+        wait_seconds: float = 0.0,
     ) -> None:
         """beside_shards: `out` holds shards to adopt, so it may have foreign content.
 
-        changes: by `packer.sets.change`, which knows what a killed change has left. wait_seconds: for the lock.
+        changes: by `packer.sets.change`, which knows what a killed change has left.
+        shared: with other tasks of the same conversion; `join` takes the place of `begin`.
+        wait_seconds: for the lock.
         """
         self.out = out
         self.folder = out / WORK_FOLDER
@@ -63,6 +77,7 @@ class Journal:
         if not beside_shards and not self.folder.is_dir():
             self._check_names(set())
         self.place = Folder(out, create=True)
+        self._shared = shared
         self.work, self._lock = self._open_work(wait_seconds)
         self._removed = False
         try:
@@ -88,7 +103,7 @@ class Journal:
         while True:
             try:
                 work = self.place.folder(WORK_FOLDER, create=True)
-                return work, work.lock(_LOCK, wait_seconds)
+                return work, work.lock(_LOCK, wait_seconds, shared=self._shared)
             except FileNotFoundError:  # the previous owner has just removed it
                 continue
             except BusyError as error:
@@ -134,9 +149,17 @@ class Journal:
         """The plan fingerprint of the unfinished conversion that is here; None without one, "" if it has none."""
         return self._plan_fingerprint()
 
+    @property
+    def is_committed(self) -> bool:
+        """Whether what is here has become the set, and a kill has left some of its working files."""
+        finished = self.finished_plan()
+        parts = [name for name in self.work.names() if name.endswith(".part")]
+        packed = any(self.work.kind(name.removesuffix(".part")) for name in parts)
+        return finished is not None and self._plan_fingerprint() in (None, finished) and not packed
+
     @output_errors()
-    def begin(self, plan: Plan, start_over: bool) -> None:
-        """Resume the unfinished conversion of the same plan, or start a new one.
+    def begin(self, plan: Plan, start_over: bool, *, sweep: bool = True) -> None:
+        """Resume the unfinished conversion of the same plan, or start a new one. sweep: remove unfinished files.
 
         Raises OutputError where an unfinished conversion of another plan is here and `start_over` is false.
         """
@@ -149,10 +172,35 @@ class Journal:
                 )
             self._start_over()
         for name in self.work.names():
-            if ".tmp" in name:
+            if ".tmp" in name and sweep:
                 self._remove(name)
         content = {"fingerprint": plan.fingerprint, "splits": list(plan.specs)}
         self.work.write(_PLAN_FILE, json.dumps(content).encode())
+
+    @contextmanager
+    def planning(self) -> Iterator[None]:
+        """One task at a time is in the block; the others wait."""
+        with self.work.lock(_PLANNING_LOCK, _PLANNING_SECONDS):
+            yield
+
+    @output_errors()
+    def join(self, plan: Plan, start_over: bool, first: Callable[[], None]) -> bool:
+        """Take part in the conversion of this plan, or begin it: then `first` is called before; returns whether it was.
+
+        Raises OutputError as `begin` does. Call it in the block of `planning`.
+        """
+        with self._lock.alone() as is_alone:
+            begins = self._plan_fingerprint() != plan.fingerprint
+            if begins:
+                first()
+            if is_alone or (begins and self._plan_fingerprint() is None):
+                self.begin(plan, start_over, sweep=is_alone)
+            elif begins:
+                raise OutputError(
+                    f"{self.out}: tasks of another conversion, of another source or with other options, are writing "
+                    f"here; wait for them, or choose another output (if none runs, remove {self.folder})"
+                )
+        return begins
 
     def _plan_fingerprint(self) -> str | None:
         if not self.work.kind(_PLAN_FILE):
@@ -189,7 +237,7 @@ class Journal:
     def empty(self) -> None:
         """Remove what is in the working folder."""
         for name in self.work.names():
-            if name not in (_LOCK, REPLACED_FOLDER):
+            if name not in (_LOCK, _PLANNING_LOCK, REPLACED_FOLDER):
                 self._remove(name)
 
     def _remove(self, name: str) -> None:
@@ -230,13 +278,21 @@ class Journal:
     def close(self) -> None:
         """Release the lock; unfinished work stays for the next run."""
         try:
-            if not self._removed and not any(map(self.work.kind, (_PLAN_FILE, REPLACED_FOLDER, NAMES_FILE))):
-                self.remove()
+            if not self._removed and not self._is_in_use():
+                if not self._shared:
+                    self.remove()
+                else:
+                    with self._lock.alone() as is_alone:
+                        if is_alone and not self._is_in_use():
+                            self.remove()
         finally:
             self._removed = True
             self._lock.release()
             self.work.close()
             self.place.close()
+
+    def _is_in_use(self) -> bool:
+        return any(map(self.work.kind, (_PLAN_FILE, REPLACED_FOLDER, NAMES_FILE)))
 
     def __enter__(self) -> Journal:
         return self

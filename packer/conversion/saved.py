@@ -138,7 +138,7 @@ def save(out: Path, work: Folder, question: str, prepared: Prepared) -> Prepared
     if not question or listing.watched is None or not all(map(can_save, listing.splits.values())):
         return prepared
     table = np.zeros((len(plan.shards), 5), np.int64)
-    with work.writing(LISTING_FILE, durable=False, temporary=f"{LISTING_FILE}.tmp") as file:
+    with work.writing(LISTING_FILE, durable=False) as file:
         offset = 0
         for i, shard in enumerate(plan.shards):
             block = encode_rows(listing.splits[shard.split], shard.indices)

@@ -209,7 +209,7 @@ def _image_labels(part: TreeSplit) -> npt.NDArray[np.int32]:
 
 def _class_warnings(labels: Mapping[str, npt.NDArray[np.int32]], classes: Sequence[str], whole: bool) -> Iterable[str]:
     """Of classes that have no image, and of those that there is nothing of in train."""
-    found = {name: set(its.tolist()) - {-1} for name, its in labels.items()}
+    found = {name: set(np.flatnonzero(np.bincount(its[its >= 0])).tolist()) for name, its in labels.items()}
     everywhere = set().union(*found.values())
     empty = [name for label, name in enumerate(classes) if label not in everywhere]
     if everywhere and empty and whole:

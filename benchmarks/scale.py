@@ -1,0 +1,344 @@
+"""What each step costs a sample, from the listing to the order of an epoch: CPU time, wall time, memory.
+
+    python benchmarks/scale.py --work DIR [--samples 100000] [--per-folder 1000] [--shuffle] [--only list,plan] [--json]
+    python benchmarks/scale.py --work DIR --samples 10000000 --cold       # as root: the page cache is emptied first
+    python benchmarks/scale.py --work DIR --index 100000000               # an index of so many samples, and opening it
+
+Makes a tree of tiny JPEGs below DIR, DIR/tree-SAMPLES, and keeps it: a thousand images, and every other file a hard
+link to one of them, so that ten million names take half a gigabyte of the disk and no inodes. (`--inodes`: a file
+without blocks for each name; such a tree is listed and planned only.) Each step runs in a fresh process. Memory is the
+peak of that process above what it had after its imports, and that of the largest process that it started.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from machine import chill, cpu_seconds, memory_of_self, peak_memory, reset_peak
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+_LINKS = 20_000  # to a file; ext4 takes 65,000
+_PART = 1_000_000  # samples of a part of an index
+Step = Callable[[argparse.Namespace], "int | None"]
+STEPS: dict[str, tuple[Step, str]] = {}
+
+
+def step(name: str, what: str) -> Callable[[Step], Step]:
+    """Register a step; it gives how many samples it has dealt with, if not all."""
+
+    def register(function: Step) -> Step:
+        STEPS[name] = function, what
+        return function
+
+    return register
+
+
+# --- the tree -----------------------------------------------------------------------------------------------------
+def make_tree(root: Path, files: int, per_folder: int, inodes: bool) -> None:
+    """train/n00000001/n00000001_123.JPEG: names as long as ImageNet's."""
+    from PIL import Image
+
+    unfinished = root.with_name(root.name + ".tmp")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    (unfinished / "images").mkdir(parents=True)
+    images = []
+    for i in range(1 if inodes else max(1000, -(-files // _LINKS))):
+        memory = io.BytesIO()
+        Image.fromarray(np.full((8, 8), i % 256, np.uint8)).save(memory, "JPEG", comment=str(i).encode())
+        images.append(unfinished / f"images/{i}.jpg")
+        images[-1].write_bytes(memory.getvalue())
+    for number, first in enumerate(range(0, files, per_folder)):
+        folder = unfinished / f"tree/train/n{number:08d}"
+        folder.mkdir(parents=True)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        for i in range(first, min(first + per_folder, files)):
+            name = f"n{number:08d}_{i * 7919 % 100_000}.JPEG" if per_folder <= 10_000 else f"{i:09d}.JPEG"
+            if inodes:
+                os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, dir_fd=descriptor))
+            else:
+                os.link(images[i % len(images)], name, dst_dir_fd=descriptor)
+        os.close(descriptor)
+    unfinished.rename(root)
+
+
+def _place(arguments: argparse.Namespace) -> Path:
+    more = f"-{arguments.per_folder}" * (arguments.per_folder != 1000) + "-inodes" * arguments.inodes
+    return Path(arguments.work) / f"tree-{arguments.samples}{more}"
+
+
+def _tree(arguments: argparse.Namespace) -> str:
+    return str(_place(arguments) / "tree")
+
+
+def _set(arguments: argparse.Namespace) -> Path:
+    return _place(arguments) / "set"
+
+
+# --- the steps ----------------------------------------------------------------------------------------------------
+def _options(arguments: argparse.Namespace) -> Any:
+    from packer.conversion.plan import ConvertOptions
+
+    per_shard = max(1, -(-arguments.samples // 64))
+    return ConvertOptions("hdf5", shuffle=0 if arguments.shuffle else None, samples_per_shard=per_shard)
+
+
+def _prepare(arguments: argparse.Namespace) -> Any:
+    from packer.conversion.plan import check_listing, make_plan
+    from packer.conversion.saved import Prepared
+    from packer.formats import format_named
+    from packer.sources.folder import FolderSource
+    from packer.workers import without_gc
+
+    with without_gc():
+        listing = FolderSource(_tree(arguments)).list(None)
+        for part in listing.splits.values():
+            check_listing(part, "")
+        return Prepared(make_plan(listing, _options(arguments), format_named("hdf5")), listing)
+
+
+@step("scan", "walk the tree: names, sizes, times; one process")
+def _scan(arguments: argparse.Namespace) -> None:
+    from readers.examine import scan
+
+    scan(_tree(arguments), [], 1)
+
+
+@step("list", "the same by all CPUs, sorted into splits and classes, keys made unique, layout recognised")
+def _list(arguments: argparse.Namespace) -> None:
+    from packer.sources.folder import FolderSource
+    from packer.workers import without_gc
+
+    with without_gc():
+        FolderSource(_tree(arguments)).list(None)
+
+
+@step("plan", "list, check keys, cut shards, fingerprint")
+def _plan(arguments: argparse.Namespace) -> None:
+    _prepare(arguments)
+
+
+@step("save", "list, plan, write the listing into the working folder")
+def _save(arguments: argparse.Namespace) -> None:
+    from cache.files import Folder
+    from packer.conversion.saved import save
+
+    out = _saved(arguments)
+    shutil.rmtree(out, ignore_errors=True)
+    with Folder(out / ".packing", create=True) as work:
+        save(out, work, _question(arguments), _prepare(arguments))
+
+
+@step("load", "what a resumed conversion or a task does instead: look at each folder, read the plan")
+def _load(arguments: argparse.Namespace) -> None:
+    from packer.conversion.saved import load
+
+    found = load(_saved(arguments), _question(arguments), _options(arguments), _tree(arguments))
+    assert found is not None and found.plan.samples == arguments.samples
+
+
+@step("rows", "read the rows of all shards one by one, as their workers do")
+def _rows(arguments: argparse.Namespace) -> None:
+    from packer.conversion.saved import load
+
+    found = load(_saved(arguments), _question(arguments), _options(arguments), None)
+    assert found is not None
+    for number in range(len(found.plan.shards)):
+        for block in found.samples(number).slices():
+            assert block.places
+
+
+def _saved(arguments: argparse.Namespace) -> Path:
+    return _place(arguments) / "saved"
+
+
+def _question(arguments: argparse.Namespace) -> str:
+    from packer.conversion.choice import Choice
+    from packer.conversion.saved import question_of
+    from packer.sources.folder import FolderSource
+
+    return question_of(FolderSource(_tree(arguments)), _options(arguments), Choice())
+
+
+@step("convert", "all of it: list, plan, pack (read from the page cache, check headers, CRC32C, fsync), commit")
+def _convert(arguments: argparse.Namespace) -> None:
+    import packer
+
+    shutil.rmtree(_set(arguments), ignore_errors=True)
+    options = _options(arguments)
+    packer.convert(
+        _tree(arguments),
+        "hdf5",
+        _set(arguments),
+        samples_per_shard=options.samples_per_shard,
+        shuffle=options.shuffle,
+    )
+
+
+@step("index", "write the index from the parts of its shards: columns are copied; what the commit does")
+def _index(arguments: argparse.Namespace) -> int:
+    """The parts of a conversion are gone when it has ended, so one of a million samples is used again and again."""
+    from cache.files import Folder
+    from packer.columns import write_index
+
+    samples = arguments.index or arguments.samples
+    count = -(-samples // _PART)
+    with Folder(_indexed(arguments), create=True) as place:
+        shutil.rmtree(_indexed(arguments) / "train.index", ignore_errors=True)
+        part = _indexed(arguments) / "one.part"
+        columns = write_index(place, "train.index", [part] * count, [_PART] * count, ["image"], scratch=place)
+        _write_info(place, columns, count)
+    return count * _PART
+
+
+@step("open", "open that set, look up where 1,000 random samples are, their keys and labels")
+def _open(arguments: argparse.Namespace) -> int:
+    import readers
+
+    started = time.perf_counter()
+    with readers.open(_indexed(arguments)) as reader:
+        print(f"opened in {1e3 * (time.perf_counter() - started):.1f} ms", file=sys.stderr)
+        for i in np.random.RandomState(1).randint(0, len(reader), 1000).tolist():
+            assert reader.byte_range(i) and reader.labels[i] >= 0 and reader.keys[i]
+        return len(reader)
+
+
+@step("order", "the whole order of an epoch: a shuffle of all samples, 65,536 positions at a time")
+def _order(arguments: argparse.Namespace) -> None:
+    from readers.order import Shuffled
+
+    order = Shuffled(arguments.samples, seed=1)
+    for first in range(0, arguments.samples, 1 << 16):
+        order.indices(3, np.arange(first, min(first + (1 << 16), arguments.samples)))
+
+
+@step("verify", "every sample and its checksum, by all CPUs")
+def _verify(arguments: argparse.Namespace) -> None:
+    import packer
+
+    assert packer.verify(_set(arguments)).ok
+
+
+# --- an index without shards --------------------------------------------------------------------------------------
+def _indexed(arguments: argparse.Namespace) -> Path:
+    return Path(arguments.work) / "index"
+
+
+def _make_part(place: Path) -> None:
+    """The columns of a million samples of 110 kB."""
+    from packer.columns import PartMeta, save_part
+    from readers.index import COLUMNS, FIELD_COLUMNS
+    from readers.layout import ShardInfo
+    from readers.strings import Strings
+
+    n = _PART
+    place.mkdir(parents=True, exist_ok=True)
+    columns: dict[str, Any] = {name: np.full(n, 1, dtype) for name, dtype in COLUMNS.items() if name != "shard"}
+    columns |= {f"image.{name}": np.full(n, 110_000, dtype) for name, dtype in FIELD_COLUMNS.items()}
+    columns["image.offset"] = np.arange(n, dtype="<u8") * 110_000
+    for name, texts in (("key", Strings.of(f"n{i // 1000:08d}/n{i // 1000:08d}_{i}" for i in range(n))),):
+        columns[name], columns[f"{name}.offset"] = texts.blob, texts.offsets
+    names = Strings.of("+.JPEG" for _ in range(n))
+    columns["image.name"], columns["image.name.offset"] = names.blob, names.offsets
+    shard = ShardInfo("train-0.h5", 110_000 * n, n, 0)
+    save_part(place / "one.part", columns, PartMeta(shard, 110_000 * n))
+
+
+def _write_info(place: Any, columns: Any, parts: int) -> None:
+    """A dataset.json that lists as many shards as there would be at 1 GiB each; holes, as large as they say."""
+    from packer.conversion.commit import write_dataset_info
+    from readers.layout import DatasetInfo, ShardInfo, SplitInfo
+
+    shards = []
+    for number in range(parts):
+        shards.append(ShardInfo(f"train-{number:05d}-of-{parts:05d}.h5", 110_000 * _PART, _PART, 0))
+        (place.path / shards[-1].path).touch()
+        os.truncate(place.path / shards[-1].path, 110_000 * _PART)
+    split = SplitInfo(parts * _PART, tuple(shards), "train.index", "", columns)
+    write_dataset_info(
+        place, DatasetInfo("hdf5", {"image": "image"}, ("a", "b"), {"train": split}, 0, {}), scratch=place
+    )
+
+
+# --- running ------------------------------------------------------------------------------------------------------
+def measure(name: str, arguments: argparse.Namespace) -> dict[str, float]:
+    """One step, in this process. Imports are not in the clock; they are part of the first sample's fate alone."""
+    import packer.conversion.run
+    import packer.conversion.saved
+    import packer.formats.hdf5
+    import packer.sources.folder
+    import packer.verification  # noqa: F401
+    import readers.order  # noqa: F401
+
+    before = memory_of_self()
+    reset_peak()
+    cpu, started = cpu_seconds(), time.perf_counter()
+    samples = STEPS[name][0](arguments) or arguments.samples
+    wall, cpu = time.perf_counter() - started, cpu_seconds() - cpu
+    peak = peak_memory()
+    return {
+        "samples": samples,
+        "cpu_us": cpu / samples * 1e6,
+        "wall_s": wall,
+        "own_mb": peak["peak_self_mb"] - before["private_mb"] - before["file_mb"],
+        "child_mb": max(0.0, peak["peak_child_mb"] - before["private_mb"] - before["file_mb"]),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", required=True, type=Path, help="folder for the tree and the outputs")
+    parser.add_argument("--samples", type=int, default=100_000)
+    parser.add_argument("--per-folder", type=int, default=1000)
+    parser.add_argument("--inodes", action="store_true", help="an empty file of its own for each name")
+    parser.add_argument("--shuffle", action="store_true", help="plan and pack in a random order")
+    parser.add_argument("--cold", action="store_true", help="empty the page cache before each step")
+    parser.add_argument("--index", type=int, default=0, help="samples of the index; only it is made and opened")
+    parser.add_argument("--only", type=lambda text: text.split(","), help=f"steps: {', '.join(STEPS)}")
+    parser.add_argument("--json", action="store_true", help="print a line of JSON for each step")
+    parser.add_argument("--step", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.step:
+        print(json.dumps(measure(arguments.step, arguments)))
+        return
+    chosen = arguments.only or (["index", "open"] if arguments.index else list(STEPS))
+    if arguments.inodes:
+        chosen = [name for name in chosen if name not in ("convert", "verify")]
+    if {"index", "open"} & {*chosen} and not (_indexed(arguments) / "one.part").exists():
+        _make_part(_indexed(arguments))
+    if not arguments.index and not _place(arguments).exists():
+        make_tree(_place(arguments), arguments.samples, arguments.per_folder, arguments.inodes)
+    if not arguments.json:
+        print("| step | samples | CPU µs a sample | wall s | bytes a sample | MB | largest child MB |")
+        print("|---|---|---|---|---|---|---|")
+    for name in chosen:
+        if arguments.cold:
+            chill([])
+        command = [sys.executable, __file__, *sys.argv[1:], "--step", name]
+        found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+        if arguments.json:
+            print(json.dumps({"step": name, **found}), flush=True)
+            continue
+        n = found["samples"]
+        print(
+            f"| {name} | {n:,} | {found['cpu_us']:.2f} | {found['wall_s']:.2f} | {found['own_mb'] * 1e6 / n:.0f} | "
+            f"{found['own_mb']:.0f} | {found['child_mb']:.0f} |",
+            flush=True,
+        )
+    if not arguments.json:
+        print("", *(f"{name}: {STEPS[name][1]}" for name in chosen), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

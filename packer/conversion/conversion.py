@@ -1,0 +1,245 @@
+"""One conversion of a source into a directory: all of it, or the share of one task of several.
+
+    whole     list and plan, or take the saved listing; pack what is missing; commit
+    task i    the first task lists, plans and saves both, the others wait for that; pack shards i, i + n, i + 2n, …
+    commit    `packer.conversion.job`, when the shards of all tasks are whole
+
+Tasks run at any time, on any node, in any order, also twice at the same time: which shards there are follows from the
+plan, and a shard gets its name when it is whole. They share the lock of the working folder, which a conversion, a
+commit and a change of the set take alone; listing and planning is under a second lock, which one task has at a time.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from cache.errors import OutputError, SourceError
+from cache.messages import Watcher
+from packer.columns import PartMeta
+from packer.conversion import saved
+from packer.conversion.choice import Choice
+from packer.conversion.commit import replaced_set
+from packer.conversion.job import JOB_FILE, Job
+from packer.conversion.journal import Journal
+from packer.conversion.left_out import link_warnings
+from packer.conversion.ops import check_fields
+from packer.conversion.pack import ShardTask, pack_shard
+from packer.conversion.plan import ConvertOptions, check_listing, make_plan
+from packer.conversion.result import ConvertResult, Summary
+from packer.conversion.saved import Prepared
+from packer.documents import repair_documents
+from packer.formats import format_named
+from packer.sources import Source
+from packer.sources.base import SourceListing
+from packer.workers import Workers, run_shards, without_gc
+from readers.layout import read_dataset_info
+
+__all__ = ["Conversion"]
+
+_WAIT_SECONDS = 600.0  # for a commit, or a conversion that is just beginning
+
+
+class Conversion:
+    """A conversion of `source` into the directory `out`."""
+
+    def __init__(
+        self, source: Source, out: Path, options: ConvertOptions, choice: Choice, workers: Workers, watcher: Watcher
+    ) -> None:
+        self._source, self._out, self._options, self._choice = source, out, options, choice
+        self._workers, self._watcher = workers, watcher
+        self._summary = Summary(out, options.to, time.perf_counter())
+        self._question = saved.question_of(source, options, choice)
+
+    def run(self, overwrite: bool, dry_run: bool) -> ConvertResult:
+        """All of it."""
+        self._check_output()
+        found = None if overwrite or dry_run else self._saved()
+        prepared = found or self._prepare()
+        if dry_run:
+            return self._planned(prepared)
+        with Journal(self._out) as journal:
+            self._warn(journal)
+            done = self._finished(journal, prepared, overwrite)
+            if done is not None:
+                repair_documents(journal.place, scratch=journal.work)
+                journal.remove()
+                return done
+            self._check_replaced(journal, prepared)
+            journal.begin(prepared.plan, overwrite)
+            if found is None:
+                prepared = saved.save(self._out, journal.work, self._question, prepared)
+            metas, resumed = self._pack(journal, prepared, range(len(prepared.plan.shards)))
+            info = Job.of(self._source, self._options, prepared).finish(journal, metas, self._watcher)
+        return self._summary.of_set(info, prepared.listing, metas, resumed)
+
+    def run_task(self, task: tuple[int, int], overwrite: bool) -> ConvertResult:
+        """The shards of task i of n; `packer.conversion.job` makes the set."""
+        self._check_output()
+        number, count = task
+        with Journal(self._out, shared=True, wait_seconds=_WAIT_SECONDS) as journal:
+            self._warn(journal)
+            prepared, done = self._joined(journal, count, overwrite)
+            if done is not None:
+                return replace(done, task=task)
+            mine = range(number, len(prepared.plan.shards), count)
+            metas, resumed = self._pack(journal, prepared, mine)
+        return self._summary.of(
+            prepared.listing,
+            metas,
+            splits=_samples_by_split([prepared.plan.shards[i].split for i in mine], metas),
+            classes=len(prepared.listing.classes),
+            shards=len(metas),
+            samples=sum(meta.shard.samples for meta in metas),
+            payload_bytes=sum(meta.payload_bytes for meta in metas),
+            shard_bytes=sum(meta.shard.bytes for meta in metas),
+            shards_resumed=resumed,
+            task=task,
+        )
+
+    def _joined(self, journal: Journal, tasks: int, overwrite: bool) -> tuple[Prepared, ConvertResult | None]:
+        """The plan of all tasks, made by the first of them; and the result where the set exists."""
+        found = None
+        if not self._question or (journal.unfinished and not journal.work.kind(saved.LISTING_FILE)):
+            found = self._prepare()  # each task lists what cannot be saved, and need not wait for the others
+        with journal.planning():
+            prepared = found or self._saved() or self._prepare()
+            done = self._finished(journal, prepared, overwrite)
+            if done is not None:
+                return prepared, done
+            begins = journal.join(prepared.plan, overwrite, lambda: self._check_replaced(journal, prepared))
+            if begins or not journal.work.kind(JOB_FILE):  # the first task may have been killed meanwhile
+                job = Job.of(self._source, self._options, prepared, tasks)
+                prepared = saved.save(self._out, journal.work, self._question, prepared)
+                job.save(journal.work)
+            return prepared, None
+
+    def _saved(self) -> Prepared | None:
+        found = saved.load(self._out, self._question, self._options, getattr(self._source, "root", None))
+        if found is not None:
+            self._show_warnings(found.listing)
+        return found
+
+    def _show_warnings(self, listing: SourceListing) -> None:
+        for warning in listing.warnings:
+            self._watcher.note(f"warning: {warning}")
+
+    def _warn(self, journal: Journal) -> None:
+        if journal.unlocked:
+            self._watcher.note("warning: no file locks here; make sure that no other conversion writes this output")
+
+    def _finished(self, journal: Journal, prepared: Prepared, overwrite: bool) -> ConvertResult | None:
+        """The result where the set exists. Raises OutputError where there is another one."""
+        finished = journal.finished_plan()
+        if finished == prepared.plan.fingerprint and not overwrite:
+            return self._summary.of_set(read_dataset_info(self._out), prepared.listing)
+        if finished is not None and not overwrite:
+            raise OutputError(
+                f"{self._out}: holds a set made from another source or with other options; "
+                f"pass overwrite=True to replace it, or choose another output"
+            )
+        return None
+
+    def _check_replaced(self, journal: Journal, prepared: Prepared) -> None:
+        """Refuse to replace a set that must stay, and say what is replaced."""
+        old = replaced_set(journal)
+        if old is not None:
+            old.check(prepared.plan, prepared.paths(self._source))
+            for line in old.changes(prepared.plan, prepared.listing):
+                self._watcher.note(line)
+
+    def _prepare(self) -> Prepared:
+        """List and plan."""
+        self._watcher.note(f"listing {self._source.title}")
+        try:
+            with without_gc():
+                listing = self._choice.of(self._source.list(self._options.split))
+        except MemoryError as error:
+            raise SourceError(
+                f"{self._source.title}: listing it takes more memory than there is; is it damaged, or is all that one "
+                f"set? pack a part of it at a time, or free memory"
+            ) from error
+        listing.warnings += link_warnings(listing)
+        for split in listing.splits.values():
+            check_listing(split, self._source.title)
+        check_fields(self._options.ops, listing.fields)
+        self._show_warnings(listing)
+        return Prepared(make_plan(listing, self._options, format_named(self._options.to)), listing)
+
+    def _check_output(self) -> None:
+        root = getattr(self._source, "root", None)
+        if root is None:
+            return
+        source, out = Path(root).resolve(), self._out.resolve()
+        if source == out or (source.is_dir() and source in out.parents):
+            raise OutputError(f"{self._out}: is inside the source {root}; choose another output")
+
+    def _pack(self, journal: Journal, prepared: Prepared, numbers: Sequence[int]) -> tuple[list[PartMeta], int]:
+        """Pack those shards of the plan that are not whole; the facts of all, and how many were."""
+        plan, listing = prepared.plan, prepared.listing
+        metas = {i: journal.load_whole(plan.shards[i], plan, self._options.on_error) for i in numbers}
+        missing = [number for number, meta in metas.items() if meta is None]
+        resumed = len(metas) - len(missing)
+        if resumed:
+            self._watcher.note(f"resuming: {resumed} of {len(metas)} shards are whole already")
+        shards = [plan.shards[number] for number in missing]
+        size = sum(shard.source_bytes for shard in shards)
+        self._check_space(size)
+        done = run_shards(
+            pack_shard,
+            (self._task(journal, number, prepared) for number in missing),
+            len(shards),
+            self._workers.at_most(listing.max_workers),
+            self._watcher,
+            (sum(len(shard.indices) for shard in shards), size),
+            source=self._source,
+            folder=journal.folder,
+        )
+        metas |= zip(missing, done, strict=True)
+        return [meta for meta in metas.values() if meta is not None], resumed
+
+    def _task(self, journal: Journal, number: int, prepared: Prepared) -> ShardTask:
+        shard = prepared.plan.shards[number]
+        return ShardTask(
+            source=self._source,
+            spec=prepared.plan.specs[shard.split],
+            samples=prepared.samples(number),
+            options=self._options,
+            skip_strays=prepared.listing.skip_strays,
+            out=journal.out,
+            shard=shard.name,
+            where=prepared.listing.where,
+            plan=prepared.plan.fingerprint,
+        )
+
+    def _check_space(self, needed: int) -> None:
+        """Refuse before the first byte what cannot fit; re-encoding makes sizes unknowable."""
+        free = shutil.disk_usage(self._out).free
+        if self._options.encoding is None and needed > free:
+            raise OutputError(
+                f"{self._out}: needs {needed:,} bytes, {free:,} are free there; make room, or choose another output"
+            )
+
+    def _planned(self, prepared: Prepared) -> ConvertResult:
+        plan, listing = prepared.plan, prepared.listing
+        return self._summary.of(
+            listing,
+            splits={name: len(part) for name, part in listing.splits.items()},
+            classes=len(listing.classes),
+            shards=len(plan.shards),
+            samples=plan.samples,
+            payload_bytes=plan.source_bytes,
+            shard_bytes=0,
+            dry_run=True,
+            undecided=listing.where,
+        )
+
+
+def _samples_by_split(splits: Sequence[str], metas: Sequence[PartMeta]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for split, meta in zip(splits, metas, strict=True):
+        counts[split] = counts.get(split, 0) + meta.shard.samples
+    return counts

@@ -1,0 +1,279 @@
+"""Conversions by the tasks of array jobs: in any order, killed, run twice, at the same time; then one commit."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from suites.children import crashes_at, end_of, forked
+from suites.engines import data_of
+from suites.programs import run_packer
+from suites.samples import files_of
+
+import packer
+import readers
+from cache.errors import OutputError, SourceError
+from packer.conversion.job import task_list
+from packer.conversion.journal import Journal
+from packer.conversion.result import ConvertResult
+from packer.sources.base import SourceListing
+from packer.sources.folder import FolderSource
+from readers.layout import read_dataset_info
+
+OPTIONS: dict[str, Any] = {"to": "tar", "samples_per_shard": 4, "workers": 1}
+
+
+class Counted(FolderSource):
+    """Notes each listing in a file beside the source's."""
+
+    def list(self, split: str | None) -> SourceListing:
+        with open(f"{self.root}.listed", "a") as file:
+            file.write("x")
+        return super().list(split)
+
+
+class Unsaved(Counted):
+    """Its listing cannot be kept, so that each task lists."""
+
+    identity = ""
+
+
+@pytest.fixture(scope="module")
+def expected(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    return files_of(Path(packer.convert(tree, output=tmp_path_factory.mktemp("whole") / "out", **OPTIONS).output))
+
+
+@pytest.fixture
+def photos(tree: Path, tmp_path: Path) -> Path:
+    """A copy of `tree` under the same name, whose listings are counted beside it."""
+    return Path(shutil.copytree(tree, tmp_path / tree.name))
+
+
+@pytest.fixture
+def run(photos: Path, tmp_path: Path) -> Callable[..., ConvertResult]:
+    """Runs a task, into tmp_path/out."""
+
+    def run(number: int, count: int, source: type[FolderSource] = Counted, **options: Any) -> ConvertResult:
+        return packer.convert(source(photos), output=tmp_path / "out", task=(number, count), **OPTIONS | options)
+
+    return run
+
+
+def same_shards(out: Path, expected: dict[str, bytes]) -> None:
+    """Compare all but what names the source."""
+    assert data_of(files_of(out)) == data_of(expected)
+    assert packer.verify(out, workers=1).ok
+
+
+@pytest.mark.parametrize(("source", "listings"), [(Counted, 1), (Unsaved, 5)])
+def test_tasks_in_any_order_and_more_than_once(
+    run: Callable[..., ConvertResult],
+    photos: Path,
+    tmp_path: Path,
+    expected: dict[str, bytes],
+    source: type[FolderSource],
+    listings: int,
+) -> None:
+    out = tmp_path / "out"
+    results = [run(number, 4, source) for number in (2, 0, 2, 3, 1)]
+    assert sum(result.samples for result in results) - results[0].samples == 45
+    assert [result.shards_resumed for result in results] == [0, 0, 3, 0, 0]
+    assert Path(f"{photos}.listed").read_text() == listings * "x"
+    assert [path.name for path in out.iterdir()] == [".packing"]
+    with pytest.raises(readers.DatasetError, match="unfinished conversion"):
+        readers.open(out)
+    assert packer.commit(out).samples == 45
+    same_shards(out, expected)
+    assert packer.commit(out).already_done and run(1, 4, source).already_done
+
+
+def test_a_commit_names_the_tasks_that_are_missing(run: Callable[..., ConvertResult], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(OutputError, match="no task has packed anything here"):
+        packer.commit(out)
+    run(1, 6)
+    before = files_of(out)
+    with pytest.raises(
+        OutputError, match=r"10 of 12 shards are missing, those of 5 tasks of 6: .*--task 0/6"
+    ) as caught:
+        packer.commit(out)
+    assert "sbatch --array=0,2-5 SCRIPT" in str(caught.value)
+    assert files_of(out) == before
+    done = run_packer("commit", out)
+    assert done.returncode == 1 and "--array=0,2-5" in done.stderr
+    packer.convert(Counted(tmp_path / "images"), output=out, **OPTIONS)  # all the rest, and the commit
+    assert packer.verify(out, workers=1).ok
+
+
+def test_tasks_at_the_same_time(
+    run: Callable[..., ConvertResult], photos: Path, tmp_path: Path, expected: dict[str, bytes]
+) -> None:
+    """Each of three tasks twice, all at once; one of them lists."""
+    with ExitStack() as tasks:
+        for number in range(6):
+            tasks.enter_context(forked(partial(run, number % 3, 3)))
+    assert Path(f"{photos}.listed").read_text() == "x"
+    packer.commit(tmp_path / "out")
+    same_shards(tmp_path / "out", expected)
+
+
+def test_what_else_writes_waits_or_is_refused(run: Callable[..., ConvertResult], photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run(0, 2)
+    with Journal(out, shared=True):  # as of a task that runs
+        for work in (partial(packer.commit, out), partial(packer.convert, photos, output=out, **OPTIONS)):
+            with pytest.raises(OutputError, match="another command is writing here"):
+                work()
+        assert run(1, 2).shards == 6
+        with pytest.raises(OutputError, match="tasks of another conversion"):
+            run(1, 2, samples_per_shard=5, overwrite=True)
+    with pytest.raises(OutputError, match="unfinished conversion of another source"):
+        run(1, 2, samples_per_shard=5)
+    assert run(1, 2, samples_per_shard=5, overwrite=True).shards_resumed == 0
+    with pytest.raises(OutputError, match=r"those of 1 task of 2"):
+        packer.commit(out)
+
+
+def test_a_set_is_replaced_by_the_commit(tree: Path, run: Callable[..., ConvertResult], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    packer.convert(tree, "tfrecord", out, workers=1)
+    with pytest.raises(OutputError, match="holds a set made from another source"):
+        run(0, 2)
+    for number in range(2):
+        run(number, 2, overwrite=True)
+        assert read_dataset_info(out).format == "tfrecord"
+    assert packer.commit(out).format == "tar"
+    assert packer.verify(out, against=tree, workers=1).ok
+
+
+@pytest.mark.parametrize("first", [*range(1, 9, 3), pytest.param(0, marks=pytest.mark.faults)])
+def test_a_crash_at_a_step_of_tasks_and_their_commit(
+    run: Callable[..., ConvertResult], tmp_path: Path, first: int
+) -> None:
+    """After each 27th step, or each: the same commands end with the same bytes, and nothing half-made looks whole."""
+    out, steps = tmp_path / "out", 0
+
+    def all_commands() -> None:
+        for number in range(2):
+            run(number, 2, samples_per_shard=40)
+        packer.commit(out)
+
+    all_commands()
+    whole = files_of(out)
+    for step in range(first or 1, 400, 27 if first else 1):
+        shutil.rmtree(out)
+        if not crashes_at(step, all_commands):
+            break
+        steps += 1
+        if (out / "dataset.json").exists():
+            assert packer.verify(out, workers=1).ok, f"an incomplete set looks complete after step {step}"
+        all_commands()
+        assert files_of(out) == whole, f"after a crash at step {step}"
+    assert steps > (40 if first == 0 else 1)
+
+
+@pytest.mark.parametrize("trials", [3, pytest.param(50, marks=pytest.mark.faults)])
+def test_tasks_killed_at_random(run: Callable[..., ConvertResult], tmp_path: Path, trials: int) -> None:
+    """Two tasks at a time, each killed after some shards and started again until it ends."""
+    out, draw = tmp_path / "out", random.Random(8)
+    for number in range(2):
+        run(number, 2)
+    packer.commit(out)
+    whole, kills = files_of(out), 0
+    while kills < trials:
+        shutil.rmtree(out)
+        left = [0, 1]
+        while left:
+            number = draw.choice(left)
+            if draw.random() < 0.7 and crashes_at(draw.randrange(1, 60), partial(run, number, 2)):
+                kills += 1
+            else:
+                run(number, 2)
+                left.remove(number)
+        packer.commit(out)
+        assert files_of(out) == whole
+    print(f"\n{kills} tasks killed")
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        ("{", "cannot be read"),
+        ("[1]", "cannot be read"),
+        ({"splits": [["../x", "", 1]]}, "cannot be read"),
+        ({"splits": [["train", "", 1 << 40]]}, "numbers of shards that no set has"),
+        ({"splits": [["train", "", -1]]}, "numbers of shards that no set has"),
+        ({"tasks": 0}, "0 tasks"),
+        ({"to": "zip"}, "cannot be read"),
+        ({"version": 9}, "version 9"),
+    ],
+    ids=str,
+)
+def test_a_damaged_job_is_one_message(
+    run: Callable[..., ConvertResult], tmp_path: Path, content: Any, match: str
+) -> None:
+    run(0, 1)
+    file = tmp_path / "out/.packing/job.json"
+    file.write_text(content if isinstance(content, str) else json.dumps(json.loads(file.read_text()) | content))
+    with pytest.raises(OutputError, match=rf"job\.json: cannot be read.*{match.removeprefix('cannot be read')}"):
+        packer.commit(tmp_path / "out")
+
+
+def test_a_late_part_of_another_plan_is_not_used(run: Callable[..., ConvertResult], tmp_path: Path) -> None:
+    """What a worker writes that outlived its conversion, into the folder of the next one."""
+    out, late = tmp_path / "out", tmp_path / "late"
+    run(0, 1, shuffle=1)
+    shutil.copytree(out / ".packing", late)
+    run(0, 1, shuffle=2, overwrite=True)
+    expected = {path.name: path.read_bytes() for path in (out / ".packing").glob("*.tar")}
+    for path in late.glob("*.tar*"):
+        shutil.copy(path, out / ".packing")
+    assert run(0, 1, shuffle=2).shards_resumed == 0
+    assert {path.name: path.read_bytes() for path in (out / ".packing").glob("*.tar")} == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"task": (2, 2)}, "i from 0 to n - 1"),
+        ({"task": (0, 2), "output": "s3://bucket/set"}, "tasks share a directory"),
+    ],
+    ids=str,
+)
+def test_tasks_that_cannot_be(tree: Path, tmp_path: Path, options: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        packer.convert(tree, **{"to": "tar", "output": tmp_path / "out", **options})
+
+
+def test_a_stream_has_no_tasks(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="one process: no engine=, no task="):
+        packer.convert(iter([]), "tar", tmp_path / "out", task=(0, 2))
+
+
+def test_an_empty_share_and_an_empty_set(run: Callable[..., ConvertResult], photos: Path, tmp_path: Path) -> None:
+    assert run(99, 100).shards == 0
+    shutil.rmtree(tmp_path / "out")
+    for image in photos.rglob("*.JPEG"):
+        image.write_bytes(b"")
+    run(0, 1, on_error="skip")
+    with pytest.raises(SourceError, match="no images, so no set is made"):
+        packer.commit(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_lists_of_tasks() -> None:
+    assert task_list([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8" and task_list([]) == ""
+
+
+def test_a_child_that_waits_for_the_listing_of_another(run: Callable[..., ConvertResult], tmp_path: Path) -> None:
+    """A task that was killed while it listed keeps nobody waiting."""
+    with Journal(tmp_path / "out", shared=True) as journal, journal.planning():
+        pass
+    assert end_of(lambda: str(run(0, 1).shards), ("12",)) == "12"
