@@ -1,4 +1,4 @@
-"""What Megatron-Energon reads beside tar shards: the folder .nv-meta and an index of each shard.
+"""What Megatron-Energon reads with tar shards: the folder .nv-meta and an index of each shard.
 
     <shard>.tar.idx          uint64, little-endian: where each sample's first header begins, and where the last ends
     .nv-meta/.info.json      {"shard_counts": {shard: samples}}; .info.yaml: the same for its versions before 6

@@ -210,7 +210,7 @@ def row_of(found: Simulation, order: str, cache: str) -> Row:
 
 
 def test_neighbours_leave_the_source_one_copy_of_the_set() -> None:
-    """Whatever the order: what is kept is read once, by the node whose part it is in."""
+    """Under every order, what is kept is read once, by the node whose part it is in."""
     alone, found = small(tail="exact"), small(tail="exact", peers=True)
     for order in ("global", "block", "node-local", "staged-first"):
         row = row_of(found, order, "50 %")
@@ -283,6 +283,22 @@ def test_the_result_is_plain(source: Path) -> None:
     assert again["rows"][0]["source"] == sum(epoch["source"] for epoch in again["rows"][0]["epochs"])
     with readers.open(source, "train") as reader:
         assert simulate(reader, Job(2, 2, 3, epochs=2), caches=[0.0, "50%", 4000]) == found
+
+
+def test_the_code_is_that_of_the_row(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs, on one node, and makes the order that was simulated."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    shuffles = Shuffles(ORDERS, block_bytes=4000, window=5, exchange_every=3, seed=4)
+    found = simulate(source, Job(1, 1, 6, epochs=1), split="train", caches=[0.0, 0.5, "13kB"], shuffles=shuffles)
+    for row in found.rows:
+        names: dict[str, Any] = {}
+        exec("\n".join(row.code), names)
+        assert names["order"].spec() == row.spec and names["order"].seed == 4
+        assert len(names["reader"]) == 36 and hasattr(names["reader"], "kept") == bool(row.memory.cache)
+        names["reader"].close()
+    shared = small(peers=True)
+    assert "readers.share(reader" in "\n".join(row_of(shared, "global", "50 %").code)
+    assert not any("share" in line for line in row_of(shared, "global", "0 %").code)
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def _simulate(
     try:
         for name in names:
             order = _order(name, subject, job, shuffles)
-            rows += _OrderRun(name, order, subject, job, machine, nodes, done).rows(caches)
+            rows += _OrderRun(name, order, subject, job, machine, nodes, shuffles, done).rows(caches)
     finally:
         watcher.end()
     deal = Deal(Sequential(len(subject)), job, nodes[:1])
@@ -134,6 +134,7 @@ class _OrderRun:
     job: Job
     machine: Machine
     nodes: Int64s
+    shuffles: Shuffles
     done: list[int]
 
     def rows(self, caches: Sequence[Capacity]) -> list[Row]:
@@ -179,7 +180,7 @@ class _OrderRun:
                 staged_after=0.0 if (copying := self._copying(0, variants[i])) is None else copying.seconds,
                 node_source=tuple(nodes_source[i].tolist()),
                 step_source=curves[i],
-                code=code_of(self.name, capacity, self.order, self.subject, self.job),
+                code=code_of(self.order, capacity, self.subject, self.job, self.shuffles),
             )
             for i, capacity in enumerate(caches)
         ]
