@@ -112,20 +112,30 @@ class Conversion:
 
     def _joined(self, journal: Journal, tasks: int, overwrite: bool) -> tuple[Prepared, ConvertResult | None]:
         """The plan of all tasks, made by the first of them; and the result where the set exists."""
-        found = None
-        if not self._question or (journal.unfinished and not journal.work.kind(saved.LISTING_FILE)):
-            found = self._prepare()  # each task lists what cannot be saved, and need not wait for the others
-        with journal.planning(lambda: self._watcher.note("waiting for the task that lists the source for all")):
-            prepared = found or self._saved() or self._prepare()
-            done = self._finished(journal, prepared, overwrite)
-            if done is not None:
-                return prepared, done
+
+        def wait() -> None:
+            self._watcher.note("waiting for the task that lists the source for all")
+
+        if self._question:
+            with journal.planning(wait):
+                found = self._saved()
+                if found is not None or not journal.unfinished:
+                    return self._join(journal, found or self._prepare(), tasks, overwrite)
+        prepared = self._prepare()  # each task lists what cannot be saved, and need not wait for the others
+        with journal.planning(wait):
+            return self._join(journal, prepared, tasks, overwrite)
+
+    def _join(
+        self, journal: Journal, prepared: Prepared, tasks: int, overwrite: bool
+    ) -> tuple[Prepared, ConvertResult | None]:
+        done = self._finished(journal, prepared, overwrite)
+        if done is None:
             begins = journal.join(prepared.plan, overwrite, lambda: self._check_replaced(journal, prepared))
             if begins or not journal.work.kind(JOB_FILE):  # the first task may have been killed meanwhile
                 job = Job.of(self._source, self._options, prepared, tasks)
                 prepared = saved.save(self._out, journal.work, self._question, prepared)
                 job.save(journal.work)
-            return prepared, None
+        return prepared, done
 
     def _saved(self) -> Prepared | None:
         found = saved.load(self._out, self._question, self._options, getattr(self._source, "root", None))
