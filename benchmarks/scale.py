@@ -30,7 +30,7 @@ from machine import chill, cpu_seconds, memory_of_self, peak_memory, reset_peak
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 _LINKS = 20_000  # to a file; ext4 takes 65,000
-_PART = 1_000_000  # samples of a part of an index
+_PART = 10_000  # samples of a shard of an index: 1.1 GB
 Step = Callable[[argparse.Namespace], "int | None"]
 STEPS: dict[str, tuple[Step, str]] = {}
 
@@ -188,7 +188,7 @@ def _convert(arguments: argparse.Namespace) -> None:
 
 @step("index", "write the index from the parts of its shards: columns are copied; what the commit does")
 def _index(arguments: argparse.Namespace) -> int:
-    """The parts of a conversion are gone when it has ended, so one of a million samples is used again and again."""
+    """The parts of a conversion are gone when it has ended, so one is used again and again."""
     from cache.files import Folder
     from packer.columns import write_index
 
@@ -206,11 +206,13 @@ def _index(arguments: argparse.Namespace) -> int:
 def _open(arguments: argparse.Namespace) -> int:
     import readers
 
-    started = time.perf_counter()
+    before, started = memory_of_self()["private_mb"], time.perf_counter()
     with readers.open(_indexed(arguments)) as reader:
-        print(f"opened in {1e3 * (time.perf_counter() - started):.1f} ms", file=sys.stderr)
+        opened = 1e3 * (time.perf_counter() - started)
         for i in np.random.RandomState(1).randint(0, len(reader), 1000).tolist():
             assert reader.byte_range(i) and reader.labels[i] >= 0 and reader.keys[i]
+        private = memory_of_self()["private_mb"] - before
+        print(f"open: {opened:.1f} ms; {private:.1f} MB of this process, the rest is mapped", file=sys.stderr)
         return len(reader)
 
 
@@ -236,7 +238,7 @@ def _indexed(arguments: argparse.Namespace) -> Path:
 
 
 def _make_part(place: Path) -> None:
-    """The columns of a million samples of 110 kB."""
+    """The columns of the samples of a shard of 1.1 GB."""
     from packer.columns import PartMeta, save_part
     from readers.index import COLUMNS, FIELD_COLUMNS
     from readers.layout import ShardInfo
