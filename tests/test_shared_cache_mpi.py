@@ -27,6 +27,7 @@ assert all(cache.put(slot, bytes([slot]) * 1000) for slot in mine if slot < 20)
 world.Barrier()
 assert all(cache.get(slot) == bytes([slot]) * 1000 for slot in range(20)), "bytes of the other ranks"
 assert cache.stats().puts == 20 and cache.stats().users == world.size
+world.Barrier()  # a child is one more user
 child = os.fork()
 if child == 0:
     ok = cache.get(0) is not None and all(cache.put(slot, b"of a child") for slot in mine if slot >= 20)

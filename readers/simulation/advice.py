@@ -20,7 +20,8 @@ _MIXES = 0.5
 
 
 def recommend(rows: Sequence[Row], job: Job) -> tuple[int, str]:
-    """(number, reason) of the row to take: the quickest; of several the one that reads least, then whose ranks mix best, then that keeps least.
+    """(number, reason) of the row to take: the quickest; of several the one that reads least, then the one whose
+    ranks mix best, then the one that keeps least.
 
     Rows that mix less than half as well as a global shuffle are taken only where all do.
     """

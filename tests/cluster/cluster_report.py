@@ -34,6 +34,7 @@ class Trial:
         self.made = self.passed = 0
 
     def __enter__(self) -> None:
+        """May be entered several times before it is left."""
         self.made += 1
 
     def __exit__(

@@ -59,6 +59,7 @@ class Node:
                     os.kill(int(path.parts[2]), signal.SIGKILL)
         self._first.wait(20)
         self._first = None
+        subprocess.run(["ip", "link", "del", f"to-{self.name}"], stderr=subprocess.DEVNULL, check=False)
 
     @property
     def pid(self) -> int:

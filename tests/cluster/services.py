@@ -44,9 +44,9 @@ def wait(what: Callable[[], object], why: str, seconds: float = _START_SECONDS, 
         time.sleep(0.05)
 
 
-def answers(port: int) -> bool:
-    """Whether something listens on this port of loopback."""
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 2):
+def answers(port: int, host: str = "127.0.0.1") -> bool:
+    """Whether something listens on this port."""
+    with contextlib.suppress(OSError), socket.create_connection((host, port), 2):
         return True
     return False
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
+import random
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from cluster_report import Trial
-from conftest import files_of
+from conversions import Conversion, kill, processes_of
 from nodes import Nodes
-from services import need
+from services import end, need, wait
+from suites.samples import files_of
 from test_shared_cache_mpi import RANKS as SHARED_CACHE
 
 import readers
@@ -42,6 +48,9 @@ if world.rank == 0:
 """
 
 
+PYTHON = (sys.executable, "-m", "mpi4py")  # an error of one rank ends all
+
+
 @dataclass(frozen=True)
 class Mpi:
     """How one implementation starts ranks on nodes."""
@@ -50,25 +59,42 @@ class Mpi:
     environ: dict[str, str]
     hosts: tuple[str, ...]
 
-    def run(self, nodes: Nodes, ranks: int, *command: object, check: bool = True) -> str:
-        """Run a command as so many ranks, as many on each node."""
+    def command(self, nodes: Nodes, ranks: int, *command: object) -> list[str]:
+        """A command as so many ranks, as many on each node."""
         each = ranks // len(self.hosts)
         hosts = ",".join(f"{host}:{each}" for host in self.hosts)
         words = [word.format(agent=nodes.agent, hosts=hosts, ranks=ranks) for word in self.launch]
-        return nodes["n1"].run(*words, *command, seconds=120, check=check, environ=self.environ)
+        return nodes["n1"].command(*words, *command)
+
+    def run(self, nodes: Nodes, ranks: int, *command: object) -> str:
+        done = subprocess.run(
+            self.command(nodes, ranks, *command),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=60,
+            check=False,
+            env={**os.environ, **self.environ},
+        )
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+    def start(self, nodes: Nodes, ranks: int, log: Path, *command: object) -> subprocess.Popen[bytes]:
+        with open(log, "wb") as output:
+            return subprocess.Popen(
+                self.command(nodes, ranks, *command),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, **self.environ},
+            )
 
 
 def _openmpi(folder: Path) -> Mpi:
     need("mpirun.openmpi", package="openmpi-bin libopenmpi-dev")
-    launch = [
-        "mpirun.openmpi",
-        "--allow-run-as-root",
-        "--oversubscribe",
-        "-n",
-        "{ranks}",
-        "--host",
-        "n1:{each},n2:{each}",
-    ]
+    launch = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-n", "{ranks}", "--host", "{hosts}"]
     launch += ["--mca", "plm_rsh_agent", "{agent}", "--mca", "btl", "self,vader,tcp", "--mca", "btl_tcp_if_include"]
     launch += ["eth0", "--mca", "oob_tcp_if_include", "eth0", "--mca", "btl_vader_single_copy_mechanism", "none"]
     for name in ("MPI4PY_MPIABI", "MPI4PY_LIBMPI", "PYTHONPATH", "TMPDIR"):
@@ -113,7 +139,7 @@ def test_eight_ranks_stage_once_a_node_and_read(
             target = nodes.local / f"{part}-{number}"
             for node in nodes:
                 node.run("mkdir", target)
-            out = mpi.run(nodes, 8, sys.executable, script, source, target, len(mpi.hosts), *["part"] * part)
+            out = mpi.run(nodes, 8, *PYTHON, script, source, target, len(mpi.hosts), *["part"] * part)
             library, said = json.loads(next(line for line in out.splitlines() if line.startswith("FOUND"))[5:])
             assert library.startswith("Open") == ("openmpi" in request.node.name), "this MPI was to be tested"
             assert sorted(rank["host"] for rank in said) == sorted(mpi.hosts * (8 // len(mpi.hosts)))
@@ -130,5 +156,51 @@ def test_the_shared_cache_in_a_window_of_a_node(mpi: Mpi, nodes: Nodes, tmp_path
     script.write_text(SHARED_CACHE.replace("MPI.COMM_WORLD", "MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)"))
     for _ in range(3):
         with trial:
-            out = mpi.run(nodes, 3 * len(mpi.hosts), sys.executable, script)
+            out = mpi.run(nodes, 3 * len(mpi.hosts), *PYTHON, script)
             assert out.count("good") == 3 * len(mpi.hosts), out
+
+
+@pytest.fixture(scope="module")
+def conversion(tmp_path_factory: pytest.TempPathFactory) -> Conversion:
+    need()
+    return Conversion(tmp_path_factory.mktemp("conversion"))
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_convert_as_the_local_engine_does(
+    mpi: Mpi, nodes: Nodes, conversion: Conversion, tmp_path: Path, ranks: int, trial: Trial
+) -> None:
+    for number in range(2):
+        with trial:
+            mpi.run(nodes, ranks, *conversion.command(tmp_path / str(number), "--engine", "mpi"))
+            assert files_of(tmp_path / str(number)) == conversion.files
+
+
+def test_a_rank_that_is_killed_ends_the_job_and_the_same_command_continues(
+    mpi: Mpi, nodes: Nodes, conversion: Conversion, tmp_path: Path, trial: Trial
+) -> None:
+    """Any rank, at a random number of shards."""
+    draws = random.Random(0)
+    for number in range(5):
+        with trial:
+            out = tmp_path / str(number)
+            command = conversion.command(out, "--engine", "mpi")
+            job = mpi.start(nodes, 4, tmp_path / f"{number}.log", *command)
+            wanted = draws.randrange(1, 40)
+            wait(partial(_has_shards, conversion, out, wanted, job), f"{wanted} shards")
+            ranks = [pid for pid in processes_of(*command[1:]) if _program(pid) == Path(sys.executable).resolve()]
+            assert ranks, "the conversion was over before a rank was killed"
+            kill(draws.choice(ranks))
+            end(job)
+            mpi.run(nodes, 4, *command)
+            assert files_of(out) == conversion.files
+
+
+def _has_shards(conversion: Conversion, out: Path, wanted: int, job: subprocess.Popen[bytes]) -> bool:
+    return job.poll() is not None or conversion.shards(out) >= wanted
+
+
+def _program(pid: int) -> Path | None:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/exe").readlink()
+    return None

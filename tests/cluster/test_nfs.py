@@ -1,0 +1,130 @@
+"""NFS 4.2 with two clients: staging from it while sets are replaced, and converting to it by tasks. See nfs.py."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster_report import Trial
+from conversions import OPTIONS, Conversion
+from nfs import Client, server
+from services import need, wait
+from suites.samples import files_of
+
+import packer
+
+pytestmark = pytest.mark.cluster
+
+TASKS = 2
+
+
+@pytest.fixture(scope="module")
+def export(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with server(tmp_path_factory.mktemp("nfs")) as export:
+        yield export
+
+
+@pytest.fixture(scope="module")
+def clients(export: Path) -> Iterator[dict[str, Client]]:
+    with Client("a", export.parent) as a, Client("b", export.parent) as b:
+        yield {"a": a, "b": b}
+
+
+def test_two_clients_stage(clients: dict[str, Client], export: Path, source: Path, trial: Trial) -> None:
+    """At the same time, with checksums; the second run finds the copy."""
+    shutil.copytree(source, export / "set")
+    for number in range(2):
+        jobs = {
+            name: client.start(f"packer stage {client.mount}/set --target /dev/shm --verify")
+            for name, client in clients.items()
+        }
+        for name, job in jobs.items():
+            with trial:
+                status, said = clients[name].ended(job)
+                assert status == 0, said
+                assert ("0 B in 0 files copied" in said) == (number > 0), said
+
+
+def test_a_set_is_replaced_while_a_client_knows_the_old_one(
+    clients: dict[str, Client], export: Path, tree: Path, tmp_path: Path, trial: Trial
+) -> None:
+    """By the server, behind the client's cache of attributes: the client's copy is the old set or the new one, or there
+    is an error that says what changed; after the cache's time it is the new one."""
+    sets = [tmp_path / "even", tmp_path / "odd"]
+    for number, made in enumerate(sets):
+        packer.convert(tree, "tar", made, workers=1, samples_per_shard=4, shuffle=number)
+    client, place = clients["a"], export / "changing"
+    shutil.copytree(sets[0], place)
+    client.run(f"packer stage {client.mount}/changing --target /dev/shm/0 --verify")
+    command = f"packer stage {client.mount}/changing --target /dev/shm/%s --verify --cleanup atexit -- "
+    for number in range(1, 7):
+        shutil.copytree(sets[number % 2], export / "next")
+        place.rename(export / "old")
+        (export / "next").rename(place)
+        shutil.rmtree(export / "old")
+        with trial:
+            status, said = client.ended(client.start(command % number + "sh -c 'packer verify $PACKER_STAGED'"))
+            assert status == 0 or ("Traceback" not in said and "changing" in said), said
+    with trial:
+        compare = command % "last" + f"sh -c 'cmp $PACKER_STAGED/dataset.json {sets[0]}/dataset.json'"
+        wait(lambda: client.ended(client.start(compare))[0] == 0, "the client to see the new set")
+
+
+def test_two_clients_convert_to_one_folder(
+    clients: dict[str, Client], export: Path, conversion: Conversion, trial: Trial
+) -> None:
+    for number in range(3):
+        out = f"shared-{number}"
+        with trial:
+            jobs = {
+                name: client.start(_task(client, conversion, out, task))
+                for task, (name, client) in enumerate(clients.items())
+            }
+            for name, job in jobs.items():
+                status, said = clients[name].ended(job)
+                assert status == 0, f"{name}: {said}"
+            last = clients["ab"[number % 2]]
+            last.run(f"packer commit {last.mount}/{out}")
+            assert files_of(export / out) == conversion.files
+
+
+def test_the_same_task_on_both_clients_at_once(
+    clients: dict[str, Client], export: Path, conversion: Conversion, trial: Trial
+) -> None:
+    for number in range(2):
+        out = f"twice-{number}"
+        with trial:
+            for task in range(TASKS):
+                jobs = {name: client.start(_task(client, conversion, out, task)) for name, client in clients.items()}
+                results = {name: clients[name].ended(job) for name, job in jobs.items()}
+                assert any(status == 0 for status, _ in results.values()), results
+                assert not any("Traceback" in said for _, said in results.values()), results
+            clients["a"].run(f"packer commit {clients['a'].mount}/{out}")
+            assert files_of(export / out) == conversion.files
+
+
+def test_a_client_is_switched_off_in_its_task(export: Path, conversion: Conversion, trial: Trial) -> None:
+    """Another one does the task, when the server has given up the locks."""
+    need()
+    with trial, Client("c", export.parent) as lost, Client("d", export.parent) as other:
+        out = export / "lost"
+        lost.start(_task(lost, conversion, "lost", 0))
+        wait(lambda: conversion.shards(out) >= 3, "three shards", 120)
+        lost.switch_off()
+        for task in range(TASKS):
+            other.run(_task(other, conversion, "lost", task))
+        other.run(f"packer commit {other.mount}/lost")
+        assert files_of(out) == conversion.files
+
+
+@pytest.fixture(scope="module")
+def conversion(tmp_path_factory: pytest.TempPathFactory) -> Conversion:
+    need()
+    return Conversion(tmp_path_factory.mktemp("conversion"))
+
+
+def _task(client: Client, conversion: Conversion, out: str, task: int) -> str:
+    options = f"{' '.join(OPTIONS)} --workers 1 --task {task}/{TASKS}"
+    return f"packer convert {conversion.tree} -o {client.mount}/{out} {options}"
