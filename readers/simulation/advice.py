@@ -19,7 +19,7 @@ _LIKE = 1.05  # times and bytes that differ by less count as equal
 _MIXES = 0.5
 
 
-def recommend(rows: Sequence[Row], job: Job) -> tuple[int, str]:
+def recommend(rows: Sequence[Row]) -> tuple[int, str]:
     """(number, reason) of the row to take: the quickest; of several the one that reads least, then the one whose
     ranks mix best, then the one that keeps least.
 
@@ -102,6 +102,12 @@ def notes_of(found: Simulation, shuffles: Shuffles, skipped: Sequence[str]) -> S
             f"left out of every epoch (drop_last), other ones each time; smaller batches, or tail='exact', leave less"
         )
     notes += [*_note_on_caches(found), *_note_on_parts(found, shuffles)]
+    notes += [
+        f"{row.name}: the first step begins after {human_seconds(row.first.first_step)}, all is staged after "
+        f"{human_seconds(row.staged_after)}, {human_bytes(row.memory.disk)} on each node"
+        for row in found.rows
+        if row.memory.disk
+    ]
     notes += [f"{name} was left out: the set has no list of shards" for name in skipped]
     for row in found.rows:
         if row.order == "block":
