@@ -1,13 +1,15 @@
-"""A web server over a folder that answers ranges after a fixed delay; for `remote.py`. Prints its port, then serves.
+"""A web server over a folder that answers ranges after a delay, for `remote.py` and `urls.py`: prints its port, serves.
 
     python benchmarks/remote_server.py FOLDER MILLISECONDS
 
+MILLISECONDS is one number, or two, 20-50, between which each delay is drawn. What follows a ? in an address is ignored.
 GET /-/count gives the number of GETs so far, this one not counted. It ends with its standard input.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 import sys
 from pathlib import Path
@@ -16,7 +18,7 @@ __all__: list[str] = []
 
 
 class Server:
-    def __init__(self, root: Path, delay_s: float) -> None:
+    def __init__(self, root: Path, delay_s: tuple[float, float]) -> None:
         self.root, self.delay_s, self.gets = root, delay_s, 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -37,8 +39,8 @@ class Server:
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
             return
         self.gets += method == "GET"
-        await asyncio.sleep(self.delay_s)
-        file = self.root / path.lstrip("/")
+        await asyncio.sleep(random.uniform(*self.delay_s))
+        file = self.root / path.partition("?")[0].lstrip("/")
         if not file.is_file():
             writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
             return
@@ -57,7 +59,8 @@ class Server:
 
 
 async def main() -> None:
-    server = Server(Path(sys.argv[1]), float(sys.argv[2]) / 1000)
+    least, _, most = sys.argv[2].partition("-")
+    server = Server(Path(sys.argv[1]), (float(least) / 1000, float(most or least) / 1000))
     listening = await asyncio.start_server(server.serve, "127.0.0.1", 0, limit=1 << 16)
     print(listening.sockets[0].getsockname()[1], flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)

@@ -7,6 +7,7 @@ index    <split>.index/    the parts of a split joined, column by column, in con
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import zipfile
@@ -20,7 +21,7 @@ from typing import Any, BinaryIO, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from cache.checksums import file_sha256
+from cache.checksums import crc32c, file_sha256
 from cache.errors import DatasetError, OutputError
 from cache.files import Folder, open_regular, sync_file
 from packer.formats.base import PackedSample, Payloads
@@ -227,23 +228,63 @@ def write_index(
     scratch.remove_tree(temporary)
     with scratch.folder(temporary, create=True) as folder:
         with ExitStack() as opened:
-            names = column_names(fields, separate)
-            files = {name.removesuffix(".npy"): opened.enter_context(folder.create(name)) for name in names}
+            writers = {
+                name.removesuffix(".npy"): _ColumnWriter(opened.enter_context(folder.create(name)))
+                for name in column_names(fields, separate)
+            }
             _write_columns(
-                files, list(zip(parts, samples, numbers or range(len(parts)), strict=True)), fields, separate
+                writers, list(zip(parts, samples, numbers or range(len(parts)), strict=True)), fields, separate
             )
-            for file in files.values():
-                sync_file(file)
+            written = {f"{name}.npy": writer.finish() for name, writer in writers.items()}
         folder.sync()
-        columns = column_files(folder.path, names)
+        again = column_files(folder.path, (name for name, file in written.items() if file is None))
+        columns = {name: file or again[name] for name, file in sorted(written.items())}
     if not remove_index(place, name):
         raise OutputError(f"{place.path / name}: holds other things than an index and is in the way; move it elsewhere")
     scratch.rename(temporary, name, place)
     return columns
 
 
+class _ColumnWriter:
+    """A .npy file of one dimension, written from front to back and checksummed on the way."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._dtype, self._length = file, np.dtype("|u1"), -1
+        self._crc, self._sha = 0, hashlib.sha256()
+        self.bytes = 0  # without the header
+
+    def begin(self, dtype: str, length: int = -1) -> None:
+        """length: how many items it will have, -1 where that is not known."""
+        self._dtype, self._length = np.dtype(dtype), length
+        header = io.BytesIO()
+        write_npy_header(header, dtype, max(0, length))
+        self._write(header.getbuffer())
+
+    def write(self, items: npt.NDArray[Any]) -> None:
+        """Append items of the type of this column."""
+        data = np.ascontiguousarray(items, self._dtype).data.cast("B")
+        self.bytes += len(data)
+        self._write(data)
+
+    def _write(self, data: memoryview) -> None:
+        self._file.write(data)
+        if self._length >= 0:
+            self._crc = crc32c(data, self._crc)
+            self._sha.update(data)
+
+    def finish(self) -> ColumnFile | None:
+        """Have the file on the disk; None where its header has just been written, so that it must be read again."""
+        if self._length < 0:
+            self._file.seek(0)
+            write_npy_header(self._file, self._dtype.str, self.bytes // self._dtype.itemsize)
+        sync_file(self._file)
+        if self._length < 0:
+            return None
+        return ColumnFile(self._file.tell(), self._crc, self._sha.hexdigest())
+
+
 def _write_columns(
-    files: Mapping[str, BinaryIO],
+    writers: Mapping[str, _ColumnWriter],
     parts: Sequence[tuple[Path | PartColumns, int, int]],
     fields: Sequence[str],
     separate: Sequence[str],
@@ -252,13 +293,13 @@ def _write_columns(
     total = sum(samples for _, samples, _ in parts)
     fixed = COLUMNS | {f"{name}.{column}": dtype for name in fields for column, dtype in FIELD_COLUMNS.items()}
     fixed |= {f"{name}.shard": COLUMNS["shard"] for name in separate}
+    texts = ("key", *(f"{name}.name" for name in fields))
     for name, dtype in fixed.items():
-        write_npy_header(files[name], dtype, total)
-    blob_bytes = dict.fromkeys(("key", *(f"{name}.name" for name in fields)), 0)
-    for name in blob_bytes:
-        write_npy_header(files[name], "|u1", 0)  # written again at the end, when the length is known
-        write_npy_header(files[f"{name}.offset"], "<u8", total + 1)
-        files[f"{name}.offset"].write(bytes(8))
+        writers[name].begin(dtype, total)
+    for name in texts:
+        writers[name].begin("|u1")
+        writers[f"{name}.offset"].begin("<u8", total + 1)
+        writers[f"{name}.offset"].write(np.zeros(1, "<u8"))
     for source, count, number in parts:
         with load_part(source) if isinstance(source, Path) else nullcontext(source) as part:
             for name, dtype in fixed.items():
@@ -268,16 +309,12 @@ def _write_columns(
                     is_shard = name == "shard" or name.endswith(".shard")
                     value = number if is_shard else ABSENT if name.endswith(".offset") else 0
                     column = np.full(count, value, dtype)
-                files[name].write(np.ascontiguousarray(column, dtype).data)
-            for name, start in blob_bytes.items():
-                blob = part[name] if name in part else np.zeros(0, "u1")
+                writers[name].write(column)
+            for name in texts:
                 offsets = part[f"{name}.offset"][1:] if name in part else np.zeros(count, "<u8")
-                files[name].write(np.ascontiguousarray(blob).data)
-                files[f"{name}.offset"].write((offsets + np.uint64(start)).data)
-                blob_bytes[name] += len(blob)
-    for name, size in blob_bytes.items():
-        files[name].seek(0)
-        write_npy_header(files[name], "|u1", size)
+                writers[f"{name}.offset"].write(offsets + np.uint64(writers[name].bytes))
+                if name in part:
+                    writers[name].write(part[name])
 
 
 def write_npy_header(file: BinaryIO, dtype: str, length: int) -> None:

@@ -5,6 +5,9 @@ json field, `key.jpg` and so on for an image. Where folders do not show the labe
 label, class, split), which `packer convert` reads as a manifest. Splits that are extracted one after the other, even
 at the same time, share that file: rows are added to it. A table of another kind is not touched.
 
+Samples are written in runs, by workers. That two of them have one name is found before any is written: of the same
+bytes one is written, of others none.
+
 Names come from the set and are not trusted: nothing is written outside OUT, through a link, or over another file.
 Files are written in `OUT/.extracting/<random>/` and renamed, so that a killed extraction leaves no partial file under
 a name of the set; what it leaves in that folder, which is then unlocked, the next one removes.
@@ -17,25 +20,32 @@ import fnmatch
 import io
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from concurrent.futures import Executor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import numpy as np
 
 import readers
 from cache.errors import BadNameError, OutputError, UnknownNameError
 from cache.files import BusyError, Folder
-from cache.messages import Silent, Watcher, plural
+from cache.messages import Counter, Silent, Watcher, plural
 from packer.comparison import check_columns
 from packer.output import Result, local_output, output_errors
+from packer.workers import Workers, run_shards
+from readers.index import ABSENT
 from readers.layout import DatasetInfo, read_dataset_info
 from readers.names import RelativePath, shortened
 from readers.originals import LABELS_FILE, LABELS_HEADER, LabelRow, are_class_folders, label_table, original_files
 from readers.sample import Buffer
+from readers.strings import repeated
 
 __all__ = ["ExtractResult", "extract"]
 
 _WORK_FOLDER = ".extracting"
 _LOCK = "lock"
+_TASK_SAMPLES, _REPORT_SAMPLES = 2048, 64
 _LABELS_BYTES = 1 << 32
 _LABELS_LOCK, _LABELS_LOCK_SECONDS = "labels.lock", 120.0
 
@@ -63,6 +73,8 @@ def extract(
     split: str | None = None,
     keys: Sequence[str] = (),
     overwrite: bool = False,
+    workers: int | None = None,
+    engine: Executor | None = None,
     watcher: Watcher | None = None,
 ) -> ExtractResult:
     """Write the files of a set below `output`.
@@ -70,6 +82,8 @@ def extract(
     split: only this one.
     keys: shell patterns of the keys to extract; none: all.
     overwrite: replace existing files of other bytes.
+    workers: processes; default the CPUs this process may use.
+    engine: where files are written, if not in processes of this machine; see `packer.open_engine`.
 
     The checksums of the index and of every sample are verified. Raises OutputError (a name leads out of `output`, or a
     file is in the way), UnknownNameError (no key matches), DatasetError (a damaged index) and DamagedSampleError.
@@ -79,22 +93,44 @@ def extract(
     names = list(info.splits) if split is None else [info.split(split, root)[0]]
     for name in names:
         check_columns(root, info.splits[name])  # which holds the file names
-    watcher = watcher or Silent()
-    labels = not _folders_are_classes(root, info)
-    with output_errors(), Folder(out, create=True) as place, _working(place) as (shared, own):
-        extraction = _Extraction(place, own, keys, overwrite)
-        for name in names:
-            with readers.open(root, name, verify=True) as reader:
-                extraction.run(reader, watcher)
-        if keys and not extraction.files and not extraction.kept:
+    watcher, crew = watcher or Silent(), Workers(workers, engine)
+    with output_errors(), Folder(out, create=True) as place, _working(place) as (shared, own), ExitStack() as opened:
+        found = [opened.enter_context(readers.open(root, name, verify=True)) for name in names]
+        chosen = [_chosen(reader, keys) for reader in found]
+        if keys and not sum(map(len, chosen)):
             raise UnknownNameError(f"{root}: no key matches {', '.join(keys)}")
-        labels = labels and bool(extraction.labels)
+        labels = not _folders_are_classes(root, info)
+        doubles = _doubles(found, chosen, out)
         if labels:
-            extraction.check_labels_name()
-            _add_labels(place, extraction.labels, overwrite, shared, own)
-    if extraction.renamed:
-        watcher.note(f"warning: {plural(extraction.renamed, 'name')} too long for a file, and shortened")
-    return ExtractResult(out, extraction.files, extraction.bytes, extraction.kept, labels, extraction.renamed)
+            _check_labels_name(found, chosen, out)
+        tasks = [
+            _Task(root, name, tuple(run), out, own.path.relative_to(out).as_posix(), overwrite, doubles[number])
+            for number, name in enumerate(names)
+            for run in _runs(chosen[number])
+        ]
+        size = sum(map(len, chosen)), 0
+        done = run_shards(extract_samples, tasks, len(tasks), crew, watcher, size, folder=own.path)
+        rows = [row for part in done for row in part.labels]
+        labels = labels and bool(rows)
+        if labels:
+            _add_labels(place, rows, overwrite, shared, own)
+    renamed = sum(part.renamed for part in done)
+    if renamed:
+        watcher.note(f"warning: {plural(renamed, 'name')} too long for a file, and shortened")
+    files, size_bytes, kept = (sum(getattr(part, name) for part in done) for name in ("files", "bytes", "kept"))
+    return ExtractResult(out, files, size_bytes, kept, labels, renamed)
+
+
+def _chosen(reader: readers.Reader, patterns: Sequence[str]) -> Sequence[int]:
+    """The samples whose key matches any of the patterns; all without patterns."""
+    if not patterns:
+        return range(len(reader))
+    return [i for i, key in enumerate(reader.keys) if any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)]
+
+
+def _runs(samples: Sequence[int]) -> Iterator[Sequence[int]]:
+    for first in range(0, len(samples), _TASK_SAMPLES):
+        yield samples[first : first + _TASK_SAMPLES]
 
 
 @contextmanager
@@ -138,7 +174,9 @@ def _remove(shared: Folder, name: str) -> None:
     """Remove the folder of one extraction; the lock last, so that no other sweeps it meanwhile."""
     with shared.folder(name) as folder:
         for file in folder.names():
-            if file != _LOCK:
+            if folder.kind(file) == "folder":  # of an engine's progress
+                folder.remove_tree(file)
+            elif file != _LOCK:
                 folder.unlink(file)
         folder.unlink(_LOCK)
     shared.remove_folder(name)
@@ -153,35 +191,121 @@ def _folders_are_classes(root: Path, info: DatasetInfo) -> bool:
     return True
 
 
-class _Extraction:
-    def __init__(self, place: Folder, scratch: Folder, keys: Sequence[str], overwrite: bool) -> None:
-        self._place, self._scratch, self._patterns, self._overwrite = place, scratch, keys, overwrite
-        self._written: set[str] = set()
+_Files = Iterator[tuple[int, int, str, str]]  # number of the reader, sample, field, name
+
+
+def _files(found: Sequence[readers.Reader], chosen: Sequence[Sequence[int]]) -> _Files:
+    for number, (reader, samples) in enumerate(zip(found, chosen, strict=True)):
+        for i in samples:
+            for member, name in original_files(reader, i):
+                yield number, i, member, shortened(name)
+
+
+def _doubles(
+    found: Sequence[readers.Reader], chosen: Sequence[Sequence[int]], out: Path
+) -> list[frozenset[tuple[int, str]]]:
+    """(sample, field) of files that another one before them is equal to, in name and bytes; by reader.
+
+    Raises OutputError for two with one name that differ.
+    """
+    count = sum(
+        int((reader.table.field_column(field, "offset")[np.asarray(samples, np.int64)] != ABSENT).sum())
+        for reader, samples in zip(found, chosen, strict=True)
+        for field in reader.fields
+    )
+    again = set(repeated(lambda: (name for *_, name in _files(found, chosen)), count).tolist())
+    first: dict[str, tuple[int, int, str]] = {}
+    doubles: list[set[tuple[int, str]]] = [set() for _ in found]
+    for place, (number, i, member, name) in enumerate(_files(found, chosen)) if again else ():
+        if place in again:
+            other = first.setdefault(name, (number, i, member))
+            if other != (number, i, member):
+                if found[number].read(i, member) != found[other[0]].read(*other[1:]):
+                    raise OutputError(
+                        f"{out / name}: two samples of the set have this name and not the same bytes; extract one "
+                        f"split or key at a time, each to an output of its own"
+                    )
+                doubles[number].add((i, member))
+    return [frozenset(of_reader) for of_reader in doubles]
+
+
+def _check_labels_name(found: Sequence[readers.Reader], chosen: Sequence[Sequence[int]], out: Path) -> None:
+    """Raise OutputError where the set itself holds a file named labels.csv."""
+    if any(name == LABELS_FILE for *_, name in _files(found, chosen)):
+        raise OutputError(
+            f"{out / LABELS_FILE}: is a file of the set itself, so the labels cannot be written; read them with "
+            f"readers.open"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """Samples of one split to write below `out`, by way of the folder `scratch` in it.
+
+    doubles: (sample, field) of files that are not written, as another one is.
+    """
+
+    root: Path
+    split: str
+    samples: tuple[int, ...]
+    out: Path
+    scratch: str
+    overwrite: bool
+    doubles: frozenset[tuple[int, str]]
+
+
+def extract_samples(task: _Task, counter: Counter) -> _Written:
+    """Write the files of some samples, in a worker."""
+    with (
+        output_errors(),
+        Folder(task.out) as place,
+        place.folder(task.scratch) as scratch,
+        readers.open(task.root, task.split, verify=True) as reader,
+    ):
+        writing = _Writing(place, scratch, task.overwrite)
+        for done, i in enumerate(task.samples, 1):
+            writing.add(reader, i, task.doubles)
+            if done % _REPORT_SAMPLES == 0:
+                counter.report(_REPORT_SAMPLES, 0)
+                if counter.stopped():
+                    break
+        counter.report(len(task.samples) % _REPORT_SAMPLES, 0)
+        return writing.written
+
+
+@dataclass(slots=True)
+class _Written:
+    """What a worker has written, with the rows of its samples for labels.csv."""
+
+    files: int = 0
+    bytes: int = 0
+    kept: int = 0
+    renamed: int = 0
+    labels: list[LabelRow] = field(default_factory=list)
+
+
+class _Writing:
+    def __init__(self, place: Folder, scratch: Folder, overwrite: bool) -> None:
+        self._place, self._scratch, self._overwrite = place, scratch, overwrite
         self._folder, self._folder_name = place, ""
-        self.files = self.bytes = self.kept = self.renamed = 0
-        self.labels: list[LabelRow] = []
+        self.written = _Written()
 
-    def run(self, reader: readers.Reader, watcher: Watcher) -> None:
-        chosen = [i for i, key in enumerate(reader.keys) if self._matches(key)]
-        watcher.begin(len(chosen), 0, lambda: (self.files + self.kept, self.bytes))
-        try:
-            for i in chosen:
-                for field, given in original_files(reader, i):
-                    name = self._safe(given)
-                    self._write(name, reader.read(i, field))
-                    if field == reader.fields[0]:
-                        row = LabelRow.of(reader, i, name)
-                        self.labels += [row] if row is not None else []
-        finally:
-            watcher.end()
-
-    def _matches(self, key: str) -> bool:
-        return not self._patterns or any(fnmatch.fnmatchcase(key, pattern) for pattern in self._patterns)
+    def add(self, reader: readers.Reader, index: int, doubles: frozenset[tuple[int, str]]) -> None:
+        """Write the files of one sample."""
+        for name_of, given in original_files(reader, index):
+            name = self._safe(given)
+            if (index, name_of) in doubles:
+                self.written.kept += 1
+            else:
+                self._write(name, reader.read(index, name_of))
+            if name_of == reader.fields[0]:
+                row = LabelRow.of(reader, index, name)
+                self.written.labels += [row] if row is not None else []
 
     def _safe(self, name: str) -> RelativePath:
         """The name as that of a file below the output."""
         short = shortened(name)
-        self.renamed += short != name
+        self.written.renamed += short != name
         try:
             path = RelativePath(short)
         except BadNameError as error:
@@ -199,11 +323,12 @@ class _Extraction:
         if folder != self._folder_name:
             self._folder = self._place.folder(folder, create=True) if folder else self._place
             self._folder_name = folder
-        if not self._is_there(last, name, payload):
-            self._folder.write(last, payload, durable=False, scratch=self._scratch)
-            self.files += 1
-            self.bytes += len(payload)
-        self._written.add(name)
+        if self._is_there(last, name, payload):
+            self.written.kept += 1
+            return
+        self._folder.write(last, payload, durable=False, scratch=self._scratch)
+        self.written.files += 1
+        self.written.bytes += len(payload)
 
     def _is_there(self, last: str, name: str, payload: Buffer) -> bool:
         """Whether the file is there with these bytes. Raises OutputError for what must not be replaced."""
@@ -215,24 +340,10 @@ class _Extraction:
         if kind != "file":
             raise OutputError(f"{target}: is in the way (a {kind})")
         if found.st_size == len(payload) and self._folder.read(last, len(payload)) == payload:
-            self.kept += 1
             return True
-        if name in self._written:
-            raise OutputError(
-                f"{target}: two samples of the set have this name and not the same bytes; extract one split or key at "
-                f"a time, each to an output of its own"
-            )
         if not self._overwrite:
             raise OutputError(f"{target}: exists with other bytes; pass overwrite=True, or choose another output")
         return False
-
-    def check_labels_name(self) -> None:
-        """Raise OutputError where the set itself holds a file named labels.csv."""
-        if LABELS_FILE in self._written:
-            raise OutputError(
-                f"{self._place.path / LABELS_FILE}: is a file of the set itself, so the labels cannot be written; "
-                f"read them with readers.open"
-            )
 
 
 def _add_labels(place: Folder, rows: Iterable[LabelRow], overwrite: bool, shared: Folder, scratch: Folder) -> None:

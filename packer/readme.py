@@ -22,6 +22,8 @@ _KINDS = {
     "boxes": ".npy, float32 [k, 4]: x0, y0, x1, y1 in pixels",
     "points": ".npy, float32 [..., 2]: x, y in pixels",
     "array": ".npy",
+    "target": ".npy: the label, where that is not the number of a class",
+    "pixels": "uint8 [height, width, 3]: raw pixels, red, green, blue",
     "text": "text in UTF-8",
     "json": "JSON in UTF-8",
     "file": "bytes of any kind",

@@ -87,7 +87,7 @@ class ShareOptions:
         if self.key is not None and self.certificate is None:
             raise ValueError("key is that of a certificate: give both")
 
-    def place(self) -> tuple[int, int, bool]:
+    def numbering(self) -> tuple[int, int, bool]:
         """(node, nodes, whether this process serves it)."""
         ranks = detect_ranks()
         serves = ranks.local_rank == 0 if self.serve is None else self.serve
@@ -102,8 +102,9 @@ class Shared:
     def __init__(self, reader: Reader, folder: str | os.PathLike[str], options: ShareOptions) -> None:
         _check(reader)
         self.reader, self.folder, self.options = reader, folder, options
-        self.node, self.nodes, self._serves = options.place()
+        self.node, self.nodes, self._serves = options.numbering()
         self._server: ServerProcess | Server | None = None
+        self._owner = os.getpid()
         self._rendezvous: Rendezvous | None = None
         self._url = ""
 
@@ -126,7 +127,9 @@ class Shared:
         return server
 
     def close(self) -> None:
-        """End the server; other nodes then read this one's part from the source."""
+        """End the server; other nodes then read this one's part from the source. Does nothing in a forked child."""
+        if os.getpid() != self._owner:
+            return
         server, self._server = self._server, None
         if server is not None:
             if self._rendezvous is not None:

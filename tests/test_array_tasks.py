@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from suites.children import crashes_at, end_of, forked
+from suites.engines import data_of
 from suites.programs import run_packer
 from suites.samples import files_of
 
@@ -67,10 +68,7 @@ def run(photos: Path, tmp_path: Path) -> Callable[..., ConvertResult]:
 
 def same_shards(out: Path, expected: dict[str, bytes]) -> None:
     """Compare all but what names the source."""
-    made = files_of(out)
-    assert {name: data for name, data in made.items() if name != "dataset.json"} == {
-        name: data for name, data in expected.items() if name != "dataset.json"
-    }
+    assert data_of(files_of(out)) == data_of(expected)
     assert packer.verify(out, workers=1).ok
 
 

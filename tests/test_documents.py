@@ -68,7 +68,6 @@ def test_the_examples_of_a_readme_run(
     root = pack_tree(tmp_path / "set", to, COUNTS, samples_per_shard=shards, label_offset=offset)
     assert sha256sum(root).returncode == 0, sha256sum(root)
     monkeypatch.chdir(root)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     with readers.open(root, "train") as reader:
         sizes = [len(reader.read(i)) for i in range(len(reader))]
         keys, labels = list(reader.keys), reader.labels.tolist()
@@ -242,9 +241,7 @@ def test_an_upload_has_the_documents_and_a_copy_from_there_is_checked(
         packer.upload(one, address)
 
 
-def test_datasets_reads_our_tars_and_extracted_trees(
-    one: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_datasets_reads_our_tars_and_extracted_trees(one: Path, tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     expected = {key.partition("/")[2]: held for key, held in content(one).items() if key.startswith("train/")}
     files = {name: sorted(map(str, one.glob(f"{name}-*.tar"))) for name in ("train", "val")}

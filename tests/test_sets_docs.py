@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from conftest import make_jpeg, tree_of
 from set_cases import content, wrong
 
 import packer
+import readers
 from packer.cli import main
 from readers.fields import encode_field
 
@@ -49,6 +51,16 @@ def test_commands(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_code(place: Path) -> None:
-    (block,) = BLOCKS["python"]
+    block, _ = BLOCKS["python"]
     exec(compile(block, "docs/sets.md", "exec"), {})
     assert wrong(place / "parts") == [] and len(content(place / "parts")) == 31
+
+
+def test_code_without_packer(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("datasets")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(place / "cache"))
+    found: dict[str, Any] = {}
+    exec(compile(BLOCKS["python"][1], "docs/sets.md", "exec"), found)
+    with readers.open(place / "imagenet") as reader:
+        assert found["images"]["cls"] == reader.labels.tolist()
+        assert tuple(found["images"].features["cls"].names) == reader.classes

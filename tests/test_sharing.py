@@ -1,5 +1,5 @@
-"""Nodes that read from each other: the source is read once by all of them together, and a node that fails, lies or
-hangs costs time and no sample."""
+"""Nodes that read from each other: the source is read once by all of them together, and a node that fails, hangs or
+gives wrong bytes costs time and no sample."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_caches_of_a_part_each_read_the_source_once(cluster: Any, truth: list[by
         assert made.source_reads == Counter(range(len(truth)))
     for node, reader in enumerate(made.readers):
         part = NodeLocal(len(truth), nodes).local_part(node)
-        assert set(made.counted[node].rows) == set(part), "the owner reads it, whoever asks first"
+        assert set(made.counted[node].rows) == set(part), "the owner reads it, whichever node asks first"
         stats = reader.store.stats()
         assert stats.own + stats.near > 0 == stats.far == stats.failures and stats.left_out == ()
     assert sum(reader.store.stats().near for reader in made.readers) > len(truth)
@@ -177,6 +177,13 @@ def test_what_this_node_has_is_not_asked_for(cluster: Any, truth: list[bytes], t
         near = made.readers[0].store.stats().near
         assert 0 < near < len(truth) and above.stats().hits == len(truth)
     assert made.source_reads == Counter()
+
+
+def test_over_tls(cluster: Any, truth: list[bytes], certificates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACKER_HTTP_ROOT_CERTIFICATE", str(certificates / "ca.pem"))
+    made = cluster(2, certificate=certificates / "good.pem")
+    assert epoch(made, Shuffled(len(truth), seed=7), 0, truth) == list(range(len(truth)))
+    assert made.shared[0].url.startswith("https://127.0.0.1:") and made.source_reads == Counter(range(len(truth)))
 
 
 # --- nodes that fail ------------------------------------------------------------------------------------------------

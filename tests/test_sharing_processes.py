@@ -48,7 +48,7 @@ with readers.open(url, "train") as plain:
 
 
 class Node:
-    """A process that reads its share of each epoch that it is told."""
+    """A process that reads its share of each epoch that it is given."""
 
     def __init__(self, url: str, tmp_path: Path, number: int) -> None:
         place = tmp_path / f"node-{number}"
@@ -60,7 +60,7 @@ class Node:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
         )  # fmt: skip
 
-    def tell(self, epoch: int) -> None:
+    def read(self, epoch: int) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(f"{epoch}\n")
         self.process.stdin.flush()
@@ -105,7 +105,7 @@ def test_two_nodes_read_the_source_once(nodes: list[Node], web: Proxy, packed: P
         if epoch == 2:
             os.kill(nodes[1].server, signal.SIGKILL)
         for node in nodes:
-            node.tell(epoch)
+            node.read(epoch)
         said = [node.said() for node in nodes]
         assert said[0]["digests"] | said[1]["digests"] == truth, "every sample once, on one of the nodes"
         assert len(said[0]["digests"]) + len(said[1]["digests"]) == len(truth)

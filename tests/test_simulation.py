@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -185,13 +186,12 @@ def test_requests_are_those_that_one_batch_at_a_time_would_be_planned(seed: int)
         np.testing.assert_array_equal(found.bytes[chosen], plan.run_length)
 
 
-def test_some_nodes_stand_for_all_within_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_some_nodes_stand_for_all_within_the_interval() -> None:
     planned = planned_set(40_000, 5000, 10)
     job = Job(50, 2, 4, epochs=4)
     shuffles = Shuffles(("global", "node-local"), exchange_every=3)
     whole = simulate(planned, job, caches=[0.5], shuffles=shuffles)
-    monkeypatch.setattr("readers.simulation.run._MOST_READS", 1 << 13)
-    part = simulate(planned, job, caches=[0.5], shuffles=shuffles)
+    part = simulate(planned, replace(job, most_reads=8000), caches=[0.5], shuffles=shuffles)
     assert whole.is_exact and not part.is_exact and part.nodes_simulated == 10
     for all_nodes, some_nodes in zip(whole.rows, part.rows, strict=True):
         for exact, estimate in zip(all_nodes.epochs, some_nodes.epochs, strict=True):
@@ -210,7 +210,7 @@ def row_of(found: Simulation, order: str, cache: str) -> Row:
 
 
 def test_neighbours_leave_the_source_one_copy_of_the_set() -> None:
-    """Whatever the order: what is kept is read once, by the node whose part it is in."""
+    """Under every order, what is kept is read once, by the node whose part it is in."""
     alone, found = small(tail="exact"), small(tail="exact", peers=True)
     for order in ("global", "block", "node-local", "staged-first"):
         row = row_of(found, order, "50 %")
@@ -245,6 +245,23 @@ def test_what_binds_is_what_is_short() -> None:
     assert slow.rows[0].first.seconds == pytest.approx(bytes_each / 1e6, rel=0.02)
 
 
+def test_an_epoch_may_be_simulated_in_parts() -> None:
+    whole, parts = small(tail="exact"), small(tail="exact", most_reads=100)
+    assert parts.is_exact and parts.rows == whole.rows
+
+
+def test_batches_ahead_fill_what_single_steps_lack() -> None:
+    """A filesystem that delivers what a step reads on average, and not what some do."""
+    planned, stored = planned_set(4000, 20_000, 16), Shuffles(("stored",))
+    job = Job(4, 2, 5, step_seconds=0.01, epochs=2)
+    mean = simulate(planned, job, caches=[0.5], shuffles=stored).rows[0].epochs[-1].steps.mean
+    machine, seconds = Machine(filesystem=mean / job.step_seconds, latency_seconds=0.0), []
+    for prefetch in (1, 2, 20):
+        found = simulate(planned, replace(job, prefetch=prefetch), caches=[0.5], shuffles=stored, machine=machine)
+        seconds.append(found.rows[0].epochs[-1].seconds)
+    assert seconds[0] > seconds[1] > seconds[2] >= found.steps * job.step_seconds
+
+
 def test_staging_ends_when_the_copies_are_there() -> None:
     planned = planned_set(4000, 20_000, 16)
     machine = Machine(filesystem=4e6, node=2e6, disk=5e6)
@@ -266,6 +283,22 @@ def test_the_result_is_plain(source: Path) -> None:
     assert again["rows"][0]["source"] == sum(epoch["source"] for epoch in again["rows"][0]["epochs"])
     with readers.open(source, "train") as reader:
         assert simulate(reader, Job(2, 2, 3, epochs=2), caches=[0.0, "50%", 4000]) == found
+
+
+def test_the_code_is_that_of_the_row(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs, on one node, and makes the order that was simulated."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    shuffles = Shuffles(ORDERS, block_bytes=4000, window=5, exchange_every=3, seed=4)
+    found = simulate(source, Job(1, 1, 6, epochs=1), split="train", caches=[0.0, 0.5, "13kB"], shuffles=shuffles)
+    for row in found.rows:
+        names: dict[str, Any] = {}
+        exec("\n".join(row.code), names)
+        assert names["order"].spec() == row.spec and names["order"].seed == 4
+        assert len(names["reader"]) == 36 and hasattr(names["reader"], "kept") == bool(row.memory.cache)
+        names["reader"].close()
+    shared = small(peers=True)
+    assert "readers.share(reader" in "\n".join(row_of(shared, "global", "50 %").code)
+    assert not any("share" in line for line in row_of(shared, "global", "0 %").code)
 
 
 @pytest.mark.parametrize(

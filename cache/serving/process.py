@@ -2,7 +2,8 @@
 
     this process                                    server
     terms and ranges, pickled   ──►  its input      opens the ranges, listens
-    port, or why not            ◄──  its output     serves until its input ends, at the latest with this process
+    port, or why not            ◄──  its output     serves until a line or the end of its input, at the latest
+                                                    with this process
 
 `own_address` is where other nodes reach this one.
 """
@@ -13,6 +14,7 @@ import ipaddress
 import json
 import os
 import pickle
+import resource
 import signal
 import socket
 import subprocess
@@ -31,6 +33,7 @@ _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from cache.serving.process import serve; serve(sys.stdin.buffer, sys.stdout.buffer)"
 )
+_END = b"\n"
 _ANY_PORT = 9  # discard; nothing is sent to it
 
 
@@ -79,7 +82,9 @@ class ServerProcess:
             return
         for stream in (self._process.stdin, self._process.stdout):
             try:
-                if stream is not None:
+                if stream is not None and not stream.closed:
+                    if stream.writable():
+                        stream.write(_END)  # a forked process may have the other end open, too
                     stream.close()
             except OSError:
                 pass
@@ -100,6 +105,8 @@ def _reason(line: bytes, status: int | None) -> str:
 def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     """The main function of the server's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; this process ends with its input
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection is a file
     try:
         terms, ranges = pickle.load(requests)
         server = Server(ranges, terms)
@@ -109,7 +116,7 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
         _say(answers, {"error": said})
         os._exit(1)
     _say(answers, {"port": server.port})
-    requests.read()
+    requests.read(len(_END))
     server.close()
     ranges.close()  # the last user of a cache removes it
     os._exit(0)  # reads under way are not waited for
@@ -140,7 +147,13 @@ def own_address(host: str | None = None) -> str:
             f"host=, as 10.1.0.0/16"
         ) from error
     address = str(sorted(found, key=lambda one: one[0] != socket.AF_INET)[0][4][0])
-    if ipaddress.ip_address(address.partition("%")[0]).is_unspecified:
+    known = ipaddress.ip_address(address.partition("%")[0])
+    if known.is_loopback and host is None:
+        raise ServingError(
+            f"the name of this machine, {name}, means {address} here, where no other node can reach it; name an "
+            f"address or a network of this machine with host=, as 10.1.0.0/16"
+        )
+    if known.is_unspecified:
         raise ServingError(f"{name}: means every network of this machine; name the one of the cluster, as 10.1.0.0/16")
     return address
 

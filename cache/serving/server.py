@@ -18,6 +18,7 @@ import asyncio
 import hmac
 import os
 import re
+import resource
 import socket
 import ssl
 import threading
@@ -38,6 +39,7 @@ __all__ = ["Limits", "Ranges", "ServeTerms", "Server", "ServerStats"]
 _Buffer: TypeAlias = bytes | memoryview
 _HEAD_BYTES = 8 << 10
 _CLOSE_SECONDS = 1.0
+_OTHER_FILES = 512  # shards, maps, what a program has
 _REQUEST = re.compile(r"(GET|HEAD|[A-Z]{3,10}) /([!-~]*) HTTP/1\.[01]")
 _HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([ -~\t]*)")
 _RANGE = re.compile(r"bytes=(\d{1,18})-(\d{1,18})?")
@@ -72,14 +74,16 @@ class Ranges(Protocol):
 
 @dataclass(frozen=True)
 class Limits:
-    """connections: open at a time. answers: read or sent at a time. threads: that read.
+    """connections: open at a time, or as many as this process may have files open.
+    answers: read or sent at a time.
+    threads: that read.
 
     range_bytes: of one request.
     first_seconds: for the first request of a connection, which shows the token. idle_seconds: for each further one.
     send_seconds: for a client to receive an answer.
     """
 
-    connections: int = 2048
+    connections: int = 16384
     answers: int = 64
     threads: int = 16
     range_bytes: int = 64 << 20
@@ -145,6 +149,7 @@ class Server:
     def __init__(self, ranges: Ranges, terms: ServeTerms) -> None:
         self.ranges, self.terms = ranges, terms
         self.stats = ServerStats()
+        self._most = min(terms.limits.connections, _files_to_open())
         self._tls = _tls(terms)
         self._socket = _listen(terms)
         self.port: int = self._socket.getsockname()[1]
@@ -196,7 +201,7 @@ class Server:
         limits = self.terms.limits
         self._connections.add(writer)
         try:
-            goes_on = len(self._connections) <= limits.connections
+            goes_on = len(self._connections) <= self._most
             if not goes_on:
                 writer.write(self._head(_Answer(503), closes=True))
             seconds = limits.first_seconds
@@ -316,6 +321,11 @@ def _parsed(head: bytes) -> _Request | None:
     if request is None or "transfer-encoding" in headers or headers.get("content-length", "0") != "0":
         return None
     return _Request(request[1], request[2], headers)
+
+
+def _files_to_open() -> int:
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 30 if files == resource.RLIM_INFINITY else max(files - _OTHER_FILES, files // 2)
 
 
 def _listen(terms: ServeTerms) -> socket.socket:

@@ -353,7 +353,7 @@ def _class_names(path: Path) -> list[str]:
 @click.command("export-index")
 @click.argument("path", metavar="DIR", type=click.Path(exists=True))
 @click.option("--for", "target", type=click.Choice(TARGETS), required=True, help="Who will read: dali and rocal want "
-              "<shard>.idx, tfrecord <shard>.tfindex, wids <split>.wids.json.")  # fmt: skip
+              "<shard>.idx, tfrecord <shard>.tfindex, wids <split>.wids.json, energon .nv-meta.")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(file_okay=False), help="Directory of the files. Default: DIR.")
 @split_option()
 @json_option

@@ -62,6 +62,7 @@ _TASKS = {
     "Choose and measure": {
         "advise": ("Measure what to pack for a training, and recommend it.", "advise", "command"),
         "order": ("Compare ways to shuffle a packed set.", "inspect", "order_command"),
+        "simulate": ("Show what a job of many nodes would read, before it is submitted.", "simulate", "command"),
         "parity": ("Compare decoders and resizers with Pillow.", "inspect", "parity_command"),
         "diagnose": ("Find the stage of a data loader that starves the training.", "diagnose", "command"),
         "monitor": ("Run a command and record what it uses: CPUs, disks, network, GPUs.", "monitor", "command"),

@@ -58,6 +58,8 @@ def _verified(result: VerifyResult) -> Iterator[str]:
 @split_option()
 @click.option("--keys", multiple=True, metavar="PATTERN", help="Only keys that match, as 'n01440764/*'; repeatable.")
 @click.option("--overwrite", is_flag=True, help="Replace files that are there with other bytes.")
+@workers_option
+@engine_options
 @json_option
 def extract_command(path: str, output: str, as_json: bool, **options: Any) -> None:
     """Write the files of the set in DIR, with their original names and bytes, every checksum verified."""

@@ -26,7 +26,8 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from operator import itemgetter
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+from posixpath import splitext
 from typing import Any, ClassVar
 
 from crc32c import crc32c
@@ -171,9 +172,9 @@ def _extension(field: str, kind: str, sample: PackedSample, number: int) -> str:
         media = sample.header.media if sample.header else ""
         if media:
             return SUFFIX[media]
-        suffix = PurePosixPath(sample.names[number]).suffix[1:].lower()
+        suffix = splitext(sample.names[number])[1][1:].lower()
         return suffix if suffix in IMAGE_EXTENSIONS.split(";") else "jpg"
-    suffix = PurePosixPath(sample.names[number]).suffix[1:].lower()
+    suffix = splitext(sample.names[number])[1][1:].lower()
     if not suffix.isalnum() or not suffix.isascii() or len(suffix) > 8:
         payload = sample.payloads[number]
         media = sniff(payload) if kind in ("mask", "image") and payload is not None else ""
@@ -190,7 +191,12 @@ class TarFormat(WalkedFormat):
     """WebDataset tars."""
 
     name = "tar"
-    exports: ClassVar[Mapping[str, str]] = {"dali": ".idx", "rocal": ".idx", "wids": ".wids.json"}
+    exports: ClassVar[Mapping[str, str]] = {
+        "dali": ".idx",
+        "rocal": ".idx",
+        "wids": ".wids.json",
+        "energon": ".tar.idx",
+    }
 
     def shard_name(self, split: str, number: int, count: int) -> str:
         return f"{split}-{number:06d}.tar"

@@ -17,7 +17,7 @@ _METHOD = (
     "Positions come from the schedules of all ranks, samples from the orders, extents from the index, requests from "
     "the rule that merges reads, what caches keep and what is staged from the code that a training runs.",
     "Times are a model: the slowest of filesystem, network, latency and disk decides when a step's batches are there; "
-    "reading goes on while the step before is computed, as far as the batches ahead allow.",
+    "reading continues while the step before is computed, as far as the batches ahead allow.",
 )
 _LINES = 7  # as many as there are colours
 

@@ -148,6 +148,49 @@ class _Request:
                 sock.shutdown(socket.SHUT_RDWR)
 
 
+class _Deadlines:
+    """Ends requests that take longer than `seconds`, by one thread, which lives while any is under way."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._under_way: dict[_Request, float] = {}  # the first one ends first, since all have the same time
+        self._changed = threading.Condition()
+        self._is_watching = False
+
+    def add(self, request: _Request) -> None:
+        """Watch it from now on."""
+        with self._changed:
+            self._under_way[request] = time.monotonic() + self._seconds
+            if not self._is_watching:
+                self._is_watching = True
+                threading.Thread(target=self._watch, name="packer-deadlines", daemon=True).start()
+
+    def remove(self, request: _Request) -> None:
+        """It is over."""
+        with self._changed:
+            self._under_way.pop(request, None)
+            if not self._under_way:
+                self._changed.notify()
+
+    def end_all(self) -> None:
+        """End those that are under way now."""
+        with self._changed:
+            for request in self._under_way:
+                request.end()
+
+    def _watch(self) -> None:
+        with self._changed:
+            while self._under_way:
+                request, deadline = next(iter(self._under_way.items()))
+                left = deadline - time.monotonic()
+                if left > 0:
+                    self._changed.wait(left)
+                else:
+                    self._under_way.pop(request)
+                    request.end()
+            self._is_watching = False
+
+
 class Fetcher:
     """Fetches images. Threads share it. Raises MissingExtraError without urllib3.
 
@@ -163,7 +206,7 @@ class Fetcher:
         self._pace = pace or Pace(options.rate, options.host_rate, sleep=self._sleep)
         self._http = _urllib3()
         self._thread = threading.local()
-        self._requests: set[_Request] = set()
+        self._deadlines = _Deadlines(options.timeout)
         self._pool = self._manager("")
         proxies = urllib.request.getproxies()
         self._proxies: dict[str, Any] = {
@@ -193,8 +236,7 @@ class Fetcher:
     def stop(self) -> None:
         """End what is under way, in all threads, and fetch no more."""
         self._stopped.set()
-        for request in list(self._requests):
-            request.end()
+        self._deadlines.end_all()
 
     def _follow(self, url: str) -> _Answer:
         """One attempt, redirects included."""
@@ -212,11 +254,8 @@ class Fetcher:
     def _ask(self, url: str) -> _Answer:
         errors = self._http.exceptions
         request = self._thread.request = _Request()
-        self._requests.add(request)
+        self._deadlines.add(request)
         request.is_ended = self._stopped.is_set()
-        timer = threading.Timer(self.options.timeout, request.end)
-        timer.daemon = True
-        timer.start()
         try:
             response = self._pool_for(url).urlopen(
                 "GET", url, headers=_HEADERS, redirect=False, retries=False, preload_content=False,
@@ -239,8 +278,7 @@ class Fetcher:
             )
             return _Answer(reason=what, again=not isinstance(error, errors.SSLError))
         finally:
-            timer.cancel()
-            self._requests.discard(request)
+            self._deadlines.remove(request)
 
     def _answer(self, url: str, response: Any) -> _Answer:
         status, headers = response.status, response.headers

@@ -1,4 +1,4 @@
-"""What the columns of Hugging Face's Parquet files hold: by types, the features of `datasets`, and first values."""
+"""What the columns of a Parquet file of Hugging Face hold: by their types, features of `datasets`, first values."""
 
 from __future__ import annotations
 

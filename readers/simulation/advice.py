@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from cache.messages import human_bytes, human_seconds
 from readers.caching.budget import Capacity
-from readers.order import BlockShuffled, Order
+from readers.order import BlockShuffled, NodeLocal, Order, StagedFirst
 from readers.simulation.holding import share_of
 from readers.simulation.job import Job, Shuffles
 from readers.simulation.result import Row, Simulation
@@ -15,14 +15,14 @@ from readers.simulation.subject import Subject
 
 __all__ = ["code_of", "notes_of", "recommend"]
 
-_LIKE = 1.02  # times and bytes that differ by less are not told apart
+_LIKE = 1.02  # times and bytes that differ by less count as equal
 _MIXES = 0.5
 
 
 def recommend(rows: Sequence[Row], job: Job) -> tuple[int, str]:
     """(number, reason) of the row to take: the quickest; of several the one that reads least, then that keeps least.
 
-    Rows that mix less than half as well as a global shuffle are taken only where there are no others.
+    Rows that mix less than half as well as a global shuffle are taken only where all do.
     """
     good = [row for row in rows if row.mixes >= _MIXES] or list(rows)
     quick = [row for row in good if row.seconds <= _LIKE * min(row.seconds for row in good)]
@@ -45,40 +45,40 @@ def recommend(rows: Sequence[Row], job: Job) -> tuple[int, str]:
     return list(rows).index(best), reason
 
 
-def code_of(name: str, capacity: Capacity, order: Order, subject: Subject, job: Job) -> tuple[str, ...]:
-    """Lines that set it up, in the training or before it."""
-    seed = f"seed={order.seed}"
+def code_of(order: Order, capacity: Capacity, subject: Subject, job: Job, shuffles: Shuffles) -> tuple[str, ...]:
+    """Lines of Python that set it up in the training."""
     place, split = _place(subject)
-    opened = [f"reader = readers.open({place!r}, {split!r})"]
-    orders = {
-        "global": f"order = readers.order.Shuffled(len(reader), {seed})",
-        "stored": "order = readers.order.Sequential(len(reader))",
-        "node-local": f"order = readers.order.NodeLocal(len(reader), {job.nodes}, {seed})",
-        "block": f"order = readers.order.block_shuffled(reader, {seed})",
-        "staged-first": f"order = readers.order.staged_first(reader.split_info, {seed})",
-    }
+    code = ["import cache.node, readers", f"reader = readers.open({place!r}, {split!r})", _order_code(order, shuffles)]
     share = share_of(capacity)
-    is_empty = not share if share is not None else not capacity
-    if isinstance(order, BlockShuffled):
-        orders["block"] = orders["block"][:-1] + f", window={order.window})"
-    code = [*opened, orders[name]]
-    if is_empty:
+    if not (capacity if share is None else share):
         return tuple(code)
-    if name == "staged-first" and not job.peers:
+    if isinstance(order, StagedFirst) and not job.peers:
         part = "" if share is None or share >= 1 else f", fraction={share:g}"
-        staged = f"staged = readers.stage({place!r}, background=True, order=order{part})"
-        again = f"reader = readers.open(staged.__enter__(), {split!r}, fallback={place!r}, patience_seconds=600)"
-        return (*code, staged, again)
-    if name == "node-local" or job.peers:
-        given = repr(capacity) if share is None else f"{min(1.0, share * job.nodes):g}"
-        given = f"{given}.0" if given == "1" else given
-        code.append(f"reader = readers.cached(reader, {given}, partition=(node, {job.nodes}))")
-    else:
-        code.append(f"reader = readers.cached(reader, {share!r})" if share is not None else
-                    f"reader = readers.cached(reader, {capacity!r})")  # fmt: skip
+        return (
+            *code,
+            f"with readers.stage({place!r}, background=True, order=order{part}) as local:",
+            f"    reader = readers.open(local, {split!r}, fallback={place!r}, patience_seconds=600)",
+        )
+    if not isinstance(order, NodeLocal) and not job.peers:
+        return (*code, f"reader = readers.cached(reader, {capacity if share is None else share!r})")
+    kept = repr(capacity) if share is None else repr(min(1.0, share * job.nodes))
+    code.append(f"part = (cache.node.detect_ranks().node, {job.nodes})")
+    code.append(f"reader = readers.cached(reader, {kept}, partition=part)")
     if job.peers:
-        code.append('reader = readers.share(reader, "A_FOLDER_OF_THE_JOB").__enter__()')
+        code += ["with readers.share(reader, FOLDER) as shared:  # a folder that all nodes see", "    reader = shared"]
     return tuple(code)
+
+
+def _order_code(order: Order, shuffles: Shuffles) -> str:
+    seed = f"seed={order.seed}"
+    if isinstance(order, BlockShuffled):
+        blocks = f"block_bytes={shuffles.block_bytes}, window={order.window}"
+        return f"order = readers.order.block_shuffled(reader, {seed}, {blocks})"
+    if isinstance(order, NodeLocal):
+        return f"order = readers.order.NodeLocal(len(reader), {order.nodes}, {order.exchange_every}, {seed})"
+    if isinstance(order, StagedFirst):
+        return f"order = readers.order.staged_first(reader.split_info, {seed}, window={order.window})"
+    return f"order = readers.order.{type(order).__name__}(len(reader), {seed})"
 
 
 def notes_of(found: Simulation, shuffles: Shuffles, skipped: Sequence[str]) -> Simulation:

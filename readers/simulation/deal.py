@@ -46,6 +46,7 @@ class Deal:
         self.steps = schedules[0].steps()
         self._whole = len(order) // schedules[0].step_samples
         self._step_samples = schedules[0].step_samples
+        self._part_reads = min(_PART_READS, job.most_reads)
         if not self.steps:
             raise ValueError(
                 f"an epoch of {len(order):,} samples has no step of {job.world_size:,} ranks with {job.batch_size} "
@@ -57,7 +58,7 @@ class Deal:
 
     def parts(self) -> Iterator[Part]:
         """The whole epoch, about a million reads at a time."""
-        at_once = max(1, _PART_READS // max(1, self._first.size))
+        at_once = max(1, self._part_reads // max(1, self._first.size))
         for first in range(0, self._whole, at_once):
             steps = min(at_once, self._whole - first)
             moved = self._step_samples * (first + np.arange(steps, dtype=np.int64))

@@ -24,6 +24,7 @@ class Job:
     prefetch: batches that each rank has ahead.
     tail: "drop_last", or "exact": what the last positions of an epoch are for.
     peers: nodes serve each other from their caches; see `readers.simulation.holding`.
+    most_reads: of an epoch, to simulate; of larger ones some nodes are simulated, at least 8.
     """
 
     nodes: int = 1
@@ -34,9 +35,10 @@ class Job:
     prefetch: int = 3
     tail: Tail = "drop_last"
     peers: bool = False
+    most_reads: int = 1 << 22
 
     def __post_init__(self) -> None:
-        for name in ("nodes", "ranks", "batch_size", "epochs", "prefetch"):
+        for name in ("nodes", "ranks", "batch_size", "epochs", "prefetch", "most_reads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1")
         if not 0 < self.step_seconds < math.inf:

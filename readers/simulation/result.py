@@ -111,7 +111,7 @@ class Row:
 
     @property
     def later(self) -> tuple[Epoch, ...]:
-        """The epochs after the first, or that one where there is no other."""
+        """The epochs after the first, or that one where it is alone."""
         return self.epochs[1:] or self.epochs
 
     @property

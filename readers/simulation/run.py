@@ -33,7 +33,7 @@ __all__ = ["simulate"]
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Source: TypeAlias = "Subject | Reader | str | os.PathLike[str]"
-_MOST_READS, _LEAST_NODES = 1 << 22, 8
+_LEAST_NODES = 8
 _CURVE = 200
 
 
@@ -53,8 +53,8 @@ def simulate(
     caches: what each node may keep: a share of the set, or bytes, as `readers.cached` takes them.
     shuffles, machine: default: four orders, and the bandwidths of `Machine`.
 
-    More than 4 million reads in an epoch are simulated for some of the nodes, at least 8, chosen at random; their
-    numbers are then estimates with an interval. Raises ValueError, and what opening the set raises.
+    Where an epoch has more than `job.most_reads` reads, some of the nodes are simulated, at least 8, chosen at random,
+    and numbers are estimates with an interval. Raises ValueError, and what opening the set raises.
     """
     if isinstance(dataset, Subject):
         return _simulate(dataset, job, caches, shuffles or Shuffles(), machine or Machine(), watcher or Silent())
@@ -82,7 +82,7 @@ def _simulate(
     try:
         for name in names:
             order = _order(name, subject, job, shuffles)
-            rows += _OrderRun(name, order, subject, job, machine, nodes, done).rows(caches)
+            rows += _OrderRun(name, order, subject, job, machine, nodes, shuffles, done).rows(caches)
     finally:
         watcher.end()
     deal = Deal(Sequential(len(subject)), job, nodes[:1])
@@ -107,7 +107,7 @@ def _simulate(
 
 
 def _simulated_nodes(samples: int, job: Job, seed: int) -> Int64s:
-    most = max(_LEAST_NODES, _MOST_READS * job.nodes // max(1, samples))
+    most = max(_LEAST_NODES, job.most_reads * job.nodes // max(1, samples))
     if most >= job.nodes:
         return np.arange(job.nodes, dtype=np.int64)
     return np.sort(np.random.default_rng(seed).choice(job.nodes, most, replace=False))
@@ -134,6 +134,7 @@ class _OrderRun:
     job: Job
     machine: Machine
     nodes: Int64s
+    shuffles: Shuffles
     done: list[int]
 
     def rows(self, caches: Sequence[Capacity]) -> list[Row]:
@@ -179,7 +180,7 @@ class _OrderRun:
                 staged_after=0.0 if (copying := self._copying(0, variants[i])) is None else copying.seconds,
                 node_source=tuple(nodes_source[i].tolist()),
                 step_source=curves[i],
-                code=code_of(self.name, capacity, self.order, self.subject, self.job),
+                code=code_of(self.order, capacity, self.subject, self.job, self.shuffles),
             )
             for i, capacity in enumerate(caches)
         ]

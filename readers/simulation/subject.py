@@ -91,7 +91,7 @@ def planned_set(samples: int, mean_bytes: int, shards: int) -> Subject:
         Strings(np.zeros(0, np.uint8), np.zeros(samples + 1, np.uint64)),
         {"shard": shard, "image.offset": ends - length - begins[shard], "image.length": length},
         shard_bytes=np.diff(begins),
-        title=f"a planned set of {samples:,} samples",
+        title="a planned set",
     )
     return Subject(Reader(Table(columns), _NoBytes()), "image", starts, np.diff(begins), is_planned=True)
 

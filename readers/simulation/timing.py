@@ -10,8 +10,8 @@ All ranks wait for each other at the end of a step, so the slowest node decides 
 
 The largest of them is the time to read a step. Ranks have up to `prefetch` batches ahead, so reading of step s begins
 when step s - prefetch has begun and step s - 1 is read; a step begins when its batches are read, staged, and the step
-before it has ended. Copying goes on meanwhile at the rate of a node's share of the filesystem, of its network or of its
-disk, whichever is least, and is taken to leave the rest of the reads undisturbed.
+before it has ended. Copying continues meanwhile at the rate of a node's share of the filesystem, of its network or of
+its disk, whichever is least, and is taken to leave the rest of the reads undisturbed.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from packer.sources.folder import FolderSource
 from packer.workers import Workers, run_shards
 from suites.samples import files_of
 
-__all__ = ["CHECKS", "EngineSuite", "Run", "Twice", "check_on_rank_0", "converted", "die_once", "run_here"]
+__all__ = ["CHECKS", "EngineSuite", "Run", "Twice", "check_on_rank_0", "converted", "data_of", "die_once", "run_here"]
 
 DEADLINE = 60.0
 Run = Callable[[str, Path, Path], None]
@@ -110,6 +110,11 @@ def die_once(marker: Path, counter: Counter) -> int:
     return 0
 
 
+def data_of(files: dict[str, bytes]) -> dict[str, bytes]:
+    """The files of a set, by name, without those that name its source, or have dates."""
+    return {name: data for name, data in files.items() if name not in ("dataset.json", "README.md", "SHA256SUMS")}
+
+
 # --- checks ---------------------------------------------------------------------------------------------------------
 def converted(engine: Executor | None, tree: Path, out: Path, to: str = "tar") -> ConvertResult:
     return packer.convert(tree, to, out, samples_per_shard=4, workers=None if engine else 1, engine=engine)
@@ -158,12 +163,13 @@ def check_a_set_is_the_same(engine: Executor, tree: Path, folder: Path) -> None:
     for name, options in with_engine.items():
         packer.reshard(sets["b"], folder / f"{name}-resharded", to="tfrecord", shuffle=1, **options)
         packer.index(sorted(sets["b"].glob("*.h5")), folder / f"{name}-index", **options)
+        packer.extract(sets["b"], folder / f"{name}-tree", **options)
         groups.append(packer.dedup(sets["b"], near=6, dry_run=True, **options).groups)
     assert groups[0] == groups[1]
-    for made in ("resharded", "index"):
+    for made in ("resharded", "index", "tree"):
         found = [files_of(folder / f"{name}-{made}") for name in with_engine]
         if made == "resharded":
-            assert [len(files.pop("dataset.json")) > 0 for files in found]  # the history has dates
+            found = [data_of(files) for files in found]  # the history has dates
         assert found[0] == found[1]
 
 
