@@ -113,13 +113,12 @@ def test_a_client_is_switched_off_in_its_task(export: Path, conversion: Conversi
 
 
 @pytest.fixture(scope="module")
-def conversion(export: Path, tmp_path_factory: pytest.TempPathFactory) -> Conversion:
-    """Its images are in the export, with the times that they have here."""
-    made = Conversion(tmp_path_factory.mktemp("conversion"))
-    shutil.copytree(made.tree, export / "images")
-    return made
+def conversion(export: Path) -> Conversion:
+    """Its images are in the export: the times of files on hostfs are coarse, and times are part of a plan."""
+    (export / "images").mkdir()
+    return Conversion(export / "images")
 
 
 def _task(client: Client, out: str, task: int) -> str:
     options = f"{' '.join(OPTIONS)} --workers 1 --task {task}/{TASKS}"
-    return f"packer convert {client.mount}/images -o {client.mount}/{out} {options}"
+    return f"packer convert {client.mount}/images/tree -o {client.mount}/{out} {options}"
