@@ -153,8 +153,8 @@ def _note_on_blocks(found: Simulation, row: Row, shuffles: Shuffles) -> str:
     window = round(blocks * found.samples / int(row.spec["blocks"]))
     ranks = max(1, round(window / found.job.batch_size))
     return (
-        f"block: a window of {plural(blocks, 'block')} has about {window:,} samples, the batches of {plural(ranks, 'rank')}; a "
-        f"request has {human_bytes(row.first.requested / max(1, row.first.requests))} on average"
+        f"block: a window of {plural(blocks, 'block')} has about {window:,} samples, the batches of "
+        f"{plural(ranks, 'rank')}; a request has {human_bytes(row.first.requested / max(1, row.first.requests))} on average"
     )
 
 
