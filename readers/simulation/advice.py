@@ -152,9 +152,10 @@ def _note_on_blocks(found: Simulation, row: Row, shuffles: Shuffles) -> str:
     blocks = min(shuffles.window, int(row.spec["blocks"]))
     window = round(blocks * found.samples / int(row.spec["blocks"]))
     ranks = max(1, round(window / found.job.batch_size))
+    size = human_bytes(row.first.requested / max(1, row.first.requests))
     return (
         f"block: a window of {plural(blocks, 'block')} has about {window:,} samples, the batches of "
-        f"{plural(ranks, 'rank')}; a request has {human_bytes(row.first.requested / max(1, row.first.requests))} on average"
+        f"{plural(ranks, 'rank')}; a request has {size} on average"
     )
 
 
