@@ -16,6 +16,7 @@ from cache.messages import Counter, listed
 from cache.stores import Files, Shards
 from packer.columns import PartMeta, ShardColumns, load_meta, load_part, save_part
 from packer.conversion.images import adopted_image
+from packer.conversion.pack import Cancelled
 from packer.formats import REGISTRY, format_named, format_of_file
 from packer.formats.base import Located, LocateOptions, PackedSample, Payloads
 from packer.formats.files import Window
@@ -153,6 +154,8 @@ def locate_shard(task: AdoptTask, counter: Counter) -> PartMeta:
                 counter.report(_REPORT_SAMPLES, done_bytes)
                 payload_bytes += done_bytes
                 done_bytes = 0
+                if counter.stopped():
+                    raise Cancelled
         counter.report(0, done_bytes)
     meta = PartMeta(
         ShardInfo(

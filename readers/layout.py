@@ -363,10 +363,10 @@ class _Object:
         return value
 
     def count(self, name: str) -> int:
-        value = self.get(name, int)
-        if not 0 <= value < 1 << 63:
-            raise DatasetError(f"{self.where}: {name} is {value}, expected a count")
-        return value
+        value: Any = self.value.get(name)
+        if type(value) is int and 0 <= value < 1 << 63:
+            return value
+        raise DatasetError(f"{self.where}: {name} is {self.get(name, int)}, expected a count")
 
     def checksum(self) -> int:
         crc = self.get("crc32c", str)
