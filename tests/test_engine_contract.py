@@ -86,7 +86,7 @@ def dask() -> Iterator[tuple[str, Executor]]:
     with ExitStack() as opened:
         patch = opened.enter_context(pytest.MonkeyPatch.context())
         patch.setenv("PYTHONPATH", ON_PATH["PYTHONPATH"])
-        cluster = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None, host="127.0.0.1")
+        cluster = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0", host="127.0.0.1")
         opened.enter_context(cluster)
         address = cluster.scheduler_address
         yield address, opened.enter_context(packer.open_engine("dask", address))
