@@ -86,7 +86,7 @@ def dask() -> Iterator[tuple[str, Executor]]:
     with ExitStack() as opened:
         patch = opened.enter_context(pytest.MonkeyPatch.context())
         patch.setenv("PYTHONPATH", ON_PATH["PYTHONPATH"])
-        cluster = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None, host="127.0.0.1")
+        cluster = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0", host="127.0.0.1")
         opened.enter_context(cluster)
         address = cluster.scheduler_address
         yield address, opened.enter_context(packer.open_engine("dask", address))
@@ -123,7 +123,7 @@ class TestDask(EngineSuite):
         assert process.communicate(timeout=60)[1].rstrip().endswith("KeyboardInterrupt")
         assert not list(out.glob(".packing/.run-*")) and parts(out) < 12
         assert run_shards(double, [4], 1, Workers(engine=dask[1]), Silent(), (0, 0)) == [8]  # they are free
-        assert not list(out.glob(".packing/*.tar.*.tmp")), "a worker goes on"
+        assert not list(out.glob(".packing/*.tar.*.tmp")), "a worker continues"
         assert converted(dask[1], tree, out).shards_resumed >= 2
         assert packer.verify(out, against=tree, workers=1).ok
 

@@ -57,7 +57,7 @@ def test_workers_of_dask(
 
     monkeypatch.setenv("PYTHONPATH", environ()["PYTHONPATH"])
     out, draw, killed = tmp_path / "out", random.Random(4), 0
-    cluster = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None, host="127.0.0.1")
+    cluster = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0", host="127.0.0.1")
     with cluster, packer.open_engine("dask", cluster.scheduler_address) as engine, ThreadPoolExecutor(1) as side:
         while killed < 50:
             shutil.rmtree(out, ignore_errors=True)
