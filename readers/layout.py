@@ -60,7 +60,7 @@ __all__ = [
 KIND = "packer-dataset"
 VERSION = 1
 EDITED_VERSION = 2  # earlier versions of packer would take the shards' word for what the index says otherwise
-FIELD_KINDS = ("image", "file", "json", "mask", "boxes", "points", "array", "text", "target")  # see `readers.fields`
+FIELD_KINDS = ("image", "file", "json", "mask", "boxes", "points", "array", "text", "target", "pixels")
 # Of the files and members of fields that came from no file.
 KIND_SUFFIXES = {"json": "json", "boxes": "npy", "points": "npy", "array": "npy", "text": "txt", "target": "npy"}
 MAX_JSON_BYTES = 1 << 30

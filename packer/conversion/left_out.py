@@ -55,6 +55,11 @@ def refuse_unlike(title: str, metas: Sequence[PartMeta]) -> None:
         for name, found in meta.targets.items():
             expected, shard = known.setdefault(name, (found, meta.shard.path))
             if found != expected:
+                if name == "image":
+                    raise SourceError(
+                        f"{title}: the images in {meta.shard.path} have {found}, those in {shard} {expected}; raw "
+                        f"images of a set have one size: give ops that make it (--op Resize:256 --op CenterCrop:256)"
+                    )
                 raise SourceError(
                     f"{title}: the labels ({name}) in {meta.shard.path} are {found}, those in {shard} {expected}: all "
                     f"labels of a set are alike; correct them in the source"

@@ -23,6 +23,7 @@ from readers.augment.placement import Placement
 from readers.fields import decode_field, encode_field
 from readers.headers import ImageHeader, sniff
 from readers.moves import FieldMoves, FieldOptions
+from readers.pixels import PIXELS
 from readers.sample import Buffer
 
 __all__ = ["DETERMINISTIC", "OpWork", "check_fields", "check_ops", "one_thread", "parse_op"]
@@ -52,7 +53,7 @@ def check_ops(given: Sequence[Op]) -> None:
 def check_fields(given: Sequence[Op], fields: Mapping[str, str]) -> None:
     """Raise SourceError for fields that do not follow an image."""
     others = [name for name, kind in fields.items() if kind == "image" and name != "image"]
-    if given and fields.get("image") != "image":
+    if given and fields.get("image") not in ("image", PIXELS):
         raise SourceError("ops change images, and this source has no field called image")
     if given and others:
         raise SourceError(

@@ -227,7 +227,9 @@ def _plan(
     container, shards, specs = format_named(options.to), [], {}
     rows = iter(table.tolist())
     for split, count in counts.items():
-        specs[split] = ShardSpec(split, listing.fields, listing.classes, options.label_offset, count)
+        specs[split] = ShardSpec(
+            split, options.packed_fields(listing.fields), listing.classes, options.label_offset, count
+        )
         first = 0
         for number in range(count):
             samples, size, *_ = next(rows)

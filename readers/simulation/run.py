@@ -87,7 +87,7 @@ def _simulate(
         watcher.end()
     deal = Deal(Sequential(len(subject)), job, nodes[:1])
     whole = deal.steps * job.batch_size * job.world_size
-    best, reason = recommend(rows, job)
+    best, reason = recommend(rows)
     found = Simulation(
         title=subject.reader.table.title,
         is_planned=subject.is_planned,
