@@ -61,6 +61,7 @@ _SPLIT_NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$", re.DOTALL)  # webdatase
 _SKIPPED = re.compile(r"__[^/]*__($|/)")  # webdataset skips these names
 _PLAIN = re.compile(r"[A-Za-z0-9_/+=~@,:()\[\]{}-]+")
 _MAX_NAME_MEMBER_BYTES = 1 << 20
+_EXPORTS = {"dali": ".idx", "rocal": ".idx", "wids": ".wids.json", "energon": ".tar.idx"}
 _INDEX_VERSION = {"dali": "v1.2", "rocal": "v1.0"}  # rocAL reads names in no other version
 _RECORD_NAME = b"__packer__"
 _TAIL_BYTES = 16 << 10  # more than the zeros at the end and the second line
@@ -191,12 +192,7 @@ class TarFormat(WalkedFormat):
     """WebDataset tars."""
 
     name = "tar"
-    exports: ClassVar[Mapping[str, str]] = {
-        "dali": ".idx",
-        "rocal": ".idx",
-        "wids": ".wids.json",
-        "energon": ".tar.idx",
-    }
+    exports: ClassVar[Mapping[str, str]] = _EXPORTS
 
     def shard_name(self, split: str, number: int, count: int) -> str:
         return f"{split}-{number:06d}.tar"
