@@ -52,7 +52,7 @@ from readers.layout import FIELD_KINDS, KIND_SUFFIXES
 from readers.names import FieldName, SplitName
 from readers.sample import NO_LABEL, Buffer
 
-__all__ = ["FORMAT", "TarFormat", "member_stem", "sample_members"]
+__all__ = ["FORMAT", "IMAGE_EXTENSIONS", "TarFormat", "member_stem", "sample_members"]
 
 IMAGE_EXTENSIONS = "jpg;jpeg;png;webp;gif;bmp;tif;tiff"
 _NAME_EXTENSION, _LABEL_EXTENSION = "__name__", "cls"
@@ -61,7 +61,6 @@ _SPLIT_NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$", re.DOTALL)  # webdatase
 _SKIPPED = re.compile(r"__[^/]*__($|/)")  # webdataset skips these names
 _PLAIN = re.compile(r"[A-Za-z0-9_/+=~@,:()\[\]{}-]+")
 _MAX_NAME_MEMBER_BYTES = 1 << 20
-_EXPORTS = {"dali": ".idx", "rocal": ".idx", "wids": ".wids.json", "energon": ".tar.idx"}
 _INDEX_VERSION = {"dali": "v1.2", "rocal": "v1.0"}  # rocAL reads names in no other version
 _RECORD_NAME = b"__packer__"
 _TAIL_BYTES = 16 << 10  # more than the zeros at the end and the second line
@@ -192,7 +191,7 @@ class TarFormat(WalkedFormat):
     """WebDataset tars."""
 
     name = "tar"
-    exports: ClassVar[Mapping[str, str]] = _EXPORTS
+    exports: ClassVar = {"dali": ".idx", "rocal": ".idx", "wids": ".wids.json", "energon": ".tar.idx"}
 
     def shard_name(self, split: str, number: int, count: int) -> str:
         return f"{split}-{number:06d}.tar"
