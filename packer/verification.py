@@ -58,6 +58,7 @@ from packer.workers import Workers, run_shards
 from readers.fields import check_field
 from readers.headers import sniff
 from readers.layout import DATASET_FILE, MAX_JSON_BYTES, ShardInfo, read_dataset_info
+from readers.pixels import PIXELS, stored_bytes
 from readers.remote import RemoteHome
 from readers.sample import Buffer
 
@@ -268,15 +269,15 @@ def _payload_fault(reader: readers.Reader, index: int, name: str, payload: Buffe
     """What is wrong with the bytes of a field; "" for nothing. decode: what to decode an image to; "none": do not."""
     if payload is None:
         return ""
-    crc = crc32c(payload)
+    kind = reader.kinds[name]
+    crc = crc32c(stored_bytes(payload) if kind == PIXELS else payload)
     expected = int(reader.table.field_column(name, "crc32c")[index])
     if crc != expected:
         return f"field {name} is damaged: CRC32C {crc:08x}, expected {expected:08x}"
-    kind = reader.kinds[name]
     try:
         if name == "image" and sniff(payload):
             decode_fully(payload, decode)
-        elif kind not in ("image", "file", "json") and decode != "none":
+        elif kind not in ("image", "file", "json", PIXELS) and decode != "none":
             check_field(kind, payload, deep=True)
     except BadSampleError as error:
         return f"the image {error}" if name == "image" else f"field {name}: {error}"

@@ -1,0 +1,194 @@
+"""The kinds of sources, in the order in which they are asked whether a path is one of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from packer.formats import REGISTRY as FORMATS
+from packer.formats.ustar import header_sum
+from packer.registry import HEAD_BYTES, Entry, Registry
+from packer.sources.folder_kinds import (
+    idx_folder,
+    is_arrays,
+    is_beton,
+    is_cifar,
+    is_hub_set,
+    is_idx,
+    is_npz,
+    mds_folders,
+    metadata_files,
+)
+from packer.sources.known_folders import is_coco, is_ilsvrc, is_shards, is_voc, is_yolo
+from packer.sources.tree_layouts import celeba_files
+from packer.sources.url_tables import is_url_list
+from readers.layout import DATASET_FILE
+
+__all__ = ["FETCH_OPTIONS", "REGISTRY", "SourceEntry"]
+
+FETCH_OPTIONS = ("rate", "host_rate", "threads", "attempts", "timeout", "max_bytes", "private")
+_TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".pq")
+_TARS = (".tar", ".tgz", ".tbz", ".tbz2", ".txz", ".tzst")
+_SHARD_OPTIONS = "image_key label_key label_offset"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceEntry(Entry):
+    """A kind of source. `home` is a class, or a function, that takes the path and the options.
+
+    options: the arguments of `open_source` that it takes.
+    folders: whether it takes every directory that no other entry takes.
+    inside: it takes a directory with a file of this name, if the content of that file is right.
+    by_name: whether it is recognised by the name alone, since the content is text.
+    reads: whether it takes a file of such a name.
+    compressed: whether a compressed file is one by what it unpacks to.
+    recognises: identifies a directory, or a file, by more than the file `inside`, or the first bytes.
+    """
+
+    options: frozenset[str] = frozenset()
+    folders: bool = False
+    inside: str = ""
+    by_name: bool = False
+    reads: Callable[[Path], bool] | None = field(default=None, compare=False)
+    compressed: bool = False
+    recognises: Callable[[Path], bool] | None = field(default=None, compare=False)
+
+    def kind_of(self, head: bytes) -> str:
+        """What a file that begins with `head` is called in a message: "tar archive"."""
+        return _kind(self.title)
+
+    def is_folder(self, path: Path) -> bool:
+        """Whether a directory is one of these."""
+        if self.recognises is not None and self.recognises(path):
+            return True
+        file_path = path / self.inside
+        if not self.inside or not file_path.exists():
+            return False
+        if not file_path.is_file():
+            return not file_path.is_dir()  # a FIFO, for example: opening it says what is wrong
+        if not self.magic and self.claims is None:
+            return True
+        with open(file_path, "rb") as file:
+            return self.is_content(file.read(HEAD_BYTES))
+
+    def is_file(self, path: Path) -> bool:
+        """Whether a file is one of these, whatever it begins with."""
+        if self.by_name and self.is_name(path.name) and (self.reads is None or self.reads(path)):
+            return True
+        return self.recognises is not None and self.recognises(path)
+
+
+class _ShardEntry(SourceEntry):
+    """Shards of every format."""
+
+    def is_content(self, head: bytes) -> bool:
+        return FORMATS.of_content(head) is not None
+
+    def is_name(self, name: str) -> bool:
+        return FORMATS.of_name(name) is not None
+
+    def kind_of(self, head: bytes) -> str:
+        entry = FORMATS.of_content(head)
+        return _kind(entry.title if entry else self.title)
+
+
+def _kind(title: str) -> str:
+    """A title without its article and without "file": "HDF5", "tar archive", "LMDB"."""
+    return title.partition(" ")[2].partition(" (")[0].removesuffix(" file").removesuffix(" environment")
+
+
+def _is_celeba(path: Path) -> bool:
+    """Whether a directory has the images and the partition of CelebA."""
+    return celeba_files(path) is not None
+
+
+def _is_tar(head: bytes) -> bool:
+    """Whether a first tar member has the right checksum."""
+    field = head[148:156].strip(b" \0")
+    is_octal = len(head) >= HEAD_BYTES and field.isdigit() and not field.strip(b"01234567")
+    return is_octal and int(field, 8) == header_sum(head)
+
+
+def _entry(name: str, title: str, home: str, options: str = "", **about: Any) -> SourceEntry:
+    """home: below packer.sources. options: names, blanks between."""
+    home, taken = f"packer.sources.{home}", frozenset(options.split())
+    return SourceEntry(name=name, title=title, home=home, options=taken, **about)
+
+
+_OWN = (
+    # --- folders, and what is in them
+    _entry("folder", "an image folder", "folder:FolderSource", "layout", folders=True),
+    _entry("set", "a packed set", "packed:PackedSource", inside=DATASET_FILE),
+    _entry(
+        "lmdb", "an LMDB environment", "lmdb:LmdbSource", "layout",
+        inside="data.mdb", magic=((16, b"\xde\xc0\xef\xbe"),), suffixes=(".mdb", ".lmdb"),
+    ),
+    _entry("celeba", "CelebA's folder", "celeba:open_celeba", "layout label_column", recognises=_is_celeba),
+    _entry(
+        "huggingface", "a Hugging Face data set (.parquet)", "huggingface:HuggingFaceSource",
+        "label_column split_column", recognises=is_hub_set,
+    ),
+    _entry(
+        "imagefolder", "an imagefolder with metadata.csv, .jsonl or .parquet", "image_folder:ImageFolderSource",
+        "label_column split_column fields", recognises=lambda path: bool(metadata_files(path)),
+    ),
+    _entry(
+        "mds", "an MDS set (index.json of MosaicML's streaming)", "mds:MdsSource",
+        "label_column split_column", recognises=lambda path: bool(mds_folders(path)),
+    ),
+    _entry(
+        "beton", "an FFCV file (.beton)", "beton:BetonSource", "label_column",
+        claims=is_beton, suffixes=(".beton",),
+    ),
+    _entry("cifar", "CIFAR's folder", "cifar:CifarSource", "label_column", recognises=is_cifar),
+    _entry(
+        "idx", "an IDX file (MNIST and its relatives, or their folder)", "idx:IdxSource", "label_offset",
+        claims=is_idx, recognises=lambda path: idx_folder(path) is not None, compressed=True,
+    ),
+    _entry(
+        "numpy", "a NumPy file (.npz, .npy, or a folder of images.npy and labels.npy)", "numpy_arrays:NumpySource",
+        magic=((0, b"\x93NUMPY"),), claims=is_npz, suffixes=(".npz", ".npy"),
+        recognises=is_arrays,
+    ),
+    _entry(
+        "coco", "COCO's folder, or a file of its annotations", "coco:open_coco", "layout folder",
+        recognises=is_coco, suffixes=(".json",), by_name=True,
+    ),
+    _entry("voc", "Pascal VOC's folder", "voc:open_voc", "layout image_sets", recognises=is_voc),
+    _entry("yolo", "a folder of images and labels for YOLO", "yolo:open_yolo", "layout", recognises=is_yolo),
+    _entry("ilsvrc", "ILSVRC's folder", "ilsvrc:open_ilsvrc", "layout", recognises=is_ilsvrc),
+    _entry(
+        "shards", "a folder of shards made elsewhere", "shard_folder:open_shards",
+        f"layout fields {_SHARD_OPTIONS}", recognises=is_shards,
+    ),
+    # --- files, by their names and what is in them
+    _entry(
+        "urls", "a list of addresses of images (.txt, or a table)", "url_list:UrlListSource",
+        " ".join(("path_column", "label_column", "split_column", *FETCH_OPTIONS)),
+        suffixes=(*_TABLES, ".txt"), by_name=True, reads=is_url_list,
+    ),
+    _entry(
+        "manifest", "a manifest (.csv, .tsv, .jsonl, .ndjson, .parquet)", "manifest:ManifestSource",
+        "path_column label_column split_column fields folder", suffixes=_TABLES, by_name=True,
+    ),
+    _entry(
+        "tar", "a tar archive (.tar, .tar.gz, .tar.bz2, .tar.xz, .tar.zst)", "tar_archive:TarSource",
+        f"layout {_SHARD_OPTIONS}", claims=_is_tar, suffixes=_TARS, compressed=True,
+    ),
+    _entry(
+        "zip", "a zip archive", "zip_archive:ZipSource", "layout",
+        magic=((0, b"PK\3\4"), (0, b"PK\5\6")), suffixes=(".zip",),
+    ),
+    _ShardEntry(
+        name="shard",
+        title=", ".join(entry.title for entry in FORMATS.own),
+        home="packer.sources.shards:ShardSource",
+        options=frozenset({*_SHARD_OPTIONS.split(), "fields"}),
+        suffixes=tuple(suffix for entry in FORMATS.own for suffix in entry.suffixes),
+        compressed=True,
+    ),
+)  # fmt: skip
+
+REGISTRY = Registry("packer.sources", SourceEntry, _OWN)
