@@ -181,12 +181,7 @@ class TarFormat(WalkedFormat):
     """WebDataset tars."""
 
     name = "tar"
-    exports: ClassVar[Mapping[str, str]] = {
-        "dali": ".idx",
-        "rocal": ".idx",
-        "wids": ".wids.json",
-        "energon": ".tar.idx",
-    }
+    exports: ClassVar = {"dali": ".idx", "rocal": ".idx", "wids": ".wids.json", "energon": ".tar.idx"}
 
     def shard_name(self, split: str, number: int, count: int) -> str:
         return f"{split}-{number:06d}.tar"
