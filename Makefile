@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DECODERS := .venv-decoders
+CLUSTER := .venv-cluster
 DECODER_TESTS := tests/test_device_decode.py tests/test_loader_device.py tests/test_parity.py
 
 .PHONY: demo test seeds test-faults test-timing test-pages test-decoders test-corpora test-wheels test-slurm lint format clean
@@ -44,6 +45,14 @@ test-slurm: $(VENV)/.ready-test
 	$(BIN)/python tests/cluster/two_nodes.py --check
 	$(BIN)/python -m pytest -v -m slurm -o log_cli=true --log-cli-level=INFO tests/cluster
 
+# Batch systems, MPI, NFS, Dask, Ray and object stores, all on this machine and in namespaces of their own; see
+# docs/cluster.md. Needs root; installs Debian packages, what it cannot install is named in the report. About half an
+# hour. ENTRIES=10000000 adds a conversion of that many files by an array of four tasks. TESTS="-k nfs" runs some.
+test-cluster: $(CLUSTER)/.ready
+	PATH="$(CURDIR)/$(CLUSTER)/bin:$(CURDIR)/$(CLUSTER)/node_modules/.bin:$$PATH" ENTRIES='$(ENTRIES)' \
+	  PYTHONPATH=tests/cluster $(CLUSTER)/bin/python tests/cluster/isolated.py $(CURDIR)/$(CLUSTER)/bin/python -m pytest \
+	  -p cluster_report --cluster-report build/test-cluster.md -v -m cluster $(TESTS) tests/cluster
+
 # The experiments of five documents, one after the other: pages in docs/seeds. About half an hour on a machine that does
 # nothing else. SEEDS="s001 s004" runs some of them, IMAGES=FOLDER takes JPEGs of yours, OPTIONS="--smoke" goes to each.
 SEEDS ?= s000 s001 s002 s003 s004
@@ -62,7 +71,7 @@ format: $(VENV)/.ready-dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(DECODERS) demo-out build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(DECODERS) $(CLUSTER) demo-out build *.egg-info .pytest_cache .mypy_cache .ruff_cache
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 10), "packer needs Python 3.10 or later"'
@@ -84,6 +93,17 @@ $(VENV)/.ready-test: $(VENV)/.ready tests/requirements-dali.txt
 
 $(VENV)/.ready-dev: $(VENV)/.ready-test
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+# Over the packages of the tests, which it sees. tests/cluster/install.sh installs what is not Python's.
+$(CLUSTER)/.ready: $(VENV)/.ready-test tests/cluster/install.sh tests/cluster/requirements.txt
+	$(PYTHON) -m venv $(CLUSTER)
+	$(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' > \
+	  $$($(CLUSTER)/bin/python -c 'import site; print(site.getsitepackages()[0])')/over.pth
+	$(CLUSTER)/bin/pip install -q --disable-pip-version-check -c constraints.txt -r tests/cluster/requirements.txt
+	printf '#!/bin/sh\nexec "%s/python" -m packer "$$@"\n' '$(CURDIR)/$(CLUSTER)/bin' > $(CLUSTER)/bin/packer
+	chmod +x $(CLUSTER)/bin/packer
+	sh tests/cluster/install.sh $(CLUSTER)
 	touch $@
 
 $(DECODERS)/.ready: pyproject.toml constraints-decoders.txt

@@ -27,10 +27,13 @@ from typing import Any
 import numpy as np
 from machine import chill, cpu_seconds, memory_of_self, peak_memory, reset_peak
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+_REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(_REPOSITORY))
 
 _LINKS = 20_000  # to a file; ext4 takes 65,000
-_PART = 1_000_000  # samples of a part of an index
+_PART = 10_000  # samples of a shard of an index: 1.1 GB
+_TASKS = 4
+_PACKER = (sys.executable, "-m", "packer")
 Step = Callable[[argparse.Namespace], "int | None"]
 STEPS: dict[str, tuple[Step, str]] = {}
 
@@ -186,9 +189,26 @@ def _convert(arguments: argparse.Namespace) -> None:
     )
 
 
+@step("tasks", "the same by an array of 4 tasks at a time, each packer convert --task I/4 --workers 1")
+def _tasks(arguments: argparse.Namespace) -> None:
+    shutil.rmtree(_set(arguments), ignore_errors=True)
+    options = _options(arguments)
+    command = [*_PACKER, "convert", _tree(arguments), "--to", "hdf5", "-o", _set(arguments), "--workers", "1"]
+    command += ["--samples-per-shard", str(options.samples_per_shard)]
+    command += ["--shuffle", str(options.shuffle)] * arguments.shuffle
+    running = [subprocess.Popen([*command, "--task", f"{i}/{_TASKS}"], stdout=sys.stderr) for i in range(_TASKS)]
+    codes = [one.wait() for one in running]
+    assert not any(codes)
+
+
+@step("commit", "packer commit: the set of the shards of all tasks")
+def _commit(arguments: argparse.Namespace) -> None:
+    subprocess.run([*_PACKER, "commit", _set(arguments)], check=True, stdout=sys.stderr)
+
+
 @step("index", "write the index from the parts of its shards: columns are copied; what the commit does")
 def _index(arguments: argparse.Namespace) -> int:
-    """The parts of a conversion are gone when it has ended, so one of a million samples is used again and again."""
+    """The parts of a conversion are gone when it has ended, so one is used again and again."""
     from cache.files import Folder
     from packer.columns import write_index
 
@@ -206,11 +226,13 @@ def _index(arguments: argparse.Namespace) -> int:
 def _open(arguments: argparse.Namespace) -> int:
     import readers
 
-    started = time.perf_counter()
+    before, started = memory_of_self()["private_mb"], time.perf_counter()
     with readers.open(_indexed(arguments)) as reader:
-        print(f"opened in {1e3 * (time.perf_counter() - started):.1f} ms", file=sys.stderr)
+        opened = 1e3 * (time.perf_counter() - started)
         for i in np.random.RandomState(1).randint(0, len(reader), 1000).tolist():
             assert reader.byte_range(i) and reader.labels[i] >= 0 and reader.keys[i]
+        private = memory_of_self()["private_mb"] - before
+        print(f"open: {opened:.1f} ms; {private:.1f} MB of this process, the rest is mapped", file=sys.stderr)
         return len(reader)
 
 
@@ -236,7 +258,7 @@ def _indexed(arguments: argparse.Namespace) -> Path:
 
 
 def _make_part(place: Path) -> None:
-    """The columns of a million samples of 110 kB."""
+    """The columns of the samples of a shard of 1.1 GB."""
     from packer.columns import PartMeta, save_part
     from readers.index import COLUMNS, FIELD_COLUMNS
     from readers.layout import ShardInfo
@@ -314,7 +336,7 @@ def main() -> None:
         return
     chosen = arguments.only or (["index", "open"] if arguments.index else list(STEPS))
     if arguments.inodes:
-        chosen = [name for name in chosen if name not in ("convert", "verify")]
+        chosen = [name for name in chosen if name not in ("convert", "tasks", "commit", "verify")]
     if {"index", "open"} & {*chosen} and not (_indexed(arguments) / "one.part").exists():
         _make_part(_indexed(arguments))
     if not arguments.index and not _place(arguments).exists():
@@ -326,7 +348,9 @@ def main() -> None:
         if arguments.cold:
             chill([])
         command = [sys.executable, __file__, *sys.argv[1:], "--step", name]
-        found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+        environment = {**os.environ, "PYTHONPATH": str(_REPOSITORY)}
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
+        found = json.loads(done.stdout)
         if arguments.json:
             print(json.dumps({"step": name, **found}), flush=True)
             continue

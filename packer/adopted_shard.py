@@ -16,6 +16,7 @@ from cache.messages import Counter, listed
 from cache.stores import Files, Shards
 from packer.columns import PartMeta, ShardColumns, load_meta, load_part, save_part
 from packer.conversion.images import adopted_image
+from packer.conversion.pack import Cancelled
 from packer.formats import REGISTRY, format_named, format_of_file
 from packer.formats.base import Located, LocateOptions, PackedSample, Payloads
 from packer.formats.files import Window
@@ -24,6 +25,7 @@ from packer.sources.shards import ClassNames, classes_in_order, located_samples
 from readers.headers import ImageHeader
 from readers.index import ABSENT, MemoryColumns
 from readers.layout import ShardInfo
+from readers.pixels import PIXELS
 from readers.reader import Reader
 from readers.sample import NO_LABEL
 from readers.strings import Strings
@@ -99,6 +101,8 @@ def open_shard(
     options = LocateOptions(image_key, label_key, dict(fields or {}), label_offset)
     located = _LocatedColumns()
     for sample in located_samples(format_of_file(shard), shard, options):
+        if sample.pixels is not None:
+            raise FormatError(f"{shard}: holds raw pixels: open the set, or index the shard with  packer index")
         located.add(sample, {}, None)
     if not len(located.samples):
         raise SourceError(f"{shard}: has no samples")
@@ -136,7 +140,9 @@ def locate_shard(task: AdoptTask, counter: Counter) -> PartMeta:
                 payload = window.read(offset, length)
                 checksums[name] = crc32c(payload)
                 done_bytes += length
-                if name == "image":
+                if name == "image" and sample.pixels is not None:
+                    header = ImageHeader(PIXELS, *sample.pixels, 3, 0, 1)
+                elif name == "image":
                     header, kinds = adopted_image(payload)
                     unreadable += header is None
                     for kind in kinds:
@@ -148,6 +154,8 @@ def locate_shard(task: AdoptTask, counter: Counter) -> PartMeta:
                 counter.report(_REPORT_SAMPLES, done_bytes)
                 payload_bytes += done_bytes
                 done_bytes = 0
+                if counter.stopped():
+                    raise Cancelled
         counter.report(0, done_bytes)
     meta = PartMeta(
         ShardInfo(

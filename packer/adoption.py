@@ -42,6 +42,7 @@ from readers.names import FieldName, SplitName
 
 __all__ = ["IndexResult", "index"]
 
+_RUN = os.urandom(4).hex()
 _OF_CONVERSION = ("by", "plan", "payload_bytes", "left_out")
 
 
@@ -365,7 +366,7 @@ class _Commit:
 
 
 def _part(journal: Journal, number: int) -> Path:
-    return journal.folder / f"{number}.part"
+    return journal.folder / f"{_RUN}-{number}.part"  # not that of a worker which outlived another run
 
 
 def _index_names(split: str, others: int) -> list[str]:

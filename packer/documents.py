@@ -29,6 +29,7 @@ __all__ = [
     "class_lines",
     "differences",
     "has_checksums",
+    "read_document",
     "remove_documents",
     "repair_documents",
     "write_dataset_info",
@@ -49,7 +50,7 @@ def write_dataset_info(
     scratch: a folder of the same file system for temporary files.
     note: is called where a set was changed and its documents cannot be written; without, that is an error.
     """
-    new = replace(info, documents=tuple(name for name in _wanted(info) if _is_ours(place, name, info)))
+    new = replace(info, documents=tuple(name for name in _names_of(info) if _is_ours(place, name, info)))
     text = new.to_json().encode("utf-8")
     if place.kind(DATASET_FILE):
         for name in dict.fromkeys((*info.documents, *new.documents)):
@@ -95,37 +96,49 @@ def class_lines(classes: tuple[str, ...]) -> bytes:
     return "".join(f"{name.translate(_ESCAPES)}\n" for name in classes).encode("utf-8", "backslashreplace")
 
 
-def differences(root: Path, text: bytes, info: DatasetInfo) -> Iterator[tuple[str, str]]:
+def differences(
+    read: Callable[[str], bytes | None], text: bytes, info: DatasetInfo, title: object
+) -> Iterator[tuple[str, str]]:
     """(file, what is wrong) where SHA256SUMS and classes.txt of a set are there and say otherwise than dataset.json.
 
-    text: that of dataset.json, read as `info`.
+    read: the content of a file of the set, None where there is none; it may raise OSError.
+    text: that of dataset.json, read as `info`. title: of the set.
     """
-    names = [name for name in (CLASSES_FILE, SUMS_FILE) if name in info.documents and (root / name).exists()]
-    for name in names:
+    for name in (name for name in (CLASSES_FILE, SUMS_FILE) if name in info.documents):
         try:
-            found = read_regular(root / name, MAX_JSON_BYTES)
+            found = read(name)
         except OSError as error:
             yield name, f"cannot be read: {error}"
             continue
+        if found is None:
+            continue
         if name == CLASSES_FILE:
             if found != class_lines(info.classes):
-                yield name, f"does not have the classes of dataset.json; {_advice(root)}"
+                yield name, f"does not have the classes of dataset.json; {_advice(title)}"
             continue
         listed = _parse_sums(found)
         for path, digest in _sums(info, text).items():
             if path not in listed:
-                yield path, f"SHA256SUMS does not list it; {_advice(root)}"
+                yield path, f"SHA256SUMS does not list it; {_advice(title)}"
             elif listed[path] != digest:
                 says = "the file has" if path == DATASET_FILE else "dataset.json says"
-                yield path, f"SHA256SUMS says the SHA-256 {listed[path]}, {says} {digest}; {_advice(root)}"
+                yield path, f"SHA256SUMS says the SHA-256 {listed[path]}, {says} {digest}; {_advice(title)}"
 
 
-def _advice(root: Path) -> str:
-    return f"was a file changed by hand, or a command killed?  packer prune {root}  writes SHA256SUMS again"
+def read_document(root: Path, name: str) -> bytes | None:
+    """The content of a file of a set in a directory, None where there is none. Raises OSError."""
+    try:
+        return read_regular(root / name, MAX_JSON_BYTES)
+    except FileNotFoundError:
+        return None
+
+
+def _advice(title: object) -> str:
+    return f"was a file changed by hand, or a command killed?  packer prune {title}  writes SHA256SUMS again"
 
 
 # --- which, and whose -----------------------------------------------------------------------------------------------
-def _wanted(info: DatasetInfo) -> list[str]:
+def _names_of(info: DatasetInfo) -> list[str]:
     """In the order in which they are written: SHA256SUMS last."""
     names = {README_FILE: True, CLASSES_FILE: bool(info.classes), SUMS_FILE: has_checksums(info)}
     return [name for name, is_wanted in names.items() if is_wanted]
@@ -151,7 +164,7 @@ def _is_ours(place: Folder, name: str, info: DatasetInfo) -> bool:
 
 def _is_current(place: Folder, name: str, info: DatasetInfo) -> bool:
     """Whether classes.txt, if that is the name, has the classes of `info`."""
-    return name in _wanted(info) and _is_ours(place, name, replace(info, documents=()))
+    return name in _names_of(info) and _is_ours(place, name, replace(info, documents=()))
 
 
 def _around(found: bytes) -> tuple[bytes, bytes] | None:
@@ -202,7 +215,7 @@ def _parse_sums(found: bytes) -> dict[str, str]:
 def _write(place: Folder, info: DatasetInfo, text: bytes, scratch: Folder) -> None:
     """Write the documents that are not as they should be, SHA256SUMS last."""
     is_new = False
-    for name in (name for name in _wanted(info) if name in info.documents):
+    for name in (name for name in _names_of(info) if name in info.documents):
         there = place.read(name, MAX_JSON_BYTES) if place.kind(name) else None
         if name == README_FILE:
             before, behind = (there and _around(there)) or (b"", b"")

@@ -8,6 +8,8 @@ at the same time, share that file: rows are added to it. A table of another kind
 Samples are written in runs, by workers. That two of them have one name is found before any is written: of the same
 bytes one is written, of others none.
 
+Raw pixels are written as PNG.
+
 Names come from the set and are not trusted: nothing is written outside OUT, through a link, or over another file.
 Files are written in `OUT/.extracting/<random>/` and renamed, so that a killed extraction leaves no partial file under
 a name of the set; what it leaves in that folder, which is then unlocked, the next one removes.
@@ -32,12 +34,15 @@ from cache.errors import BadNameError, OutputError, UnknownNameError
 from cache.files import BusyError, Folder
 from cache.messages import Counter, Silent, Watcher, plural
 from packer.comparison import check_columns
+from packer.formats.base import png_of
 from packer.output import Result, local_output, output_errors
 from packer.workers import Workers, run_shards
+from readers.decode import decode_image
 from readers.index import ABSENT
 from readers.layout import DatasetInfo, read_dataset_info
 from readers.names import RelativePath, shortened
 from readers.originals import LABELS_FILE, LABELS_HEADER, LabelRow, are_class_folders, label_table, original_files
+from readers.pixels import PIXELS
 from readers.sample import Buffer
 from readers.strings import repeated
 
@@ -297,7 +302,8 @@ class _Writing:
             if (index, name_of) in doubles:
                 self.written.kept += 1
             else:
-                self._write(name, reader.read(index, name_of))
+                payload = reader.read(index, name_of)
+                self._write(name, png_of(decode_image(payload)) if reader.kinds[name_of] == PIXELS else payload)
             if name_of == reader.fields[0]:
                 row = LabelRow.of(reader, index, name)
                 self.written.labels += [row] if row is not None else []

@@ -86,6 +86,8 @@ def _fields(info: DatasetInfo) -> str:
         where = _WHERE_JSON.get(info.format) if kind == "json" and name == "json" else None
         if number == 0 and name == "image":
             where = _WHERE_FIRST.get(info.format)
+        if kind == "pixels":
+            where = f"data set `{name}`, [samples, height, width, 3]"
         where = where or _WHERE.get(info.format, "").format(name=name)
         known = where if _is_packed(info) else ""
         own = " (in shards of its own)" if name in info.separate else ""
@@ -173,6 +175,11 @@ def _hdf5(info: DatasetInfo) -> Iterator[str]:
         f'        data = file["{field}/data"][int(start) : int(start + length)].tobytes()',
         f"        print(key, {_without_offset('label', info)}, len(data))",
     ]
+    if info.fields[field] == "pixels":
+        lines[3:] = [
+            f'    for key, label, pixels in zip(file["key"].asstr(), file["label"], file["{field}"]):',
+            f"        print(key, {_without_offset('label', info)}, pixels.shape)",
+        ]
     yield f"## With h5py\n\nData sets are contiguous.\n\n{_block('python', lines)}"
 
 

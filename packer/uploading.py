@@ -19,6 +19,7 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ from cache.files import Folder, read_regular
 from cache.messages import Silent, Watcher
 from cache.remote import CRC_ATTRIBUTE, Remote, RemoteUrl, Span
 from cache.staging import StagedFile, work_off
-from packer.documents import differences
+from packer.documents import differences, read_document
 from packer.output import Result
 from readers.layout import DATASET_FILE, MAX_JSON_BYTES, parse_dataset_info
 from readers.staged_files import set_files
@@ -117,7 +118,7 @@ class _Upload:
     def _documents(self, text: bytes) -> list[StagedFile]:
         """README.md and the like, which readers do not need. Raises OutputError where they are of another state."""
         info = parse_dataset_info(text, self._directory / DATASET_FILE)
-        for name, what in differences(self._directory, text, info):
+        for name, what in differences(partial(read_document, self._directory), text, info, self._directory):
             raise OutputError(f"{self._directory / name}: {what}")
         with Folder(self._directory) as place:
             found = {name: place.lstat(name) for name in info.documents if place.kind(name) == "file"}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,7 +48,7 @@ from packer.comparison import (
     sample_difference,
 )
 from packer.conversion.images import decode_fully
-from packer.documents import differences
+from packer.documents import differences, read_document
 from packer.formats import format_named
 from packer.formats.base import LocateOptions, locate_options
 from packer.formats.files import Window
@@ -57,6 +58,7 @@ from packer.workers import Workers, run_shards
 from readers.fields import check_field
 from readers.headers import sniff
 from readers.layout import DATASET_FILE, MAX_JSON_BYTES, ShardInfo, read_dataset_info
+from readers.pixels import PIXELS, stored_bytes
 from readers.remote import RemoteHome
 from readers.sample import Buffer
 
@@ -136,7 +138,8 @@ def verify(
             tasks.append(_Task(root, name, number, shard, first, info.format, options, deep, decode))
             first += shard.samples
         sound &= check_index(root, info, name, found)
-    for file, what in differences(root, read_regular(root / DATASET_FILE, MAX_JSON_BYTES), info):
+    text = read_regular(root / DATASET_FILE, MAX_JSON_BYTES)
+    for file, what in differences(partial(read_document, root), text, info, root):
         found.add(Problem("all", file, what))
     if not any(split.samples for split in info.splits.values()):
         found.add(Problem("all", DATASET_FILE, "the set has no samples: there is nothing to read or train on"))
@@ -266,15 +269,15 @@ def _payload_fault(reader: readers.Reader, index: int, name: str, payload: Buffe
     """What is wrong with the bytes of a field; "" for nothing. decode: what to decode an image to; "none": do not."""
     if payload is None:
         return ""
-    crc = crc32c(payload)
+    kind = reader.kinds[name]
+    crc = crc32c(stored_bytes(payload) if kind == PIXELS else payload)
     expected = int(reader.table.field_column(name, "crc32c")[index])
     if crc != expected:
         return f"field {name} is damaged: CRC32C {crc:08x}, expected {expected:08x}"
-    kind = reader.kinds[name]
     try:
         if name == "image" and sniff(payload):
             decode_fully(payload, decode)
-        elif kind not in ("image", "file", "json") and decode != "none":
+        elif kind not in ("image", "file", "json", PIXELS) and decode != "none":
             check_field(kind, payload, deep=True)
     except BadSampleError as error:
         return f"the image {error}" if name == "image" else f"field {name}: {error}"
@@ -303,6 +306,9 @@ def _verify_remote(address: str, deep: bool, workers: int, watcher: Watcher) -> 
             sound.append(name)
         except DatasetError as error:
             found.add(Problem(name, split.index, str(error)))
+    text = remote.whole(DATASET_FILE, MAX_JSON_BYTES)[0]
+    for file, what in differences(partial(_read_object, remote), text, home.info, remote.url):
+        found.add(Problem("all", file, what))
     shards = [(name, shard) for name, split in home.info.splits.items() for shard in split.shards]
     files = [(name, _File(shard.path, shard.bytes, shard.crc32c)) for name, shard in shards]
     for name in sound:
@@ -325,6 +331,13 @@ def _verify_remote(address: str, deep: bool, workers: int, watcher: Watcher) -> 
         problems=tuple(found.problems),
         problem_count=found.count,
     )
+
+
+def _read_object(remote: Remote, name: str) -> bytes | None:
+    try:
+        return remote.whole(name, MAX_JSON_BYTES)[0]
+    except MissingError:
+        return None
 
 
 class _File(NamedTuple):

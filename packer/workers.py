@@ -28,7 +28,7 @@ __all__ = ["Workers", "run_shards", "without_gc"]
 
 T = TypeVar("T")
 R = TypeVar("R")
-_AHEAD = 16  # tasks that wait at an engine, beside those that run
+_AHEAD = 16  # tasks that wait at an engine, besides those that run
 _UNKNOWN_SLOTS = 256
 _WIND_DOWN_SECONDS = 10.0
 

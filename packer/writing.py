@@ -26,7 +26,7 @@ from packer import __version__
 from packer.columns import PartMeta
 from packer.conversion.commit import commit, replaced_set
 from packer.conversion.journal import Journal
-from packer.conversion.left_out import left_out_of, refuse_unlike
+from packer.conversion.left_out import count_by_action, refuse_unlike
 from packer.conversion.ops import check_ops
 from packer.conversion.pack import ShardPacker, disk_full
 from packer.conversion.plan import ConvertOptions, Plan, PlannedShard, Reencode, default_shard_bytes
@@ -157,7 +157,8 @@ class SetWriter:
         if part.open is not None and len(part.open.columns) and self._is_full(part, size):
             self._finish(split, part)
         if part.open is None:
-            spec = ShardSpec(split, form.fields, form.classes, self._options.label_offset)
+            fields = self._options.packed_fields(form.fields)
+            spec = ShardSpec(split, fields, form.classes, self._options.label_offset)
             name, where = self._name(split, len(part.whole)), self._options.where or ""
             part.open = ShardPacker(self._journal.folder, name, spec, self._options, where)
         if not part.open.add(key, number, payloads, ("",) * len(payloads)):
@@ -229,7 +230,8 @@ class SetWriter:
             for number in range(count):
                 self._rename(part, number, self._format.shard_name(split, number, count))
                 shards.append(PlannedShard(split, part.whole[number].shard.path, range(0), 0))
-            specs[split] = ShardSpec(split, self._form.fields, self._form.classes, self._options.label_offset, count)
+            fields = self._options.packed_fields(self._form.fields)
+            specs[split] = ShardSpec(split, fields, self._form.classes, self._options.label_offset, count)
             listed[split] = ListingBuilder().build()
         metas = [meta for split in specs for meta in self._splits[split].whole]
         refuse_unlike("what was written", metas)
@@ -243,7 +245,7 @@ class SetWriter:
         if not self._options.checksums:
             made["options"] = {"checksums": False}
         if any(meta.not_chosen for meta in metas):
-            made["left_out"] = left_out_of(metas)
+            made["left_out"] = count_by_action(metas)
         listing = SourceListing(listed, self._form.fields, self._form.classes, self.left_out)
         return commit(self._journal, plan, metas, listing, self._options.to, made)
 

@@ -7,6 +7,7 @@
     boxes   .npy                                                     float32 [k, 4]: x0, y0, x1, y1
     points  .npy                                                     float32 [..., 2]: x, y; NaN for one that is missing
     array   .npy of booleans, integers, floating point or complex    the array
+    pixels  raw pixels in place of encoded images             uint8 [h, w, 3] (`readers.pixels`)
     target  .npy of plain numbers, of one dtype and shape     the array, [] or [k]: the label, where that is not a
             in all samples of a set                          class number (`readers.items`)
     text    UTF-8; several captions are one a line                   str
@@ -334,6 +335,7 @@ KINDS: Mapping[str, Kind] = {
     "boxes": Kind(_decode_boxes, lambda value: _write_npy(_as_boxes(_as_array(value))), _decode_boxes),
     "points": Kind(_decode_points, lambda value: _write_npy(_as_points(_as_array(value))), _decode_points),
     "array": Kind(parse_npy, _write_npy, parse_npy),
+    "pixels": Kind(decode_image, _encode_image, read_header),
     "target": Kind(_decode_target, _encode_target, _decode_target),
     "text": Kind(_decode_text, _encode_text, _decode_text),
     "json": Kind(_decode_json, _encode_json, _decode_json),

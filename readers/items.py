@@ -107,7 +107,9 @@ class Fields:
             )
 
     def refuse_targets(self, what: str) -> None:
-        """Raise ValueError where labels are asked of a set whose labels are not class numbers."""
+        """Raise ValueError for a set that such a pipeline cannot read, by its labels or its images."""
+        if self._kinds.get("image") == "pixels":
+            raise ValueError(f"{what} decodes images, and those of this set are raw pixels: take ImageLoader")
         if self.label != "label":
             raise ValueError(
                 f"{what} hands out class numbers, and the labels of this set are in its field {self.label!r}: take "

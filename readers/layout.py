@@ -60,7 +60,7 @@ __all__ = [
 KIND = "packer-dataset"
 VERSION = 1
 EDITED_VERSION = 2  # earlier versions of packer would take the shards' word for what the index says otherwise
-FIELD_KINDS = ("image", "file", "json", "mask", "boxes", "points", "array", "text", "target")  # see `readers.fields`
+FIELD_KINDS = ("image", "file", "json", "mask", "boxes", "points", "array", "text", "target", "pixels")
 # Of the files and members of fields that came from no file.
 KIND_SUFFIXES = {"json": "json", "boxes": "npy", "points": "npy", "array": "npy", "text": "txt", "target": "npy"}
 MAX_JSON_BYTES = 1 << 30
@@ -363,10 +363,10 @@ class _Object:
         return value
 
     def count(self, name: str) -> int:
-        value = self.get(name, int)
-        if not 0 <= value < 1 << 63:
-            raise DatasetError(f"{self.where}: {name} is {value}, expected a count")
-        return value
+        value: Any = self.value.get(name)
+        if type(value) is int and 0 <= value < 1 << 63:
+            return value
+        raise DatasetError(f"{self.where}: {name} is {self.get(name, int)}, expected a count")
 
     def checksum(self) -> int:
         crc = self.get("crc32c", str)

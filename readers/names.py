@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import hashlib
 import posixpath
+import re
 from pathlib import PurePosixPath
-from typing import cast
+from typing import ClassVar, TypeVar
 
 from cache.errors import BadNameError
 
@@ -44,7 +45,10 @@ WORK_FOLDER = ".packing"
 _MAX_NAME_BYTES = 200  # file names have 255, and shards and columns add to a name
 _MAX_PART_BYTES = 255
 _MAX_SUFFIX_BYTES = 16
+_USUAL = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}(/[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99})*")  # a path as it is
 _FORBIDDEN = frozenset("/\\ ")
+_P = TypeVar("_P", bound="RelativePath")
+_S = TypeVar("_S", bound="_InSet")
 _OF_THE_SET = (DATASET_FILE, REPORT_FILE, *DOCUMENTS)
 
 
@@ -74,7 +78,7 @@ class RelativePath(str):
 
     __slots__ = ()
 
-    def __new__(cls, text: str) -> RelativePath:
+    def __new__(cls: type[_P], text: str) -> _P:
         path = PurePosixPath(text)
         if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in text or not _is_utf8(text):
             raise BadNameError(
@@ -89,23 +93,32 @@ class RelativePath(str):
         return super().__new__(cls, path)
 
 
-class ShardPath(RelativePath):
+class _InSet(RelativePath):
+    """A path of a set, other than those below `reserved`."""
+
+    __slots__ = ()
+    reserved: ClassVar[frozenset[str]]
+
+    def __new__(cls: type[_S], text: str) -> _S:
+        usual = _USUAL.fullmatch(text)  # which PurePosixPath takes ten times as long to find out, of 10,000 shards
+        first = text.partition("/")[0] if usual else next(iter(PurePosixPath(text).parts), "")
+        if first in cls.reserved:
+            raise BadNameError(f"{text!r} leads outside what a shard or an index may be: {first} is the set's own")
+        return str.__new__(cls, text) if usual else RelativePath.__new__(cls, text)
+
+
+class ShardPath(_InSet):
     """The path of a shard in its set."""
 
     __slots__ = ()
-
-    def __new__(cls, text: str) -> ShardPath:
-        return cast(ShardPath, super().__new__(cls, _not_reserved(text, (*_OF_THE_SET, WORK_FOLDER))))
+    reserved = frozenset({*_OF_THE_SET, WORK_FOLDER})
 
 
-class IndexPath(RelativePath):
+class IndexPath(_InSet):
     """The path of the index of a split in its set."""
 
     __slots__ = ()
-
-    def __new__(cls, text: str) -> IndexPath:
-        names = (*_OF_THE_SET, WORK_FOLDER, QUARANTINE_FOLDER)
-        return cast(IndexPath, super().__new__(cls, _not_reserved(text, names)))
+    reserved = frozenset({*_OF_THE_SET, WORK_FOLDER, QUARANTINE_FOLDER})
 
 
 def shortened(path: str) -> str:
@@ -124,13 +137,6 @@ def _fitting(part: str) -> str:
     tail = b"~" + hashlib.blake2b(encoded, digest_size=4).hexdigest().encode()
     tail += suffix if len(suffix) <= _MAX_SUFFIX_BYTES else b""
     return (encoded[: _MAX_PART_BYTES - len(tail)].decode(errors="ignore").encode() + tail).decode(errors="ignore")
-
-
-def _not_reserved(text: str, names: tuple[str, ...]) -> str:
-    first = next(iter(PurePosixPath(text).parts), "")
-    if first in names:
-        raise BadNameError(f"{text!r} leads outside what a shard or an index may be: {first} is the set's own")
-    return text
 
 
 def _plain(text: str, what: str) -> str:

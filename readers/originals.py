@@ -25,6 +25,7 @@ from readers.headers import MEDIA, SUFFIX, sniff
 from readers.index import decode_name
 from readers.layout import KIND_SUFFIXES
 from readers.names import shortened
+from readers.pixels import PIXELS
 from readers.reader import Reader
 from readers.sample import NO_LABEL, Buffer
 from readers.staged_files import SetFiles
@@ -61,6 +62,8 @@ def original_files(reader: Reader, index: int) -> Iterator[tuple[str, str]]:
 
 def _suffix(reader: Reader, index: int, field: str) -> str:
     kind = reader.dataset.fields[field]
+    if kind == PIXELS:
+        return "png"
     if KIND_SUFFIXES.get(kind):
         return "json" if field == "json" else f"{field}.{KIND_SUFFIXES[kind]}"
     media = MEDIA[int(reader.image_info([index]).media[0])] if field == reader.fields[0] else ""
@@ -134,6 +137,8 @@ class Originals:
         self._places: dict[str, _Place] = {}
         self._groups: dict[tuple[int, int], dict[int, Buffer]] = {}
         self._locks = [threading.Lock() for _ in range(64)]
+        if any(PIXELS in reader.kinds.values() for reader in self._readers):
+            raise StagingError(f"{files.manifest.source}: raw pixels were never files; stage the shards")
         listed, rows = [], list[LabelRow]()
         for number, reader in enumerate(self._readers):
             for file, row in self._listed(number, reader):

@@ -26,7 +26,7 @@ from readers.table import Table
 if TYPE_CHECKING:
     from readers.rows import RowColumns
 
-__all__ = ["Backend", "Checked", "PackedColumns", "open_copied", "open_packed", "shards_of"]
+__all__ = ["Backend", "Checked", "PackedColumns", "handed_out", "open_copied", "open_packed", "shards_of"]
 
 Backend = Literal["pread", "mmap"]
 
@@ -234,9 +234,18 @@ def _opened(columns: PackedColumns, store: Store) -> Reader:
     try:
         columns.field_column(columns.fields[0], "offset")
         columns.field_column(columns.fields[0], "length")
-        return Reader(Table(columns), store)
+        return Reader(Table(columns), handed_out(store, columns))
     except DatasetError as error:
         raise columns.explained(error) from error
+
+
+def handed_out(store: Store, columns: Columns) -> Store:
+    """What a reader of the samples in `columns` reads from: `store`, or raw pixels with their headers."""
+    if columns.kinds.get("image") != "pixels":
+        return store
+    from readers.pixels import Pixels
+
+    return Pixels(store, columns)
 
 
 def _info(directory: Path) -> DatasetInfo | None:

@@ -56,7 +56,7 @@ from readers.layout import (
     parse_dataset_info,
     read_dataset_info,
 )
-from readers.packed import Checked, PackedColumns, shards_of
+from readers.packed import Checked, PackedColumns, handed_out, shards_of
 from readers.reader import Reader
 from readers.staged_files import SetFiles, describe_files
 from readers.table import Table
@@ -103,7 +103,7 @@ def open_remote(
     store: Store = RemoteFiles(address, shards, _SameSet(origin, copy) if copy == home else None)
     if copy is not None:
         store = Copied(Files(copy, shards), store, patience_seconds)
-    return Reader(Table(columns), Checked(store, columns))
+    return Reader(Table(columns), handed_out(Checked(store, columns), columns))
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ node starts a server for that node; a read of a sample of another node's part as
 cache or the copy of its node. What a server does not answer, or answers with bytes that do not have the CRC32C of the
 index, is read from the source (`cache.stores.neighbours`).
 
-A server has a process of its own, which ends with the context or with the process that started it. `packer serve` is
-the same in the foreground, for nodes where nothing else runs.
+A server has a process of its own, which ends with the context or with the process that started it; where it was killed,
+it is started again. `packer serve` is the same in the foreground, for nodes where nothing else runs.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import hashlib
 import importlib.util
 import os
 import re
+import threading
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -48,6 +50,7 @@ from readers.staged_files import shard_owners
 __all__ = ["PayloadRanges", "ShareOptions", "Shared", "share"]
 
 _S = TypeVar("_S", Server, ServerProcess)
+_LONGEST_PAUSE_SECONDS = 60.0
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
@@ -107,6 +110,7 @@ class Shared:
         self._owner = os.getpid()
         self._rendezvous: Rendezvous | None = None
         self._url = ""
+        self._lock, self._ending = threading.Lock(), threading.Event()
 
     @property
     def url(self) -> str:
@@ -130,12 +134,14 @@ class Shared:
         """End the server; other nodes then read this one's part from the source. Does nothing in a forked child."""
         if os.getpid() != self._owner:
             return
-        server, self._server = self._server, None
-        if server is not None:
-            if self._rendezvous is not None:
-                self._rendezvous.withdraw(self.node, self._url)
-            server.close()
-        self._url = ""
+        self._ending.set()
+        with self._lock:
+            server, self._server = self._server, None
+            if server is not None:
+                if self._rendezvous is not None:
+                    self._rendezvous.withdraw(self.node, self._url)
+                server.close()
+            self._url = ""
 
     def __enter__(self) -> Reader:
         if self.nodes == 1:
@@ -144,7 +150,9 @@ class Shared:
             raise MissingExtraError("obstore", "remote", "reading from other nodes")
         try:
             if self._serves and self._server is None:
-                self.serve(ServerProcess)
+                self._ending = threading.Event()
+                watched = self.serve(ServerProcess), self._ending
+                threading.Thread(target=self._watch, args=watched, name="packer-share", daemon=True).start()
             return self._open()
         except BaseException:
             self.close()
@@ -154,6 +162,28 @@ class Shared:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _watch(self, server: ServerProcess, ending: threading.Event) -> None:
+        """Start the server again where its process was killed, after a pause that doubles if that comes soon again."""
+        pause, since = 0.5, time.monotonic()
+        while True:
+            server.wait()
+            server.close()
+            lasted = time.monotonic() - since > 2 * _LONGEST_PAUSE_SECONDS
+            pause = 1.0 if lasted else min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            if ending.wait(pause):
+                return
+            since = time.monotonic()
+            with self._lock:
+                if ending.is_set():
+                    return
+                try:
+                    server = self.serve(ServerProcess)
+                except ServingError as error:
+                    outcome = str(error)
+                else:
+                    outcome = "it was started again"
+            warnings.warn(f"the process that serves node {self.node} had ended: {outcome}", stacklevel=2)
 
     def _meet(self) -> tuple[Rendezvous, str]:
         """The folder of this set and job, and the token in it."""

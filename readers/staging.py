@@ -89,7 +89,9 @@ class StageOptions:
         if self.form == "files" and (self.part is not None or self.fraction != 1 or self.background):
             raise ValueError("form='files' stages whole splits: leave part, fraction and background out")
         if not self.overlap and self.part is None:
-            raise ValueError("overlap=False is about the parts of nodes: give a part as well, such as part='node'")
+            raise ValueError(
+                "whether shards overlap is about the parts of nodes: give a part as well, such as part='node'"
+            )
         self.portion()
 
     def turns(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:

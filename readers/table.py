@@ -166,6 +166,10 @@ class Table:
     def sizes(self, field: str = "image") -> npt.NDArray[np.int64]:
         """Bytes of a field by sample, int64 [n]; 0 where a sample lacks it. Of converted images, as estimated."""
         sizes: Int64s = self.field_column(field, "length").view("<i8")
+        if field == "image" and self.columns.kinds.get(field) == "pixels":
+            from readers.headers.base import PIXELS_HEADER_BYTES
+
+            sizes = sizes + PIXELS_HEADER_BYTES  # as they are handed out
         if field == "image" and self.forms:
             info = self.stored_headers(None)
             for form in self.forms:

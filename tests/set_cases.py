@@ -8,14 +8,33 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from conftest import make_jpeg, tree_of
 
 import packer
 import readers
+from readers.fields import encode_field
 from readers.layout import read_dataset_info
 from readers.names import DOCUMENTS
 
-__all__ = ["Held", "check", "content", "pack_tree", "shards", "unlisted", "wrong"]
+__all__ = [
+    "COUNTS",
+    "FORMATS",
+    "OTHERS",
+    "Held",
+    "check",
+    "content",
+    "masks_for",
+    "pack_tree",
+    "shards",
+    "unlisted",
+    "wrong",
+]
+
+
+FORMATS = ("hdf5", "tar", "tfrecord")
+COUNTS = {"train": {"cat": 5, "dog": 6}, "val": {"cat": 2, "dog": 1}}
+OTHERS = {"train": {"dog": 2, "eel": 3}, "test": {"eel": 2}}
 
 
 class Held(NamedTuple):
@@ -90,3 +109,9 @@ def check(root: Path, expected: Mapping[str, Held]) -> None:
     }
     assert not labels, labels
     assert not [key for key in found if found[key] != expected[key]], "other bytes"
+
+
+def masks_for(root: Path, keys: list[str]) -> dict[str, bytes]:
+    masks = {key: bytes(encode_field("mask", np.full((3, 4), 1 + i, np.uint8))) for i, key in enumerate(keys)}
+    tree_of(root, {f"{key}.png": data for key, data in masks.items()})
+    return masks

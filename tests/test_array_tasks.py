@@ -6,15 +6,16 @@ import json
 import random
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from suites.children import crashes_at, end_of, forked
-from suites.engines import data_of
-from suites.programs import run_packer
+from suites.children import crashes_at, forked
+from suites.engines import data_of, wait_for
+from suites.programs import Notes, run_packer
 from suites.samples import files_of
 
 import packer
@@ -31,7 +32,7 @@ OPTIONS: dict[str, Any] = {"to": "tar", "samples_per_shard": 4, "workers": 1}
 
 
 class Counted(FolderSource):
-    """Notes each listing in a file beside the source's."""
+    """Notes each listing in a file next to the source's."""
 
     def list(self, split: str | None) -> SourceListing:
         with open(f"{self.root}.listed", "a") as file:
@@ -52,7 +53,7 @@ def expected(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 @pytest.fixture
 def photos(tree: Path, tmp_path: Path) -> Path:
-    """A copy of `tree` under the same name, whose listings are counted beside it."""
+    """A copy of `tree` under the same name, whose listings are counted next to it."""
     return Path(shutil.copytree(tree, tmp_path / tree.name))
 
 
@@ -153,7 +154,7 @@ def test_a_set_is_replaced_by_the_commit(tree: Path, run: Callable[..., ConvertR
     assert packer.verify(out, against=tree, workers=1).ok
 
 
-@pytest.mark.parametrize("first", [*range(1, 9, 3), pytest.param(0, marks=pytest.mark.faults)])
+@pytest.mark.parametrize("first", [1, 15, pytest.param(0, marks=pytest.mark.faults)])
 def test_a_crash_at_a_step_of_tasks_and_their_commit(
     run: Callable[..., ConvertResult], tmp_path: Path, first: int
 ) -> None:
@@ -272,8 +273,14 @@ def test_lists_of_tasks() -> None:
     assert task_list([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8" and task_list([]) == ""
 
 
-def test_a_child_that_waits_for_the_listing_of_another(run: Callable[..., ConvertResult], tmp_path: Path) -> None:
-    """A task that was killed while it listed keeps nobody waiting."""
-    with Journal(tmp_path / "out", shared=True) as journal, journal.planning():
-        pass
-    assert end_of(lambda: str(run(0, 1).shards), ("12",)) == "12"
+def test_a_task_waits_for_the_listing_of_another(run: Callable[..., ConvertResult], tmp_path: Path) -> None:
+    """It says so; one that was killed while it listed is not waited for."""
+    notes = Notes()
+    with ExitStack() as other:
+        listing = other.enter_context(Journal(tmp_path / "out", shared=True))
+        other.enter_context(listing.planning(lambda: None))
+        with ThreadPoolExecutor(1) as side:
+            waiting = side.submit(run, 0, 1, watcher=notes)
+            wait_for(lambda: any("waiting for the task that lists" in line for line in notes.lines), "its note")
+            other.close()
+            assert waiting.result(60).shards == 12

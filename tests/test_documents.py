@@ -20,6 +20,7 @@ from suites.children import crashes_at
 
 import packer
 import readers
+from cache.remote import Remote
 from readers.layout import read_dataset_info
 from readers.names import DOCUMENTS
 
@@ -236,6 +237,12 @@ def test_an_upload_has_the_documents_and_a_copy_from_there_is_checked(
         (staged / "SHA256SUMS").write_bytes((one / "SHA256SUMS").read_bytes())
         (staged / "classes.txt").write_bytes((one / "classes.txt").read_bytes())
         assert sha256sum(staged).returncode == 0
+    remote = Remote(address)
+    remote.store.put(
+        "SHA256SUMS", (one / "SHA256SUMS").read_bytes().replace(b"  dataset.json", b"  other.json"), crc32c=0
+    )
+    (problem,) = packer.verify(address).problems
+    assert "dataset.json: SHA256SUMS does not list it" in str(problem)
     (one / "classes.txt").write_text("x\n")
     with pytest.raises(readers.OutputError, match=r"classes.txt: does not have the classes"):
         packer.upload(one, address)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from suites.engines import EngineSuite, Run, converted, data_of, die_once, run_here
+from click.testing import CliRunner
+from suites.engines import EngineSuite, Run, converted, data_of, die_once, double, parts, run_here, wait_for
 from suites.programs import run_packer
 from suites.samples import files_of
 from suites.shared_caches import HAS_MPI, MPIEXEC
@@ -21,12 +23,21 @@ from suites.shared_caches import HAS_MPI, MPIEXEC
 import packer
 from cache.errors import MissingExtraError, WorkerError
 from cache.messages import Silent
+from packer.cli.group import cli
 from packer.workers import Workers, run_shards
 
 HAS_DASK = importlib.util.find_spec("distributed") is not None
 HAS_RAY = importlib.util.find_spec("ray") is not None
 TESTS = Path(__file__).resolve().parent
 ON_PATH = {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")])}
+
+
+ON_DASK = """
+import sys, packer
+from suites.engines import Slow
+with packer.open_engine("dask", sys.argv[1]) as engine:
+    packer.convert(Slow(sys.argv[2]), "tar", sys.argv[3], samples_per_shard=4, engine=engine)
+"""
 
 
 def on_ranks(count: int, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -75,7 +86,7 @@ def dask() -> Iterator[tuple[str, Executor]]:
     with ExitStack() as opened:
         patch = opened.enter_context(pytest.MonkeyPatch.context())
         patch.setenv("PYTHONPATH", ON_PATH["PYTHONPATH"])
-        cluster = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None, host="127.0.0.1")
+        cluster = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0", host="127.0.0.1")
         opened.enter_context(cluster)
         address = cluster.scheduler_address
         yield address, opened.enter_context(packer.open_engine("dask", address))
@@ -101,6 +112,20 @@ class TestDask(EngineSuite):
         assert done.returncode == 0, done.stderr
         converted(None, tree, tmp_path / "local")
         assert data_of(files_of(tmp_path / "out")) == data_of(files_of(tmp_path / "local"))
+
+    def test_ctrl_c_stops_the_workers(self, dask: tuple[str, Executor], tree: Path, tmp_path: Path) -> None:
+        """And the same conversion continues."""
+        out = tmp_path / "out"
+        command = [sys.executable, "-c", ON_DASK, dask[0], str(tree), str(out)]
+        process = subprocess.Popen(command, env=environ(), stderr=subprocess.PIPE, text=True)
+        wait_for(lambda: parts(out) >= 2, "two shards")
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=60)[1].rstrip().endswith("KeyboardInterrupt")
+        assert not list(out.glob(".packing/.run-*")) and parts(out) < 12
+        assert run_shards(double, [4], 1, Workers(engine=dask[1]), Silent(), (0, 0)) == [8]  # they are free
+        assert not list(out.glob(".packing/*.tar.*.tmp")), "a worker continues"
+        assert converted(dask[1], tree, out).shards_resumed >= 2
+        assert packer.verify(out, against=tree, workers=1).ok
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +187,12 @@ def test_what_is_no_engine(tree: Path, tmp_path: Path) -> None:
         packer.convert(tree, "tar", tmp_path / "out", engine="dask")  # type: ignore[arg-type]
 
 
-def test_options_that_need_a_cluster(tree: Path) -> None:
-    assert "say which with --engine" in run_packer("verify", tree, "--scheduler", "tcp://x:1").stderr
-    assert "'slurm' is not one of local, mpi, dask, ray" in run_packer("verify", tree, "--engine", "slurm").stderr
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--scheduler", "tcp://x:1"], "say which with --engine"),
+        (["--engine", "slurm"], "'slurm' is not one of local, mpi, dask, ray"),
+    ],
+)
+def test_options_that_contradict_each_other(tree: Path, options: list[str], message: str) -> None:
+    assert message in CliRunner().invoke(cli, ["verify", str(tree), *options]).output

@@ -16,20 +16,11 @@ from pathlib import Path
 
 import pytest
 from conftest import Hanging, files_of, make_jpeg
+from suites.programs import Notes
 
 import packer
 from cache.errors import OutputError
 from cache.messages import Silent
-
-
-class Notes(Silent):
-    """Collects the notes of a command."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.lines.append(text)
 
 
 @pytest.fixture(scope="module")
@@ -201,7 +192,7 @@ def test_overwrite_does_not_replace_what_cannot_be_read(
 SLOW_INDEX = """
 import os, sys
 import packer.adoption
-def stop(*args):
+def stop(*args, **options):
     os.kill(os.getpid(), 9)
 packer.adoption.run_shards = stop
 packer.index([sys.argv[1]], workers=1)

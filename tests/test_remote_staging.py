@@ -13,7 +13,7 @@ from conftest import files_of
 from remote_servers import Fault, Proxy
 from remote_suite import put_files
 from suites.programs import run_packer
-from suites.staging import Notes, staged
+from suites.staging import Notes, staged, staged_files_of
 
 import packer
 import readers
@@ -28,8 +28,10 @@ def data_of(copy: Path) -> dict[str, bytes]:
 
 def test_the_whole_set(address: str, packed: Path, proxy: Proxy, tmp_path: Path) -> None:
     with (staging := readers.stage(address, tmp_path)) as local:
-        assert data_of(local) == files_of(packed)
-        assert staging.counts.copied == len(files_of(packed)) and len(proxy.gets(r"\.tar")) == 7, "one GET a shard"
+        assert data_of(local) == staged_files_of(packed)
+        assert staging.counts.copied == len(staged_files_of(packed)) and len(proxy.gets(r"\.tar")) == 7, (
+            "one GET a shard"
+        )
     proxy.log.clear()
     with (staging := readers.stage(address, tmp_path)) as again:
         assert again == local and staging.counts.copied == 0 and len(proxy.log) == 1
@@ -84,7 +86,7 @@ def test_patience_for_nothing(address: str, packed: Path, tmp_path: Path) -> Non
 def test_faults_that_pass(kind: str, address: str, packed: Path, proxy: Proxy, tmp_path: Path) -> None:
     proxy.faults.append(Fault(kind, times=2, seconds=2.5))
     with readers.stage(address, tmp_path) as local:
-        assert data_of(local) == files_of(packed)
+        assert data_of(local) == staged_files_of(packed)
     assert proxy.faults[0].times == 0
 
 
@@ -113,7 +115,7 @@ def test_faults_that_stay(fault: Fault, message: str, address: str, packed: Path
     assert not list(store.rglob("dataset.json")), "nothing half-copied looks whole"
     proxy.heal()
     with (staging := readers.stage(address, tmp_path)) as local:
-        assert data_of(local) == files_of(packed) and staging.counts.found >= 3
+        assert data_of(local) == staged_files_of(packed) and staging.counts.found >= 3
     assert not any("train-000000" in line for line in proxy.gets()), "whole shards are not fetched again"
 
 
@@ -122,7 +124,7 @@ def test_large_files_go_in_parts_of_one_object(
 ) -> None:
     monkeypatch.setattr(staging_remote, "_GET_BYTES", 4096)
     with readers.stage(address, tmp_path) as local:
-        assert data_of(local) == files_of(packed)
+        assert data_of(local) == staged_files_of(packed)
         size = (packed / "train-000000.tar").stat().st_size
     assert len(proxy.gets("train-000000.tar")) == -(-size // 4096) > 2
     changed = bytearray((packed / "train-000001.tar").read_bytes())
@@ -164,7 +166,7 @@ def test_a_changed_set_is_another_copy(address: str, packed: Path, tmp_path: Pat
     put_files(other, address)
     notes = Notes()
     with readers.stage(address, tmp_path / "to", watcher=notes) as second:
-        assert second != first and data_of(second) == files_of(other)
+        assert second != first and data_of(second) == staged_files_of(other)
     assert "its source has changed" in notes and not first.exists()
 
 
@@ -177,7 +179,7 @@ def test_bandwidth(address: str, packed: Path, tmp_path: Path) -> None:
 def test_the_command(address: str, proxy: Proxy, packed: Path, tmp_path: Path) -> None:
     done = run_packer("stage", address, "--target", str(tmp_path))
     assert done.returncode == 0, done.stderr
-    assert data_of(Path(done.stdout.strip())) == files_of(packed)
+    assert data_of(Path(done.stdout.strip())) == staged_files_of(packed)
     for wrong, status, message in [
         ("s3://user:secret@bucket/x", 2, "credentials do not belong"),
         ("s3://bucket/nothing", 1, "no packed set"),

@@ -8,26 +8,31 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 from conftest import make_jpeg, tree_of
-from set_cases import Held, check, content, pack_tree, shards, wrong
+from set_cases import (
+    COUNTS,
+    FORMATS,
+    OTHERS,
+    Held,
+    check,
+    content,
+    masks_for,
+    pack_tree,
+    shards,
+    wrong,
+)
 
 import packer
 import readers
 from cache.checksums import crc32c
-from packer.cli import main
-from readers.fields import encode_field
 from readers.layout import read_dataset_info
 from readers.names import DOCUMENTS
 from readers.order.local import shard_starts
-
-FORMATS = ("hdf5", "tar", "tfrecord")
-COUNTS = {"train": {"cat": 5, "dog": 6}, "val": {"cat": 2, "dog": 1}}
-OTHERS = {"train": {"dog": 2, "eel": 3}, "test": {"eel": 2}}
 
 
 @pytest.fixture(scope="module")
@@ -58,12 +63,6 @@ def two(packed: Callable[[str], tuple[Path, Path]]) -> Path:
 
 def labelled(held: Held, label: str) -> Held:
     return held._replace(label=label)
-
-
-def masks_for(root: Path, keys: list[str]) -> dict[str, bytes]:
-    masks = {key: bytes(encode_field("mask", np.full((3, 4), 1 + i, np.uint8))) for i, key in enumerate(keys)}
-    tree_of(root, {f"{key}.png": data for key, data in masks.items()})
-    return masks
 
 
 @pytest.mark.parametrize("to", FORMATS)
@@ -449,85 +448,3 @@ def test_a_table_of_a_set_that_was_changed_since_is_refused(one: Path) -> None:
     packer.drop(one, keys=["cat/cat0t0"])
     with pytest.raises(readers.OutputError, match="has been changed since its table was opened"):
         early.where("width > 0").save()
-
-
-# --- the command line -----------------------------------------------------------------------------------------------
-COMMANDS = {
-    "append": ["{set}", "{other}", "--workers", "1"],
-    "merge": ["{set}", "{other}", "-o", "{out}"],
-    "split": ["{set}", "--fractions", "train=0.5,val=0.5", "--seed", "1", "--stratify"],
-    "subset": [
-        "{set}",
-        "-o",
-        "{out}",
-        "--where",
-        'min_side >= 24 and label in ("cat", 1)',
-        "--every",
-        "2",
-        "--limit",
-        "3",
-    ],
-    "drop": ["{set}", "--keys", "{keys}"],
-    "relabel": ["{set}", "--map", "cat=tiger"],
-    "dedup": ["{set}", "--near", "0", "--workers", "1"],
-    "add-field": ["{set}", "{masks}", "--name", "mask", "--workers", "1"],
-    "reshard": ["{set}", "-o", "{out}", "--to", "hdf5", "--workers", "1"],
-    "prune": ["{set}"],
-}
-
-
-Run: TypeAlias = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs a command in this process: its status, what it prints, and what it says on stderr."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main([str(argument) for argument in arguments])
-        return int(ended.value.code or 0), *capsys.readouterr()
-
-    return run
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_commands(name: str, one: Path, two: Path, tmp_path: Path, run: Run) -> None:
-    (tmp_path / "keys.txt").write_text("cat/cat0t0\ndog/dog0t1\n")
-    masks_for(tmp_path / "masks", ["cat/cat0t0"])
-    places = {
-        "set": one,
-        "other": two,
-        "out": tmp_path / "out",
-        "keys": tmp_path / "keys.txt",
-        "masks": tmp_path / "masks",
-    }
-    arguments = [argument.format(**places) for argument in COMMANDS[name]]
-    state = (one / "dataset.json").read_bytes()
-    status, planned, errors = run(name, *arguments, "--dry-run", "--json")
-    assert status == 0, errors
-    assert (one / "dataset.json").read_bytes() == state and not (tmp_path / "out").exists()
-    status, done, errors = run(name, *arguments, "--json")
-    assert status == 0, errors
-    would, did = json.loads(planned), json.loads(done)
-    for key in ("samples", "splits", "classes", "groups", "files"):
-        assert would.get(key) == did.get(key), key
-    out = tmp_path / "out" if (tmp_path / "out").exists() else one
-    assert wrong(out) == [] and not (out / ".packing").exists()
-
-
-def test_commands_say_what_is_wrong(one: Path, tmp_path: Path, run: Run) -> None:
-    (tmp_path / "keys.txt").write_text("no/such\n")
-    for arguments, status, message in (
-        (["drop", one, "--where", "widht > 3"], 2, "at character 1: 'widht' is not known; there are label"),
-        (["drop", one, "--keys", tmp_path / "keys.txt"], 1, "no sample has 1 key of those given: 'no/such'"),
-        (["drop", one, "--where", 'label == "fox"'], 1, "no class 'fox'; there are 2: cat, dog"),
-        (["drop", one, "--where", "width > 0"], 1, "none of the 14 samples is left"),
-        (["split", one, "--fractions", "a=0.5,b"], 2, "'b' is not NAME=VALUE"),
-        (["subset", one, "-o", one, "--every", "2"], 1, "holds a set; choose another output"),
-        (["relabel", one, "--map", "fox=cat"], 1, "no class 'fox'"),
-        (["merge", one, "-o", tmp_path / "o"], 2, "expected two sets or more"),
-    ):
-        found, _, errors = run(*arguments)
-        assert (found, message in errors) == (status, True), errors
-    assert not (tmp_path / "o").exists() and not (one / ".packing").exists()

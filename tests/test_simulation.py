@@ -187,11 +187,11 @@ def test_requests_are_those_that_one_batch_at_a_time_would_be_planned(seed: int)
 
 
 def test_some_nodes_stand_for_all_within_the_interval() -> None:
-    planned = planned_set(40_000, 5000, 10)
-    job = Job(50, 2, 4, epochs=4)
+    planned = planned_set(20_000, 5000, 10)
+    job = Job(50, 2, 4, epochs=3)
     shuffles = Shuffles(("global", "node-local"), exchange_every=3)
     whole = simulate(planned, job, caches=[0.5], shuffles=shuffles)
-    part = simulate(planned, replace(job, most_reads=8000), caches=[0.5], shuffles=shuffles)
+    part = simulate(planned, replace(job, most_reads=4000), caches=[0.5], shuffles=shuffles)
     assert whole.is_exact and not part.is_exact and part.nodes_simulated == 10
     for all_nodes, some_nodes in zip(whole.rows, part.rows, strict=True):
         for exact, estimate in zip(all_nodes.epochs, some_nodes.epochs, strict=True):
@@ -246,7 +246,7 @@ def test_what_binds_is_what_is_short() -> None:
 
 
 def test_an_epoch_may_be_simulated_in_parts() -> None:
-    whole, parts = small(tail="exact"), small(tail="exact", most_reads=100)
+    whole, parts = small(tail="exact"), small(tail="exact", most_reads=1000)
     assert parts.is_exact and parts.rows == whole.rows
 
 
@@ -279,7 +279,7 @@ def test_the_result_is_plain(source: Path) -> None:
     found = simulate(source, Job(2, 2, 3, epochs=2), split="train", caches=[0.0, "50%", 4000])
     again = json.loads(json.dumps(found.to_dict()))
     assert again["is_exact"] and again["machine"]["filesystem_requests"] is None and len(again["rows"]) == 12
-    assert [row["cache"] for row in again["rows"][:3]] == ["0 %", "50 %", "4000"]
+    assert [row["cache"] for row in again["rows"][:3]] == ["0 %", "50 %", "4 kB"]
     assert again["rows"][0]["source"] == sum(epoch["source"] for epoch in again["rows"][0]["epochs"])
     with readers.open(source, "train") as reader:
         assert simulate(reader, Job(2, 2, 3, epochs=2), caches=[0.0, "50%", 4000]) == found
@@ -352,7 +352,9 @@ def run_here(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
 def test_the_command_recommends_and_says_how(source: Path, tmp_path: Path, run_here: Callable[..., Ran]) -> None:
     page = tmp_path / "page.html"
     arguments = ("simulate", source, "--split", "train", "--nodes", "2", "--ranks", "2", "--batch-size", "3")
-    done = run_here(*arguments, "--cache", "0,30%", "--cache", "0.5", "--epochs", "3", "--html", page)
+    done = run_here(
+        *arguments, "--cache", "0", "--cache", "50%", "--epochs", "3", "--orders", "global,staged-first", "--html", page
+    )
     assert done.status == 0, done.err
     assert sum(line.startswith("→ ") for line in done.out.splitlines()) == 3
     assert ">>> reader = readers.open(" in done.out and str(source) in done.out and "nothing" in done.out

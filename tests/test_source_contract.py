@@ -20,6 +20,7 @@ from suites.containers import COMPRESS, HDF5_LAYOUTS, example, hdf5_of, rec_of, 
 from suites.sources import Found, SourceSuite
 
 import packer
+from readers.names import DOCUMENTS
 
 CLASSES = ("cat", "dog")
 PICTURES = {
@@ -85,8 +86,11 @@ class TestPackedSet(OfATree):
         shutil.rmtree(tmp_path / "images")
         return tmp_path / "set"
 
+    def files(self, root: Path) -> set[Path]:
+        return {path for path in super().files(root) if path.name not in DOCUMENTS}
+
     def data_files(self, root: Path) -> set[Path]:
-        return {path for path in root.iterdir() if path.is_file() and path.suffix != ".json"}
+        return {path for path in self.files(root) if path.parent == root and path.suffix != ".json"}
 
 
 class TestHdf5OfItems(OfATree):

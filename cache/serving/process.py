@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from typing import IO
 
 from cache.errors import PackerError, ServingError
@@ -76,18 +77,20 @@ class ServerProcess:
     def alive(self) -> bool:
         return self._process.poll() is None
 
+    def wait(self) -> None:
+        """Wait until it has ended."""
+        self._process.wait()
+
     def close(self) -> None:
         """End the server. Does nothing in a forked child."""
         if os.getpid() != self._owner:
             return
-        for stream in (self._process.stdin, self._process.stdout):
-            try:
-                if stream is not None and not stream.closed:
-                    if stream.writable():
-                        stream.write(_END)  # a forked process may have the other end open, too
-                    stream.close()
-            except OSError:
-                pass
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with suppress(OSError, ValueError):  # it has ended, or this was called before
+            self._process.stdin.write(_END)  # a forked process may have the other end open, too
+        with suppress(OSError):
+            self._process.stdin.close()
+        self._process.stdout.close()
         try:
             self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:

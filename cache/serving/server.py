@@ -188,14 +188,12 @@ class Server:
         )
         await self._stopping.wait()
         server.close()
-        for writer in list(self._connections):
-            writer.transport.abort()
-        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        if tasks:
+        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:  # those of connections accepted just now, too
+            for writer in list(self._connections):
+                writer.transport.abort()
             _, waiting = await asyncio.wait(tasks, timeout=_CLOSE_SECONDS)
             for task in waiting:  # for a slow read
                 task.cancel()
-            await asyncio.gather(*waiting, return_exceptions=True)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         limits = self.terms.limits

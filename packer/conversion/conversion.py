@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cache.errors import OutputError, SourceError
+from cache.files import BusyError
 from cache.messages import Watcher
 from packer.columns import PartMeta
 from packer.conversion import saved
@@ -40,7 +41,7 @@ from readers.layout import read_dataset_info
 
 __all__ = ["Conversion"]
 
-_WAIT_SECONDS = 600.0  # for a commit, or a conversion that is just beginning
+_PATIENCE_SECONDS, _WAIT_SECONDS = 1.0, 600.0  # for a commit, or a conversion that is just beginning
 
 
 class Conversion:
@@ -80,7 +81,7 @@ class Conversion:
         """The shards of task i of n; `packer.conversion.job` makes the set."""
         self._check_output()
         number, count = task
-        with Journal(self._out, shared=True, wait_seconds=_WAIT_SECONDS) as journal:
+        with self._shared_journal() as journal:
             self._warn(journal)
             prepared, done = self._joined(journal, count, overwrite)
             if done is not None:
@@ -100,22 +101,41 @@ class Conversion:
             task=task,
         )
 
+    def _shared_journal(self) -> Journal:
+        try:
+            return Journal(self._out, shared=True, wait_seconds=_PATIENCE_SECONDS)
+        except OutputError as error:
+            if not isinstance(error.__cause__, BusyError):
+                raise
+        self._watcher.note(f"waiting for another command that writes {self._out}")
+        return Journal(self._out, shared=True, wait_seconds=_WAIT_SECONDS)
+
     def _joined(self, journal: Journal, tasks: int, overwrite: bool) -> tuple[Prepared, ConvertResult | None]:
         """The plan of all tasks, made by the first of them; and the result where the set exists."""
-        found = None
-        if not self._question or (journal.unfinished and not journal.work.kind(saved.LISTING_FILE)):
-            found = self._prepare()  # each task lists what cannot be saved, and need not wait for the others
-        with journal.planning():
-            prepared = found or self._saved() or self._prepare()
-            done = self._finished(journal, prepared, overwrite)
-            if done is not None:
-                return prepared, done
+
+        def wait() -> None:
+            self._watcher.note("waiting for the task that lists the source for all")
+
+        if self._question:
+            with journal.planning(wait):
+                found = self._saved()
+                if found is not None or not journal.unfinished:
+                    return self._join(journal, found or self._prepare(), tasks, overwrite)
+        prepared = self._prepare()  # each task lists what cannot be saved, and need not wait for the others
+        with journal.planning(wait):
+            return self._join(journal, prepared, tasks, overwrite)
+
+    def _join(
+        self, journal: Journal, prepared: Prepared, tasks: int, overwrite: bool
+    ) -> tuple[Prepared, ConvertResult | None]:
+        done = self._finished(journal, prepared, overwrite)
+        if done is None:
             begins = journal.join(prepared.plan, overwrite, lambda: self._check_replaced(journal, prepared))
             if begins or not journal.work.kind(JOB_FILE):  # the first task may have been killed meanwhile
                 job = Job.of(self._source, self._options, prepared, tasks)
                 prepared = saved.save(self._out, journal.work, self._question, prepared)
                 job.save(journal.work)
-            return prepared, None
+        return prepared, done
 
     def _saved(self) -> Prepared | None:
         found = saved.load(self._out, self._question, self._options, getattr(self._source, "root", None))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from cache.errors import BadSampleError
+from cache.errors import BadSampleError, SourceError
 from readers.fields import check_field, decode_field, encode_field
 from readers.headers import ImageHeader
 from readers.sample import Buffer
@@ -50,6 +50,16 @@ class FieldChecks:
                     check_field(kind, payload, deep=self._deep)
                 except BadSampleError as error:
                     raise BadSampleError(f"field {name}: {error}") from error
+
+    def check_pixels(self, header: ImageHeader, name: str) -> None:
+        """Raise SourceError for raw pixels of another size than those before. name: of the file."""
+        found = f"{header.height} x {header.width} pixels"
+        expected = self.targets.setdefault("image", found)
+        if found != expected:
+            raise SourceError(
+                f"{name}: has {found}, the images before it {expected}; raw images of a set have one size: give ops "
+                f"that make it, as  --op Resize:256 --op CenterCrop:256  (in Python ops=[Resize(256), CenterCrop(256)])"
+            )
 
     def _check_target(self, name: str, payload: Buffer) -> None:
         values = decode_field("target", payload)

@@ -30,6 +30,7 @@ from readers.headers.base import shrunk, upright_size
 from readers.headers.jpeg import parse_frame
 from readers.headers.pillow import opened
 from readers.headers.tiff import EXIF_PREFIX
+from readers.pixels import PIXELS
 from readers.sample import Buffer
 
 if TYPE_CHECKING:
@@ -80,6 +81,10 @@ def prepare_image(image: Buffer, name: str, key: str, options: ConvertOptions) -
         decode_fully(image, options.decode)
     if options.reencode is None:
         return _Prepared(image, header, name, remarks)
+    if options.is_raw:
+        return _Prepared(
+            *encode_pixels(image, decode_image(image), header, (name, key), options.reencode, changed=True), ()
+        )
     made, header, name = reencode(image, header, name, key, options.reencode)
     return _Prepared(made, header, name, remarks if made is image else ())
 
@@ -203,6 +208,10 @@ def encode_pixels(
 
     kept = header.media if header.media in _PILLOW else "png"
     codec = kept if options.codec == "keep" else options.codec
+    if codec == "raw":
+        height, width, _ = pixels.shape
+        packed = ImageHeader(PIXELS, height, width, 3, 0, 1)
+        return np.ascontiguousarray(pixels).tobytes(), packed, renamed(*called, codec)
     if not changed and codec == header.media and options.quality is None:
         return image, header, called[0]
     is_grey = header.components == 1 and bool((pixels[..., :1] == pixels).all())

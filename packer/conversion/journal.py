@@ -40,7 +40,7 @@ __all__ = ["NAMES_FILE", "REPLACED_FOLDER", "Journal"]
 
 REPLACED_FOLDER, NAMES_FILE = "replaced", "names.json"
 _LOCK, _PLANNING_LOCK, _PLAN_FILE = "lock", "planning.lock", "plan.json"
-_PLANNING_SECONDS = 86_400.0
+_PATIENCE_SECONDS, _PLANNING_SECONDS = 1.0, 86_400.0
 _MAX_PLAN_BYTES = 1 << 24
 
 
@@ -178,9 +178,14 @@ class Journal:
         self.work.write(_PLAN_FILE, json.dumps(content).encode())
 
     @contextmanager
-    def planning(self) -> Iterator[None]:
-        """One task at a time is in the block; the others wait."""
-        with self.work.lock(_PLANNING_LOCK, _PLANNING_SECONDS):
+    def planning(self, wait: Callable[[], None]) -> Iterator[None]:
+        """One task at a time is in the block; the others wait, and call `wait` before."""
+        try:
+            lock = self.work.lock(_PLANNING_LOCK, _PATIENCE_SECONDS)
+        except BusyError:
+            wait()
+            lock = self.work.lock(_PLANNING_LOCK, _PLANNING_SECONDS)
+        with lock:
             yield
 
     @output_errors()

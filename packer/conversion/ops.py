@@ -23,6 +23,7 @@ from readers.augment.placement import Placement
 from readers.fields import decode_field, encode_field
 from readers.headers import ImageHeader, sniff
 from readers.moves import FieldMoves, FieldOptions
+from readers.pixels import PIXELS
 from readers.sample import Buffer
 
 __all__ = ["DETERMINISTIC", "OpWork", "check_fields", "check_ops", "one_thread", "parse_op"]
@@ -52,7 +53,7 @@ def check_ops(given: Sequence[Op]) -> None:
 def check_fields(given: Sequence[Op], fields: Mapping[str, str]) -> None:
     """Raise SourceError for fields that do not follow an image."""
     others = [name for name, kind in fields.items() if kind == "image" and name != "image"]
-    if given and fields.get("image") != "image":
+    if given and fields.get("image") not in ("image", PIXELS):
         raise SourceError("ops change images, and this source has no field called image")
     if given and others:
         raise SourceError(
@@ -92,7 +93,7 @@ def _value(text: str) -> Any:
     return int(text) if text.isdecimal() else text
 
 
-class _Done(NamedTuple):
+class _Result(NamedTuple):
     """What ops have made of a sample."""
 
     payloads: Sequence[Buffer | None]
@@ -114,7 +115,9 @@ class OpWork:
         self._renderer, self._place = OpRenderer(Recipe(given), False), Place(0, 0, 0, 0)
         self._moves = FieldMoves(self._kinds, tuple(self._kinds), FieldOptions())
 
-    def apply(self, key: str, payloads: Sequence[Buffer | None], names: tuple[str, ...], header: ImageHeader) -> _Done:
+    def apply(
+        self, key: str, payloads: Sequence[Buffer | None], names: tuple[str, ...], header: ImageHeader
+    ) -> _Result:
         """A sample after the ops. header: of its image, payloads[0]. Raises BadSampleError."""
         image = payloads[0]
         assert image is not None
@@ -142,7 +145,7 @@ class OpWork:
             if kind == "mask":
                 number = fields.index(field)
                 new_names[number] = renamed(names[number], key, sniff(moved))
-        return _Done([changed[field] for field in fields], tuple(new_names), header)
+        return _Result([changed[field] for field in fields], tuple(new_names), header)
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from packer.sources.contents import EMPTY, is_stray, reason_of
 from readers.headers import read_header
 from readers.layout import ShardInfo
 from readers.names import QUARANTINE_FOLDER, WORK_FOLDER, RelativePath, shortened
+from readers.pixels import PIXELS
 from readers.sample import Buffer
 
 __all__ = ["Cancelled", "ShardPacker", "ShardTask", "disk_full", "pack_shard"]
@@ -125,6 +126,8 @@ class ShardPacker:
         header, image, origin = None, payloads[0], names[0] or key
         if self._fields:
             self._fields.check(payloads)
+        if image is None and self._options.is_raw:
+            raise BadSampleError("has no image, and raw shards hold one of each sample")
         if image is not None and self._is_image:
             if self._ops is not None:
                 header, remarks = check_image(image, self._options.decode)
@@ -143,6 +146,8 @@ class ShardPacker:
             for remark in remarks:
                 count, first = self._remarks.get(remark, (0, origin))
                 self._remarks[remark] = (count + 1, first)
+        if header is not None and header.media == PIXELS:
+            self._fields.check_pixels(header, origin)
         sample = PackedSample(key, label, tuple(payloads), names, header)
         self._writer.add(sample)
         self.columns.add(sample)

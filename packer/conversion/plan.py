@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from packer.sources.base import SourceListing, SplitListing
 from readers.augment.ops.base import Op
 from readers.headers import SUFFIX
 from readers.names import FieldName, SplitName
+from readers.pixels import PIXELS
 from readers.strings import repeated
 from readers.tree import Keys
 from readers.where import parse_where
@@ -46,7 +47,7 @@ __all__ = [
 ON_ERROR = ("raise", "skip", "quarantine")
 CHECKS = ("header", "decode")
 DECODES = ("RGB", "unchanged", "none")
-CODECS = ("keep", "jpeg", "png", "webp")
+CODECS = ("keep", "jpeg", "png", "webp", "raw")
 _VERSION = 1
 _LATER: dict[str, Any] = {"where": None, "ops": [], "checksums": True}  # options that came later, and their defaults
 _BLOCK = 4096
@@ -60,7 +61,8 @@ _WANTED_SHARDS = 8
 class Reencode:
     """Make the images smaller while packing.
 
-    codec: what to write ("keep": the codec an image has; GIF, BMP and TIFF become PNG).
+    codec: what to write ("keep": the codec an image has; GIF, BMP and TIFF become PNG). "raw": pixels without a codec,
+    uint8 [height, width, 3], for HDF5 shards of images that have, or get by ops, one size (`readers.pixels`).
     max_side: longest side at most this many pixels.
     resize_short: shortest side exactly this many pixels, never enlarged.
     quality: 1 to 100, of JPEG and WebP.
@@ -81,6 +83,8 @@ class Reencode:
                 raise ValueError(f"{name} must be at least 1 pixel, not {value}")
         if self.max_side is not None and self.resize_short is not None:
             raise ValueError("max_side and resize_short exclude each other")
+        if self.codec == "raw" and (self.max_side or self.resize_short or self.quality):
+            raise ValueError("raw pixels have no quality, and one size: resize and crop them by ops")
         if self.quality is not None and not 1 <= self.quality <= 100:
             raise ValueError(f"quality must be from 1 to 100, not {self.quality}")
 
@@ -130,10 +134,21 @@ class ConvertOptions:
             raise ValueError(f"the label offset must be from 0 to 2^31 - 1, not {self.label_offset}")
         if self.where is not None:
             parse_where(self.where)
+        if self.is_raw and self.to != "hdf5":
+            raise ValueError(f"raw pixels are for HDF5 shards, not for {self.to}")
         if self.ops and self.decode != "RGB":
             raise ValueError("ops are for decode='RGB'; leave decode or the ops out")
         if self.ops and self.reencode is not None and (self.reencode.max_side or self.reencode.resize_short):
             raise ValueError("max_side and resize_short resize, and so do ops: leave one of them out")
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether images are packed as raw pixels."""
+        return self.reencode is not None and self.reencode.codec == "raw"
+
+    def packed_fields(self, fields: Mapping[str, str]) -> dict[str, str]:
+        """The fields of the set, from those of its source."""
+        return {name: PIXELS if name == "image" and self.is_raw else kind for name, kind in fields.items()}
 
     @property
     def encoding(self) -> Reencode | None:
@@ -191,7 +206,8 @@ def make_plan(listing: SourceListing, options: ConvertOptions, container: Format
             order = np.random.RandomState(options.shuffle).permutation(len(part)).astype(np.int64, copy=False)
             sizes = sizes[order]
         bounds = cut(sizes, options.shard_bytes, options.samples_per_shard)
-        specs[split] = ShardSpec(split, listing.fields, listing.classes, options.label_offset, len(bounds) - 1)
+        fields = options.packed_fields(listing.fields)
+        specs[split] = ShardSpec(split, fields, listing.classes, options.label_offset, len(bounds) - 1)
         for number, (first, stop) in enumerate(itertools.pairwise(bounds)):
             name = container.shard_name(split, number, len(bounds) - 1)
             indices = range(first, stop) if order is None else order[first:stop]
@@ -298,5 +314,6 @@ def _check_new_names(names: Sequence[str], keys: Sequence[str], options: Reencod
 def renamed(name: str, key: str, codec: str) -> str:
     """A file's name with another suffix; behind the whole name where that is the key, since others begin alike."""
     dot = name.rfind(".")
+    codec = "png" if codec == "raw" else codec  # what raw pixels are extracted as
     stem = name[:dot] if dot > name.rfind("/") + 1 and name != key else name
     return f"{stem}.{SUFFIX[codec]}" if name else name

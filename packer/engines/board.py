@@ -5,7 +5,7 @@
 
 The process that runs a command makes the directory and removes it. A task writes its file in place, twice a second at
 most. `stop` exists from the beginning, since a network filesystem may remember for a while that a name is missing, and
-each look opens it anew, which is when such a filesystem asks its server. A task that is run twice at the same time
+each look opens it again, which is when such a filesystem asks its server. A task that is run twice at the same time
 writes the same file from two nodes; then progress is that of either.
 """
 
@@ -24,6 +24,7 @@ from cache.files import Folder, read_regular
 __all__ = ["Board", "TaskCounter"]
 
 _STOP = "stop"
+_ATTEMPTS = 3
 _DONE = struct.Struct("<QQ")
 _WRITE_SECONDS = _LOOK_SECONDS = 0.5
 _READ_SECONDS = 2.0
@@ -83,9 +84,11 @@ class Board:
 
     def close(self) -> None:
         """Remove the files; what still works for this run stops."""
-        if self.path is not None:
+        for _ in range(_ATTEMPTS if self.path is not None else 0):  # a task may write its file meanwhile
+            assert self.path is not None
             with suppress(OSError), Folder(self.path.parent) as parent:
                 parent.remove_tree(self.path.name)
+                return
 
     def __enter__(self) -> Board:
         return self

@@ -112,6 +112,7 @@ class Located(NamedTuple):
     left_behind: what the shard says of the sample that no field keeps.
     fault: why the sample cannot be read, under `lenient`.
     left_out: why what `key` names in the file is not a sample, under `lenient`.
+    pixels: (height, width) of raw pixels [height, width, 3], where the image is such.
     place, bytes: of an image that is not one byte range, under `lenient`: what the format's PlaceReader needs to read
     it, and its approximate size.
     """
@@ -127,6 +128,7 @@ class Located(NamedTuple):
     left_out: str = ""
     place: tuple[Any, ...] | None = None
     bytes: int = 0
+    pixels: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,8 @@
     /<field>/offset   uint64 [n]      first byte in data; 2^64 - 1 where the sample lacks the field
     /<field>/length   uint64 [n]
     /<field>/name     UTF-8  [n]      original file names (fixed length, deflated); only where there are any
+    /image            uint8  [n, height, width, 3]  contiguous, in place of its group: raw pixels (kind "pixels"),
+                      whose names are in /image_name
     /label            int64  [n]      label + label_offset; -1 for none
     /key              UTF-8  [n]
     root attributes   format "packer", version 1, split, fields and kinds, label_offset, classes
@@ -45,6 +47,7 @@ from packer.formats.hdf5_guard import (
 )
 from readers.index import ABSENT
 from readers.layout import FIELD_KINDS
+from readers.pixels import PIXELS
 from readers.sample import NO_LABEL
 from readers.strings import NamesBuilder
 
@@ -74,6 +77,8 @@ class Hdf5Writer:
         self._names = {name: NamesBuilder() for name in spec.fields}
         self._keys = NamesBuilder()
         self._labels = array("q")
+        self._pixels = next((name for name, kind in spec.fields.items() if kind == PIXELS), "")
+        self._side = (1, 1)  # (height, width) of raw pixels
 
     def add(self, sample: PackedSample) -> None:
         for number, (field, file) in enumerate(self._fields):
@@ -86,6 +91,8 @@ class Hdf5Writer:
             self._payloads[field].append(file.position - _DATA_START, length, crc)
             file.checksum.add(b"", crc, length)
             file.append((payload,), length)
+        if self._pixels and sample.header is not None:
+            self._side = sample.header.height, sample.header.width
         self._keys.append(sample.key)
         label = sample.label
         self._labels.append(label if label == NO_LABEL else label + self._spec.label_offset)
@@ -121,11 +128,14 @@ class Hdf5Writer:
         with _create(self._skeleton) as file:
             for field, gather in self._fields:
                 size = gather.position - _DATA_START
-                data = _contiguous(file.create_group(field), size)
+                if field == self._pixels:
+                    data = _contiguous(file, field, (len(self._labels), *self._side, 3))
+                else:
+                    data = _contiguous(file.create_group(field), "data", (size,))
                 starts[field] = data.get_offset() or 0
                 if 0 < size < _SMALL_BYTES:
                     small = os.pread(gather.descriptor, size, _DATA_START)
-                    data.write(h5py.h5s.ALL, h5py.h5s.ALL, np.frombuffer(small, np.uint8))
+                    data.write(h5py.h5s.ALL, h5py.h5s.ALL, np.frombuffer(small, np.uint8).reshape(data.shape))
             first, gather = self._fields[0]
             if gather.position - _DATA_START >= _SMALL_BYTES and starts[first] != _DATA_START:
                 raise FormatError(
@@ -137,6 +147,10 @@ class Hdf5Writer:
 
     def _write_tables(self, file: Any) -> None:
         for field, names in self._names.items():
+            if field == self._pixels:
+                if len(names.build().blob):
+                    _write_strings(file, f"{field}_name", names)
+                continue
             group = file[field]
             group.create_dataset("offset", data=np.array(self._payloads[field].offset, np.uint64))
             group.create_dataset("length", data=np.array(self._payloads[field].length, np.uint64))
@@ -193,14 +207,14 @@ def _create(path: Path) -> Any:
     return h5py.File(h5py.h5f.create(os.fsencode(path), h5py.h5f.ACC_EXCL, creation, access))
 
 
-def _contiguous(group: Any, size: int) -> Any:
+def _contiguous(group: Any, name: str, shape: tuple[int, ...]) -> Any:
     """A contiguous uint8 data set that is allocated at once and never filled."""
     plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     plist.set_layout(h5py.h5d.CONTIGUOUS)
     plist.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     plist.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
     plist.set_obj_track_times(False)
-    return h5py.h5d.create(group.id, b"data", h5py.h5t.STD_U8LE, h5py.h5s.create_simple((size,)), plist)
+    return h5py.h5d.create(group.id, name.encode(), h5py.h5t.STD_U8LE, h5py.h5s.create_simple(shape), plist)
 
 
 def _fixed(text: str) -> npt.NDArray[Any]:
@@ -310,8 +324,13 @@ def _describe(file: Any, path: Path) -> ShardSpec | None:
 def _locate_ours(file: Any, path: Path, spec: ShardSpec) -> Iterator[Located]:
     keys = read_strings(file["key"])
     labels = read_column(file["label"], len(keys), path)
-    ranges = {field: _field_ranges(file[field], field, len(keys), path) for field in spec.fields}
-    names = {field: read_strings(file[field]["name"]) for field in spec.fields if "name" in file[field]}
+    pixels = next((field for field, kind in spec.fields.items() if kind == PIXELS), "")
+    places = {field: file[field] for field in spec.fields if field != pixels}
+    ranges = {field: _field_ranges(group, field, len(keys), path) for field, group in places.items()}
+    names = {field: read_strings(group["name"]) for field, group in places.items() if "name" in group}
+    if pixels:
+        yield from _locate_pixels(file, path, spec, (pixels, keys, labels.tolist(), ranges, names))
+        return
     for i, key in enumerate(keys):
         label = int(labels[i])
         yield Located(
@@ -319,6 +338,29 @@ def _locate_ours(file: Any, path: Path, spec: ShardSpec) -> Iterator[Located]:
             label if label == NO_LABEL else label - spec.label_offset,
             {field: (int(o[i]), int(n[i])) for field, (o, n) in ranges.items() if int(o[i]) != ABSENT},
             {field: column[i] for field, column in names.items() if column[i]},
+        )
+
+
+def _locate_pixels(file: Any, path: Path, spec: ShardSpec, known: tuple[Any, ...]) -> Iterator[Located]:
+    """The samples of a shard with raw pixels. known: the name of their field, and what is known of the others."""
+    field, keys, labels, ranges, names = known
+    data = file[field]
+    if data.dtype != np.uint8 or data.ndim != 4 or data.shape[0] != len(keys) or data.shape[3] != 3:
+        raise FormatError(
+            f"{path}: /{field} is {data.dtype} {list(data.shape)}, expected uint8 [{len(keys)}, height, width, 3]"
+        )
+    start, (_, height, width, _) = flat_start(data, path, 4), data.shape
+    size = height * width * 3
+    table = f"{field}_name"
+    named = read_strings(file[table]) if table in file else [""] * len(keys)
+    for i, key in enumerate(keys):
+        others = {name: (int(o[i]), int(n[i])) for name, (o, n) in ranges.items() if int(o[i]) != ABSENT}
+        yield Located(
+            key,
+            labels[i] if labels[i] == NO_LABEL else labels[i] - spec.label_offset,
+            {field: (start + i * size, size), **others},
+            {name: column[i] for name, column in {field: named, **names}.items() if column[i]},
+            pixels=(height, width),
         )
 
 

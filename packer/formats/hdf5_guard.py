@@ -141,14 +141,15 @@ def as_text(value: Any) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
-def flat_start(data: Any, path: Path) -> int:
+def flat_start(data: Any, path: Path, dimensions: int = 1) -> int:
     """First byte in the file of contiguous, unfiltered bytes: 1-D uint8, or an opaque scalar.
 
     Raises NotFlatError with the reason.
     """
     opaque = data.shape == () and data.dtype.kind == "V" and data.dtype.names is None
-    if not opaque and (data.dtype != np.uint8 or data.ndim != 1):
-        raise NotFlatError(not_flat(data, path, f"has dtype {data.dtype} and shape {data.shape}, not 1-D uint8"))
+    if not opaque and (data.dtype != np.uint8 or data.ndim != dimensions):
+        expected = f"not {dimensions}-D uint8"
+        raise NotFlatError(not_flat(data, path, f"has dtype {data.dtype} and shape {data.shape}, {expected}"))
     if data.chunks is not None:
         how = f"is chunked with {data.compression}" if data.compression else "is chunked"
         raise NotFlatError(not_flat(data, path, how))

@@ -63,15 +63,16 @@ def _disk(row: Row) -> str:
 
 def _show_bytes(page: Page, found: Simulation) -> None:
     page.section("Bytes from the parallel filesystem")
-    unit, scale = _unit(float(np.median([row.first.source for row in found.rows])))
-    values: dict[str, list[float | None]] = {
-        "first epoch": [row.first.source / scale for row in found.rows],
-        "a later epoch": [row.mean("source") / scale for row in found.rows],
-    }
-    chart = charts.bars([row.name for row in found.rows], values, unit=unit, strong=[found.best])
-    page.chart(chart, f"{unit} of all nodes; the set has {human_bytes(found.payload_bytes)}.")
-    shown = _chosen(found)
+    whole = human_bytes(found.payload_bytes)
+    first = [float(row.first.source) for row in found.rows]
+    later = [row.mean("source") for row in found.rows]
+    for values, caption in ((first, f"The first epoch, all nodes; the set has {whole}."), (later, "A later epoch.")):
+        unit, scale = _unit(float(np.median(values)))
+        chart = charts.bars(_names(found), {unit: [value / scale for value in values]}, unit=unit, strong=[found.best])
+        page.chart(chart, caption)
     if found.job.epochs > 2:
+        shown = _chosen(found)
+        unit, scale = _unit(max(float(epoch.source) for row in shown for epoch in row.later))
         epochs = [float(epoch.epoch) for epoch in shown[0].later]
         series: dict[str, list[float | None]] = {
             row.name: [epoch.source / scale for epoch in row.later] for row in shown
@@ -81,13 +82,16 @@ def _show_bytes(page: Page, found: Simulation) -> None:
 
 def _show_times(page: Page, found: Simulation) -> None:
     page.section("Time of an epoch")
-    unit, scale = ("min", 60.0) if max(row.first.seconds for row in found.rows) > 600 else ("s", 1.0)
-    values: dict[str, list[float | None]] = {
-        "first epoch": [row.first.seconds / scale for row in found.rows],
-        "a later epoch": [row.mean("seconds") / scale for row in found.rows],
-    }
-    line = (found.steps * found.job.step_seconds / scale, "without waiting")
-    page.chart(charts.bars([row.name for row in found.rows], values, unit=unit, strong=[found.best], line=line))
+    first, later = [row.first.seconds for row in found.rows], [row.mean("seconds") for row in found.rows]
+    for values, caption in ((first, "The first epoch."), (later, "A later epoch.")):
+        unit, scale = ("min", 60.0) if float(np.median(values)) > 600 else ("s", 1.0)
+        line = (found.steps * found.job.step_seconds / scale, "without waiting")
+        series = {unit: [value / scale for value in values]}
+        page.chart(charts.bars(_names(found), series, unit=unit, strong=[found.best], line=line), caption)
+
+
+def _names(found: Simulation) -> list[str]:
+    return [row.name for row in found.rows]
 
 
 def _show_nodes(page: Page, found: Simulation) -> None:

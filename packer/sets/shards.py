@@ -28,6 +28,7 @@ from packer.sources import Source
 from packer.sources.base import SomeSamples, SourceListing
 from packer.workers import Workers, run_shards
 from readers.layout import AdoptedKeys, DatasetInfo, ShardInfo, SplitInfo
+from readers.pixels import PIXELS
 
 __all__ = ["Indexes", "NewShards", "options_like", "pack", "result_of"]
 
@@ -35,6 +36,8 @@ __all__ = ["Indexes", "NewShards", "options_like", "pack", "result_of"]
 def options_like(root: Path, info: DatasetInfo, shard_size: int | str | None) -> ConvertOptions:
     """The options of a conversion into shards like those of a set. Raises SourceError where there can be none."""
     wrong = "" if info.format in writable_formats() else f"its {info.format} shards cannot be written"
+    if PIXELS in info.fields.values():
+        wrong = "its images are raw pixels"
     if info.adopted != AdoptedKeys():
         wrong = "its shards name things in their own way"
     if info.label_offset < 0:

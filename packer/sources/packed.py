@@ -12,11 +12,13 @@ import numpy as np
 import readers
 from cache.errors import BadSampleError, DamagedSampleError, SourceError, StaleIndexError
 from packer.comparison import check_columns
-from packer.formats.base import Arena
+from packer.formats.base import Arena, png_of
 from packer.sources.base import FieldNames, SourceListing, SplitListing
 from packer.sources.places import NumberPlaces
+from readers.decode import decode_image
 from readers.index import decode_name
 from readers.layout import DATASET_FILE, read_dataset_info
+from readers.pixels import PIXELS
 from readers.sample import Buffer
 from readers.strings import Names
 
@@ -24,7 +26,10 @@ __all__ = ["PackedSource"]
 
 
 class PackedSource:
-    """A directory with dataset.json. The index is verified at the start, every sample as it is read."""
+    """A directory with dataset.json. The index is verified at the start, every sample as it is read.
+
+    Raw pixels are handed out as PNG.
+    """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
@@ -36,7 +41,8 @@ class PackedSource:
     def list(self, split: str | None) -> SourceListing:
         info = read_dataset_info(self.root)
         names = list(info.splits) if split is None else [info.split(split, self.root)[0]]
-        listing = SourceListing({}, info.fields, info.classes)
+        fields = {name: "image" if kind == PIXELS else kind for name, kind in info.fields.items()}
+        listing = SourceListing({}, fields, info.classes)
         for name in names:
             check_columns(self.root, info.splits[name])
             with readers.open(self.root, name) as reader:
@@ -88,8 +94,13 @@ class PackedReader:
             if reader is None:
                 opened = readers.open(self._root, self._splits[split], verify=True)
                 reader = self._readers[split] = self._opened.enter_context(opened)
-            return [reader.read(index, field) if reader.has(index, field) else None for field in reader.fields]
+            found = [reader.read(index, field) if reader.has(index, field) else None for field in reader.fields]
         except DamagedSampleError as error:
             raise BadSampleError(str(error)) from error
         except StaleIndexError as error:
             raise SourceError(str(error)) from error
+        kinds = reader.kinds
+        return [
+            png_of(decode_image(data)) if data is not None and kinds[field] == PIXELS else data
+            for field, data in zip(reader.fields, found, strict=True)
+        ]

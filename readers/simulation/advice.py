@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from cache.messages import human_bytes, human_seconds
+from cache.messages import human_bytes, human_seconds, plural
 from readers.caching.budget import Capacity
 from readers.order import BlockShuffled, NodeLocal, Order, StagedFirst
 from readers.simulation.holding import share_of
@@ -15,19 +15,20 @@ from readers.simulation.subject import Subject
 
 __all__ = ["code_of", "notes_of", "recommend"]
 
-_LIKE = 1.02  # times and bytes that differ by less count as equal
+_LIKE = 1.05  # times and bytes that differ by less count as equal
 _MIXES = 0.5
 
 
-def recommend(rows: Sequence[Row], job: Job) -> tuple[int, str]:
-    """(number, reason) of the row to take: the quickest; of several the one that reads least, then that keeps least.
+def recommend(rows: Sequence[Row]) -> tuple[int, str]:
+    """(number, reason) of the row to take: the quickest; of several the one that reads least, then the one whose
+    ranks mix best, then the one that keeps least.
 
     Rows that mix less than half as well as a global shuffle are taken only where all do.
     """
     good = [row for row in rows if row.mixes >= _MIXES] or list(rows)
     quick = [row for row in good if row.seconds <= _LIKE * min(row.seconds for row in good)]
     little = [row for row in quick if row.source <= _LIKE * min(row.source for row in quick)]
-    best = min(little, key=lambda row: row.memory.total + row.memory.disk)
+    best = min(little, key=lambda row: (-round(row.rank_mixes, 1), row.memory.total + row.memory.disk))
     reason = f"{human_seconds(best.seconds)} for {len(best.epochs)} epochs"
     slowest = max(good, key=lambda row: row.seconds)
     if len(quick) < len(good):
@@ -101,6 +102,12 @@ def notes_of(found: Simulation, shuffles: Shuffles, skipped: Sequence[str]) -> S
             f"left out of every epoch (drop_last), other ones each time; smaller batches, or tail='exact', leave less"
         )
     notes += [*_note_on_caches(found), *_note_on_parts(found, shuffles)]
+    notes += [
+        f"{row.name}: the first step begins after {human_seconds(row.first.first_step)}, all is staged after "
+        f"{human_seconds(row.staged_after)}, {human_bytes(row.memory.disk)} on each node"
+        for row in found.rows
+        if row.memory.disk
+    ]
     notes += [f"{name} was left out: the set has no list of shards" for name in skipped]
     for row in found.rows:
         if row.order == "block":
@@ -142,11 +149,13 @@ def _note_on_parts(found: Simulation, shuffles: Shuffles) -> list[str]:
 
 
 def _note_on_blocks(found: Simulation, row: Row, shuffles: Shuffles) -> str:
-    window = max(1, round(shuffles.window * found.samples / max(1, int(row.spec["blocks"]))))
+    blocks = min(shuffles.window, int(row.spec["blocks"]))
+    window = round(blocks * found.samples / int(row.spec["blocks"]))
     ranks = max(1, round(window / found.job.batch_size))
+    size = human_bytes(row.first.requested / max(1, row.first.requests))
     return (
-        f"block: a window of {shuffles.window} blocks has about {window:,} samples, the batches of {ranks:,} ranks; a "
-        f"request has {human_bytes(row.first.requested / max(1, row.first.requests))} on average"
+        f"block: a window of {plural(blocks, 'block')} has about {window:,} samples, the batches of "
+        f"{plural(ranks, 'rank')}; a request has {size} on average"
     )
 
 

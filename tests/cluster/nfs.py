@@ -1,11 +1,11 @@
 """An NFS server, and clients that are machines of their own: nfs-ganesha, and Linux in user mode for each client.
 
     with server(folder) as export, Client("a", folder) as client:
-        client.run("packer stage /mnt/set --target /dev/shm/a")
+        client.run(f"packer stage {export}/set --target /dev/shm/a")
 
 A client has a kernel of its own, so an attribute cache and locks as any NFS client has, and no disk but the machine's
 (hostfs), whose files outside the mount it must not share with others. It reaches the server by its own network, which
-ends at loopback. The export is NFS 4.2, mounted at `mount` of the client.
+ends at loopback. The export is NFS 4.2, and mounted at the path that it has on the server.
 
 A client runs one command after the other; they are files in its folder:
 
@@ -44,7 +44,7 @@ mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t tmpfs tmpfs /dev/shm
 ip link set lo up; ip addr add 10.0.2.15/24 dev eth0; ip link set eth0 up; ip route add default via 10.0.2.2
 hostname {name}
 export PATH='{path}' PYTHONPATH='{root}' HOME=/dev/shm LC_ALL=C.UTF-8 PYTHONDONTWRITEBYTECODE=1
-mount -t nfs4 -o vers=4.2,port={port},proto=tcp 10.0.2.2:/export {folder}/mnt || echo failed > {folder}/mount
+mount -t nfs4 -o vers=4.2,port={port},proto=tcp 10.0.2.2:/export {mount} || echo failed > {folder}/mount
 echo ok > {folder}/up
 cd {root}; number=1
 while [ ! -e {folder}/stop ]; do
@@ -56,7 +56,7 @@ while [ ! -e {folder}/stop ]; do
         sleep 0.1
     fi
 done
-umount -l {folder}/mnt
+umount -l {mount}
 poweroff -f
 """
 
@@ -80,18 +80,25 @@ class Client:
     def __init__(self, name: str, folder: Path, memory: str = "700M") -> None:
         self.name, self._memory = name, memory
         self._folder = folder / name
-        self.mount = self._folder / "mnt"
+        self.mount = folder / "export"
         self._numbers = itertools.count(1)
         self._machine: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Client:
-        self.mount.mkdir(parents=True)
+        self._folder.mkdir()
         Path("/lib/modules").mkdir(exist_ok=True)
         for modules in _MODULES.iterdir():
             with contextlib.suppress(FileExistsError):
                 (Path("/lib/modules") / modules.name).symlink_to(modules)
         init, root = self._folder / "init", Path(__file__).parents[2]
-        words = {"name": self.name, "folder": self._folder, "path": os.environ["PATH"], "root": root, "port": PORT}
+        words = {
+            "name": self.name,
+            "folder": self._folder,
+            "mount": self.mount,
+            "path": os.environ["PATH"],
+            "root": root,
+            "port": PORT,
+        }
         init.write_text(_INIT.format(**words))
         init.chmod(0o755)
         command = ["linux.uml", f"umid=packer-{self.name}-{os.getpid()}", f"mem={self._memory}", "rootfstype=hostfs"]

@@ -52,14 +52,19 @@ class Node:
         """End all processes at once; the disk and the address are gone."""
         if self._first is None:
             return
-        host = Path(f"/proc/{self.pid}/ns/uts").readlink()
-        for path in Path("/proc").glob("[0-9]*/ns/uts"):
-            with contextlib.suppress(OSError):
-                if path.readlink() == host:
-                    os.kill(int(path.parts[2]), signal.SIGKILL)
+        self.kill_processes(spared=0)
         self._first.wait(20)
         self._first = None
         subprocess.run(["ip", "link", "del", f"to-{self.name}"], stderr=subprocess.DEVNULL, check=False)
+
+    def kill_processes(self, spared: int | None = None) -> None:
+        """End all processes at once; disk and network stay. spared: a process, default the one that keeps them."""
+        spared = self.pid if spared is None else spared
+        host = Path(f"/proc/{self.pid}/ns/uts").readlink()
+        for path in Path("/proc").glob("[0-9]*/ns/uts"):
+            with contextlib.suppress(OSError):
+                if path.readlink() == host and int(path.parts[2]) != spared:
+                    os.kill(int(path.parts[2]), signal.SIGKILL)
 
     @property
     def pid(self) -> int:

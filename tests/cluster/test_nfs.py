@@ -10,7 +10,7 @@ import pytest
 from cluster_report import Trial
 from conversions import OPTIONS, Conversion
 from nfs import Client, server
-from services import need, wait
+from services import wait
 from suites.samples import files_of
 
 import packer
@@ -75,13 +75,10 @@ def test_a_set_is_replaced_while_a_client_knows_the_old_one(
 def test_two_clients_convert_to_one_folder(
     clients: dict[str, Client], export: Path, conversion: Conversion, trial: Trial
 ) -> None:
-    for number in range(3):
+    for number in range(2):
         out = f"shared-{number}"
         with trial:
-            jobs = {
-                name: client.start(_task(client, conversion, out, task))
-                for task, (name, client) in enumerate(clients.items())
-            }
+            jobs = {name: client.start(_task(client, out, task)) for task, (name, client) in enumerate(clients.items())}
             for name, job in jobs.items():
                 status, said = clients[name].ended(job)
                 assert status == 0, f"{name}: {said}"
@@ -93,38 +90,35 @@ def test_two_clients_convert_to_one_folder(
 def test_the_same_task_on_both_clients_at_once(
     clients: dict[str, Client], export: Path, conversion: Conversion, trial: Trial
 ) -> None:
-    for number in range(2):
-        out = f"twice-{number}"
+    for task in range(TASKS):
         with trial:
-            for task in range(TASKS):
-                jobs = {name: client.start(_task(client, conversion, out, task)) for name, client in clients.items()}
-                results = {name: clients[name].ended(job) for name, job in jobs.items()}
-                assert any(status == 0 for status, _ in results.values()), results
-                assert not any("Traceback" in said for _, said in results.values()), results
-            clients["a"].run(f"packer commit {clients['a'].mount}/{out}")
-            assert files_of(export / out) == conversion.files
+            jobs = {name: client.start(_task(client, "twice", task)) for name, client in clients.items()}
+            results = {name: clients[name].ended(job) for name, job in jobs.items()}
+            assert all(status == 0 for status, _ in results.values()), results
+    clients["b"].run(f"packer commit {clients['b'].mount}/twice")
+    assert files_of(export / "twice") == conversion.files
 
 
 def test_a_client_is_switched_off_in_its_task(export: Path, conversion: Conversion, trial: Trial) -> None:
     """Another one does the task, when the server has given up the locks."""
-    need()
     with trial, Client("c", export.parent) as lost, Client("d", export.parent) as other:
         out = export / "lost"
-        lost.start(_task(lost, conversion, "lost", 0))
+        lost.start(_task(lost, "lost", 0))
         wait(lambda: conversion.shards(out) >= 3, "three shards", 120)
         lost.switch_off()
         for task in range(TASKS):
-            other.run(_task(other, conversion, "lost", task))
+            other.run(_task(other, "lost", task))
         other.run(f"packer commit {other.mount}/lost")
         assert files_of(out) == conversion.files
 
 
 @pytest.fixture(scope="module")
-def conversion(tmp_path_factory: pytest.TempPathFactory) -> Conversion:
-    need()
-    return Conversion(tmp_path_factory.mktemp("conversion"))
+def conversion(export: Path) -> Conversion:
+    """Its images are in the export: the times of files on hostfs are coarse, and times are part of a plan."""
+    (export / "images").mkdir()
+    return Conversion(export / "images")
 
 
-def _task(client: Client, conversion: Conversion, out: str, task: int) -> str:
+def _task(client: Client, out: str, task: int) -> str:
     options = f"{' '.join(OPTIONS)} --workers 1 --task {task}/{TASKS}"
-    return f"packer convert {conversion.tree} -o {client.mount}/{out} {options}"
+    return f"packer convert {client.mount}/images/tree -o {client.mount}/{out} {options}"

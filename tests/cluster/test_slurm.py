@@ -5,18 +5,16 @@ Run by `make test-slurm`, as root. It takes minutes: Slurm keeps time limits to 
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import make_jpeg
-from two_nodes import FREEZER, NODES, Cluster, missing
+from jobs import running
+from two_nodes import FREEZER, NODES, Cluster
 
 import packer
 
@@ -25,20 +23,6 @@ pytestmark = pytest.mark.slurm
 ROOT = Path(__file__).parents[2]
 SAMPLES = 36  # to train on
 TINY = "--model small --size 16 --batch-size 2 --val-split train"
-
-
-@contextlib.contextmanager
-def running(proctrack: str) -> Iterator[Cluster]:
-    lacks = missing()
-    if lacks:
-        pytest.skip(lacks)
-    folder = Path(tempfile.mkdtemp(prefix="packer-slurm-"))
-    try:
-        with Cluster(folder, proctrack) as cluster:
-            (cluster.work / "examples").symlink_to(ROOT / "examples")
-            yield cluster
-    finally:
-        shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="module")

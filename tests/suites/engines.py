@@ -21,11 +21,26 @@ import packer
 from cache.errors import OutputError, SourceError, WorkerError
 from cache.messages import Counter, Silent
 from packer.conversion.run import ConvertResult
-from packer.sources.folder import FolderSource
+from packer.sources.folder import FolderReader, FolderSource
 from packer.workers import Workers, run_shards
 from suites.samples import files_of
 
-__all__ = ["CHECKS", "EngineSuite", "Run", "Twice", "check_on_rank_0", "converted", "data_of", "die_once", "run_here"]
+__all__ = [
+    "CHECKS",
+    "DEADLINE",
+    "EngineSuite",
+    "Run",
+    "Slow",
+    "Twice",
+    "check_on_rank_0",
+    "converted",
+    "data_of",
+    "die_once",
+    "double",
+    "parts",
+    "run_here",
+    "wait_for",
+]
 
 DEADLINE = 60.0
 Run = Callable[[str, Path, Path], None]
@@ -65,6 +80,21 @@ class Twice(Executor):
         return both
 
 
+def parts(out: Path) -> int:
+    """How many shards of an unfinished conversion are whole."""
+    try:
+        return sum(name.endswith(".part") for name in os.listdir(out / ".packing"))
+    except FileNotFoundError:
+        return 0
+
+
+def wait_for(what: Callable[[], bool], why: str) -> None:
+    end = time.monotonic() + DEADLINE
+    while not what():
+        assert time.monotonic() < end, f"waited {DEADLINE} s for {why}"
+        time.sleep(0.005)
+
+
 # --- tasks ----------------------------------------------------------------------------------------------------------
 def double(number: int, counter: Counter) -> int:
     counter.report(1, number)
@@ -77,7 +107,7 @@ def fail_at_3(number: int, counter: Counter) -> int:
         raise OutputError(f"no place for {number}")
     end = time.monotonic() + DEADLINE
     while not counter.stopped():
-        assert time.monotonic() < end, "nobody stops this task"
+        assert time.monotonic() < end, "this task is not stopped"
         time.sleep(0.01)
     return number
 
@@ -93,6 +123,19 @@ def fail_alone(number: int, counter: Counter) -> int:
 
 def fail_unexpectedly(number: int, counter: Counter) -> int:
     return number // 0
+
+
+class SlowReader(FolderReader):
+    def read(self, place: Any, arena: Any) -> Any:
+        time.sleep(0.01)
+        return super().read(place, arena)
+
+
+class Slow(FolderSource):
+    """Takes a while, in workers."""
+
+    def open(self) -> SlowReader:
+        return SlowReader(str(self.root))
 
 
 class Unsendable(FolderSource):

@@ -6,7 +6,19 @@ import subprocess
 import sys
 from typing import Any
 
-__all__ = ["run_packer", "run_python"]
+from cache.messages import Silent
+
+__all__ = ["Notes", "run_packer", "run_python"]
+
+
+class Notes(Silent):
+    """Collects the notes of a command."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.lines.append(text)
 
 
 def run_python(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:

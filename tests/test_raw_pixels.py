@@ -1,0 +1,183 @@
+"""Raw pixels: an ordinary HDF5 data set [n, height, width, 3] that readers read as any other set."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from conftest import files_of, make_jpeg, tree_of
+from suites.programs import run_packer
+
+import packer
+import readers
+from cache.errors import BadSampleError, DamagedSampleError, FormatError, SourceError
+from packer import Reencode
+from packer.formats import format_named
+from packer.formats.base import LocateOptions
+from readers.augment import CenterCrop, RandomCrop, Resize
+from readers.decode import decode_image
+from readers.loader import ImageLoader
+from readers.torch import ImageDataset
+
+COUNT, SIDE = 7, 24
+OPS = [Resize(SIDE), CenterCrop(SIDE)]
+RAW = Reencode("raw")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    files = {f"{'cat' if i % 2 else 'dog'}/{i}.jpg": make_jpeg(i, (40 + i, 50)) for i in range(COUNT)}
+    return tree_of(tmp_path_factory.mktemp("raw") / "src", files)
+
+
+@pytest.fixture(scope="module")
+def packed(source: Path) -> Path:
+    packer.convert(source, "hdf5", source.parent / "set", ops=OPS, reencode=RAW, samples_per_shard=3, workers=1)
+    return source.parent / "set"
+
+
+@pytest.fixture(scope="module")
+def truth(source: Path) -> list[torch.Tensor]:
+    """What training gets of the originals."""
+    packer.convert(source, "tar", source.parent / "plain", workers=1)
+    with readers.open(source.parent / "plain") as reader:
+        return [image for image, _ in (ImageDataset(reader, OPS)[i] for i in range(COUNT))]
+
+
+def test_h5py_reads_the_images_by_number(packed: Path, truth: list[torch.Tensor]) -> None:
+    found = []
+    for path in sorted(packed.glob("*.h5")):
+        with h5py.File(path) as file:
+            assert file["image"].dtype == np.uint8 and file["image"].shape[1:] == (SIDE, SIDE, 3)
+            assert file["image"].chunks is None and len(file["image"]) == len(file["label"]) == len(file["key"])
+            found += [file["image"][i] for i in range(len(file["image"]))]
+    assert all(np.array_equal(a, b.permute(1, 2, 0).numpy()) for a, b in zip(found, truth, strict=True))
+    assert len(found) == COUNT
+
+
+def test_readers_give_the_same_pixels_and_any_recipe_works_on_them(
+    packed: Path, truth: list[torch.Tensor], place: dict[str, Any]
+) -> None:
+    with readers.open(packed, verify=True) as reader:
+        assert reader.kinds["image"] == "pixels" and {*reader.info.height.tolist()} == {SIDE}
+        assert reader.byte_range(1)[2] == 3 * SIDE * SIDE  # type: ignore[index]
+        for i in range(COUNT):
+            assert np.array_equal(decode_image(reader.read(i)), truth[i].permute(1, 2, 0).numpy())
+        ((images, labels),) = ImageLoader(reader, COUNT, augment=[CenterCrop(SIDE)], shuffle=False)
+        assert torch.equal(images, torch.stack(truth)) and labels.tolist() == reader.labels.tolist()
+        with readers.cached(reader, 1.0, "encoded", **place) as cached:
+            for _ in range(2):
+                ((images, _),) = ImageLoader(cached, COUNT, augment=[CenterCrop(SIDE)], shuffle=False)
+                assert torch.equal(images, torch.stack(truth))
+            assert cached.stats().hits >= COUNT
+        again = pickle.loads(pickle.dumps(reader)).select(indices=[2, 0])
+        dataset = ImageDataset(again, [RandomCrop(8)])
+        assert dataset[0][0].shape == (3, 8, 8)
+        assert torch.equal(ImageDataset(again)[1][0], truth[0])
+
+
+def test_verify_extract_convert_and_index(packed: Path, truth: list[torch.Tensor], tmp_path: Path) -> None:
+    packed = tree_of(tmp_path / "set", files_of(packed))
+    assert packer.verify(packed, deep=True).ok
+    packer.extract(packed, tmp_path / "files")
+    names = [name for name in files_of(tmp_path / "files") if name.endswith(".png")]
+    assert sorted(names) == sorted(f"{'cat' if i % 2 else 'dog'}/{i}.png" for i in range(COUNT))
+    packer.convert(packed, "tar", tmp_path / "png", workers=1)
+    before = files_of(packed)
+    (packed / "dataset.json").unlink()
+    packer.index(packed)
+    for place in (tmp_path / "png", packed):
+        with readers.open(place) as reader:
+            for i in range(COUNT):
+                assert np.array_equal(decode_image(reader.read(i)), truth[i].permute(1, 2, 0).numpy())
+    assert packer.verify(packed, deep=True).ok
+    index = {name: data for name, data in files_of(packed).items() if ".index/" in name}
+    assert index == {name: data for name, data in before.items() if ".index/" in name}
+
+
+def test_a_changed_set_keeps_its_pixels(packed: Path, truth: list[torch.Tensor], tmp_path: Path) -> None:
+    packer.subset(packed, tmp_path / "half", lambda table: table.where("label == 'cat'"))
+    with readers.open(tmp_path / "half") as reader:
+        with readers.open(packed) as whole:
+            expected = [truth[whole.table.find(key)] for key in reader.keys]
+        assert all(torch.equal(ImageDataset(reader)[i][0], expected[i]) for i in range(len(reader)))
+    with pytest.raises(SourceError, match="its images are raw pixels, so nothing can be added"):
+        packer.append(tmp_path / "half", packed, existing="skip")
+    packer.reshard(packed, tmp_path / "again", to="tar")
+    with readers.open(tmp_path / "again") as reader:
+        assert reader.kinds["image"] == "image" and torch.equal(ImageDataset(reader)[0][0], truth[0])
+
+
+@pytest.mark.parametrize("count", [1, COUNT])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_sets_of_one_size_need_no_ops(tmp_path: Path, count: int, workers: int) -> None:
+    pixels = [np.full((9, 11, 3), number, np.uint8) for number in range(count)]
+    samples = [{"image": image, "label": 1, "mask": image[..., 0]} for image in pixels]
+    packer.convert(samples, "hdf5", tmp_path / "out", reencode=RAW, samples_per_shard=2, workers=workers)
+    with packer.writer(tmp_path / "by-writer", to="hdf5", reencode=RAW) as out:
+        for number, sample in enumerate(samples):
+            out.write(str(number), **sample)
+    for place in (tmp_path / "out", tmp_path / "by-writer"):
+        assert packer.verify(place, deep=True).ok
+        with readers.open(place) as reader:
+            for i in range(count):
+                image, mask = ImageDataset(reader, fields=("image", "mask"))[i]
+                assert np.array_equal(image.permute(1, 2, 0), pixels[i]) and np.array_equal(mask, pixels[i][..., 0])
+
+
+def test_other_sizes_are_refused_with_what_to_do(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"cat/3\.jpg: has 50 x 43 pixels, .* before it 50 x 41 .*--op Resize"):
+        packer.convert(source, "hdf5", tmp_path / "out", reencode=RAW, on_error="skip", workers=1)
+    with pytest.raises(SourceError, match=r"images in .* have 50 x 43 pixels, those in .* 50 x 41 .*--op Resize"):
+        packer.convert(source, "hdf5", tmp_path / "two", reencode=RAW, samples_per_shard=1, workers=1)
+    assert not (tmp_path / "two" / "dataset.json").exists()
+    ended = run_packer("convert", source, "--to", "tar", "-o", tmp_path / "tar", "--reencode", "raw")
+    assert ended.returncode == 2 and "raw pixels are for HDF5 shards, not for tar" in ended.stderr
+    with pytest.raises(ValueError, match="resize and crop them by ops"):
+        Reencode("raw", max_side=9)
+    with pytest.raises(BadSampleError, match="no image"):
+        lacking = [{"image": make_jpeg(1, (9, 9))}, {"image": None}]
+        packer.convert(lacking, "hdf5", tmp_path / "none", reencode=RAW, workers=1)
+
+
+@pytest.mark.parametrize("change", ["shape", "size of the index", "a pixel"])
+def test_damage_is_named(packed: Path, tmp_path: Path, change: str) -> None:
+    copy = tree_of(tmp_path / "copy", files_of(packed))
+    shard = min(copy.glob("*.h5"))
+    if change == "shape":
+        with h5py.File(shard, "r+") as file:
+            del file["image"]
+            file["image"] = np.zeros((3, SIDE, SIDE, 1), np.uint8)
+        with pytest.raises(FormatError, match=r"expected uint8 \[3, height, width, 3\]"):
+            list(format_named("hdf5").locate(shard, LocateOptions()))
+    elif change == "a pixel":
+        with h5py.File(shard, "r+") as file:
+            file["image"][1, 2, 3, 0] ^= 1
+        assert "CRC32C" in str(packer.verify(copy).problems)
+    else:
+        heights = np.load(copy / "train.index" / "height.npy")
+        np.save(copy / "train.index" / "height.npy", heights + 1)
+        with readers.open(copy) as reader, pytest.raises(DamagedSampleError, match="expected 3 x 25 x 24 by"):
+            reader.read(0)
+
+
+def test_staged_and_described(packed: Path, tmp_path: Path, truth: list[torch.Tensor]) -> None:
+    with readers.stage(packed, tmp_path / "here") as here, readers.open(here) as reader:
+        assert torch.equal(ImageDataset(reader)[3][0], truth[3])
+    described: Any = json.loads(run_packer("inspect", packed, "--json").stdout)
+    assert described["fields"] == {"image": "pixels"} or "pixels" in json.dumps(described)
+    assert "data set `image`, [samples, height, width, 3]" in (packed / "README.md").read_text()
+
+
+def test_tasks_of_an_array_make_the_same_set(source: Path, packed: Path, tmp_path: Path) -> None:
+    options: Any = {"ops": OPS, "reencode": RAW, "samples_per_shard": 3, "workers": 1}
+    for number in range(2):
+        packer.convert(source, "hdf5", tmp_path / "out", task=(number, 2), **options)
+    packer.commit(tmp_path / "out")
+    assert files_of(tmp_path / "out") == files_of(packed)
