@@ -305,10 +305,8 @@ class Folder:
             found.path = found.path / part
             with _naming(found.path):
                 if create:
-                    try:
+                    with suppress(FileExistsError):
                         os.mkdir(part, dir_fd=found.descriptor)
-                    except FileExistsError:
-                        pass
                 below = self._open_folder(part, found)
             os.close(found.descriptor)
             found.descriptor = below
