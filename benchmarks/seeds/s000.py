@@ -120,7 +120,8 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
         job = replace(make_job(arguments, min(arguments.count, COMPARED)), in_order=True)
         return asdict(compare(chosen.function(job), Reference.load(arguments.work / "reference.npz")))
     job = make_job(arguments, arguments.count)
-    prime(_PRIME_BYTES)
+    if not arguments.smoke:
+        prime(_PRIME_BYTES)
     batches = iter(chosen.function(job))
     if chosen.options.get("trains"):
         return _train_rate(batches, arguments)
