@@ -48,7 +48,7 @@ def mpi(workers: int) -> Iterator[Command]:
 def dask(workers: int) -> Iterator[Command]:
     from distributed import LocalCluster
 
-    with LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None) as cluster:
+    with LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster:
         address = cluster.scheduler_address
         yield lambda convert: [*convert, "--engine", "dask", "--scheduler", address]
 

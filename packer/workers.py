@@ -28,9 +28,9 @@ __all__ = ["Workers", "run_shards", "without_gc"]
 
 T = TypeVar("T")
 R = TypeVar("R")
-_AHEAD = 16  # tasks that wait at an engine, beside those that run
+_AHEAD = 16  # tasks that wait at an engine, besides those that run
 _UNKNOWN_SLOTS = 256
-_WIND_DOWN_SECONDS = 10.0
+_WIND_DOWN_SECONDS, _PATIENCE_SECONDS = 10.0, 1.0
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def run_shards(
         with Board(folder or Path()) as board:
             try:
                 watcher.begin(*size, board.totals)
-                return _Run(workers, board).results(work, tasks, count)
+                return _Run(workers, board, watcher).results(work, tasks, count)
             finally:
                 watcher.end()
     executor, counters = open_processes(min(workers.count or usable_cpus(), count), count, watcher.note)
@@ -127,10 +127,11 @@ def _check_sendable(source: object) -> None:
 class _Run:
     """Tasks on their way through an engine, some of them at a time: what waits there takes its memory."""
 
-    def __init__(self, workers: Workers, board: Board) -> None:
+    def __init__(self, workers: Workers, board: Board, watcher: Watcher) -> None:
         assert workers.engine is not None
         self._engine, self._most, self._board = workers.engine, workers.count, board
         self._waiting: dict[Future[bytes], int] = {}
+        self._watcher, self._is_noted = watcher, False
 
     def results(self, work: Callable[..., Any], tasks: Iterable[Any], count: int) -> list[Any]:
         found: list[Any] = [None] * count
@@ -143,7 +144,7 @@ class _Run:
                     self._board.begin(number)
                 if not self._waiting:
                     return found
-                done, _ = wait(self._waiting, return_when=FIRST_COMPLETED)
+                done = self._next_done()
                 for future in sorted(done, key=self._waiting.__getitem__):
                     number, outcome = self._waiting.pop(future), _outcome(future)
                     self._board.end(number, outcome.samples, outcome.source_bytes)
@@ -153,6 +154,16 @@ class _Run:
             for future in self._waiting:
                 future.cancel()
             wait(self._waiting, _WIND_DOWN_SECONDS)
+
+    def _next_done(self) -> set[Future[bytes]]:
+        """The next tasks that are done; says once where there is no worker that could do any."""
+        while True:
+            done, _ = wait(self._waiting, _PATIENCE_SECONDS, return_when=FIRST_COMPLETED)
+            if done:
+                return done
+            if not self._is_noted and getattr(self._engine, "slots", 1) == 0:
+                self._watcher.note("the engine has no workers; waiting for some to join it")
+                self._is_noted = True
 
     def _room(self) -> int:
         """How many tasks the engine should have; it may grow and shrink."""

@@ -26,7 +26,7 @@ from packer import __version__
 from packer.columns import PartMeta
 from packer.conversion.commit import commit, replaced_set
 from packer.conversion.journal import Journal
-from packer.conversion.left_out import left_out_of, refuse_unlike
+from packer.conversion.left_out import count_by_action, refuse_unlike
 from packer.conversion.ops import check_ops
 from packer.conversion.pack import ShardPacker, disk_full
 from packer.conversion.plan import ConvertOptions, Plan, PlannedShard, Reencode, default_shard_bytes
@@ -245,7 +245,7 @@ class SetWriter:
         if not self._options.checksums:
             made["options"] = {"checksums": False}
         if any(meta.not_chosen for meta in metas):
-            made["left_out"] = left_out_of(metas)
+            made["left_out"] = count_by_action(metas)
         listing = SourceListing(listed, self._form.fields, self._form.classes, self.left_out)
         return commit(self._journal, plan, metas, listing, self._options.to, made)
 

@@ -47,7 +47,7 @@ _LeftOut: TypeAlias = "tuple[str, int, str, str]"  # folder as it is sorted, fil
 
 
 class _Folder(NamedTuple):
-    """What a folder holds beside its files.
+    """What a folder holds, without its files.
 
     files: how many it has. time_ns: when names in it changed last, before it was listed.
     folders: those in it, sorted, and whether each is a link.

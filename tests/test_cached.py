@@ -93,7 +93,14 @@ def test_no_room_passes_everything_through(base: Any, place: dict[str, Any], no_
     assert reader.stats().kept == 0 and reader.prefill() == 0
 
 
-def test_a_node_keeps_its_part(base: Any, place: dict[str, Any]) -> None:
+def test_a_node_keeps_its_part(base: Any, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its number, or as the launcher numbers the nodes."""
+    for name, value in {"RANK": 3, "SIZE": 6, "LOCAL_RANK": 1, "LOCAL_SIZE": 2}.items():
+        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", str(value))
+    with readers.cached(base, partition="node", **place) as second:
+        assert kept_samples(second) == set(NodeLocal(36, nodes=3).local_part(1))
+    with pytest.raises(ValueError, match=r"partition is 'node', or \(node, nodes\) .* not 'rank'"):
+        readers.cached(base, partition="rank", **place)
     parts = [readers.cached(base, partition=(node, 3), **place) for node in range(3)]
     order = NodeLocal(36, nodes=3)
     for node, reader in enumerate(parts):
@@ -154,7 +161,7 @@ def test_bad_samples_are_errors_of_their_readers_only(base: Any, place: dict[str
         ({"keep": "encode"}, "keep is encoded, recoded:SIDE"),
         ({"keep": "recoded:0"}, "a short side of 1 to 65535"),
         ({"check": "often"}, "check is one of never, first, always"),
-        ({"partition": (3, 3)}, r"partition is \(node, nodes\)"),
+        ({"partition": (3, 3)}, r"partition is 'node', or \(node, nodes\)"),
         ({"fields": []}, "name at least one field"),
     ],
 )

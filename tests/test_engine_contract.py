@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from suites.engines import EngineSuite, Run, converted, data_of, die_once, double, parts, run_here, wait_for
-from suites.programs import run_packer
+from suites.programs import Notes, run_packer
 from suites.samples import files_of
 from suites.shared_caches import HAS_MPI, MPIEXEC
 
@@ -86,7 +86,7 @@ def dask() -> Iterator[tuple[str, Executor]]:
     with ExitStack() as opened:
         patch = opened.enter_context(pytest.MonkeyPatch.context())
         patch.setenv("PYTHONPATH", ON_PATH["PYTHONPATH"])
-        cluster = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None, host="127.0.0.1")
+        cluster = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0", host="127.0.0.1")
         opened.enter_context(cluster)
         address = cluster.scheduler_address
         yield address, opened.enter_context(packer.open_engine("dask", address))
@@ -123,7 +123,7 @@ class TestDask(EngineSuite):
         assert process.communicate(timeout=60)[1].rstrip().endswith("KeyboardInterrupt")
         assert not list(out.glob(".packing/.run-*")) and parts(out) < 12
         assert run_shards(double, [4], 1, Workers(engine=dask[1]), Silent(), (0, 0)) == [8]  # they are free
-        assert not list(out.glob(".packing/*.tar.*.tmp")), "a worker goes on"
+        assert not list(out.glob(".packing/*.tar.*.tmp")), "a worker continues"
         assert converted(dask[1], tree, out).shards_resumed >= 2
         assert packer.verify(out, against=tree, workers=1).ok
 
@@ -162,6 +162,23 @@ class _Broken(Executor):
 def test_an_engine_that_loses_a_task(tree: Path, tmp_path: Path) -> None:
     with pytest.raises(WorkerError, match=r"lost a shard \(RuntimeError: no nodes left\); run the same command again"):
         converted(_Broken(), tree, tmp_path / "out")
+
+
+class _Empty(ThreadPoolExecutor):
+    """Has no worker until the user has been told."""
+
+    slots = 0
+
+    def __init__(self, notes: Notes) -> None:
+        super().__init__(1)
+        self.submit(wait_for, lambda: bool(notes.lines), "a note")
+
+
+def test_an_engine_without_workers(tmp_path: Path) -> None:
+    notes = Notes()
+    with _Empty(notes) as engine:
+        assert run_shards(double, [3], 1, Workers(engine=engine), notes, (0, 0), folder=tmp_path) == [6]
+    assert notes.lines == ["the engine has no workers; waiting for some to join it"]
 
 
 def test_workers_of_another_version_are_refused(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

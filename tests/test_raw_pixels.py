@@ -173,3 +173,11 @@ def test_staged_and_described(packed: Path, tmp_path: Path, truth: list[torch.Te
     described: Any = json.loads(run_packer("inspect", packed, "--json").stdout)
     assert described["fields"] == {"image": "pixels"} or "pixels" in json.dumps(described)
     assert "data set `image`, [samples, height, width, 3]" in (packed / "README.md").read_text()
+
+
+def test_tasks_of_an_array_make_the_same_set(source: Path, packed: Path, tmp_path: Path) -> None:
+    options: Any = {"ops": OPS, "reencode": RAW, "samples_per_shard": 3, "workers": 1}
+    for number in range(2):
+        packer.convert(source, "hdf5", tmp_path / "out", task=(number, 2), **options)
+    packer.commit(tmp_path / "out")
+    assert files_of(tmp_path / "out") == files_of(packed)

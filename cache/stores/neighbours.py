@@ -19,8 +19,10 @@ from __future__ import annotations
 import threading
 import time
 import warnings
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -46,6 +48,10 @@ class RowOwners:
         found: Int64s = np.searchsorted(self.bounds, extents.row, side="right") - 1
         return found
 
+    def one(self, row: int, shard: int) -> int:
+        """The owner of one extent."""
+        return bisect_right(self.bounds.data, row) - 1
+
 
 @dataclass(frozen=True, eq=False)
 class ShardOwners:
@@ -56,6 +62,10 @@ class ShardOwners:
     def __call__(self, extents: Extents) -> Int64s:
         found: Int64s = self.nodes[extents.shard]
         return found
+
+    def one(self, row: int, shard: int) -> int:
+        """The owner of one extent."""
+        return int(self.nodes[shard])
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +116,7 @@ class Neighbours(StoreOver):
         self,
         source: Store,
         node: int,
-        owners: Callable[[Extents], Int64s],
+        owners: RowOwners | ShardOwners,
         connect: Callable[[int], Store | None],
         pause_seconds: float = 5.0,
     ) -> None:
@@ -116,17 +126,20 @@ class Neighbours(StoreOver):
 
     def _setup(self) -> None:
         self._peers: dict[int, _Peer] = {}
-        self._lock, self._stats, self._warnings = threading.Lock(), NeighbourStats(), 0
+        self._lock, self._counts, self._warnings = threading.Lock(), Counter[str](), 0
         call_after_fork(self)
 
     def stats(self) -> NeighbourStats:
         """Counts since this store was opened; those of the own store are `source.stats()`."""
         with self._lock:
             left_out = tuple(sorted(node for node, peer in self._peers.items() if peer.failures))
-            return replace(self._stats, left_out=left_out)
+            return NeighbourStats(**self._counts, left_out=left_out)
 
     # --- reading ------------------------------------------------------------------------------------------------
     def read_one(self, row: int, shard: int, offset: int, length: int) -> Buffer:
+        if self.owners.one(row, shard) == self.node:
+            self._count(own=1)
+            return self.source.read_one(row, shard, offset, length)
         return self.read(Extents(*(np.array([value], np.int64) for value in (row, shard, offset, length))))[0]
 
     def read(self, extents: Extents) -> list[Buffer]:
@@ -272,4 +285,5 @@ class Neighbours(StoreOver):
 
     def _count(self, **more: int) -> None:
         with self._lock:
-            self._stats = replace(self._stats, **{name: getattr(self._stats, name) + n for name, n in more.items()})
+            for name, count in more.items():
+                self._counts[name] += count

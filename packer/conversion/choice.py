@@ -9,7 +9,7 @@ from difflib import get_close_matches
 import numpy as np
 
 from cache.errors import SourceError
-from packer.conversion.where import chosen
+from packer.conversion.where import select
 from packer.sets.deal import deal
 from packer.sources.base import SourceListing
 from readers.names import SplitName
@@ -48,7 +48,7 @@ class Choice:
             return
         if "split" in names:
             raise ValueError(
-                "fractions deal the samples of one split, so where cannot tell splits apart: leave one out"
+                "fractions deal the samples of one split, so where cannot distinguish splits: leave one out"
             )
         for name in self.fractions:
             SplitName(name)
@@ -59,7 +59,7 @@ class Choice:
         if self.classes is not None:
             listing = self._of_classes(listing, self.classes)
         if self.where is not None:
-            listing = chosen(listing, self.where)
+            listing = select(listing, self.where)
         return listing if self.fractions is None else self._dealt(listing, self.fractions)
 
     def _of_classes(self, listing: SourceListing, classes: Sequence[str]) -> SourceListing:

@@ -28,7 +28,7 @@ from packer.columns import PartMeta
 from packer.conversion.commit import commit
 from packer.conversion.images import remarks_of
 from packer.conversion.journal import Journal
-from packer.conversion.left_out import left_out_of, refuse_nothing, refuse_unlike
+from packer.conversion.left_out import count_by_action, refuse_nothing, refuse_unlike
 from packer.conversion.plan import ConvertOptions, Plan, PlannedShard
 from packer.conversion.saved import Prepared
 from packer.formats import format_named
@@ -84,7 +84,7 @@ class Job:
             "options": self.options,
             "plan": self.plan.fingerprint,
             "payload_bytes": sum(meta.payload_bytes for meta in metas),
-            "left_out": left_out_of(metas),
+            "left_out": count_by_action(metas),
             **({"remarks": list(remarks)} if remarks else {}),
         }
         return commit(journal, self.plan, metas, self.listing, self.to, made)
@@ -102,7 +102,7 @@ class Job:
             "options": self.options,
             "fingerprint": self.plan.fingerprint,
             "splits": [[name, part.root, specs[name].shards] for name, part in listing.splits.items()],
-            "fields": dict(listing.fields),
+            "fields": dict(next(iter(specs.values())).fields if specs else listing.fields),
             "label_offset": next(iter(specs.values())).label_offset if specs else 0,
             "classes": listing.classes,
             "left_out": listing.left_out,

@@ -13,7 +13,7 @@ from packer.sources.base import SourceListing
 from packer.sources.contents import NOT_FETCHED, advice
 from readers.tree import has_image_suffix
 
-__all__ = ["count_by_reason", "left_out_of", "link_warnings", "refuse_nothing", "refuse_unlike"]
+__all__ = ["count_by_action", "count_by_reason", "link_warnings", "refuse_nothing", "refuse_unlike"]
 
 _EXPECTED = (
     "hidden",
@@ -38,7 +38,7 @@ def count_by_reason(listing: SourceListing, metas: Iterable[PartMeta]) -> dict[s
     return dict(counts.most_common())
 
 
-def left_out_of(metas: Iterable[PartMeta]) -> dict[str, int]:
+def count_by_action(metas: Iterable[PartMeta]) -> dict[str, int]:
     """Samples that were planned and are not packed, by what was done with them."""
     counts: Counter[str] = Counter()
     for meta in metas:

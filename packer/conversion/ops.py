@@ -93,7 +93,7 @@ def _value(text: str) -> Any:
     return int(text) if text.isdecimal() else text
 
 
-class _Done(NamedTuple):
+class _Result(NamedTuple):
     """What ops have made of a sample."""
 
     payloads: Sequence[Buffer | None]
@@ -115,7 +115,9 @@ class OpWork:
         self._renderer, self._place = OpRenderer(Recipe(given), False), Place(0, 0, 0, 0)
         self._moves = FieldMoves(self._kinds, tuple(self._kinds), FieldOptions())
 
-    def apply(self, key: str, payloads: Sequence[Buffer | None], names: tuple[str, ...], header: ImageHeader) -> _Done:
+    def apply(
+        self, key: str, payloads: Sequence[Buffer | None], names: tuple[str, ...], header: ImageHeader
+    ) -> _Result:
         """A sample after the ops. header: of its image, payloads[0]. Raises BadSampleError."""
         image = payloads[0]
         assert image is not None
@@ -143,7 +145,7 @@ class OpWork:
             if kind == "mask":
                 number = fields.index(field)
                 new_names[number] = renamed(names[number], key, sniff(moved))
-        return _Done([changed[field] for field in fields], tuple(new_names), header)
+        return _Result([changed[field] for field in fields], tuple(new_names), header)
 
 
 @contextmanager

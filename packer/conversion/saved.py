@@ -1,7 +1,7 @@
 """What a conversion knows before it packs, and the file that keeps it, so that no other process lists the source again.
 
-`OUT/.packing/listing` is written after the plan and before the first shard. Whoever packs a shard reads the rows of
-that shard alone: a worker of this machine, a task of an array job, a conversion that was killed and goes on.
+`OUT/.packing/listing` is written after the plan and before the first shard. What packs a shard reads the rows of that
+shard alone: a worker of this machine, a task of an array job, a conversion that was killed and continues.
 
     block of each shard    `packer.sources.blocks`, in the order of the plan
     shards                 int64 [shards, 5]: samples, bytes of the source, offset, length and CRC32C of the block
@@ -12,7 +12,7 @@ that shard alone: a worker of this machine, a task of an array job, a conversion
 
 The file answers one question (`question_of`): this source, these options. It is not used for another one, where a
 folder of the source has another time of modification, which is that of the last file that came, went or got a name, or
-with overwrite=True. A file that was written anew in its place is noticed when it is read: its size and time are
+with overwrite=True. A file that was overwritten in its place is noticed when it is read: its size and time are
 compared with those of the listing. What is damaged is never used.
 
     prepare   list and plan                                               -> Prepared
@@ -85,7 +85,7 @@ class SavedSamples:
         except (OSError, DatasetError) as error:
             raise SourceError(
                 f"{path}: the listing of the source cannot be read ({error}); remove that file and run the same "
-                f"command again, which lists anew and keeps the shards that are whole"
+                f"command again, which lists again and keeps the shards that are whole"
             ) from error
 
 
@@ -130,9 +130,9 @@ def question_of(source: Source, options: ConvertOptions, choice: Choice) -> str:
 
 
 def save(out: Path, work: Folder, question: str, prepared: Prepared) -> Prepared:
-    """Write `prepared` to the working folder of the set in `out`, and let go of its rows.
+    """Write `prepared` to the working folder of the set in `out`, and drop its rows.
 
-    The same object where there is no question, or the listing is of a kind that is not saved. Raises OSError.
+    The same object where the question is "", or the listing of a kind that is not saved. Raises OSError.
     """
     plan, listing = prepared.plan, prepared.listing
     if not question or listing.watched is None or not all(map(can_save, listing.splits.values())):

@@ -22,14 +22,14 @@ from readers.headers import ImageHeader, read_header
 from readers.sample import NO_LABEL, Buffer
 from readers.where import NUMBERS, Texts, Where, parse_where
 
-__all__ = ["SampleWhere", "chosen"]
+__all__ = ["SampleWhere", "select"]
 
 _LABELS = frozenset({"label", "class_name"})
 _LISTED = frozenset({"key", "split"})
 _OF_HEADERS = frozenset({*NUMBERS, "medium"} - {"bytes"})
 
 
-def chosen(listing: SourceListing, text: str) -> SourceListing:
+def select(listing: SourceListing, text: str) -> SourceListing:
     """The listing of the samples for which `text` is true, as far as the listing says; the rest is its `where`.
 
     Raises ValueError, UnknownNameError for a class or field that the source lacks, SourceError where nothing is left.
@@ -39,7 +39,7 @@ def chosen(listing: SourceListing, text: str) -> SourceListing:
     known = _LISTED if listing.late_labels else _LISTED | _LABELS
     now = [part for part in where.conjuncts if part.names <= known]
     later = [part for part in where.conjuncts if not part.names <= known]
-    splits = {name: _chosen(part, name, listing.classes, now) for name, part in listing.splits.items()}
+    splits = {name: _select(part, name, listing.classes, now) for name, part in listing.splits.items()}
     before, after = (sum(map(len, parts.values())) for parts in (listing.splits, splits))
     if before and not after:
         raise SourceError(f"where: {text!r:.200} is false for all {before:,} samples of the source")
@@ -51,7 +51,7 @@ def chosen(listing: SourceListing, text: str) -> SourceListing:
     )
 
 
-def _chosen(part: SplitListing, split: str, classes: Sequence[str], wanted: Sequence[Where]) -> SplitListing:
+def _select(part: SplitListing, split: str, classes: Sequence[str], wanted: Sequence[Where]) -> SplitListing:
     mask = np.ones(len(part), np.bool_)
     for where in wanted:
         mask &= where.mask(_Listed(part.keys, part.labels, classes, split))

@@ -5,7 +5,7 @@
 
 The process that runs a command makes the directory and removes it. A task writes its file in place, twice a second at
 most. `stop` exists from the beginning, since a network filesystem may remember for a while that a name is missing, and
-each look opens it anew, which is when such a filesystem asks its server. A task that is run twice at the same time
+each look opens it again, which is when such a filesystem asks its server. A task that is run twice at the same time
 writes the same file from two nodes; then progress is that of either.
 """
 

@@ -10,7 +10,17 @@ from typing import Any
 from packer.formats import REGISTRY as FORMATS
 from packer.formats.ustar import header_sum
 from packer.registry import HEAD_BYTES, Entry, Registry
-from packer.sources import folder_kinds
+from packer.sources.folder_kinds import (
+    idx_folder,
+    is_arrays,
+    is_beton,
+    is_cifar,
+    is_hub_set,
+    is_idx,
+    is_npz,
+    mds_folders,
+    metadata_files,
+)
 from packer.sources.known_folders import is_coco, is_ilsvrc, is_shards, is_voc, is_yolo
 from packer.sources.tree_layouts import celeba_files
 from packer.sources.url_tables import is_url_list
@@ -118,29 +128,29 @@ _OWN = (
     _entry("celeba", "CelebA's folder", "celeba:open_celeba", "layout label_column", recognises=_is_celeba),
     _entry(
         "huggingface", "a Hugging Face data set (.parquet)", "huggingface:HuggingFaceSource",
-        "label_column split_column", recognises=folder_kinds.is_hub_set,
+        "label_column split_column", recognises=is_hub_set,
     ),
     _entry(
         "imagefolder", "an imagefolder with metadata.csv, .jsonl or .parquet", "image_folder:ImageFolderSource",
-        "label_column split_column fields", recognises=lambda path: bool(folder_kinds.metadata_files(path)),
+        "label_column split_column fields", recognises=lambda path: bool(metadata_files(path)),
     ),
     _entry(
         "mds", "an MDS set (index.json of MosaicML's streaming)", "mds:MdsSource",
-        "label_column split_column", recognises=lambda path: bool(folder_kinds.mds_folders(path)),
+        "label_column split_column", recognises=lambda path: bool(mds_folders(path)),
     ),
     _entry(
         "beton", "an FFCV file (.beton)", "beton:BetonSource", "label_column",
-        claims=folder_kinds.is_beton, suffixes=(".beton",),
+        claims=is_beton, suffixes=(".beton",),
     ),
-    _entry("cifar", "CIFAR's folder", "cifar:CifarSource", "label_column", recognises=folder_kinds.is_cifar),
+    _entry("cifar", "CIFAR's folder", "cifar:CifarSource", "label_column", recognises=is_cifar),
     _entry(
         "idx", "an IDX file (MNIST and its relatives, or their folder)", "idx:IdxSource", "label_offset",
-        claims=folder_kinds.is_idx, recognises=lambda path: folder_kinds.idx_folder(path) is not None, compressed=True,
+        claims=is_idx, recognises=lambda path: idx_folder(path) is not None, compressed=True,
     ),
     _entry(
         "numpy", "a NumPy file (.npz, .npy, or a folder of images.npy and labels.npy)", "numpy_arrays:NumpySource",
-        magic=((0, b"\x93NUMPY"),), claims=folder_kinds.is_npz, suffixes=(".npz", ".npy"),
-        recognises=folder_kinds.is_arrays,
+        magic=((0, b"\x93NUMPY"),), claims=is_npz, suffixes=(".npz", ".npy"),
+        recognises=is_arrays,
     ),
     _entry(
         "coco", "COCO's folder, or a file of its annotations", "coco:open_coco", "layout folder",

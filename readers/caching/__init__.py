@@ -17,6 +17,7 @@ import numpy as np
 
 from cache import SharedByteCache
 from cache.errors import CacheError, CacheFullError
+from cache.node import detect_ranks
 from cache.stores import Buffer
 from readers.caching.budget import Capacity, Slots, Subset, budget, measure
 from readers.caching.fill import FillAhead, prefill
@@ -140,7 +141,7 @@ def cached(
     keep: KeepLike = "encoded",
     *,
     fields: Sequence[str] | None = None,
-    partition: tuple[int, int] | None = None,
+    partition: tuple[int, int] | Literal["node"] | None = None,
     check: Check = "never",
     compress: bool = True,
     directory: str | os.PathLike[str] = "/dev/shm",
@@ -158,7 +159,8 @@ def cached(
         what decoding a JPEG on the CPU begins with, for the same pixels (ImageLoader and ImageDataset; what reads
         images as they are reads below the cache). Needs `pip install 'packer-vision[coefficients]'`.
     fields: the fields to keep (default: all).
-    partition: (node, nodes) keeps only this node's contiguous part, as `readers.order.NodeLocal` assigns it.
+    partition: (node, nodes) keeps only this node's contiguous part, as `readers.order.NodeLocal` assigns it; "node":
+        the same, as the launcher numbers the nodes.
     check: when payloads are checked against their CRC32C: "never", on the "first" hit of this process, or "always";
         wrong ones are dropped and read again.
     compress: store what is not compressed already (BMP, raw arrays, text) as zstd where that saves a tenth.
@@ -218,16 +220,19 @@ def _can_decode() -> bool:
     return not reason
 
 
-def _slots(table: Table, fields: Sequence[str] | None, partition: tuple[int, int] | None) -> Slots:
+def _slots(table: Table, fields: Sequence[str] | None, partition: tuple[int, int] | str | None) -> Slots:
     names = tuple(table.fields if fields is None else fields)
     numbers = tuple(table.number(name) for name in names)
     if not names:
         raise ValueError("fields: name at least one field to keep, or leave it out to keep all")
     part = range(len(table))
+    if partition == "node":
+        ranks = detect_ranks()
+        partition = ranks.node, ranks.nodes
     if partition is not None:
+        if isinstance(partition, str) or not 0 <= partition[0] < partition[1]:
+            raise ValueError(f"partition is 'node', or (node, nodes) with 0 <= node < nodes, not {partition!r}")
         node, nodes = partition
-        if not 0 <= node < nodes:
-            raise ValueError(f"partition is (node, nodes) with 0 <= node < nodes, not {partition!r}")
         part = NodeLocal(len(table), nodes).local_part(node)
     rows = part if table.rows is None else np.unique(table.rows[part.start : part.stop])
     return Slots(names, numbers, len(table.fields), Subset(rows))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from cache.messages import human_bytes, human_seconds
+from cache.messages import human_bytes, human_seconds, plural
 from readers.caching.budget import Capacity
 from readers.order import BlockShuffled, NodeLocal, Order, StagedFirst
 from readers.simulation.holding import share_of
@@ -149,11 +149,13 @@ def _note_on_parts(found: Simulation, shuffles: Shuffles) -> list[str]:
 
 
 def _note_on_blocks(found: Simulation, row: Row, shuffles: Shuffles) -> str:
-    window = max(1, round(shuffles.window * found.samples / max(1, int(row.spec["blocks"]))))
+    blocks = min(shuffles.window, int(row.spec["blocks"]))
+    window = round(blocks * found.samples / int(row.spec["blocks"]))
     ranks = max(1, round(window / found.job.batch_size))
+    size = human_bytes(row.first.requested / max(1, row.first.requests))
     return (
-        f"block: a window of {shuffles.window} blocks has about {window:,} samples, the batches of {ranks:,} ranks; a "
-        f"request has {human_bytes(row.first.requested / max(1, row.first.requests))} on average"
+        f"block: a window of {plural(blocks, 'block')} has about {window:,} samples, the batches of "
+        f"{plural(ranks, 'rank')}; a request has {size} on average"
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from cache.messages import Silent, Watcher
+from cache.messages import Silent, Watcher, human_bytes, parse_size
 from readers.caching.budget import Capacity
 from readers.order import NodeLocal, Order, Sequential, Shuffled, StagedFirst, block_shuffled
 from readers.order.base import Int64s
@@ -262,4 +262,4 @@ def _curve(traffic: Traffic, job: Job) -> tuple[int, ...]:
 
 def _capacity_text(capacity: Capacity) -> str:
     share = share_of(capacity)
-    return f"{100 * share:g} %" if share is not None else str(capacity)
+    return f"{100 * share:g} %" if share is not None else human_bytes(parse_size(str(capacity)))

@@ -107,7 +107,7 @@ def fail_at_3(number: int, counter: Counter) -> int:
         raise OutputError(f"no place for {number}")
     end = time.monotonic() + DEADLINE
     while not counter.stopped():
-        assert time.monotonic() < end, "nobody stops this task"
+        assert time.monotonic() < end, "this task is not stopped"
         time.sleep(0.01)
     return number
 
