@@ -264,13 +264,13 @@ class Folder:
                 lock = take_lock(file.fileno(), shared=shared)
                 if lock is not None and is_at(file.fileno(), last, parent):
                     return lock
-            if lock is None:
-                if time.monotonic() >= end:
-                    raise BusyError(errno.EAGAIN, "locked by another process", path)
+            if lock is not None:
+                lock.release()
+            elif time.monotonic() >= end:
+                raise BusyError(errno.EAGAIN, "locked by another process", path)
+            else:
                 time.sleep(pause)
                 pause = min(1.2 * pause, _LONGEST_LOCK_WAIT_SECONDS)
-            else:
-                lock.release()
 
     def close(self) -> None:
         descriptor, self.descriptor = self.descriptor, -1
@@ -305,10 +305,8 @@ class Folder:
             found.path = found.path / part
             with _naming(found.path):
                 if create:
-                    try:
+                    with suppress(FileExistsError):
                         os.mkdir(part, dir_fd=found.descriptor)
-                    except FileExistsError:
-                        pass
                 below = self._open_folder(part, found)
             os.close(found.descriptor)
             found.descriptor = below

@@ -281,9 +281,9 @@ def test_locks_and_batch_systems_are_known_in_one_place() -> None:
     """flock and the variables of launchers; examples and messages may name the latter."""
     launcher = re.compile(r"SLURM_|OMPI_|PMI_|PBS_|LSB_|LSF_|FLUX_|JSM_|LOCAL_RANK|WORLD_SIZE\b|GROUP_RANK")
     for path in MODULES:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        documents = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in documents]
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        documents = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        texts = [node.value for node in nodes if isinstance(node, ast.Constant) and id(node) not in documents]
         if name_of(path) != "cache.launchers":
             named = [text for text in texts if isinstance(text, str) and launcher.match(text)]
             assert not named, f"{path} names {named}: ask cache.launchers"

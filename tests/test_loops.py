@@ -325,9 +325,7 @@ def random_stops(reader: Any, stops: int, seed: int) -> None:
     assert {epoch for epoch, _ in seen} == set(range(last + 1)), f"seed {seed}: epochs are numbered from 0"
 
 
-@pytest.mark.parametrize(
-    ("stops", "seed"), [(25, 0), (25, 1), (25, 2), *(pytest.param(50, i, marks=FAULTS) for i in range(100, 140))]
-)
+@pytest.mark.parametrize(("stops", "seed"), [(25, 0), *(pytest.param(50, i, marks=FAULTS) for i in range(100, 140))])
 def test_nothing_is_lost_or_repeated_by_any_successor(reader: readers.Reader, stops: int, seed: int) -> None:
     random_stops(reader, stops, seed)
 

@@ -31,7 +31,6 @@ from s000_training import check_features
 
 from cache.node import usable_cpus
 
-_WARM_BATCHES = 8
 _PRIME_BYTES = 1 << 30
 
 
@@ -121,14 +120,15 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
         job = replace(make_job(arguments, min(arguments.count, COMPARED)), in_order=True)
         return asdict(compare(chosen.function(job), Reference.load(arguments.work / "reference.npz")))
     job = make_job(arguments, arguments.count)
-    prime(_PRIME_BYTES)
+    if not arguments.smoke:
+        prime(_PRIME_BYTES)
     batches = iter(chosen.function(job))
     if chosen.options.get("trains"):
         return _train_rate(batches, arguments)
     started = time.perf_counter()
     _check_batch(next(batches)[0])
     first = time.perf_counter() - started
-    for _ in range(_WARM_BATCHES):
+    for _ in range(arguments.warm):
         next(batches)
     count, cpu, started = 0, cpu_seconds_of_tree(), time.perf_counter()
     while count < arguments.n:
@@ -154,7 +154,7 @@ def _train_rate(batches: Iterator[Any], arguments: argparse.Namespace) -> dict[s
     from ddpm_model import Learner, Settings
 
     learner = Learner(Settings(), SIZE, 0, torch.device("cuda"))
-    for _ in range(_WARM_BATCHES):
+    for _ in range(arguments.warm):
         learner.learn(torch.as_tensor(next(batches)[0]))
     count, waited, started = 0, 0.0, time.perf_counter()
     while count < arguments.n:
@@ -179,10 +179,13 @@ BENCHMARK = Benchmark(
 def _options() -> argparse.ArgumentParser:
     options = parser(__doc__)
     options.add_argument("--count", type=int, metavar="N", help=f"images, a multiple of {BATCH} (2,560; smoke: 256)")
-    options.add_argument("--n", type=int, help="images in the clock (5,120; smoke: 512)")
+    options.add_argument("--n", type=int, help="images in the clock (5,120; smoke: 256)")
     options.add_argument("--workers", type=int, default=min(16, usable_cpus()), help="processes or threads of each row")
-    options.add_argument("--steps", type=int, help="of each training (150; smoke: 2); 0: no training")
-    options.add_argument("--samples", type=int, help="drawn after each training (64; smoke: 4)")
+    options.add_argument("--steps", type=int, help="of each training (150; smoke: 1); 0: no training")
+    options.add_argument("--trainings", type=int, help="seeds of each loader, at least 2 (3; smoke: 2)")
+    options.add_argument("--samples", type=int, help="drawn after each training (64; smoke: 2)")
+    options.add_argument("--judged", type=int, help="images that give the loss of each training (128; smoke: 16)")
+    options.add_argument("--warm", type=int, help="batches before the clock (8; smoke: 2)")
     options.add_argument("--full", action="store_true", help="train the document's network, for a GPU")
     options.add_argument("--features", type=Path, metavar="FILE", help="TorchScript network of the features")
     options.add_argument("--compare", action="store_true", help=argparse.SUPPRESS)
@@ -191,11 +194,14 @@ def _options() -> argparse.ArgumentParser:
 
 def _set_defaults(options: argparse.ArgumentParser, words: Sequence[str]) -> argparse.ArgumentParser:
     """Those that --smoke changes. Ends the program where the numbers do not fit."""
-    sizes = {"count": 256, "n": 512, "steps": 2, "samples": 4} if "--smoke" in words else {}
-    options.set_defaults(**{"count": 2560, "n": 5120, "steps": 150, "samples": 64, **sizes})
+    small = {"count": 256, "n": 256, "steps": 1, "trainings": 2, "samples": 2, "judged": 16, "warm": 2}
+    large = {"count": 2560, "n": 5120, "steps": 150, "trainings": 3, "samples": 64, "judged": 128, "warm": 8}
+    options.set_defaults(**(small if "--smoke" in words else large))
     given = options.parse_args(words)
     if given.count < BATCH or given.count % BATCH:
         options.error(f"--count is {given.count}, expected a multiple of {BATCH}")
+    if given.trainings < 2:
+        options.error(f"--trainings is {given.trainings}, expected at least 2, which are compared")
     if given.features is not None and not given.features.is_file():
         options.error(f"--features: there is no file {given.features}")
     return options

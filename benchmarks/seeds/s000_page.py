@@ -10,7 +10,7 @@ from experiment import Page, figure, ratio  # isort: skip  (it sets the path)
 from harness import Results
 from s000_loaders import BASELINE, END_TO_END, LOADER, ROCAL_HIP, ROCAL_HOST
 from s000_pixels import Reference
-from s000_training import BATCH, FAULT, JUDGED, SEEDS, feature_network, frechet_distance, train_all
+from s000_training import BATCH, FAULT, feature_network, frechet_distance, train_all
 
 from packer.report import charts
 
@@ -115,7 +115,7 @@ def _publish_model(page: Page, arguments: argparse.Namespace) -> None:
     apart = abs(mean(losses[BASELINE]) - mean(losses[LOADER]))
     page.claim(
         "a model trained on our batches has the same loss",
-        f"the means of {SEEDS} seeds differ by {apart:.4f}, the seeds of a loader by up to {spread:.4f}",
+        f"the means of {arguments.trainings} seeds differ by {apart:.4f}, the seeds of a loader by up to {spread:.4f}",
         apart <= spread,
     )
     pairs = zip(by_row[BASELINE], by_row[LOADER], strict=True)
@@ -124,7 +124,7 @@ def _publish_model(page: Page, arguments: argparse.Namespace) -> None:
     seeds = [
         frechet_distance(some[i].features, some[j].features)
         for some in (by_row[BASELINE], by_row[LOADER])
-        for i in range(SEEDS)
+        for i in range(arguments.trainings)
         for j in range(i)
     ]
     page.claim(
@@ -137,10 +137,11 @@ def _publish_model(page: Page, arguments: argparse.Namespace) -> None:
     network = "the document's network" if arguments.full else "a small network"
     of = f"those of {arguments.features.name}" if arguments.features else "those of a network of fixed random weights"
     page.text(
-        f"Trained {SEEDS} times with each loader: {network}, {arguments.steps} steps of {BATCH} images; the seed is "
-        f"that of weights, noise, order and flips. Loss: of the averaged network on "
-        f"{min(JUDGED, len(reference.images))} images, with the same noise for all; 1 is that of a network that has "
-        f"learned nothing. Distance: Fréchet's, of {arguments.samples} samples to the images; the features are {of}."
+        f"Trained {arguments.trainings} times with each loader: {network}, {arguments.steps} steps of {BATCH} images; "
+        f"the seed is that of weights, noise, order and flips. Loss: of the averaged network on "
+        f"{min(arguments.judged, len(reference.images))} images, with the same noise for all; 1 is that of a network "
+        f"that has learned nothing. Distance: Fréchet's, of {arguments.samples} samples to the images; the features "
+        f"are {of}."
     )
     rows = []
     for row, some in by_row.items():

@@ -30,8 +30,6 @@ from cache.node import usable_cpus
 __all__ = [
     "BATCH",
     "FAULT",
-    "JUDGED",
-    "SEEDS",
     "Task",
     "Trained",
     "check_features",
@@ -41,9 +39,8 @@ __all__ = [
     "train_all",
 ]
 
-BATCH, SEEDS = 16, 3
+BATCH = 16
 FAULT = "for comparison: values from 0 to 1"
-JUDGED = 128  # images
 
 Features = npt.NDArray[np.float64]
 _FEATURES, _SEED = 32, 0
@@ -77,19 +74,19 @@ class Trained:
 
 
 def train_all(arguments: argparse.Namespace) -> list[Trained]:
-    """SEEDS trainings with PyTorch's loader, as many with ours, and one with a fault; two at a time, a thread each, on
-    a CPU."""
+    """Trainings with PyTorch's loader, one for each seed, as many with ours, and one with a fault; two at a time, a
+    thread each, on a CPU."""
     import torch
 
     job = make_job(arguments, arguments.count)
     reference = Reference.load(arguments.work / "reference.npz")
     judged = arguments.work / "judged.npy"
-    np.save(judged, reference.images[:JUDGED])
+    np.save(judged, reference.images[: arguments.judged])
     options = {"full": arguments.full, "network": arguments.features}
     options |= {"steps": arguments.steps, "images": judged, "samples": arguments.samples}
     tasks = [
         Task(row, replace(job, batch=BATCH, workers=1, seed=seed), **options)
-        for seed in range(SEEDS)
+        for seed in range(arguments.trainings)
         for row in (BASELINE, LOADER)
     ]
     tasks.append(replace(tasks[0], fault=True))

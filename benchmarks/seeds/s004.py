@@ -96,7 +96,8 @@ def _step_seconds(scale: Scale, arguments: argparse.Namespace) -> dict[str, floa
 # --- the rows ---------------------------------------------------------------------------------------------------------
 def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
     """All tasks and loads of a row, one after the other."""
-    prime(_PRIME_BYTES)
+    if not arguments.smoke:
+        prime(_PRIME_BYTES)
     scale, exact = Scale.of(arguments), chosen.options["exact"]
     figures: dict[str, Any] = {}
     for task in arguments.task:

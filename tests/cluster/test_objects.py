@@ -62,9 +62,13 @@ def address(stored: Stored, source: Path, request: pytest.FixtureRequest) -> str
     return f"{stored.address}/{name}"
 
 
-def packed_files(copy: Path) -> dict[str, bytes]:
-    """The files of a copy that are the set's."""
-    return {name: data for name, data in files_of(copy).items() if not name.startswith(".staging/")}
+FOR_PEOPLE = ("README.md", "SHA256SUMS", "classes.txt")
+
+
+def set_files(folder: Path) -> dict[str, bytes]:
+    """The files of a set or a copy that dataset.json names; only these are staged."""
+    files = files_of(folder).items()
+    return {name: data for name, data in files if not name.startswith(".staging/") and name not in FOR_PEOPLE}
 
 
 def uploads(stored: Stored) -> None:
@@ -83,7 +87,7 @@ def test_convert_to_the_address(stored: Stored, tree: Path, tmp_path: Path, to: 
         done = run_packer("convert", tree, *options, "-o", url, "--work", tmp_path / "work")
         assert done.returncode == 0, done.stderr
         with readers.stage(url, tmp_path / "copy") as copy:
-            assert packed_files(copy) == files_of(local)
+            assert set_files(copy) == set_files(local)
     with trial:
         again = packer.upload(local, url)
         assert (again.sent, again.found) == (0, len(files_of(local)) - 1)
@@ -121,7 +125,7 @@ def test_stage(stored: Stored, address: str, source: Path, tmp_path: Path, trial
     with trial:
         done = run_packer("stage", address, "--target", tmp_path, "--verify")
         assert done.returncode == 0, done.stderr
-        assert packed_files(Path(done.stdout.strip())) == files_of(source)
+        assert set_files(Path(done.stdout.strip())) == set_files(source)
 
 
 def test_verify_and_inspect(stored: Stored, address: str, trial: Trial) -> None:

@@ -404,7 +404,7 @@ class FormatSuite:
             image.parent.mkdir(parents=True, exist_ok=True)
             image.write_bytes(make_jpeg(number))
         packer.convert(tmp_path / "in", to=self.name, output=tmp_path / "out", workers=1)
-        path = next(path for path in (tmp_path / "out").iterdir() if path.is_file() and path.name != "dataset.json")
+        (path,) = (tmp_path / "out").glob("train-*")
         assert packer.verify(tmp_path / "out", deep=True, workers=1).ok, "the undamaged set does not verify"
         data = path.read_bytes()
         inside = {
