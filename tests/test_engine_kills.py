@@ -47,38 +47,34 @@ def below(pid: int) -> list[int]:
     return [*children, *(other for child in children for other in below(child))]
 
 
-def running(cluster: Any) -> list[int]:
-    """The workers of a cluster that have started: Dask replaces no other ones."""
-    processes = [nanny.process for nanny in cluster.workers.values()]
-    return [process.pid for process in processes if process is not None and process.status.name == "running"]
-
-
 @pytest.mark.skipif(not HAS_DASK, reason="distributed is not installed")
 @pytest.mark.faults
 def test_workers_of_dask(
     tree: Path, tmp_path: Path, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two workers, of which now and then one is killed; Dask starts another one and repeats its shard."""
+    """Three workers, two of which are killed in each conversion; Dask repeats their shards."""
     from distributed import LocalCluster
 
     monkeypatch.setenv("PYTHONPATH", environ()["PYTHONPATH"])
     out, draw, killed = tmp_path / "out", random.Random(4), 0
-    cluster = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0", host="127.0.0.1")
-    with cluster, packer.open_engine("dask", cluster.scheduler_address) as engine, ThreadPoolExecutor(1) as side:
-        while killed < 50:
-            shutil.rmtree(out, ignore_errors=True)
+    options = {"n_workers": 3, "threads_per_worker": 1, "dashboard_address": "127.0.0.1:0", "host": "127.0.0.1"}
+    while killed < 50:
+        shutil.rmtree(out, ignore_errors=True)
+        with (
+            LocalCluster(**options) as cluster,
+            packer.open_engine("dask", cluster.scheduler_address) as engine,
+            ThreadPoolExecutor(1) as side,
+        ):
+            victims = draw.sample([nanny.pid for nanny in cluster.workers.values()], 2)
             converting = side.submit(packer.convert, Slow(tree), output=out, engine=engine, **OPTIONS)
-            for after in sorted(draw.sample(range(SHARDS - 3), 2)):
-                wait_for(
-                    lambda: (parts(out) >= after and len(running(cluster)) == 2) or converting.done(),  # noqa: B023
-                    f"{after} shards and two workers",
-                )
+            for after, victim in zip(sorted(draw.sample(range(SHARDS - 3), 2)), victims, strict=True):
+                wait_for(lambda: parts(out) >= after or converting.done(), f"{after} shards")  # noqa: B023
                 if not converting.done():
-                    os.kill(draw.choice(running(cluster)), signal.SIGKILL)
+                    os.kill(victim, signal.SIGKILL)
                     killed += 1
-                    print(f"\r{killed} workers of Dask killed", end="", flush=True)
             assert converting.result(DEADLINE).samples == 45
             assert data_of(files_of(out)) == expected
+        print(f"\r{killed} workers of Dask killed", end="", flush=True)
 
 
 @pytest.mark.skipif(not HAS_MPI or MPIEXEC is None, reason="mpi4py or mpiexec is not installed")
