@@ -140,7 +140,7 @@ def test_pickles_carry_paths_not_descriptors_or_keys(packed: Path) -> None:
     reader = open_packed(packed, "val", backend="mmap", verify=True, open_shards=3)
     reader[reader.keys[3]]  # builds the index of keys
     text = pickle.dumps(reader)
-    assert len(text) < 4000, f"{len(text)} bytes: the pickle carries data"
+    assert len(text) < 8000, f"{len(text)} bytes: the pickle carries data"
     reader.close()
     again = pickle.loads(text)
     files = again.store.source
