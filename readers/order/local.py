@@ -1,10 +1,10 @@
 """Orders that read what is stored together, or near, at about the same time: blocks, shards being staged, nodes' parts.
 
 `BlockShuffled` permutes blocks, runs of consecutive samples of about `block_bytes`; each `window` blocks that follow
-each other are one window, whose samples are permuted among themselves. Storage sees reads of whole blocks, each block
-once an epoch, while a window of them is in memory. A batch of b samples comes from the blocks of one window, which
-says how well it mixes: about window / (window + b) as well as a global shuffle, by `readers.order.quality`. A set
-sorted by class needs a window of hundreds of blocks, and smaller blocks so that they fit into memory; for one that was
+each other are one window, whose samples are permuted among themselves. Storage sees reads that are near each other; of
+whole blocks only where one process takes all batches of a window, since each rank asks for its own samples. A batch of
+b samples comes from the blocks of one window, which says how well it mixes: about window / (window + b) as well as a
+global shuffle, by `readers.order.quality`. A set sorted by class needs a window of hundreds of blocks; for one that was
 shuffled when it was packed the default will do.
 
 `StagedFirst` is for an epoch during which the set is still being staged. An order that looked at what is there would
