@@ -208,7 +208,7 @@ _SECTIONS = {
               "of an array job. When all are done,  packer commit OUTPUT  makes the set.")  # fmt: skip
 @click.option("--no-checksums", "checksums", is_flag=True, flag_value=False, default=True, help="No SHA256SUMS.")
 @click.option("--overwrite", is_flag=True, help="Replace the set, or unfinished conversion, in the output directory.")
-@click.option("--dry-run", is_flag=True, help="List and plan only.")
+@click.option("--dry-run", is_flag=True, help="List and plan only, and measure what it will take.")
 @json_option
 def command(
     sources: tuple[str, ...],
@@ -245,12 +245,14 @@ def summary(result: ConvertResult) -> list[str]:
         f"{human_bytes(result.payload_bytes)}"
     )
     if result.dry_run:
-        if not result.undecided:
-            return [f"{result.output}: would hold {what} in {shards}"]
-        return [
-            f"{result.output}: would hold at most {what} in {shards}",
-            f"  {result.undecided} is not known before the images are read",
-        ]
+        most = "at most " if result.undecided else ""
+        lines = [f"{result.output}: would hold {most}{what} in {shards}"]
+        if result.expected_seconds is not None and result.expected_bytes is not None:
+            time, size = human_seconds(result.expected_seconds), human_bytes(result.expected_bytes)
+            lines.append(f"  about {size} of shards, and about {time}, as measured by packing some of the samples")
+        if result.undecided:
+            lines.append(f"  {result.undecided} is not known before the images are read")
+        return lines
     if result.task is not None and not result.already_done:
         number, count = result.task
         return [

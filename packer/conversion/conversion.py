@@ -20,6 +20,7 @@ from pathlib import Path
 from cache.errors import OutputError, SourceError
 from cache.files import BusyError
 from cache.messages import Watcher
+from cache.node import usable_cpus
 from packer.columns import PartMeta
 from packer.conversion import saved
 from packer.conversion.choice import Choice
@@ -32,6 +33,7 @@ from packer.conversion.pack import ShardTask, pack_shard
 from packer.conversion.plan import ConvertOptions, check_listing, make_plan
 from packer.conversion.result import ConvertResult, Summary
 from packer.conversion.saved import Prepared
+from packer.conversion.trial import try_out
 from packer.documents import repair_documents
 from packer.formats import format_named
 from packer.sources import Source
@@ -245,6 +247,8 @@ class Conversion:
 
     def _planned(self, prepared: Prepared) -> ConvertResult:
         plan, listing = prepared.plan, prepared.listing
+        trial = try_out(self._source, self._options, prepared)
+        workers = min(self._workers.at_most(listing.max_workers).count or usable_cpus(), len(plan.shards))
         return self._summary.of(
             listing,
             splits={name: len(part) for name, part in listing.splits.items()},
@@ -255,6 +259,8 @@ class Conversion:
             shard_bytes=0,
             dry_run=True,
             undecided=listing.where,
+            expected_bytes=trial.shard_bytes if trial else None,
+            expected_seconds=trial.seconds / max(1, workers) if trial else None,
         )
 
 

@@ -22,6 +22,8 @@ class ConvertResult(Result):
     """What a conversion did. Times are seconds, sizes bytes; splits maps names to samples.
 
     left_out counts files by what was done with them, left_out_reasons by why.
+    expected_bytes, expected_seconds: of a dry run: what all shards will have, and the time with these workers, by
+    packing some samples into a temporary directory; None where that failed.
     undecided: of a dry run, the part of `where` that is known only of samples that have been read.
     task: (i, n) of one task of several, whose shards and samples these are; `packer.commit` then makes the set.
     """
@@ -43,6 +45,8 @@ class ConvertResult(Result):
     already_done: bool = False
     uploaded_bytes: int = 0
     undecided: str = ""
+    expected_bytes: int | None = None
+    expected_seconds: float | None = None
     task: tuple[int, int] | None = None
 
 
