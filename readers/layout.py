@@ -207,7 +207,7 @@ class DatasetInfo:
         later: dict[str, Any] = {"edited": list(self.edited), "separate": list(self.separate)}
         later["history"] = [operation.to_json() for operation in self.history]
         later["retired"] = [asdict(retired) for retired in self.retired]
-        later["documents"] = list(self.documents)
+        later["documents"] = [name for name in DOCUMENTS if name in self.documents]
         content |= {name: value for name, value in later.items() if value}
         return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 

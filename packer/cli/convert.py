@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from cache.errors import BadNameError
@@ -315,8 +316,9 @@ def index_command(
     nothing is changed.
     """
     if jpeg_rows:
-        given = [name for name, value in {"output": output, "classes": classes, **options}.items() if value]
-        if len(shards) > 1 or set(given) - {"workers"}:
+        asked = click.get_current_context()
+        given = {name for name in asked.params if asked.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+        if len(shards) > 1 or given - {"shards", "jpeg_rows", "workers", "as_json"}:
             raise click.UsageError("--jpeg-rows takes one directory of a set, and no other option but --workers")
         _note_rows(shards[0], options["workers"], as_json)
         return
