@@ -97,6 +97,23 @@ def test_files_of_others_stay(sets: list[Path], tmp_path: Path) -> None:
     assert_whole(staged(sets[0], tmp_path), sets[0])
 
 
+def test_a_marker_that_another_process_writes_meanwhile_counts(
+    sets: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between looking for the marker and at the other files, which are there by then."""
+    (marker,) = [path for path in staged(sets[0], tmp_path).parent.glob(".*") if path.is_file()]
+    marker.rename(tmp_path / "marker")
+    listed = Path.iterdir
+
+    def write_and_list(folder: Path) -> object:
+        if folder == marker.parent and not marker.exists():
+            (tmp_path / "marker").rename(marker)
+        return listed(folder)
+
+    monkeypatch.setattr(Path, "iterdir", write_and_list)
+    assert_whole(staged(sets[1], tmp_path), sets[1])
+
+
 def test_a_forged_marker_is_no_marker(sets: list[Path], tmp_path: Path) -> None:
     local = staged(sets[0], tmp_path / "node")
     home = tmp_path / "home"

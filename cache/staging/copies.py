@@ -236,7 +236,10 @@ def find_store(target: Path) -> Store | None:
     if _read_record(path / _MARKER, _STORE_KIND, path) is None:
         if all(is_temporary(entry.name) or entry.name == _MARKER for entry in path.iterdir()):
             return None  # another process is writing the marker now
-        raise NoTargetError(f"{path} holds files but not the marker of a staging directory, so they stay as they are")
+        if _read_record(path / _MARKER, _STORE_KIND, path) is None:  # written since, and before any other file
+            raise NoTargetError(
+                f"{path} holds files but not the marker of a staging directory, so they stay as they are"
+            )
     return Store(path)
 
 

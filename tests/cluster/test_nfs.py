@@ -108,7 +108,8 @@ def test_a_client_is_switched_off_in_its_task(export: Path, conversion: Conversi
         lost.switch_off()
         for task in range(TASKS):
             other.run(_task(other, "lost", task))
-        other.run(f"packer commit {other.mount}/lost")
+        commit = f"packer commit {other.mount}/lost"
+        wait(lambda: other.ended(other.start(commit))[0] == 0, "a commit, once the server has given up the locks", 120)
         assert files_of(out) == conversion.files
 
 
