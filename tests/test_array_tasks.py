@@ -95,6 +95,14 @@ def test_tasks_in_any_order_and_more_than_once(
     assert packer.commit(out).already_done and run(1, 4, source).already_done
 
 
+def test_a_rate_is_said_only_of_what_the_command_packed(tree: Path, tmp_path: Path) -> None:
+    arguments = ("convert", tree, "--to", "tar", "--workers", 1, "-o")
+    assert "samples/s" in run_packer(*arguments, tmp_path / "whole").stdout
+    assert run_packer(*arguments, tmp_path / "out", "--task", "0/1").returncode == 0
+    done = run_packer("commit", tmp_path / "out").stdout
+    assert "out: 45 samples" in done and "samples/s" not in done
+
+
 def test_a_commit_names_the_tasks_that_are_missing(run: Callable[..., ConvertResult], tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(OutputError, match="no task has packed anything here"):

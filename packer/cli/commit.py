@@ -20,4 +20,4 @@ def command(output: str, as_json: bool) -> None:
     Where shards are missing, it says which tasks to run again, and changes nothing.
     """
     result = commit(output, watcher=watcher(as_json))
-    show_result(result, as_json, lambda: summary(result))
+    show_result(result, as_json, lambda: summary(result, rates=False))

@@ -237,8 +237,8 @@ def command(
     show_result(result, as_json, lambda: summary(result))
 
 
-def summary(result: ConvertResult) -> list[str]:
-    """The result in a few lines."""
+def summary(result: ConvertResult, *, rates: bool = True) -> list[str]:
+    """The result in a few lines. rates: whether this command packed it, so that its time says how fast."""
     splits = ", ".join(f"{name} {count:,}" for name, count in result.splits.items())
     shards = plural(result.shards, f"{result.format} shard")
     what = (
@@ -264,12 +264,12 @@ def summary(result: ConvertResult) -> list[str]:
         return [f"{result.output}: already holds {what} in {shards}; nothing to do"]
     extra = (result.shard_bytes / result.payload_bytes - 1) * 100 if result.payload_bytes else 0.0
     seconds = max(result.seconds, 1e-9)
-    lines = [
-        f"{result.output}: {what} in {shards} ({extra:+.1f} % bytes)",
-        f"  {human_seconds(seconds)}, {result.samples / seconds:,.0f} samples/s, "
-        f"{human_bytes(result.payload_bytes / seconds)}/s"
-        + (f", {plural(result.shards_resumed, 'shard')} resumed" if result.shards_resumed else ""),
-    ]
+    took = [human_seconds(seconds)]
+    if result.shards_resumed:
+        took.append(f"{plural(result.shards_resumed, 'shard')} resumed")
+    elif rates:
+        took += [f"{result.samples / seconds:,.0f} samples/s", f"{human_bytes(result.payload_bytes / seconds)}/s"]
+    lines = [f"{result.output}: {what} in {shards} ({extra:+.1f} % bytes)", f"  {', '.join(took)}"]
     if result.uploaded_bytes:
         lines.append(f"  {human_bytes(result.uploaded_bytes)} uploaded")
     if result.left_out:
