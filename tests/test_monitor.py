@@ -40,14 +40,14 @@ def test_a_command_has_its_input_output_and_status(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     html = tmp_path / "run.html"
     options = ("--output", path, "--interval", "20ms", "--html", html)
-    done = monitor(*options, "--", "sh", "-c", "read x; echo got $x --json; sleep 0.2; exit 7", input="hello\n")
+    done = monitor(*options, "--", "sh", "-c", "read x; echo got $x --json; sleep 1; exit 7", input="hello\n")
     assert done.returncode == 7 and done.stdout == "got hello --json\n"
     assert "cpu busy" in done.stderr and str(path) in done.stderr and "cpu busy" in load(path).names
     assert "exit status" in html.read_text() and html.read_text().count("<svg") == 2
 
 
 def test_the_record_as_json_follows_the_output_of_the_command() -> None:
-    done = monitor("--json", "--", "sh", "-c", "echo first; sleep 0.2")
+    done = monitor("--json", "--", "sh", "-c", "echo first; sleep 1")
     first, _, rest = done.stdout.partition("\n")
     document = json.loads(rest)
     assert first == "first" and document["command"][0] == "sh" and document["status"] == 0
