@@ -51,11 +51,11 @@ def test_the_code_of_a_page_runs(
     if any("readers.coefficients" in block.text for block in blocks_of(path) if block.runs):
         request.getfixturevalue("compiled_once")
     place.copy(blocks_of(path), tmp_path / "place")
-    monkeypatch.chdir(tmp_path / "place")
     monkeypatch.syspath_prepend(str(tmp_path / "place"))
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         for block in blocks_of(path):
+            monkeypatch.chdir(tmp_path / "place")
             try:
                 page.do(block)
             except AssertionError:
