@@ -151,6 +151,8 @@ class Page:
             Path(name).write_text(block.text, encoding="utf-8")
             if block.language == "python":
                 _parse_python(block)
+        elif block.language not in RUN:
+            return
         elif block.language == "python":
             _parse_python(block) if missing or not block.runs else self._python(block)
         elif missing or not block.runs:
