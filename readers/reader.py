@@ -348,7 +348,7 @@ class Reader:
 
     # --- inside -------------------------------------------------------------------------------------------------
     def _read_first(self, index: int, field: str) -> Buffer:
-        """The first read of a field, by each of the threads that come to it together; or what is wrong with a request."""
+        """The first read of a field, by each of the threads that come to it together; or why there is none."""
         if field not in self._columns:
             number = self.table.number(field)
             columns = self.table.columns
