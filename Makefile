@@ -6,7 +6,7 @@ DECODERS := .venv-decoders
 CLUSTER := .venv-cluster
 DECODER_TESTS := tests/test_device_decode.py tests/test_loader_device.py tests/test_parity.py tests/test_timm.py
 
-.PHONY: demo test seeds test-faults test-timing test-pages test-decoders test-corpora test-wheels test-slurm lint format clean
+.PHONY: demo test seeds test-faults test-experiments test-timing test-pages test-decoders test-corpora test-wheels test-slurm lint format clean
 
 demo: $(VENV)/.ready
 	$(BIN)/python examples/demo.py
@@ -18,6 +18,10 @@ test: $(VENV)/.ready-test
 # TRIALS=20 makes fewer of real commands.
 test-faults: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -q -s -m faults
+
+# Each experiment of benchmarks/seeds, small: every row runs, and every check holds. Some minutes.
+test-experiments: $(VENV)/.ready-test
+	$(BIN)/python -m pytest -q -m experiments tests/test_seeds.py
 
 # What depends on how long things take: verdicts of packer diagnose. For a machine that does nothing else.
 test-timing: $(VENV)/.ready-test
