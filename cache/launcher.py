@@ -122,7 +122,7 @@ def ranks_of(names: Iterable[str], counts: _Counts, place: int | None) -> Ranks:
     try:
         return Ranks(*counts, place=place)
     except ValueError as error:
-        raise ValueError(f"{', '.join(names)} contradict each other: {error}") from error
+        raise ValueError(f"{', '.join(names)} contradict each other: {error}; correct or unset them") from error
 
 
 def _first(environ: Environ, names: Sequence[str]) -> str:

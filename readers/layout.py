@@ -249,13 +249,15 @@ def parse_dataset_info(text: bytes, where: str | Path) -> DatasetInfo:
     try:
         content = json.loads(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise DatasetError(f"{where}: cannot be read as JSON: {error}") from error
+        raise DatasetError(
+            f"{where}: cannot be read as JSON: {error}; restore it, or write it again with  packer index"
+        ) from error
     return _parse(content, where)
 
 
 def _no_dataset(directory: Path) -> str:
     if not directory.exists():
-        return f"{directory}: no such directory"
+        return f"{directory}: no such directory; check the path, and that this node sees it"
     if (directory / WORK_FOLDER).is_dir():
         return (
             f"{directory}: an unfinished conversion (no dataset.json); wait for it, or if it has ended run the same  "
