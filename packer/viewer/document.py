@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
 
-from cache.errors import UnknownNameError
+from cache.errors import PackerError, UnknownNameError
 from packer.viewer.columns import Column, columns_of
 from packer.viewer.orders import (
     BINNED,
@@ -226,9 +227,18 @@ class View:
     def __init__(self, place: Place) -> None:
         self.place = place
         self.splits = {name: SplitView(name, reader) for name, reader in place.splits.items()}
+        self._warming = threading.Thread(target=self._warm, name="packer-view-warm", daemon=True)
+        self._warming.start()
+
+    def _warm(self) -> None:
+        """Compute what view.json takes while the browser starts; what is wrong is said to who asks."""
+        for split in self.splits.values():
+            with suppress(PackerError):
+                split.histograms()
 
     def close(self) -> None:
         """End what runs in the background, and close the place."""
+        self._warming.join()
         for split in self.splits.values():
             split.scan.stop()
         self.place.close()
