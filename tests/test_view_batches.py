@@ -28,10 +28,8 @@ def root(photos: Path, pack: Callable[..., Path]) -> Path:
 
 @pytest.fixture(scope="module", params=["packed", "folder"])
 def client(root: Path, photos: Path, request: pytest.FixtureRequest) -> Iterator[Client]:
-    with packer.view(root if request.param == "packed" else photos) as viewing:
-        client = Client(viewing.url)
+    with packer.view(root if request.param == "packed" else photos) as viewing, Client(viewing.url) as client:
         yield client
-        client.close()
 
 
 def asked(**options: Any) -> str:

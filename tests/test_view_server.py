@@ -27,10 +27,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def client(folder: Path) -> Iterator[Client]:
-    with packer.view(folder) as viewing:
-        client = Client(viewing.url)
+    with packer.view(folder) as viewing, Client(viewing.url) as client:
         yield client
-        client.close()
 
 
 @pytest.mark.parametrize("change", ["without", "other", "shorter", "longer", "not ascii", "no slash"])
@@ -100,11 +98,9 @@ def test_what_is_not_there_is_not_found(client: Client, path: str) -> None:
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "TRACE", "HACK"])
 def test_nothing_can_be_changed(folder: Path, method: str) -> None:
-    with packer.view(folder) as viewing:
-        client = Client(viewing.url)
+    with packer.view(folder) as viewing, Client(viewing.url) as client:
         reply = client.ask(f"{client.base}view.json", method=method)
         assert reply.status == 405 and "access-control-allow-origin" not in reply.headers
-        client.close()
 
 
 def test_ranges(client: Client) -> None:
@@ -153,11 +149,10 @@ def test_the_command_prints_the_address_and_ends_with_ctrl_c(folder: Path) -> No
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ) as process:
         assert process.stdout is not None and process.stderr is not None
         url = process.stdout.readline().strip()
-        client = Client(url)
-        assert client.get("view.json").json["splits"]["train"]["samples"] == 3
+        with Client(url) as client:
+            assert client.get("view.json").json["splits"]["train"]["samples"] == 3
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=30)
-        client.close()
     port = urlsplit(url).port
     assert process.returncode == 0 and "Traceback" not in errors
     assert f"ssh -L {port}:127.0.0.1:{port} {socket.gethostname()}" in errors

@@ -74,6 +74,9 @@ def _json(content: Any, status: int = 200) -> Answer:
 class Answers:
     """What a view answers."""
 
+    page: str = ""
+    origins: tuple[str, ...] = ()
+
     def __init__(self, view: View) -> None:
         self._view = view
         self._page = page_files()
