@@ -332,6 +332,8 @@ def _parse_packer(arguments: Sequence[str]) -> None:
             if rest[0].startswith("-"):
                 command.make_context(name, rest)
                 return
+            if command.name == "stage" and rest[0] not in command.commands:
+                rest = ["copy", *rest]  # packer stage SET
             name, *rest = rest
             found = command.get_command(context, name)
             if found is None:
