@@ -23,6 +23,7 @@ myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 4
 
 default_role = "literal"
+smartquotes = False  # --option, "name"
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_type_aliases = {"npt": "numpy.typing"}
