@@ -266,6 +266,12 @@ def _no_dataset(directory: Path) -> str:
     return f"{directory}: not a packed set (no dataset.json); make one with  packer convert  or  packer index"
 
 
+def _writer(content: Any) -> str:
+    made = content.get("made")
+    by = made.get("by") or made.get("indexed_by") if isinstance(made, dict) else None
+    return f", written by {by:.40}" if isinstance(by, str) else ""
+
+
 def _parse(content: Any, path: str | Path) -> DatasetInfo:
     top = _Object(content, f"{path}")
     if top.get("kind", str) != KIND:
@@ -273,7 +279,8 @@ def _parse(content: Any, path: str | Path) -> DatasetInfo:
     version = top.get("version", int)
     if version not in (VERSION, EDITED_VERSION):
         raise DatasetError(
-            f"{path}: version {version}, this packer reads versions {VERSION} and {EDITED_VERSION}; upgrade packer"
+            f"{path}: version {version}{_writer(content)}; this packer reads versions {VERSION} and {EDITED_VERSION}; "
+            f"upgrade packer"
         )
     format_name = top.get("format", str)
     if not _FORMAT.fullmatch(format_name):  # any container: readers know byte ranges only

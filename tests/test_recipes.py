@@ -31,7 +31,8 @@ Run = Callable[..., str]
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the sets "shapes", the drawings of docs/start.md, "few" of them, and "sides", of several shapes."""
     root = tmp_path_factory.mktemp("recipes")
-    drawing = re.search(r"```python\n(import random\n.*?)```", (ROOT / "docs/start.md").read_text("utf-8"), re.DOTALL)
+    start = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
+    drawing = re.search(r"```python file=make_shapes.py\n(.*?)```", start, re.DOTALL)
     assert drawing is not None
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
@@ -164,8 +165,9 @@ def test_lines_of_a_recipe_are_those_of_its_script(title: str, text: str) -> Non
     assert len(named) == 1, title
     script = (EXAMPLES / named.pop()).read_text(encoding="utf-8")
     assert len(script.splitlines()) < 60
-    shown = [line for block in re.findall(r"^```py\n(.*?)^```", text, re.M | re.S) for line in block.splitlines()]
-    assert shown and {line.strip() for line in shown} <= {line.strip() for line in script.splitlines()}
+    blocks = re.findall(r"^```python[^\n]*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    shown = {line.strip() for block in blocks for line in block.splitlines()} - {"..."}
+    assert shown and shown <= {line.strip() for line in script.splitlines()}
 
 
 def test_the_list_of_recipes_is_complete() -> None:

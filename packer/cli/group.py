@@ -51,6 +51,7 @@ _TASKS = {
         "prune": ("Remove what a set keeps for readers of its earlier states.", "sets", "prune_command"),
     },
     "Look and check": {
+        "view": ("Show the samples of a set, a folder or an archive in the browser.", "view", "command"),
         "inspect": ("Show what a packed set is.", "inspect", "command"),
         "verify": ("Check every byte of a packed set.", "verify", "command"),
         "extract": ("Write the original files back.", "verify", "extract_command"),

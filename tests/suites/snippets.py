@@ -95,12 +95,14 @@ class Place:
     root: Path
     made: set[str] = field(default_factory=set)
 
-    def copy(self, text: str, to: Path) -> None:
-        """Those that the text of a page names, but for sets that it makes itself."""
+    def copy(self, blocks: Sequence[Block], to: Path) -> None:
+        """Those that the blocks of a page name, but for sets that they make themselves."""
         to.mkdir()
+        text = "".join(block.text for block in blocks)
+        run = "".join(block.text for block in blocks if block.runs)
         for name in ("imagenette2", *(f"imagenette2-{format}" for format in ("hdf5", "tfrecord", "tar"))):
             format = name.partition("-")[2]
-            makes_it = re.search(rf"^(\$ )?packer convert imagenette2(\.tgz)? --to {format}\s*$", text, re.M)
+            makes_it = re.search(rf"^(\$ )?packer convert imagenette2(\.tgz)? --to {format}\s*$", run, re.M)
             if name in text and not (format and makes_it):
                 self._make(name, format)
                 shutil.copytree(self.root / name, to / name, symlinks=True)
@@ -121,9 +123,11 @@ class Place:
                 folder = self.root / name / split / f"n{wnid}"
                 folder.mkdir(parents=True)
                 for image in range(count):
-                    stem = "ILSVRC2012_val_00000293" if image == 0 else f"n{wnid}_{image + 10}"
+                    stem = f"n{wnid}_{image + (10 if split == 'train' else 1010)}"
+                    if (split, number, image) == ("train", 0, 0):
+                        stem = "ILSVRC2012_val_00000293"
                     data = make_image(1 + number + 10 * image + 1000 * (split == "val"), (96, 72))
-                    (folder / f"{stem if number == 0 or image else f'n{wnid}_10'}.JPEG").write_bytes(data)
+                    (folder / f"{stem}.JPEG").write_bytes(data)
 
 
 class Page:
@@ -145,7 +149,7 @@ class Page:
 
     def do(self, block: Block) -> None:
         """Run a block, or what may be done with it."""
-        missing = [name for name in block.option("needs").split(",") if name and importlib.util.find_spec(name) is None]
+        missing = [name for name in block.option("needs").split(",") if name and not _installed(name)]
         if name := block.option("file"):
             Path(name).parent.mkdir(parents=True, exist_ok=True)
             Path(name).write_text(block.text, encoding="utf-8")
@@ -197,6 +201,13 @@ class Page:
         streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         options: dict[str, Any] = {"env": self.environment, "text": True, "timeout": _SECONDS, "check": False}
         return subprocess.run(["sh", *arguments], **streams, **options)
+
+
+def _installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # its parent
+        return False
 
 
 def _steps(block: Block) -> list[tuple[str, str]]:
@@ -325,19 +336,9 @@ def _parse_packer(arguments: Sequence[str]) -> None:
     def unchecked(self: click.Path, value: Any, param: Any, ctx: Any) -> Any:
         return self.coerce_path_result(value)
 
-    name, rest, command = "packer", list(arguments), cli
-    context = click.Context(cli, info_name=name)
-    with mock.patch.object(click.Path, "convert", unchecked), contextlib.suppress(click.exceptions.Exit):
-        while isinstance(command, click.Group) and rest:
-            if rest[0].startswith("-"):
-                command.make_context(name, rest)
-                return
-            if command.name == "stage" and rest[0] not in command.commands:
-                rest = ["copy", *rest]  # packer stage SET
-            name, *rest = rest
-            found = command.get_command(context, name)
-            if found is None:
-                raise click.UsageError(f"there is no command {name!r}")
-            command, context = found, click.Context(found, parent=context, info_name=name)
-        if not isinstance(command, click.Group):
-            command.make_context(name, rest, parent=context.parent)
+    with (
+        mock.patch.object(click.Path, "convert", unchecked),
+        mock.patch.object(click.Command, "invoke", lambda self, ctx: None),
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
+        cli.main(list(arguments), prog_name="packer", standalone_mode=False)
