@@ -4,9 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 DECODERS := .venv-decoders
 CLUSTER := .venv-cluster
-DECODER_TESTS := tests/test_device_decode.py tests/test_loader_device.py tests/test_parity.py
+DECODER_TESTS := tests/test_device_decode.py tests/test_loader_device.py tests/test_parity.py tests/test_timm.py
 
-.PHONY: demo test seeds test-faults test-timing test-pages test-decoders test-corpora test-wheels test-slurm lint format clean
+.PHONY: demo test seeds test-faults test-experiments test-timing test-pages test-decoders test-corpora test-wheels test-slurm lint format clean
 
 demo: $(VENV)/.ready
 	$(BIN)/python examples/demo.py
@@ -19,6 +19,10 @@ test: $(VENV)/.ready-test
 test-faults: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -q -s -m faults
 
+# Each experiment of benchmarks/seeds, small: every row runs, and every check holds. Some minutes.
+test-experiments: $(VENV)/.ready-test
+	$(BIN)/python -m pytest -q -m experiments tests/test_seeds.py
+
 # What depends on how long things take: verdicts of packer diagnose. For a machine that does nothing else.
 test-timing: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -q -m timing
@@ -27,7 +31,7 @@ test-timing: $(VENV)/.ready-test
 test-pages: $(VENV)/.ready-test
 	PACKER_TEST_CHROMIUM=required $(BIN)/python -m pytest -q tests/test_report.py
 
-# torchvision and torchcodec as they are, on the CPU: an environment of its own, of several GB.
+# torchvision, torchcodec and timm as they are, on the CPU: an environment of its own, of several GB.
 test-decoders: $(DECODERS)/.ready
 	PACKER_TEST_DECODERS=required $(DECODERS)/bin/python -m pytest -q $(DECODER_TESTS)
 
@@ -108,5 +112,5 @@ $(CLUSTER)/.ready: $(VENV)/.ready-test tests/cluster/install.sh tests/cluster/re
 
 $(DECODERS)/.ready: pyproject.toml constraints-decoders.txt
 	$(PYTHON) -m venv $(DECODERS)
-	$(DECODERS)/bin/pip install -q --disable-pip-version-check -c constraints-decoders.txt -e '.[gpu,torchvision,test]'
+	$(DECODERS)/bin/pip install -q --disable-pip-version-check -c constraints-decoders.txt -e '.[gpu,torchvision,test]' 'timm>=1.0'
 	touch $@

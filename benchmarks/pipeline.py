@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pipeline_frameworks  # noqa: F401  its rows
 import pipeline_peers
 import pipeline_rows
 import pipeline_sets

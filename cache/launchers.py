@@ -18,9 +18,20 @@ batch system has ranks only for processes that the system has started as tasks.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from dataclasses import replace
+
+from cache.launcher import (
+    Cpus,
+    Environ,
+    Launcher,
+    Ranks,
+    by_hosts,
+    by_names,
+    count_in,
+    filled,
+    number_in,
+    ranks_of,
+)
 
 __all__ = [
     "Cpus",
@@ -38,67 +49,7 @@ __all__ = [
     "unregister",
 ]
 
-Environ: TypeAlias = Mapping[str, str]
-_Counts: TypeAlias = tuple[int, int, int, int, int, int]  # rank to nodes, as in Ranks
 _RESERVED_STEPS = 0xFFFFFFF0  # slurm.h: SLURM_MAX_NORMAL_STEP_ID and above
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """rank of world_size in the job, local_rank of local_world_size in the node, node of nodes.
-
-    launcher: the name of the entry that these are from, "" for none. place: the rank when ranks are counted node by
-    node, in the order of the nodes' numbers; None where nodes have unequal numbers of ranks, so that this process
-    cannot know it. Raises ValueError for values that contradict each other.
-    """
-
-    rank: int = 0
-    world_size: int = 1
-    local_rank: int = 0
-    local_world_size: int = 1
-    node: int = 0
-    nodes: int = 1
-    launcher: str = field(default="", compare=False)
-    place: int | None = field(default=None, compare=False)
-
-    def __post_init__(self) -> None:
-        for name, of in (("rank", "world_size"), ("local_rank", "local_world_size"), ("node", "nodes")):
-            value, limit = getattr(self, name), getattr(self, of)
-            if not 0 <= value < limit:
-                raise ValueError(f"{name} {value} is outside the {of} of {limit}")
-        for name in ("local_world_size", "nodes"):
-            if getattr(self, name) > self.world_size:
-                raise ValueError(f"{name} {getattr(self, name)} is more than the world_size of {self.world_size}")
-
-
-@dataclass(frozen=True)
-class Cpus:
-    """CPUs of a job. on_node: for all its tasks on this node. per_task: for each task. None: not known."""
-
-    on_node: int | None = None
-    per_task: int | None = None
-
-
-@dataclass(frozen=True)
-class Launcher:
-    """One entry of the table.
-
-    name: as in `Ranks.launcher`.
-    batch: whether it is a batch system, which gives nodes and CPUs to jobs.
-    ranks: which process of the job this is; None where the launcher has not started it. Raises ValueError.
-    cpus: the CPUs of the job.
-    job: variables with the number of the job; the first that is set counts.
-    scratch: variables with a directory of this node, for this job.
-    splits_its_task: its ranks are parts of one task of the batch system, and share the CPUs of that task.
-    """
-
-    name: str
-    batch: bool = False
-    ranks: Callable[[Environ], Ranks | None] = lambda environ: None
-    cpus: Callable[[Environ], Cpus] = lambda environ: Cpus()
-    job: tuple[str, ...] = ()
-    scratch: tuple[str, ...] = ()
-    splits_its_task: bool = False
 
 
 # --- queries of the table -----------------------------------------------------------------------------------------
@@ -162,68 +113,6 @@ def splits_its_task(name: str) -> bool:
     return any(launcher.splits_its_task for launcher in _table if launcher.name == name)
 
 
-# --- building blocks for entries -------------------------------------------------------------------------------------
-def by_names(
-    rank: str, size: str, local_rank: Sequence[str] = (), local_size: Sequence[str] = ()
-) -> Callable[[Environ], Ranks | None]:
-    """Ranks from four variables, of nodes that are filled one after the other.
-
-    local_rank, local_size: the first that is set counts; without any each process counts as a node of its own.
-    """
-
-    def ranks(environ: Environ) -> Ranks | None:
-        if rank not in environ or size not in environ:
-            return None
-        names = [rank, size, *(_first(environ, options) for options in (local_rank, local_size) if options)]
-        count, world_size = _number(environ, rank), _number(environ, size)
-        local = _number(environ, _first(environ, local_rank), 0) if local_rank else 0
-        here = _number(environ, _first(environ, local_size), 1) if local_size else 1
-        return _ranks(names, (count, world_size, local, here, *_filled(count, world_size, here)), count)
-
-    return ranks
-
-
-def _by_hosts(names: Sequence[str], task: int, hosts: Sequence[str]) -> Ranks:
-    """Ranks where a task has its host's name in a list with one entry for each task."""
-    if task >= len(hosts):
-        raise ValueError(f"{', '.join(names)} contradict each other: task {task} of {len(hosts)}")
-    host, order = hosts[task], list(dict.fromkeys(hosts))
-    local, node = hosts[:task].count(host), order.index(host)
-    place = sum(hosts.count(other) for other in order[:node]) + local
-    return _ranks(names, (task, len(hosts), local, hosts.count(host), node, len(order)), place)
-
-
-def _filled(rank: int, world_size: int, local_size: int) -> tuple[int, int]:
-    """(node, nodes) where nodes are filled one after the other."""
-    size = max(1, local_size)
-    return rank // size, -(-world_size // size)
-
-
-def _ranks(names: Iterable[str], counts: _Counts, place: int | None) -> Ranks:
-    try:
-        return Ranks(*counts, place=place)
-    except ValueError as error:
-        raise ValueError(f"{', '.join(names)} contradict each other: {error}") from error
-
-
-def _first(environ: Environ, names: Sequence[str]) -> str:
-    """The first of the variables that is set, or the first of all."""
-    return next((name for name in names if name in environ), names[0])
-
-
-def _number(environ: Environ, name: str, default: int | None = None) -> int:
-    text = environ.get(name, "" if default is None else str(default)).strip()
-    if not (text.isascii() and text.isdecimal()) or len(text) > 9:
-        raise ValueError(f"the environment variable {name} is {text!r}, expected a whole number from 0 up")
-    return int(text)
-
-
-def _count(environ: Environ, *names: str) -> int | None:
-    """The number above 0 in the first of the variables that has one."""
-    texts = (environ.get(name, "") for name in names)
-    return next((int(text) for text in texts if text.isdecimal() and int(text) > 0), None)
-
-
 # --- the entries -----------------------------------------------------------------------------------------------------
 def _torchrun(environ: Environ) -> Ranks | None:
     """RANK and WORLD_SIZE are also set by hand, often from those of a batch system.
@@ -236,24 +125,24 @@ def _torchrun(environ: Environ) -> Ranks | None:
     names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"]
     if "RANK" not in environ or "WORLD_SIZE" not in environ:
         return None
-    rank, world_size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
+    rank, world_size = number_in(environ, "RANK"), number_in(environ, "WORLD_SIZE")
     task = batch_task(environ)
     if "LOCAL_WORLD_SIZE" not in environ:
         if task is not None and (task.rank, task.world_size) == (rank, world_size):
             return task
-        if "LOCAL_RANK" in environ and _number(environ, "LOCAL_RANK") > 0:
+        if "LOCAL_RANK" in environ and number_in(environ, "LOCAL_RANK") > 0:
             raise ValueError("LOCAL_RANK is set without LOCAL_WORLD_SIZE: set that to the processes of this node")
-        return _ranks(names, (rank, world_size, 0, 1, rank, world_size), rank)
-    local, local_size = _number(environ, "LOCAL_RANK", 0), _number(environ, "LOCAL_WORLD_SIZE")
-    node, nodes = _filled(rank, world_size, local_size)
-    node = _number(environ, "GROUP_RANK", node)
-    nodes = _number(environ, "GROUP_WORLD_SIZE", max(nodes, node + 1))
+        return ranks_of(names, (rank, world_size, 0, 1, rank, world_size), rank)
+    local, local_size = number_in(environ, "LOCAL_RANK", 0), number_in(environ, "LOCAL_WORLD_SIZE")
+    node, nodes = filled(rank, world_size, local_size)
+    node = number_in(environ, "GROUP_RANK", node)
+    nodes = number_in(environ, "GROUP_WORLD_SIZE", max(nodes, node + 1))
     place: int | None = rank
     if task is not None and 1 < nodes == task.nodes == task.world_size:  # the same on all ranks, so all do as one
         node = task.node
         place = node * local_size + local if nodes * local_size == world_size else None
     names += ["GROUP_RANK", "GROUP_WORLD_SIZE"]
-    return _ranks(names, (rank, world_size, local, local_size, node, nodes), place)
+    return ranks_of(names, (rank, world_size, local, local_size, node, nodes), place)
 
 
 _pmi_names = by_names(
@@ -274,12 +163,12 @@ def _flux(environ: Environ) -> Ranks | None:
     if "FLUX_TASK_RANK" not in environ or "FLUX_JOB_SIZE" not in environ:
         return None
     names = ("FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID", "FLUX_JOB_NNODES")
-    rank, size, local = (_number(environ, name, 0) for name in names[:3])
-    nodes = _number(environ, "FLUX_JOB_NNODES", 1)
+    rank, size, local = (number_in(environ, name, 0) for name in names[:3])
+    nodes = number_in(environ, "FLUX_JOB_NNODES", 1)
     here = size // max(1, nodes)
     if here * nodes != size or (here and rank % here != local):
-        return _ranks(names, (rank, size, 0, 1, rank, size), rank)
-    return _ranks(names, (rank, size, local, here, rank // here, nodes), rank)
+        return ranks_of(names, (rank, size, 0, 1, rank, size), rank)
+    return ranks_of(names, (rank, size, local, here, rank // here, nodes), rank)
 
 
 def _slurm(environ: Environ) -> Ranks | None:
@@ -294,17 +183,17 @@ def _slurm(environ: Environ) -> Ranks | None:
         return None
     tasks_name = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
     nodes_name = "SLURM_STEP_NUM_NODES" if "SLURM_STEP_NUM_NODES" in environ else "SLURM_NNODES"
-    rank, tasks = _number(environ, "SLURM_PROCID"), _number(environ, tasks_name, 1)
-    node, nodes = _number(environ, "SLURM_NODEID", 0), _number(environ, nodes_name, 1)
-    local, counts = _number(environ, "SLURM_LOCALID", 0), _slurm_tasks(environ, tasks, nodes)
+    rank, tasks = number_in(environ, "SLURM_PROCID"), number_in(environ, tasks_name, 1)
+    node, nodes = number_in(environ, "SLURM_NODEID", 0), number_in(environ, nodes_name, 1)
+    local, counts = number_in(environ, "SLURM_LOCALID", 0), _slurm_tasks(environ, tasks, nodes)
     if node < len(counts):
         here, place = counts[node], sum(counts[:node]) + local
     else:  # not known for each node: distributed evenly
         here, place = tasks // max(1, nodes) + (node < tasks % max(1, nodes)), rank
         if "SLURM_NTASKS_PER_NODE" in environ:
-            here = min(tasks, _number(environ, "SLURM_NTASKS_PER_NODE"))
+            here = min(tasks, number_in(environ, "SLURM_NTASKS_PER_NODE"))
     names = ("SLURM_PROCID", tasks_name, "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID", nodes_name)
-    return _ranks(names, (rank, tasks, local, here, node, nodes), place)
+    return ranks_of(names, (rank, tasks, local, here, node, nodes), place)
 
 
 def _slurm_tasks(environ: Environ, tasks: int, nodes: int) -> list[int]:
@@ -318,7 +207,7 @@ def _slurm_tasks(environ: Environ, tasks: int, nodes: int) -> list[int]:
 
 
 def _slurm_cpus(environ: Environ) -> Cpus:
-    return Cpus(_count(environ, "SLURM_CPUS_ON_NODE"), _count(environ, "SLURM_CPUS_PER_TASK"))
+    return Cpus(count_in(environ, "SLURM_CPUS_ON_NODE"), count_in(environ, "SLURM_CPUS_PER_TASK"))
 
 
 def _pbs(environ: Environ) -> Ranks | None:
@@ -329,15 +218,15 @@ def _pbs(environ: Environ) -> Ranks | None:
     names = ("PBS_VNODENUM", "PBS_NP", "PBS_NODENUM", "PBS_NUM_NODES", "PBS_NUM_PPN")
     if environ.get("PBS_TASKNUM", "1") == "1" or not all(name in environ for name in names):
         return None
-    rank, size, node, nodes, here = (_number(environ, name) for name in names)
+    rank, size, node, nodes, here = (number_in(environ, name) for name in names)
     if nodes * here != size:  # as of -l nodes=1:ppn=4+1:ppn=2
-        return _ranks(names, (rank, size, 0, 1, rank, size), rank)
-    return _ranks(names, (rank, size, rank - node * here, here, node, nodes), rank)
+        return ranks_of(names, (rank, size, 0, 1, rank, size), rank)
+    return ranks_of(names, (rank, size, rank - node * here, here, node, nodes), rank)
 
 
 def _pbs_cpus(environ: Environ) -> Cpus:
     """Of the first chunk of PBS Pro, or of each node of Torque."""
-    return Cpus(_count(environ, "NCPUS", "PBS_NUM_PPN") if "PBS_JOBID" in environ else None)
+    return Cpus(count_in(environ, "NCPUS", "PBS_NUM_PPN") if "PBS_JOBID" in environ else None)
 
 
 def _lsf_hosts(environ: Environ) -> list[str]:
@@ -352,8 +241,8 @@ def _lsf(environ: Environ) -> Ranks | None:
     hosts = _lsf_hosts(environ)
     if "LSF_PM_TASKID" not in environ or not hosts:
         return None
-    task = _number(environ, "LSF_PM_TASKID")
-    return _by_hosts(("LSF_PM_TASKID", "LSB_MCPU_HOSTS"), task - 1, hosts) if task else None
+    task = number_in(environ, "LSF_PM_TASKID")
+    return by_hosts(("LSF_PM_TASKID", "LSB_MCPU_HOSTS"), task - 1, hosts) if task else None
 
 
 def _lsf_cpus(environ: Environ) -> Cpus:
@@ -364,12 +253,12 @@ def _lsf_cpus(environ: Environ) -> Cpus:
     hosts = _lsf_hosts(environ)
     if not hosts or "LSB_AFFINITY_HOSTFILE" in environ or "LSB_BIND_CPU_LIST" in environ:
         return Cpus()
-    task = _count(environ, "LSF_PM_TASKID") or 1
+    task = count_in(environ, "LSF_PM_TASKID") or 1
     return Cpus(hosts.count(hosts[min(task, len(hosts)) - 1]))
 
 
 def _grid_engine_cpus(environ: Environ) -> Cpus:
-    return Cpus(_count(environ, "NSLOTS") if environ.get("NHOSTS", "1") == "1" else None)
+    return Cpus(count_in(environ, "NSLOTS") if environ.get("NHOSTS", "1") == "1" else None)
 
 
 _MPI = "OMPI_COMM_WORLD"

@@ -32,7 +32,7 @@ __all__ = [
     "wrapped",
 ]
 
-Done = Callable[[], tuple[int, int]]  # (samples, bytes) so far
+Done = Callable[[], "tuple[int, int] | tuple[int, int, int]"]  # (samples, bytes) so far; of some, samples left out
 # C0 (but for tab and newline), DEL, C1, what turns the direction of text round, separators, and halves of surrogates.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 _UNITS = {"": 1} | {unit: 10 ** (3 * n) for n, unit in enumerate("kmgt", 1)}
@@ -48,7 +48,8 @@ class Watcher(Protocol):
         """Something that users should know: a warning, a stage, the directory that was chosen."""
 
     def begin(self, samples: int, total_bytes: int, done: Done, *, waiting: bool = False) -> None:
-        """Work on so many samples and bytes (0: unknown, or not counted) begins; `done` returns both so far.
+        """Work on so many samples and bytes (0: unknown, or not counted) begins; `done` returns both so far, and how
+        many samples were left out where that is counted.
 
         waiting: another process does the work, and this one waits for it.
         """
@@ -70,7 +71,8 @@ class Silent:
 class Counter(Protocol):
     """Where a worker reports progress, and learns whether it should stop."""
 
-    def report(self, samples: int, payload_bytes: int) -> None: ...
+    def report(self, samples: int, payload_bytes: int, left_out: int = 0) -> None:
+        """So many more are done; left_out: of the samples."""
 
     def stopped(self) -> bool: ...
 

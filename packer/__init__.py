@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from packer.sources import open_source
     from packer.uploading import UploadResult, upload
     from packer.verification import VerifyResult, verify
+    from packer.viewer import Viewing, view
     from packer.writing import SetWriter, writer
 
 # The public names by module. Each is loaded when it is first used, so that `import packer` is quick.
@@ -73,6 +74,7 @@ _MODULES = {
     "packer.sources": ("open_source",),
     "packer.uploading": ("UploadResult", "upload"),
     "packer.verification": ("VerifyResult", "verify"),
+    "packer.viewer": ("Viewing", "view"),
     "packer.writing": ("SetWriter", "writer"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
@@ -96,6 +98,7 @@ __all__ = [
     "StagedCopy",
     "UploadResult",
     "VerifyResult",
+    "Viewing",
     "__version__",
     "add_field",
     "advise",
@@ -124,6 +127,7 @@ __all__ = [
     "table",
     "upload",
     "verify",
+    "view",
     "writer",
 ]
 

@@ -48,6 +48,11 @@ class AdoptTask:
     part: Path
     checksums: bool
 
+    @property
+    def title(self) -> str:
+        """Its name in the log."""
+        return str(self.shard)
+
 
 class _LocatedColumns:
     """The columns of located samples. The image comes first; another field is added with the first sample that has it.

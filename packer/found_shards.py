@@ -12,6 +12,7 @@ years and dates do not.
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ from readers.names import ShardPath, SplitName
 
 __all__ = ["FoundShard", "FoundShards", "find_shards", "losses", "missing_shards"]
 
+_log = logging.getLogger(__name__)
 _OF = re.compile(r"(?P<head>.*-)(?P<number>\d+)(?P<tail>-of-\d+.*)", re.DOTALL)
 _TAR = re.compile(r"(?P<head>.*?)(?P<number>\d+)(?P<tail>\.tar)", re.DOTALL)
 _NAMES_IN_MESSAGE = 3
@@ -116,7 +118,12 @@ def find_shards(paths: Sequence[Path], output: Path | None, split: str | None, i
         own = "" if spec else _own_split(file, container, options)
         shards.append(FoundShard(file, _path_in_set(file, out), split or _split_of(file, origin, spec, own), spec))
     _check_names(shards)
-    return FoundShards(out, format_name, tuple(shards), there, origin)
+    found = FoundShards(out, format_name, tuple(shards), there, origin)
+    splits = ", ".join(f"{name} {len(part):,}" for name, part in found.splits.items())
+    _log.info("%s (%s); the index goes to %s", plural(len(shards), f"{format_name} shard"), splits, out)
+    if origin:
+        _log.info("they belong to the set in %s, which says what they hold", origin.root)
+    return found
 
 
 def _files(paths: Sequence[Path]) -> Iterator[Path]:

@@ -33,7 +33,7 @@ from cache.errors import (
     TruncatedError,
 )
 from cache.files import read_regular
-from cache.messages import Counter, Silent, Watcher, plural
+from cache.messages import Counter, Silent, Watcher, human_bytes, plural
 from cache.remote import Remote, is_remote
 from cache.staging import StagedFile, work_off
 from cache.staging.remote import RemoteSource
@@ -103,6 +103,11 @@ class _Task:
     options: LocateOptions
     deep: bool
     decode: str
+
+    @property
+    def title(self) -> str:
+        """Its name in the log."""
+        return f"{self.shard.path} ({plural(self.shard.samples, 'sample')}, {human_bytes(self.shard.bytes)})"
 
 
 def verify(

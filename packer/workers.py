@@ -8,9 +8,10 @@ small files. Objects without cycles are freed as always.
 from __future__ import annotations
 
 import gc
+import logging
 import pickle
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, BrokenExecutor, Executor, Future, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, as_completed, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cache.errors import SourceError, WorkerError
-from cache.messages import Counter, Watcher
+from cache.messages import Counter, Watcher, plural
 from cache.node import usable_cpus
 from packer.engines.board import Board
 from packer.engines.call import Call, Outcome, run_call
@@ -28,6 +29,7 @@ __all__ = ["Workers", "run_shards", "without_gc"]
 
 T = TypeVar("T")
 R = TypeVar("R")
+_log = logging.getLogger(__name__)
 _AHEAD = 16  # tasks that wait at an engine, besides those that run
 _UNKNOWN_SLOTS = 256
 _WIND_DOWN_SECONDS, _PATIENCE_SECONDS = 10.0, 1.0
@@ -72,6 +74,8 @@ def run_shards(
     source: part of the tasks that the caller passed in, which may not pickle; then SourceError is raised.
     folder: of the output, seen by all workers, for files about progress; default the current one.
 
+    A task that has a `title` is logged under it when it is done.
+
     A task is pickled shortly before a worker runs it. On the first error, or Ctrl-C, the other tasks are stopped and
     the error is raised; a worker that dies is a WorkerError, unless the engine replaces it.
     """
@@ -87,6 +91,12 @@ def run_shards(
     executor, counters = open_processes(min(workers.count or usable_cpus(), count), count, watcher.note)
     inline = isinstance(executor, InlineExecutor)
     futures: list[Future[R]] = []
+    titles: dict[Future[R], str] = {}
+    _log.info(
+        "%s for %s",
+        "this process alone" if inline else plural(min(workers.count or usable_cpus(), count), "worker process"),
+        plural(count, "task"),
+    )
     try:
         if not inline:
             _check_sendable(source)
@@ -94,11 +104,15 @@ def run_shards(
             watcher.begin(*size, counters.totals)
         for number, task in enumerate(tasks):
             futures.append(executor.submit(run_task, work, task, number))
+            titles[futures[-1]] = _title(task, number)
             if inline:
                 futures[-1].result()
         if not inline:  # the display has a thread, which must not be there when workers are forked
             watcher.begin(*size, counters.totals)
-        wait(futures, return_when=FIRST_EXCEPTION)
+        for finished, future in enumerate(as_completed(futures), 1):
+            if future.exception() is not None:
+                break
+            _log.info("%s: done, %d of %d", titles[future], finished, count)
         for future in futures:
             if future.done() and not future.cancelled():
                 future.result()  # raises the error of the first task that has one
@@ -114,6 +128,11 @@ def run_shards(
             future.cancel()
         executor.shutdown(wait=True)
         watcher.end()
+
+
+def _title(task: object, number: int) -> str:
+    """The name of a task in the log: its title, if it has one."""
+    return str(getattr(task, "title", f"part {number + 1}"))
 
 
 def _check_sendable(source: object) -> None:
@@ -135,10 +154,12 @@ class _Run:
 
     def results(self, work: Callable[..., Any], tasks: Iterable[Any], count: int) -> list[Any]:
         found: list[Any] = [None] * count
+        titles, finished = dict[int, str](), 0
         coming = enumerate(tasks)
         try:
             while True:
                 for number, task in islice(coming, max(0, self._room() - len(self._waiting))):
+                    titles[number] = _title(task, number)
                     call = pickle.dumps(Call.of(number, self._board.path, work, task), pickle.HIGHEST_PROTOCOL)
                     self._waiting[self._engine.submit(run_call, call)] = number
                     self._board.begin(number)
@@ -147,8 +168,10 @@ class _Run:
                 done = self._next_done()
                 for future in sorted(done, key=self._waiting.__getitem__):
                     number, outcome = self._waiting.pop(future), _outcome(future)
-                    self._board.end(number, outcome.samples, outcome.source_bytes)
+                    self._board.end(number, outcome.done)
                     found[number] = outcome.result()
+                    finished += 1
+                    _log.info("%s: done, %d of %d", titles.pop(number), finished, count)
         finally:
             self._board.stop()
             for future in self._waiting:

@@ -1,4 +1,4 @@
-"""Grain (JAX): a random-access source over a reader, for `grain.DataLoader` and `grain.MapDataset.source`.
+"""Grain (JAX): a random-access source over a reader, for `grain.MapDataset.source` and `grain.DataLoader`.
 
     source = GrainSource(readers.open("imagenet-hdf5", "train"))
     data = grain.MapDataset.source(source).shuffle(seed=1).map(augment).batch(256)
@@ -10,11 +10,13 @@ itself is not imported here.
 from __future__ import annotations
 
 import operator
-from typing import Any, SupportsIndex
+from collections.abc import Sequence
+from typing import Any, Literal, SupportsIndex
 
 from readers.decode import decode_image
-from readers.fields import decode_field
-from readers.reader import Reader
+from readers.feed import bad_sample, check_choice, drop_damaged, for_decoding, substitute, substitutes
+from readers.items import Fields
+from readers.reader import SAMPLE_ERRORS, Reader
 
 __all__ = ["GrainSource"]
 
@@ -22,17 +24,27 @@ __all__ = ["GrainSource"]
 class GrainSource:
     """Samples as dictionaries: "image" (uint8 [h, w, 3]), "label" (int, -1 without one), and other fields by name.
 
-    fields: of the set, decoded by their kind, None for one that a sample lacks.
+    fields: "image", "label", "key", "index", and those of the set, decoded by their kind, None for one that a sample
+        lacks. Of a set whose labels are not class numbers, "label" is an array.
     decode: with False, images stay encoded, as bytes.
+    on_error: "raise", or "substitute": another sample in place of a bad one, always the same one.
 
-    Readers pickle as where they were opened, so that Grain's workers read by themselves.
+    Readers pickle as where they were opened, so that Grain's workers read by themselves. Threads may share a source.
+    Raises UnknownNameError for a field that the set lacks, and ValueError.
     """
 
-    def __init__(self, reader: Reader, fields: tuple[str, ...] = ("image", "label"), *, decode: bool = True) -> None:
-        self._reader, self._fields, self._decode = reader, fields, decode
-        for name in fields:
-            if name not in ("label", "key"):
-                reader.sizes(name)  # raises UnknownNameError
+    def __init__(
+        self,
+        reader: Reader,
+        fields: Sequence[str] = ("image", "label"),
+        *,
+        decode: bool = True,
+        on_error: Literal["raise", "substitute"] = "raise",
+    ) -> None:
+        check_choice("on_error", on_error, ("raise", "substitute"))
+        self._names, self._decode, self._on_error = tuple(fields), decode, on_error
+        self._reader, self._fields = reader, Fields(fields, reader)
+        self._images = for_decoding(reader) if decode else reader
 
     def __len__(self) -> int:
         return len(self._reader)
@@ -40,20 +52,32 @@ class GrainSource:
     def __getitem__(self, index: SupportsIndex) -> dict[str, Any]:
         """Raises BadSampleError for a damaged sample, IndexError."""
         row = operator.index(index)
-        return {name: self._value(row, name) for name in self._fields}
+        try:
+            return self._make(row)
+        except SAMPLE_ERRORS as error:
+            bad = error
+        if drop_damaged(self._images, row):  # a copy in a cache
+            try:
+                return self._make(row)
+            except SAMPLE_ERRORS as error:
+                bad = error
+        bad_sample(self._reader, self._on_error, row, row, bad)
+        return substitute(substitutes(0, 0, row, len(self)).tolist(), bad, self._make)[1]
 
-    def _value(self, row: int, name: str) -> Any:
-        reader = self._reader
-        if name == "label":
-            return int(reader.labels[row])
-        if name == "key":
-            return reader.keys[row]
-        if not reader.has(row, name):
-            return None
-        data = reader.read(row, name)
-        if reader.kinds[name] != "image":
-            return decode_field(reader.kinds[name], data)
-        return decode_image(data) if self._decode else bytes(data)
+    def _make(self, row: int) -> dict[str, Any]:
+        """Raises one of SAMPLE_ERRORS."""
+        fields = self._fields
+        stored = fields.decode(fields.read(self._reader, [row])[0]) if fields.stored else {}
+        values: dict[str, Any] = {}
+        for name, field in zip(self._names, fields.wanted, strict=True):
+            if field in stored:
+                values[name] = stored[field]
+            elif field == "image":
+                image = self._images.read(row)
+                values[name] = decode_image(image) if self._decode else bytes(image)
+            else:
+                values[name] = fields.value(self._reader, row, field)
+        return values
 
     def __repr__(self) -> str:
-        return f"GrainSource({self._reader.fingerprint}, {self._fields}, decode={self._decode})"
+        return f"GrainSource({self._reader.fingerprint}, {self._names}, decode={self._decode})"

@@ -249,19 +249,27 @@ def parse_dataset_info(text: bytes, where: str | Path) -> DatasetInfo:
     try:
         content = json.loads(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise DatasetError(f"{where}: cannot be read as JSON: {error}") from error
+        raise DatasetError(
+            f"{where}: cannot be read as JSON: {error}; restore it, or write it again with  packer index"
+        ) from error
     return _parse(content, where)
 
 
 def _no_dataset(directory: Path) -> str:
     if not directory.exists():
-        return f"{directory}: no such directory"
+        return f"{directory}: no such directory; check the path, and that this node sees it"
     if (directory / WORK_FOLDER).is_dir():
         return (
             f"{directory}: an unfinished conversion (no dataset.json); wait for it, or if it has ended run the same  "
             f"packer convert  again"
         )
     return f"{directory}: not a packed set (no dataset.json); make one with  packer convert  or  packer index"
+
+
+def _writer(content: Any) -> str:
+    made = content.get("made")
+    by = made.get("by") or made.get("indexed_by") if isinstance(made, dict) else None
+    return f", written by {by:.40}" if isinstance(by, str) else ""
 
 
 def _parse(content: Any, path: str | Path) -> DatasetInfo:
@@ -271,7 +279,8 @@ def _parse(content: Any, path: str | Path) -> DatasetInfo:
     version = top.get("version", int)
     if version not in (VERSION, EDITED_VERSION):
         raise DatasetError(
-            f"{path}: version {version}, this packer reads versions {VERSION} and {EDITED_VERSION}; upgrade packer"
+            f"{path}: version {version}{_writer(content)}; this packer reads versions {VERSION} and {EDITED_VERSION}; "
+            f"upgrade packer"
         )
     format_name = top.get("format", str)
     if not _FORMAT.fullmatch(format_name):  # any container: readers know byte ranges only

@@ -8,6 +8,7 @@ damaged. Rebuilding the index would do harm then, and the message says so.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from readers.rows import RowColumns
 
 __all__ = ["Backend", "Checked", "PackedColumns", "handed_out", "open_copied", "open_packed", "shards_of"]
+
+_log = logging.getLogger(__name__)
 
 Backend = Literal["pread", "mmap"]
 
@@ -234,6 +237,7 @@ def _opened(columns: PackedColumns, store: Store) -> Reader:
     try:
         columns.field_column(columns.fields[0], "offset")
         columns.field_column(columns.fields[0], "length")
+        _log.info("opened %s: %d samples", columns.title, len(columns))
         return Reader(Table(columns), handed_out(store, columns))
     except DatasetError as error:
         raise columns.explained(error) from error

@@ -348,15 +348,16 @@ class Reader:
 
     # --- inside -------------------------------------------------------------------------------------------------
     def _read_first(self, index: int, field: str) -> Buffer:
-        """The first read of a field, or the error of a wrong request."""
+        """The first read of a field, by each of the threads that come to it together; or why there is none."""
         if field not in self._columns:
             number = self.table.number(field)
             columns = self.table.columns
             offsets, lengths = (columns.field_column(field, name).data for name in ("offset", "length"))
             self._columns[field] = (number, columns.shard_column(field).data, offsets, lengths)
-            return self.read(index, field)
-        row = self.table.row(index)
-        raise self.table.no_such_shard(self._columns[field][1][row])
+        shard = self._columns[field][1][self.table.row(index)]
+        if shard >= len(self._shard_bytes):
+            raise self.table.no_such_shard(shard)
+        return self.read(index, field)
 
     def _range(self, index: int, field: str) -> tuple[int, int, int] | None:
         """(shard, offset, length) of a field."""

@@ -132,7 +132,9 @@ def _tree(text: str) -> ast.expr:
         return ast.parse(text.strip(), mode="eval").body
     except SyntaxError as error:
         place = f" at character {error.offset}" if error.offset and error.lineno == 1 else ""
-        raise ValueError(f"{text!r:.200}: cannot be read{place}: {error.msg}") from None
+        raise ValueError(
+            f"{text!r:.200}: cannot be read{place}: {error.msg}; it is written like  min_side >= 64 and label == 'cat'"
+        ) from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"{text!r:.200}: cannot be read: {error}") from None
 

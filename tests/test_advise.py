@@ -27,8 +27,8 @@ from packer.advising.recommend import choose, frontier, recommend
 from packer.advising.variants import Choices, Variant, choose_variants
 from packer.cli.cache import warm_command
 from packer.cli.convert import command as convert_command
-from packer.cli.convert import export_command
 from packer.cli.group import cli
+from packer.cli.index import export_command
 from packer.cli.stage import command as stage_command
 from packer.cli.verify import command as verify_command
 from packer.conversion.plan import Reencode

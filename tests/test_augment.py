@@ -182,6 +182,9 @@ def test_probabilities() -> None:
         (lambda: ColorJitter(contrast=-1), "contrast is"),
         (lambda: ColorJitter(hue=0.7), "hue is"),
         (lambda: GaussianBlur((0.0, 1.0)), "sigma is"),
+        (lambda: GaussianBlur(9), "sigma is"),  # type: ignore[arg-type]  # torchvision's first argument
+        (lambda: GaussianBlur(("0.1", "2")), "sigma is"),  # type: ignore[arg-type]
+        (lambda: Resize(2.5), "a size is"),  # type: ignore[arg-type]
         (lambda: Normalize((0, 0, 0), (1, 0, 1)), "Normalize"),
         (lambda: RandomErasing(value=300), "RandomErasing: value is"),
         (lambda: RandomErasing(value="noise"), "RandomErasing: value is"),  # type: ignore[arg-type]

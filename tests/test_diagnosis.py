@@ -399,7 +399,7 @@ def test_the_command_measures_what_a_script_has() -> None:
         ((f"{SCRIPT}:plain_loader", "--simulate-step", "fast"), 2, ["not a valid time"]),
         (("nowhere.py:loader", "--simulate-step", "1ms"), 2, ["no such file"]),
         (("no-such-set", "--simulate-step", "1ms"), 2, ["no such file or directory", "FILE.py:NAME"]),
-        ((f"{SCRIPT}:plain_loader", "--simulate-step", "1ms", "--batch-size", 4), 2, ["--batch-size", "DATASET"]),
+        ((f"{SCRIPT}:plain_loader", "--simulate-step", "1ms", "--batch-size", 4), 2, ["--batch-size", "a SET"]),
     ],
 )
 def test_a_broken_script_gets_its_traceback_and_a_line(arguments: Any, status: int, words: list[str]) -> None:

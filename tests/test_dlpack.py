@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 
 import numpy as np
@@ -32,27 +33,45 @@ def test_an_array_outlives_the_loader_and_is_not_overwritten(tree: Path) -> None
 
 
 @NO_JAX
-def test_the_example_runs(tree: Path) -> None:
-    done = run_python(ROOT / "examples/jax_consumer.py", tree, "--steps", "5", "--batch-size", "8", cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("5 steps on") and "loss" in done.stdout
-
-
-@NO_JAX
-def test_jax_sees_the_same_memory(tree: Path) -> None:
+def test_jax_sees_the_same_memory_and_trains_on_it(tree: Path) -> None:
     code = f"""
-import jax.numpy as jnp, numpy as np, readers
+import sys; sys.path.insert(0, {str(ROOT / "examples")!r})
+import jax.numpy as jnp, jax_consumer, numpy as np, readers, torch
 from readers.augment import RandomResizedCrop
 from readers.loader import ImageLoader
 reader = readers.open_folder({str(tree)!r}, split="train")
 for dtype in (None, "bfloat16"):
-    import torch
     options = {{}} if dtype is None else {{"dtype": torch.bfloat16}}
     images, labels = next(iter(ImageLoader(reader, 4, augment=[RandomResizedCrop(16)], layout="NHWC", **options)))
     array = jnp.from_dlpack(images)
     assert array.shape == (4, 16, 16, 3) and str(array.dtype) == (dtype or "uint8"), array.dtype
     assert np.array_equal(np.asarray(array.astype("float32")), images.float().numpy())
-print("same")
+sys.argv = ["jax_consumer.py", {str(tree)!r}, "--steps", "5", "--batch-size", "8"]
+jax_consumer.main()
 """
     done = run_python("-c", code, cwd=ROOT)
-    assert done.returncode == 0 and done.stdout == "same\n", done.stderr
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("5 steps on") and "loss" in done.stdout
+
+
+@NO_JAX
+def test_the_plain_loop_shares_batches_among_devices_and_resumes(source: Path, tmp_path: Path) -> None:
+    """Twelve steps at once, and with a stop in the middle of an epoch and at the end of one; two devices."""
+    code = f"""
+import sys; sys.path.insert(0, {str(ROOT / "examples")!r})
+from pathlib import Path
+import train_jax
+train_jax.BATCH = 6
+for name, stops in (("whole", (12,)), ("stopped", (2, 6, 12))):
+    for steps in stops:
+        train_jax.main({str(source)!r}, Path({str(tmp_path)!r}) / f"{{name}}.npz", steps)
+"""
+    environ = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    done = run_python("-c", code, cwd=ROOT, env=environ)
+    assert done.returncode == 0, done.stderr
+    assert [line.partition(",")[0] for line in done.stdout.splitlines()] == [
+        f"{steps} steps on 2 devices" for steps in (12, 2, 6, 12)
+    ]
+    whole, stopped = (np.load(tmp_path / f"{name}.npz") for name in ("whole", "stopped"))
+    assert np.array_equal(whole["weights"], stopped["weights"]) and whole["weights"].any()
+    assert str(whole["loader"]) == str(stopped["loader"])

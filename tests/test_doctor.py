@@ -14,8 +14,6 @@ from pathlib import Path
 import pytest
 from suites.programs import run_packer, run_python
 
-from packer.cli.group import cli
-
 
 def checks(*arguments: object, status: int = 0, **options: object) -> dict[str, list[dict[str, str]]]:
     """What `packer doctor` found, by what it is about. As in the command, the current directory is not searched."""
@@ -96,9 +94,3 @@ def test_completion_is_installed_and_completes(tmp_path: Path) -> None:
 def test_a_shell_without_completion_is_refused() -> None:
     done = run_packer("completion", env={**os.environ, "SHELL": "/bin/tcsh"})
     assert done.returncode == 2 and "$SHELL is tcsh; name one of bash, fish, zsh" in done.stderr
-
-
-def test_the_help_has_every_command_once() -> None:
-    shown = run_packer("--help").stdout
-    for name in cli.commands if cli.commands else cli.list_commands(None):  # type: ignore[arg-type]
-        assert len(re.findall(rf"^  {name} ", shown, re.MULTILINE)) == 1

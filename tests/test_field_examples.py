@@ -57,7 +57,10 @@ def test_an_example_learns(
     script = EXAMPLES / f"train_{name}.py"
     monkeypatch.setattr(sys, "argv", [str(script), str(place), *ARGUMENTS[name], "--epochs", str(EPOCHS)])
     torch.manual_seed(1)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # models this small are quicker so, and the cores are other tests'
     runpy.run_path(str(script), run_name="__main__")
+    torch.set_num_threads(threads)
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", capsys.readouterr().out)]
     assert len(losses) == EPOCHS and losses[-1] < losses[0]
 

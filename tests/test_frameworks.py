@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import random
 import sys
 from collections.abc import Iterator
@@ -22,12 +21,9 @@ from test_trainers import BATCH, COUNT, EPOCHS, NAMES, ORDER, Seen, check, modul
 
 import packer
 import readers
-from cache.errors import BadSampleError, TrainerError, UnknownNameError
+from cache.errors import TrainerError, UnknownNameError
 from readers.augment import CenterCrop, RandomHorizontalFlip
-from readers.decode import decode_image
-from readers.grain import GrainSource
 from readers.loader import ImageLoader
-from readers.timm import TimmReader
 from readers.torch import ImageDataset
 
 __all__ = ["pytestmark"]
@@ -328,60 +324,3 @@ def test_a_distributed_checkpoint_holds_the_loader(reader: Any, tmp_path: Path) 
     rest = [(0, indices.tolist()) for (indices,) in loader]
     seen = sorted(sample for _, batch in [*parts[0], *parts[1], *rest] for sample in batch)
     assert seen == sorted(ORDER.indices(0, np.arange(28)).tolist())
-
-
-# --- timm, Grain --------------------------------------------------------------------------------------------------
-def test_what_timm_asks_of_a_reader(reader: Any, packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = TimmReader(reader)
-    file, label = ours[4]
-    assert (file.read(), label, len(ours)) == (bytes(reader.read(4)), int(reader.labels[4]), COUNT)
-    assert ours.filename(4) == reader.name(4) and ours.filename(4, basename=True) == reader.name(4).split("/")[-1]
-    assert len(ours.filenames()) == COUNT and ours.class_to_idx == {"class0": 0, "class1": 1, "class2": 2}
-
-    def fail(index: int) -> bytes:
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(reader, "read", fail)
-    with pytest.raises(BadSampleError, match="Input/output error"):
-        ours[4]
-
-
-def test_a_data_set_of_timm(reader: Any) -> None:
-    try:
-        from timm.data import ImageDataset
-    except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision for another torch
-        pytest.skip(f"timm cannot be imported: {error}")
-    image, label = ImageDataset("", reader=TimmReader(reader))[4]
-    assert (np.asarray(image) == decode_image(reader.read(4))).all() and label == int(reader.labels[4])
-
-
-def test_a_source_for_grain(reader: Any) -> None:
-    source = pickle.loads(pickle.dumps(GrainSource(reader, ("image", "label", "key"))))
-    assert len(source) == COUNT and repr(source) == repr(GrainSource(reader, ("image", "label", "key")))
-    sample = source[np.int64(4)]
-    assert (sample["image"] == decode_image(reader.read(4))).all()
-    assert (sample["label"], sample["key"]) == (int(reader.labels[4]), reader.keys[4])
-    assert GrainSource(reader, decode=False)[4]["image"] == bytes(reader.read(4))
-    with pytest.raises(UnknownNameError, match="mask"):
-        GrainSource(reader, ("mask",))
-
-
-def test_grain_resumes_over_our_source(reader: Any) -> None:
-    grain = pytest.importorskip("grain", reason="grain is not installed")
-    data = grain.MapDataset.source(GrainSource(reader, ("image", "label", "key"))).shuffle(seed=1).batch(4)
-
-    def keys(iterator: Any) -> list[str]:
-        return [key for batch in iterator for key in batch["key"]]
-
-    whole = keys(iter(data.to_iter_dataset()))
-    assert len(set(whole)) == COUNT
-    iterator = iter(data.to_iter_dataset())
-    seen = [key for _ in range(3) for key in next(iterator)["key"]]
-    again = iter(data.to_iter_dataset())
-    again.set_state(iterator.get_state())
-    assert seen + keys(again) == whole
-
-
-def test_images_of_the_source_are_those_of_the_loader(reader: Any) -> None:
-    images, _ = next(iter(ImageLoader(reader, 4, shuffle=False, layout="NHWC", threads=1)))
-    assert all((GrainSource(reader)[i]["image"] == images[i].numpy()).all() for i in range(4))

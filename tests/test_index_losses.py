@@ -14,7 +14,7 @@ from suites.children import crashes_at
 
 import packer
 import readers
-from packer.cli.convert import index_command as command
+from packer.cli.index import command
 from packer.formats import format_named
 from packer.formats.base import PackedSample, ShardSpec
 from packer.found_shards import missing_shards

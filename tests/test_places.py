@@ -183,7 +183,7 @@ def test_options_that_make_no_sense_are_refused(arguments: tuple[str, ...], word
 def test_only_a_set_has_places() -> None:
     script = Path(__file__).with_name("diagnosis_loaders.py")
     done = run_packer("diagnose", f"{script}:plain_loader", "--places", "/dev/shm")
-    assert done.returncode == 2 and "DataLoader" in done.stderr and "DATASET" in done.stderr
+    assert done.returncode == 2 and "DataLoader" in done.stderr and "a SET" in done.stderr
 
 
 @pytest.mark.parametrize("options", [{"batch_size": 0}, {"seconds": 0.0}, {"limit_bytes": 0}])

@@ -386,11 +386,11 @@ def test_a_set_that_is_only_planned(run_here: Callable[..., Ran]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "name a DATASET, or describe one"),
+        ((), "name a SET, or describe one"),
         (("--samples", "100", "--nodes", "9"), "take fewer ranks, a smaller batch_size, or --tail exact"),
         (("--samples", "1000", "--cache", "3"), "a share above 1"),
         (("--samples", "1000", "--orders", "random"), "orders are some of"),
-        (("{set}", "--samples", "3"), "leave out DATASET"),
+        (("{set}", "--samples", "3"), "leave out SET"),
         (("{set}", "--split", "none"), "none"),
         (("nowhere",), "does not exist"),
     ],

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -377,37 +376,6 @@ def test_the_trainer_of_transformers_on_two_ranks(
         check([step for part in parts for step in part[number]], EPOCHS, ranks=2)
     for part in parts:
         assert part[2] == [batch for _, batch in part[0]], "resumed in mid-epoch"
-
-
-# --- the documentation --------------------------------------------------------------------------------------------
-DOCS = Path(__file__).parent.parent / "docs" / "training.md"
-BLOCKS = re.findall(r"^```python (\w+)\n(.*?)^```", DOCS.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-
-
-@pytest.mark.parametrize(("framework", "code"), BLOCKS, ids=[name for name, _ in BLOCKS])
-def test_the_documented_lines_train(
-    framework: str, code: str, reader: Any, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    module = request.getfixturevalue(framework)
-    names: dict[str, Any] = {**globals(), "reader": reader, "model": torch.nn.Linear(1, 1)}
-    if framework == "lightning":
-        from readers.augment import RandomHorizontalFlip
-        from readers.lightning import PackerDataModule
-
-        (tmp_path / "imagenette2-hdf5").symlink_to(reader.path)
-        request.getfixturevalue("monkeypatch").chdir(tmp_path)
-        names.update(PackerDataModule=PackerDataModule, RandomHorizontalFlip=RandomHorizontalFlip)
-        names.update(model=module_of(module), trainer=trainer_of(module, tmp_path, max_epochs=1))
-    elif framework == "accelerate":
-        names["accelerator"] = module.Accelerator(cpu=True)
-    else:
-        trainer = hf_trainer(reader, tmp_path, ours=False)
-        from readers.transformers import LoaderTrainer
-
-        names.update(Trainer=module.Trainer, model=trainer.model, arguments=trainer.args, LoaderTrainer=LoaderTrainer)
-    exec(code, names)
-    seen = getattr(names["model"], "seen", None)
-    assert len(BLOCKS) == 6 and (seen is None or len(seen) >= 7), "an epoch of 30 samples was trained on"
 
 
 # --- longer -------------------------------------------------------------------------------------------------------

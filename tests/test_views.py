@@ -3,7 +3,6 @@ threads, after a resume and with bad samples."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 from conftest import make_jpeg, tree_of
 
 import readers
-from readers import augment
 from readers.augment import (
     CenterCrop,
     ColorJitter,
@@ -178,24 +176,3 @@ def test_ops_on_batches_need_labels_and_a_loader_of_batches(tmp_path: Path, read
         ValueError, match="ImageDataset makes single samples, and MixUp is for batches: use ImageLoader"
     ):
         ImageDataset(reader, [CenterCrop(32), MixUp()])
-
-
-def test_the_code_of_the_documentation(reader: readers.Reader) -> None:
-    text = (Path(__file__).parent.parent / "docs" / "training.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    seen: list[tuple[int, ...]] = []
-
-    def loader(reader: readers.Reader, batch_size: int, **options: Any) -> ImageLoader:
-        return ImageLoader(reader, 8, **options)
-
-    def cross_entropy(outputs: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
-        seen.append((*outputs.shape, *shares.shape))
-        return torch.nn.functional.cross_entropy(outputs.flatten(1)[:, :4], shares)
-
-    names: dict[str, Any] = {**vars(augment), "ImageLoader": loader, "reader": reader, "run_seed": 3}
-    names |= {"simclr": OPS, "wide": OPS, "small": [RandomResizedCrop(12)], "model": lambda images: images}
-    names |= {"cross_entropy": cross_entropy, "contrastive": lambda a, b: seen.append((*a.shape, *b.shape))}
-    exec(code, names)
-    assert {*seen} == {(8, 3, 224, 224, 8, 4), (8, 3, 24, 24, 8, 3, 24, 24)}
-    assert len(next(iter(names["crops"]))[0]) == 8 and Recipe(names["cifar"]).out_size == (32, 32)
-    assert next(iter(loader(reader, 8, augment=names["heavy"])))[0].shape == (8, 3, 224, 224)

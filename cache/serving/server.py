@@ -25,7 +25,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from functools import lru_cache
@@ -211,8 +211,10 @@ class Server:
         except (OSError, EOFError, asyncio.LimitOverrunError, asyncio.CancelledError):
             pass  # the client has gone, or sends no request; or this server is being closed
         finally:
+            writer.close()  # what was answered is still sent
+            with suppress(OSError), self._within(writer, limits.send_seconds):
+                await writer.wait_closed()
             self._connections.discard(writer)
-            writer.close()
 
     @contextmanager
     def _within(self, writer: asyncio.StreamWriter, seconds: float) -> Iterator[None]:

@@ -115,7 +115,7 @@ class MemfdBackend:
         facts = os.fstat(lock.number)
         found = read_header(lock.number, path) if (facts.st_dev, facts.st_ino) == tuple(ticket["inode"]) else None
         if found is None or found[2] != spec.identity.digest:
-            raise ForeignCacheError(f"{path} is another file now: pickle the cache again")
+            raise ForeignCacheError(f"{path} is another file now: open the cache again and pickle that")
         wait_shared(lock, USE, _ATTACH_SECONDS, path)
         return map_segment(lock, found[0]), lock
 
@@ -132,7 +132,9 @@ def open_file(path: Path) -> ByteLocks | None:
     facts = os.fstat(found.number)
     if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
         what = f"{stat.filemode(facts.st_mode)} of user {facts.st_uid}"
-        raise ForeignCacheError(f"{path} is {what}, expected -rw------- of user {os.geteuid()}")
+        raise ForeignCacheError(
+            f"{path} is {what}, expected -rw------- of user {os.geteuid()}; remove it, or choose another directory"
+        )
     return found
 
 
@@ -155,7 +157,9 @@ def _reserve(descriptor: ByteLocks, size: int, where: str, *, in_memory: bool) -
     """Give a file its pages. Raises CacheFullError, with errno."""
     room = available_memory_bytes() if in_memory else size
     if size > room:  # the kernel would make room by killing a process
-        what = f"no room for a cache segment of {size} bytes: {room} bytes of memory are left"
+        what = (
+            f"no room for a cache segment of {size} bytes: {room} bytes of memory are left; ask for a smaller capacity"
+        )
         raise CacheFullError(errno.ENOMEM, what, where)
     try:
         for start in range(0, size, _STEP_BYTES):  # in steps: a signal makes tmpfs begin the call afresh

@@ -16,6 +16,7 @@ waits any more.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import threading
 import time
@@ -27,13 +28,14 @@ from cache.errors import NoRoomError, StagingError, StoppedError
 from cache.files import Folder
 from cache.filesystem import filesystem_type, free_space
 from cache.locks import call_after_fork, copy_event, is_locked
-from cache.messages import Watcher
+from cache.messages import Watcher, human_bytes, human_seconds, plural
 from cache.staging.copies import PART_PREFIX, Copy, Ready, is_own_folder, load_copy
 from cache.staging.sources import INNER_FOLDER, Request, StagedFile, total_bytes
 from cache.staging.transfer import Pace, transfer, work_off
 
 __all__ = ["Arrivals", "CopyCounts", "bring", "no_room", "still_needed"]
 
+_log = logging.getLogger(__name__)
 _WAIT_SECONDS = 0.05
 _PATIENCE_SECONDS = 0.3
 _POLL_SECONDS = 0.02
@@ -129,6 +131,14 @@ class _Leader:
             self._check(present)
         whole = {file.path for file in present} - set(self.damaged)
         missing = [file for file in files if file.path not in whole]
+        _log.info(
+            "%s: %s to copy by %s, %s of %s there already",
+            self.copy.path,
+            human_bytes(total_bytes(missing)),
+            plural(self.request.threads, "thread"),
+            len(whole),
+            plural(len(files), "file"),
+        )
         for part in self.copy.parts():
             part.unlink(missing_ok=True)
         if missing:
@@ -209,8 +219,11 @@ class _Leader:
 
     def _copy_file(self, file: StagedFile) -> None:
         part = self.copy.inner / f"{PART_PREFIX}{os.getpid()}-{threading.get_ident()}"
+        started = time.monotonic()
         crc = transfer(self.request.manifest.source, file, part, self.copy.path / file.path, self.pace)
         self.ready[file.path] = (file.bytes, crc, time.time())
+        took = human_seconds(time.monotonic() - started)
+        _log.info("%s: %s in %s, CRC32C %08x", file.path, human_bytes(file.bytes), took, crc)
 
 
 def still_needed(files: Sequence[StagedFile]) -> tuple[int, int]:
@@ -226,15 +239,7 @@ def no_room(where: Path | str, needed: int, free: int, inodes: int, free_inodes:
         return NoRoomError(f"{where}: {inodes:,} inodes needed, {free_inodes:,} free; {_ADVICE}")
     share = int(100 * 0.98 * free / needed) / 100
     fits = f"a fraction of {share} would fit; " if share >= 0.01 else "nothing of it would fit; "
-    return NoRoomError(f"{where}: {_human(needed)} needed, {_human(free)} free; {fits}{_ADVICE}")
-
-
-def _human(size: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 999.5:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB"
+    return NoRoomError(f"{where}: {human_bytes(needed)} needed, {human_bytes(free)} free; {fits}{_ADVICE}")
 
 
 class Arrivals:

@@ -264,7 +264,10 @@ def _expand(text: str, environ: Mapping[str, str]) -> Path:
     def value(match: re.Match[str]) -> str:
         name = match[1] or match[2]
         if not environ.get(name):
-            raise NoTargetError(f"the target {text!r} names ${name}, which is not set here")
+            raise NoTargetError(
+                f"the target {text!r} names ${name}, which is not set here; is this a node of the job? if so, "
+                f"name a directory"
+            )
         return environ[name]
 
     path = re.sub(r"\$(?:(\w+)|\{(\w+)\})", value, text)

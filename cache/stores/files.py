@@ -174,7 +174,10 @@ class OpenFile:
         except OSError as error:
             if error.errno == errno.ESTALE:
                 raise unreadable(path, error) from error
-            raise StaleIndexError(f"{path}: shard cannot be opened: {error.strerror}") from error
+            raise StaleIndexError(
+                f"{path}: shard cannot be opened: {error.strerror}; bring it back, or see with  packer verify  "
+                f"what else is missing"
+            ) from error
         if not stat.S_ISREG(status.st_mode):
             raise StaleIndexError(f"{path}: not a regular file")
         self.bytes = status.st_size

@@ -1,4 +1,4 @@
-"""`packer advise DATASET`: what to pack for a training."""
+"""`packer advise SOURCE`: what to pack for a training."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _AT_ONCE = "--images-per-second or --simulate-step"
 
 
 @click.command("advise")
-@click.argument("dataset", type=SetPlace(local=True))
+@click.argument("dataset", metavar="SOURCE", type=SetPlace(local=True))
 @split_option("Only this split.")
 @click.option("--image-size", type=click.IntRange(1, 4096), default=224, show_default=True, metavar="N",
               help="Side of the crops that training takes, in pixels.")  # fmt: skip
@@ -47,14 +47,14 @@ _AT_ONCE = "--images-per-second or --simulate-step"
               "above this, of 255.")  # fmt: skip
 @click.option("--max-side", "max_sides", type=click.IntRange(min=1), multiple=True, metavar="N", help="Longest sides "
               "to try; may be repeated. Default: 500, 400 and 256, for images of 224.")  # fmt: skip
-@click.option("--quality", "qualities", type=click.IntRange(1, 100), multiple=True, metavar="Q", help="JPEG qualities "
+@click.option("--quality", "qualities", type=click.IntRange(1, 100), multiple=True, metavar="N", help="JPEG qualities "
               "to try; may be repeated. Default: 95, 90 and 85.")  # fmt: skip
 @click.option("--samples", type=click.IntRange(2, 100_000), default=128, show_default=True, metavar="N",
               help="Images to draw at random.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, metavar="SEED",
               help="Of the draw: the same seed takes the same images.")  # fmt: skip
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=45.0, show_default=True,
-              help="How long to measure, about.")  # fmt: skip
+              metavar="SECONDS", help="How long to measure, about.")  # fmt: skip
 @report_option("Also write a page with charts.")
 @json_option
 @click.pass_context
@@ -69,9 +69,9 @@ def command(
     qualities: tuple[int, ...],
     **options: Any,
 ) -> None:
-    """Measure what DATASET would be in other sizes and codecs, and recommend what to pack and how to read it.
+    """Measure what SOURCE would be in other sizes and codecs, and recommend what to pack and how to read it.
 
-    DATASET is what packer convert takes: a folder of images, an archive, a manifest, a packed set, shards. A random
+    SOURCE is what packer convert takes: a folder of images, an archive, a manifest, a packed set, shards. A random
     sample is encoded as packer convert would, decoded as ImageLoader does, and compared with the originals. No set is
     written.
     """

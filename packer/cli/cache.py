@@ -25,8 +25,8 @@ __all__ = ["command"]
 _BAR = 10
 _NAME = 48  # characters
 directory_option = click.option(
-    "--target", "--directory", "directory", default=DIRECTORY, show_default=True, help="Where the caches are.",
-    type=click.Path(exists=True, file_okay=False),
+    "--target", "--directory", "directory", default=DIRECTORY, show_default=True, metavar="DIR",
+    help="Where the caches are.", type=click.Path(exists=True, file_okay=False),
 )  # fmt: skip
 
 
@@ -45,7 +45,7 @@ def list_command(directory: str, as_json: bool) -> None:
 
 
 @command.command("stats")
-@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.argument("names", nargs=-1, metavar="[NAME...]")
 @directory_option
 @json_option
 def stats_command(names: tuple[str, ...], directory: str, as_json: bool) -> None:
@@ -56,18 +56,18 @@ def stats_command(names: tuple[str, ...], directory: str, as_json: bool) -> None
 
 
 @command.command("warm")
-@click.argument("path", metavar="DIR", type=SetPlace())
+@click.argument("path", metavar="SET", type=SetPlace())
 @split_option("Default: the only split, or train.")
 @click.option("--capacity", default="auto", show_default=True, metavar="SIZE", help="As 20GiB, or 50% of the samples. "
               "auto: the whole set, or what memory allows.")  # fmt: skip
-@click.option("--keep", default="encoded", show_default=True, metavar="WHAT", help="encoded, coefficients (the "
+@click.option("--keep", default="encoded", show_default=True, metavar="FORM", help="encoded, coefficients (the "
               "same pixels, sooner), recoded:256@90 (short side and JPEG quality), or decoded:256.")  # fmt: skip
 @threads_option("Default: one per CPU.")
 @click.option("--job", metavar="NAME", help="Only for readers that are opened with this job=.")
 @directory_option
 @json_option
 def warm_command(path: str, as_json: bool, **options: Any) -> None:
-    """Fill a cache for the set in DIR, which then stays until `packer cache clean --all`.
+    """Fill a cache for SET, which then stays until `packer cache clean --all`.
 
     In training: readers.cached(reader, keep=…, persist=True).
     """

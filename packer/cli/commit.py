@@ -12,10 +12,10 @@ __all__ = ["command"]
 
 
 @click.command("commit")
-@click.argument("output", metavar="DIR", type=click.Path(file_okay=False))
+@click.argument("output", metavar="OUT", type=click.Path(file_okay=False))
 @json_option
 def command(output: str, as_json: bool) -> None:
-    """Make a set of what the tasks of  packer convert … --task I/N  have packed into DIR.
+    """Make a set of what the tasks of  packer convert … --task I/N  have packed into OUT.
 
     Where shards are missing, it says which tasks to run again, and changes nothing.
     """

@@ -1,4 +1,4 @@
-"""`packer diagnose --compare A B`: two records of utilisation side by side."""
+"""`packer diagnose --compare FILE FILE`: two records of utilisation side by side."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["DiagnoseOrCompare", "compare_command", "compare_option"]
 
 _record = click.Path(exists=True, dir_okay=False, path_type=Path)
 compare_option = click.option(
-    "--compare", nargs=2, type=_record, expose_value=False, metavar="A B",
+    "--compare", nargs=2, type=_record, expose_value=False, metavar="FILE FILE",
     help="Instead: compare two runs, each a record of packer monitor or the JSON of a diagnosis.",
 )  # fmt: skip
 
@@ -36,7 +36,7 @@ class DiagnoseOrCompare(click.Command):
 
 
 @click.command("diagnose")
-@click.option("--compare", "paths", nargs=2, type=_record, required=True, metavar="A B", help="The two records.")
+@click.option("--compare", "paths", nargs=2, type=_record, required=True, metavar="FILE FILE", help="The two records.")
 @report_option("Write a report with both heat maps, one over the other.")
 @json_option
 def compare_command(paths: tuple[Path, Path], html: Path | None, as_json: bool) -> None:

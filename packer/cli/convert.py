@@ -1,20 +1,16 @@
-"""`packer convert`, `packer index` and `packer export-index`."""
+"""`packer convert`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from cache.errors import BadNameError
 from cache.messages import plural
-from packer.adoption import index
 from packer.cli.engines import engine_options
-from packer.cli.group import with_flags
 from packer.cli.sections import SectionedCommand
 from packer.cli.text import (
     Emphasis,
@@ -23,10 +19,10 @@ from packer.cli.text import (
     human_bytes,
     human_seconds,
     json_option,
+    new_split_option,
+    one_of_many,
     pairs,
     show_result,
-    split_name,
-    split_option,
     watcher,
     workers_option,
 )
@@ -40,15 +36,13 @@ from packer.conversion.plan import (
 )
 from packer.conversion.result import ConvertResult
 from packer.conversion.run import convert
-from packer.exported_index import TARGETS, Target, export_index
 from packer.formats import format_aliases, resolve_format, writable_formats
-from packer.jpeg_rows import index_jpeg_rows
 from packer.sources import FETCH_OPTIONS, open_source
 from packer.sources.tree_layouts import LAYOUTS
 from readers.augment.ops import Op
 from readers.names import FieldName
 
-__all__ = ["OF_THE_SOURCE", "Container", "command", "export_command", "index_command", "summary"]
+__all__ = ["OF_THE_SOURCE", "Container", "command", "field_columns", "summary"]
 
 _REASONS_SHOWN = 10
 OF_THE_SOURCE = (
@@ -58,7 +52,7 @@ OF_THE_SOURCE = (
 )
 
 
-def _field_columns(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+def field_columns(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
     """NAME=COLUMN options as a mapping, of a manifest NAME:KIND=COLUMN as well; a callback of click."""
     found = {}
     for value in values:
@@ -85,12 +79,7 @@ def _ops(ctx: click.Context, param: click.Parameter, given: Sequence[str]) -> li
 
 
 def _task(ctx: click.Context, param: click.Parameter, given: str | None) -> tuple[int, int] | None:
-    if given is None:
-        return None
-    number, slash, count = given.partition("/")
-    if not (slash and number.isdecimal() and count.isdecimal() and int(number) < int(count)):
-        raise click.BadParameter(f"{given!r} is not I/N with I from 0 to N - 1, as 0/4")
-    return int(number), int(count)
+    return None if given is None else one_of_many(given)
 
 
 class Container(click.ParamType):  # type: ignore[type-arg]
@@ -127,15 +116,15 @@ _SECTIONS = {
 @click.command("convert", cls=SectionedCommand, sections=_SECTIONS)
 @click.argument("sources", type=SetPlace(local=True), nargs=-1, required=True, metavar="SOURCE...")
 @click.option("--to", type=Container(), required=True, help="Format of the shards.")
-@click.option("-o", "--output", type=SetPlace(missing=True), help="Directory of the set, or s3://, gs:// or az:// "
-              "address. Default: <source name>-<format>.")  # fmt: skip
+@click.option("-o", "--output", type=SetPlace(missing=True), metavar="OUT", help="Directory of the set, or s3://, "
+              "gs:// or az:// address. Default: <source name>-<format>.")  # fmt: skip
 @click.option("--work", type=click.Path(file_okay=False), metavar="DIR", help="Where a set for an address is made "
               "first, and stays. Default: a hidden directory here, removed after the upload.")  # fmt: skip
-@click.option("--split", callback=split_name, metavar="NAME", help="Take this split only; or the "
-              "name of a source without splits.")  # fmt: skip
+@new_split_option("Take this split only; or the name of a source without splits.")
 @click.option("--split-fractions", callback=pairs(float), metavar="NAME=SHARE,…", help="Deal the samples of one split "
               "at random to new ones, as train=0.9,val=0.1.")  # fmt: skip
-@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of --split-fractions.")
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, metavar="SEED",
+              help="Of --split-fractions.")  # fmt: skip
 @click.option("--stratify", is_flag=True, help="Every class in the shares of --split-fractions.")
 @click.option("--classes", callback=_names, metavar="NAME,…", help="Take these classes only; they get the labels 0, 1, "
               "… in this order.")  # fmt: skip
@@ -161,7 +150,7 @@ _SECTIONS = {
               "next three options the bytes are kept exactly.")  # fmt: skip
 @click.option("--max-side", type=click.IntRange(min=1), metavar="N", help="Shrink to a longest side of N pixels.")
 @click.option("--resize-short", type=click.IntRange(min=1), metavar="N", help="Shrink to a shortest side of N pixels.")
-@click.option("--quality", type=click.IntRange(1, 100), metavar="Q", help="JPEG or WebP quality of re-encoded images. "
+@click.option("--quality", type=click.IntRange(1, 100), metavar="N", help="JPEG or WebP quality of re-encoded images. "
               "Default: 90.")  # fmt: skip
 @click.option("--op", "ops", multiple=True, callback=_ops, metavar="NAME:VALUES", help="Do this to each image, as "
               "training would, and encode the result: Resize:256, CenterCrop:224, Crop:TOP,LEFT,HEIGHT,WIDTH. May be "
@@ -177,14 +166,14 @@ _SECTIONS = {
 @click.option(
     "--field",
     "fields",
-    callback=_field_columns,
+    callback=field_columns,
     multiple=True,
     metavar="NAME[:KIND]=COLUMN",
     help="Manifest: a further column of files or, where the KIND says what it is (mask, boxes, points, array, text, "
     "json), of values.",
 )
-@click.option("--folder", type=click.Path(exists=True, file_okay=False), help="Manifest: folder its paths start from. "
-              "File of COCO: folder of its images. Default: its own.")  # fmt: skip
+@click.option("--folder", type=click.Path(exists=True, file_okay=False), metavar="DIR", help="Manifest: folder its "
+              "paths start from. File of COCO: folder of its images. Default: its own.")  # fmt: skip
 @click.option("--image-key", metavar="KEY", help="HDF5 or TFRecord file: what it calls the image.")
 @click.option("--label-key", metavar="KEY", help="HDF5 or TFRecord file: what it calls the label.")
 @click.option("--source-label-offset", type=int, default=0, metavar="N", help="HDF5, TFRecord or IDX file: its labels "
@@ -281,95 +270,3 @@ def summary(result: ConvertResult, *, rates: bool = True) -> list[str]:
         if len(reasons) > _REASONS_SHOWN:
             lines.append(f"    … and {plural(len(reasons) - _REASONS_SHOWN, 'more reason')}")
     return lines
-
-
-@click.command("index")
-@click.argument("shards", nargs=-1, required=True, type=click.Path(exists=True))
-@click.option("-o", "--output", type=click.Path(), help="Where the index goes, with links to the shards. Default: "
-              "the folder of the shards.")  # fmt: skip
-@click.option("--split", callback=split_name, metavar="NAME", help="Split of all these shards. Default: read off "
-              "each file name.")  # fmt: skip
-@click.option("--image-key", metavar="KEY", help="What the shards call the image: a tar extension (jpg;png), an "
-              "Example feature, an HDF5 data set.")  # fmt: skip
-@click.option("--label-key", metavar="KEY", help="What the shards call the label.")
-@click.option(
-    "--field", "fields", callback=_field_columns, multiple=True, metavar="NAME=KEY", help="A further field and its key."
-)
-@click.option("--label-offset", type=int, metavar="N", help="Labels in the shards start at N (1: as in the ImageNet "
-              "TFRecords); those of readers start at 0.")  # fmt: skip
-@click.option("--classes", type=click.Path(exists=True, dir_okay=False), help="Text file of class names, one a line.")
-@click.option("--accept-loss", is_flag=True, help="Continue although shards are missing, or the existing set would "
-              "lose samples, splits, classes or fields.")  # fmt: skip
-@click.option("--no-checksums", "checksums", is_flag=True, flag_value=False, default=True, help="No SHA256SUMS.")
-@click.option("--jpeg-rows", is_flag=True, help="Of the set in SHARDS, a directory, note where the rows of its JPEGs "
-              "begin, and change nothing else: readers of an address then fetch fewer bytes. Needs numba.")  # fmt: skip
-@workers_option
-@engine_options
-@json_option
-def index_command(
-    shards: tuple[str, ...], output: str | None, classes: str | None, jpeg_rows: bool, as_json: bool, **options: Any
-) -> None:
-    """Make a set of SHARDS (files, or directories of them) without copying them.
-
-    Takes WebDataset tars, TFRecords of tf.train.Example and flat HDF5 files, also those that packer wrote and whose
-    index is lost or stale. An existing set is compared first: a loss of samples, splits or classes is refused, and
-    nothing is changed.
-    """
-    if jpeg_rows:
-        asked = click.get_current_context()
-        given = {name for name in asked.params if asked.get_parameter_source(name) is ParameterSource.COMMANDLINE}
-        if len(shards) > 1 or given - {"shards", "jpeg_rows", "workers", "as_json"}:
-            raise click.UsageError("--jpeg-rows takes one directory of a set, and no other option but --workers")
-        _note_rows(shards[0], options["workers"], as_json)
-        return
-    names = None if classes is None else _class_names(Path(classes))
-    result = index(shards, output, classes=names, watcher=watcher(as_json), **options)
-
-    def lines() -> list[str]:
-        splits = ", ".join(f"{name} {count:,}" for name, count in result.splits.items())
-        shown = plural(result.shards, f"{result.format} shard")
-        first = f"{result.output}: {plural(result.samples, 'sample')} ({splits}) in {shown}"
-        return [first, *(f"  warning: {with_flags(warning)}" for warning in result.warnings)]
-
-    show_result(result, as_json, lines)
-
-
-def _note_rows(path: str, workers: int | None, as_json: bool) -> None:
-    result = index_jpeg_rows(path, workers=workers, watcher=watcher(as_json))
-
-    def lines() -> list[str]:
-        left_out = [f"  {count:,} without: {reason}" for reason, count in result.left_out.items()]
-        share = f"{result.noted:,} of {plural(result.samples, 'sample')}"
-        return [f"{result.path}: the rows of {share} noted in {human_bytes(result.bytes)}", *left_out]
-
-    show_result(result, as_json, lines)
-
-
-def _class_names(path: Path) -> list[str]:
-    names = [name.strip() for name in path.read_text(encoding="utf-8").splitlines()]
-    while names and not names[-1]:
-        names.pop()
-    if "" in names:
-        raise click.BadParameter(f"line {names.index('') + 1} of {path} is empty; a label would have no name")
-    return names
-
-
-@click.command("export-index")
-@click.argument("path", metavar="DIR", type=click.Path(exists=True))
-@click.option("--for", "target", type=click.Choice(TARGETS), required=True, help="Who will read: dali and rocal want "
-              "<shard>.idx, tfrecord <shard>.tfindex, wids <split>.wids.json, energon .nv-meta.")  # fmt: skip
-@click.option("-o", "--output", type=click.Path(file_okay=False), help="Directory of the files. Default: DIR.")
-@split_option()
-@json_option
-def export_command(path: str, target: Target, output: str | None, split: str | None, as_json: bool) -> None:
-    """Write the index files with which the readers of DALI, rocAL, tfrecord or wids read the shards in DIR themselves.
-
-    Tar and TFRecord shards have such readers, HDF5 shards do not. The shards are not changed.
-    """
-    result = export_index(path, target, output=output, split=split, watcher=watcher(as_json))
-
-    def lines() -> list[str]:
-        where = result.files[0].parent if result.files else result.path
-        return [f"{where}: {plural(len(result.files), 'index file')} for {target}, {plural(result.samples, 'sample')}"]
-
-    show_result(result, as_json, lines)

@@ -1,4 +1,4 @@
-"""`packer diagnose FILE.py:NAME`, `packer diagnose DATASET`: which stage of a loader starves the training."""
+"""`packer diagnose FILE.py:NAME`, `packer diagnose SET`: which stage of a loader starves the training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from packer.cli.held import cleaning_up
 from packer.cli.places import MOST_SECONDS, batch_sizes_option, places_of, places_option
 from packer.cli.report import report_option, written_file
 from packer.cli.script import Named, failed, find_loader, find_named, is_from
-from packer.cli.text import Duration, Emphasis, json_option, print_json, show, show_result, watcher, width
+from packer.cli.text import Duration, Emphasis, json_option, print_json, show, show_result, split_option, watcher, width
 from packer.report import write_page
 from packer.report.diagnosis import command_line, diagnosis_page, places_page
 from readers.diagnosis import Diagnosis, diagnose, measure_batch_sizes
@@ -26,17 +26,17 @@ __all__ = ["command"]
 
 
 @click.command("diagnose", cls=DiagnoseOrCompare)
-@click.argument("loader", type=Named(or_set=True), metavar="FILE.py:NAME | DATASET")
+@click.argument("loader", type=Named(or_set=True), metavar="FILE.py:NAME|SET")
 @click.option("--step", type=Named(), metavar="FILE.py:NAME", help="Function of a batch: the training step.")
 @click.option("--simulate-step", type=Duration(), metavar="TIME", help="Wait for so long in place of a step, as 20ms.")
 @click.option("--device", metavar="DEVICE", help="Copy batches there before the step, as cuda.")
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=30.0, show_default=True,
-              help="How long to measure, about.")  # fmt: skip
-@click.option("--split", metavar="NAME", help="DATASET: this split. Default: the only one, or train.")
-@click.option("--batch-size", type=click.IntRange(min=1), metavar="N", help="DATASET: images in a batch. Default: 64.")
-@click.option("--image-size", type=click.IntRange(min=1), metavar="N", help="DATASET: side of the images, in pixels, "
+              metavar="SECONDS", help="How long to measure, about.")  # fmt: skip
+@split_option("SET: this split. Default: the only one, or train.")
+@click.option("--batch-size", type=click.IntRange(min=1), metavar="N", help="SET: images in a batch. Default: 64.")
+@click.option("--image-size", type=click.IntRange(min=1), metavar="N", help="SET: side of the images, in pixels, "
               "after a random crop and a flip. Default: 224.")  # fmt: skip
-@click.option("--threads", type=click.IntRange(min=1), metavar="N", help="DATASET: threads of the loader. Default: one "
+@click.option("--threads", type=click.IntRange(min=1), metavar="N", help="SET: threads of the loader. Default: one "
               "for each CPU.")  # fmt: skip
 @click.option("--apply", is_flag=True, help="Also make the advised changes that are the loader's own, one at a time, "
               "and compare what they bring with what was predicted. Nothing is left behind.")  # fmt: skip
@@ -58,7 +58,7 @@ def command(
 
     NAME in FILE.py is the loader, or a function without arguments that returns it: any iterable of batches. A torch
     DataLoader is measured stage by stage: storage, reading, each member of the transform, collating, the transfer from
-    its workers and to the device. An ImageLoader of this package by reading, decoding and augmenting; with DATASET, a
+    its workers and to the device. An ImageLoader of this package by reading, decoding and augmenting; with SET, a
     packed set or a folder of images, such a loader is made. Needs no GPU with --simulate-step, and no step at all with
     --places alone.
 

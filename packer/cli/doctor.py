@@ -13,7 +13,7 @@ from click.shell_completion import get_completion_class
 from cache.errors import install_command
 from cache.files import atomic_write
 from cache.messages import plural, table, wrapped
-from packer.cli.text import Emphasis, json_option, show, show_result, width
+from packer.cli.text import Emphasis, json_option, print_json, show, show_result, width
 from packer.doctor import Health, examine
 
 __all__ = ["command", "completion_command"]
@@ -60,7 +60,8 @@ def _lines(result: Health) -> Iterator[str]:
 @click.command("completion")
 @click.argument("shell", required=False, type=click.Choice(sorted(_PLACES)))
 @click.option("--print", "only_print", is_flag=True, help="Print the script, and install nothing.")
-def completion_command(shell: str | None, only_print: bool) -> None:
+@json_option
+def completion_command(shell: str | None, only_print: bool, as_json: bool) -> None:
     """Install the completion of commands and options for your SHELL. Default: the one of $SHELL."""
     shell = shell or Path(os.environ.get("SHELL", "")).name
     kind = get_completion_class(shell) if shell in _PLACES else None
@@ -69,13 +70,16 @@ def completion_command(shell: str | None, only_print: bool) -> None:
     root = click.get_current_context().find_root().command
     script = kind(root, {}, "packer", "_PACKER_COMPLETE").source()
     if only_print:
-        click.echo(script)
+        print_json({"shell": shell, "script": script}) if as_json else click.echo(script)
         return
     variable, default, name = _PLACES[shell]
     base = os.environ.get(variable, "")
     path = (Path(base) if os.path.isabs(base) else Path.home() / default) / name
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(path, script.encode())
+    if as_json:
+        print_json({"shell": shell, "path": str(path)})
+        return
     show(f"{path}: completion of packer for {shell}, from the next shell on")
     if shell == "zsh":
         show(f"if zsh does not find it, write into ~/.zshrc, before compinit:  fpath+=({path.parent})")

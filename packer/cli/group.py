@@ -6,12 +6,12 @@ The library names arguments: overwrite=True, on_error='skip'. Messages show the 
 
 from __future__ import annotations
 
+import difflib
 import errno
 import importlib
 import io
 import json
 import os
-import re
 import sys
 import traceback
 from typing import Any, NoReturn
@@ -20,17 +20,19 @@ import click
 
 from cache.errors import PackerError
 from cache.messages import printable
-from packer import __version__
+from packer.cli.examples import show_examples, words_text
+from packer.cli.flags import learn_flags, with_flags
 from packer.cli.interrupt import INTERRUPTED, leave_at_once, started
+from packer.cli.verbose import stop_logging, verbose_option, version_lines
 
-__all__ = ["cli", "run", "with_flags"]
+__all__ = ["cli", "run"]
 
 # By task, of each command: what it is for, and where it is (module of packer.cli, name in it).
 _TASKS = {
     "Make sets": {
         "convert": ("Pack a source into HDF5, TFRecord or tar shards.", "convert", "command"),
         "commit": ("Make a set of what tasks of an array job have packed.", "commit", "command"),
-        "index": ("Adopt shards made elsewhere, or rebuild an index.", "convert", "index_command"),
+        "index": ("Adopt shards made elsewhere, or rebuild an index.", "index", "command"),
         "reshard": (
             "Pack a set again: other format or size of shards, without unused bytes.",
             "sets",
@@ -49,10 +51,11 @@ _TASKS = {
         "prune": ("Remove what a set keeps for readers of its earlier states.", "sets", "prune_command"),
     },
     "Look and check": {
+        "view": ("Show the samples of a set, a folder or an archive in the browser.", "view", "command"),
         "inspect": ("Show what a packed set is.", "inspect", "command"),
         "verify": ("Check every byte of a packed set.", "verify", "command"),
         "extract": ("Write the original files back.", "verify", "extract_command"),
-        "export-index": ("Write the index files of other readers.", "convert", "export_command"),
+        "export-index": ("Write the index files of other readers.", "index", "export_command"),
     },
     "Bring data near": {
         "stage": ("Copy a packed set to this node's own disk.", "stage", "command"),
@@ -95,13 +98,16 @@ class _Commands(click.Group):
             return None
         _, module, name = _COMMANDS[cmd_name]
         command: click.Command = getattr(importlib.import_module(f"packer.cli.{module}"), name)
+        show_examples(command, cmd_name)
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in _COMMANDS and not args[0].startswith("-"):
+            ctx.fail(f"No such command {args[0]!r}.{_did_you_mean(args[0])}")
         found = super().resolve_command(ctx, args)
-        _learn_flags(found[1])
+        learn_flags(found[1])
         started()
         return found
 
@@ -112,8 +118,25 @@ class _Commands(click.Group):
                 formatter.write_dl([(name.ljust(longest), help) for name, (help, _, _) in commands.items()])
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(__version__, prog_name="packer")
+def _did_you_mean(name: str) -> str:
+    close = difflib.get_close_matches(name, _COMMANDS)
+    return f" Did you mean {' or '.join(close)}?" if close else ""
+
+
+def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        click.echo("\n".join(version_lines()))
+        ctx.exit()
+
+
+@click.group(
+    cls=_Commands,
+    epilog=words_text(),
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+@click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version,
+              help="Show the versions of packer and of what it runs on.")  # fmt: skip
+@verbose_option
 def cli() -> None:
     """Pack image datasets into standard shards with one index; check, change, stage, cache and read them.
 
@@ -133,6 +156,8 @@ def run(arguments: list[str] | None = None) -> NoReturn:
         status = _status_of(arguments, "--json" in before_command)
     except KeyboardInterrupt:  # a second one, while the first was handled
         status = _INTERRUPTED_STATUS
+    finally:
+        stop_logging()
     if status == _INTERRUPTED_STATUS:
         leave_at_once()
     sys.exit(status)
@@ -213,29 +238,3 @@ def _escape_unprintable() -> None:
 def _give_up_stdout() -> None:
     """Prevent errors at exit about output that cannot be written."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-
-
-_ARGUMENT = re.compile(r"\b([a-z][a-z_]*)=('[^']*'|[A-Za-z0-9_]+)")
-_flags: dict[str, str] = {}
-
-
-def _learn_flags(command: click.Command | None) -> None:
-    """Remember the options of a command and its subcommands."""
-    for part in command.commands.values() if isinstance(command, click.Group) else ():
-        _learn_flags(part)
-    for option in command.params if command is not None else ():
-        if isinstance(option, click.Option):
-            _flags[str(option.name)] = max(option.opts, key=len)
-
-
-def with_flags(message: str) -> str:
-    """A message with flags in place of arguments, but for what follows "(in Python:"."""
-
-    def flag(found: re.Match[str]) -> str:
-        name, value = found[1], found[2].strip("'")
-        if name not in _flags:
-            return found[0]
-        return _flags[name] if value == "True" else f"{_flags[name]} {value}"
-
-    text, mark, rest = message.partition("(in Python:")
-    return _ARGUMENT.sub(flag, text) + mark + rest

@@ -21,11 +21,11 @@ _CLASSES_SHOWN = 20
 
 
 @click.command("inspect")
-@click.argument("path", metavar="DIR", type=SetPlace())
+@click.argument("path", metavar="SET", type=SetPlace())
 @click.option("--classes", "all_classes", is_flag=True, help="Show every class, not the first 20.")
 @json_option
 def command(path: str, all_classes: bool, as_json: bool) -> None:
-    """Show splits, counts, classes, sizes, dimensions, duplicates and origin of the set in DIR."""
+    """Show splits, counts, classes, sizes, dimensions, duplicates and origin of SET."""
     result = inspect(path)
     show_result(result, as_json, lambda: describe(result, all_classes))
 
@@ -120,16 +120,21 @@ def _duplicate_line(result: InspectResult) -> str:
 
 
 @click.command("order")
-@click.argument("path", metavar="DIR", type=SetPlace())
+@click.argument("path", metavar="SET", type=SetPlace())
 @split_option("Default: the only split, or train.")
 @click.option("--block-bytes", default="8MiB", show_default=True, metavar="SIZE", help="Consecutive bytes of a block.")
 @click.option(
-    "--window", "windows", multiple=True, type=click.IntRange(min=1), help="Blocks in memory at a time; repeatable."
+    "--window",
+    "windows",
+    multiple=True,
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Blocks in memory at a time; repeatable.",
 )
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0))
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), metavar="SEED", help="Of the draw.")
 @json_option
 def order_command(path: str, block_bytes: str, windows: tuple[int, ...], as_json: bool, **options: Any) -> None:
-    """Show what each order of the samples in DIR costs in bytes read, and how well it mixes them.
+    """Show what each order of the samples in SET costs in bytes read, and how well it mixes them.
 
     Local disks read single samples at little cost; slow and remote storage needs a block shuffle.
     """
@@ -154,17 +159,25 @@ def _order_lines(reports: list[OrderReport], block_bytes: str) -> list[str]:
 
 
 @click.command("parity", short_help="Compare decoders and resizers with Pillow.")
-@click.argument("path", metavar="DIR", type=click.Path(exists=True))
-@click.option("--split", help="Default: the only split, or train.")
-@click.option("--samples", default=200, show_default=True, type=click.IntRange(min=1), help="Images, drawn by --seed.")
-@click.option("--size", default=224, show_default=True, type=click.IntRange(1, 4096), help="Side of the resized boxes.")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0))
-@click.option("--device", default="cpu", show_default=True, help="Where to decode and resize: cpu, cuda, cuda:1, …")
+@click.argument("path", metavar="SET", type=click.Path(exists=True))
+@split_option("Default: the only split, or train.")
+@click.option("--samples", default=200, show_default=True, type=click.IntRange(min=1), metavar="N",
+              help="Images, drawn by --seed.")  # fmt: skip
+@click.option("--size", default=224, show_default=True, type=click.IntRange(1, 4096), metavar="N",
+              help="Side of the resized boxes, in pixels.")  # fmt: skip
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), metavar="SEED", help="Of the draw.")
+@click.option(
+    "--device",
+    default="cpu",
+    show_default=True,
+    metavar="DEVICE",
+    help="Where to decode and resize: cpu, cuda, cuda:1, …",
+)
 @json_option
 def parity_command(
     path: str, split: str | None, samples: int, size: int, seed: int, device: str, as_json: bool
 ) -> None:
-    """Show how far the pixels of each decoder and resizer are from Pillow's, on images of DIR."""
+    """Show how far the pixels of each decoder and resizer are from Pillow's, on images of SET."""
     from readers.loader.loader import find_device
     from readers.parity import compare_with_pillow
 

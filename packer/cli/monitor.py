@@ -29,7 +29,7 @@ _COLUMNS = 110
               help="Between two samples.")  # fmt: skip
 @report_option("Write a report with a heat map, in one file.")
 @json_option
-@click.argument("run", nargs=-1, type=click.UNPROCESSED, required=True, metavar="COMMAND…")
+@click.argument("run", nargs=-1, type=click.UNPROCESSED, required=True, metavar="COMMAND...")
 def command(output: Path | None, interval: float, html: Path | None, as_json: bool, run: tuple[str, ...]) -> int:
     """Run COMMAND and record what the machine does meanwhile: CPUs, memory, disks, network, file systems, GPUs.
 

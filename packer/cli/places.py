@@ -1,4 +1,4 @@
-"""`packer diagnose --places DIR,DIR` and `--batch-sizes N,N`: what they take."""
+"""`packer diagnose --places DIR,…` and `--batch-sizes N,…`: what they take."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def _sizes(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
     return tuple(map(int, parts)) or None
 
 
-batch_sizes_option = click.option("--batch-sizes", callback=_sizes, metavar="N,N", help="Measure the loop with batches "
+batch_sizes_option = click.option("--batch-sizes", callback=_sizes, metavar="N,…", help="Measure the loop with batches "
     "of these sizes, too. A simulated step takes as much longer as its batch is larger.")  # fmt: skip
-places_option = click.option("--places", callback=_directories, metavar="DIR,DIR", help="Copy a sample of the set to "
+places_option = click.option("--places", callback=_directories, metavar="DIR,…", help="Copy a sample of the set to "
     "each of these directories, and compare how fast it is read there and where the set is.")  # fmt: skip
 
 
@@ -49,7 +49,7 @@ def places_of(loader: Any, as_json: bool, options: dict[str, Any]) -> Places:
     reader = loader if isinstance(loader, Reader) else reader_of(loader)
     if reader is None:
         raise click.UsageError(
-            f"--places is for a DATASET, or for a loader over a reader of this package, not for {type(loader).__name__}"
+            f"--places is for a SET, or for a loader over a reader of this package, not for {type(loader).__name__}"
         )
     size = options["batch_size"] or getattr(loader, "batch_size", None) or _BATCH_SIZE
     seconds = min(options["seconds"], MOST_SECONDS)

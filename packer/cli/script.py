@@ -39,7 +39,7 @@ def find_loader(named: tuple[Path, str], options: dict[str, Any]) -> Any:
     """The loader that a script names. Raises UsageError for options that are for a data set only."""
     if options:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in options)
-        raise click.UsageError(f"{flags} is for a DATASET; {named[0].name}:{named[1]} makes its own loader")
+        raise click.UsageError(f"{flags} is for a SET; {named[0].name}:{named[1]} makes its own loader")
     made = find_named(*named)
     if callable(made) and not hasattr(made, "__iter__"):
         try:

@@ -1,4 +1,4 @@
-"""`packer serve SET FOLDER`: what this node holds of a set, for the other nodes of the job, until it is stopped.
+"""`packer serve SET DIR`: what this node holds of a set, for the other nodes of the job, until it is stopped.
 
 The address is the only thing on stdout.
 """
@@ -29,7 +29,7 @@ __all__ = ["command"]
 
 @click.command("serve")
 @click.argument("path", metavar="SET", type=SetPlace())
-@click.argument("folder", type=click.Path(file_okay=False))
+@click.argument("folder", metavar="DIR", type=click.Path(file_okay=False))
 @split_option("Default: the only split, or train.")
 @part_option("The part that this node holds: node I of N (from 0), as node-local order deals samples. Default: "
              "node, as the launcher numbers the nodes.")  # fmt: skip
@@ -39,18 +39,25 @@ __all__ = ["command"]
               "50% of the samples, or auto. In training: readers.cached(reader, SIZE, partition=…).")  # fmt: skip
 @click.option("--host", metavar="ADDRESS", help="Where to listen: a name, an address or a network of this machine, "
               "as 10.1.0.0/16. Default: the address of its own name.")  # fmt: skip
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Default: a free one.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, metavar="N", help="Default: a free one.")
 @click.option("--token", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="A file of mode 0600. "
-              "Default: one is made in FOLDER.")  # fmt: skip
-@click.option("--certificate", type=click.Path(exists=True, dir_okay=False), metavar="PEM", help="Speak TLS.")
-@click.option("--key", type=click.Path(exists=True, dir_okay=False), metavar="PEM", help="Of the certificate.")
+              "Default: one is made in DIR.")  # fmt: skip
+@click.option(
+    "--certificate",
+    type=click.Path(exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Speak TLS, with this certificate (PEM).",
+)
+@click.option(
+    "--key", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="Key of the certificate (PEM)."
+)
 @json_option
-@click.argument("run", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND…]")
+@click.argument("run", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
 def command(path: str, folder: str, as_json: bool, run: tuple[str, ...], **options: Any) -> int:
     """Serve this node's part of SET to the other nodes of the job, until SIGTERM, Ctrl-C or the end of COMMAND.
 
-    FOLDER is one that all nodes see: they find each other's addresses and the token there. In training:
-    readers.share(reader, FOLDER, serve=False).
+    DIR is one that all nodes see: they find each other's addresses and the token there. In training:
+    readers.share(reader, DIR, serve=False).
     """
     stopped = threading.Event()
     signals = HeldSignals(lambda: True, stopped.set)

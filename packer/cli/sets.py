@@ -16,9 +16,9 @@ from packer.cli.text import (
     Size,
     human_bytes,
     json_option,
+    new_split_option,
     pairs,
     show_result,
-    split_name,
     split_option,
     watcher,
     workers_option,
@@ -61,9 +61,8 @@ _keys = click.option("--keys", type=click.Path(exists=True, dir_okay=False), met
 
 @click.command("append")
 @_set
-@click.argument("source", type=SetPlace(local=True))
-@click.option("--split", callback=split_name, metavar="NAME", help="Take this split only; or the name of a source "
-              "without splits.")  # fmt: skip
+@click.argument("source", metavar="SOURCE", type=SetPlace(local=True))
+@new_split_option("Take this split only; or the name of a source without splits.")
 @click.option("--existing", type=click.Choice(EXISTING), default="raise", show_default=True,
               help="Samples whose key the split has already.")  # fmt: skip
 @click.option("--on-error", type=click.Choice(EXISTING), default="raise", show_default=True, help="Unreadable images.")
@@ -96,7 +95,8 @@ def merge_command(sets: tuple[str, ...], output: str, as_json: bool, **options: 
 @_set
 @click.option("--fractions", required=True, callback=pairs(float), metavar="NAME=SHARE,…", help="The new splits, as "
               "train=0.9,val=0.1.")  # fmt: skip
-@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, metavar="SEED",
+              help="Of the draw.")  # fmt: skip
 @click.option("--stratify", is_flag=True, help="Every class in these shares.")
 @split_option("Deal the samples of this split; the others stay.")
 @_output
@@ -114,7 +114,9 @@ def split_command(path: str, fractions: dict[str, float], as_json: bool, **optio
 @_keys
 @click.option("--every", type=click.IntRange(min=1), metavar="N", help="Each N-th sample of each split.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="At most N samples of each split.")
-@click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Draw those of --limit. Default: the first ones.")
+@click.option(
+    "--seed", type=click.IntRange(0, 2**32 - 1), metavar="SEED", help="Draw those of --limit. Default: the first ones."
+)
 @split_option()
 @_dry_run
 @json_option
@@ -152,7 +154,7 @@ def drop_command(path: str, where: str | None, keys: str | None, as_json: bool, 
 
 @click.command("relabel")
 @_set
-@click.argument("labels", required=False, type=click.Path(exists=True, dir_okay=False))
+@click.argument("labels", required=False, metavar="[FILE]", type=click.Path(exists=True, dir_okay=False))
 @click.option("--map", "names", multiple=True, callback=pairs(str), metavar="OLD=NEW", help="Another name of a "
               "class; one that is there joins the two. Repeatable.")  # fmt: skip
 @click.option("--classes", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="Names by label, one a "
@@ -163,9 +165,9 @@ def drop_command(path: str, where: str | None, keys: str | None, as_json: bool, 
 def relabel_command(
     path: str, labels: str | None, names: dict[str, str] | None, classes: str | None, as_json: bool, **options: Any
 ) -> None:
-    """Give classes other names, or samples of SET the labels in LABELS: a table with the columns key and label."""
+    """Give classes other names, or samples of SET the labels in FILE: a table with the columns key and label."""
     if sum(given is not None for given in (labels, names, classes)) != 1:
-        raise click.UsageError("give one of LABELS, --map and --classes")
+        raise click.UsageError("give one of FILE, --map and --classes")
     listed = None if classes is None else read_keys(classes)
     _show(
         relabel(path, names=names, labels=labels, classes=listed, watcher=watcher(as_json), **options),
@@ -175,8 +177,8 @@ def relabel_command(
 
 @click.command("dedup")
 @_set
-@click.option("--near", type=click.IntRange(0, 20), metavar="BITS", help="Also images that look alike: perceptual "
-              "hashes that differ in at most so many of 128 bits; 6 finds resized and re-encoded ones.")  # fmt: skip
+@click.option("--near", type=click.IntRange(0, 20), metavar="N", help="Also images that look alike: perceptual "
+              "hashes that differ in at most N of 128 bits; 6 finds resized and re-encoded ones.")  # fmt: skip
 @click.option("--keep", type=click.Choice(KEEP), default="first", show_default=True, help="Which of a group stays.")
 @click.option("--prefer", metavar="SPLIT", help="Samples of this split stay before all others.")
 @_output
@@ -210,8 +212,8 @@ def _groups(result: DedupResult) -> list[str]:
 
 @click.command("add-field")
 @_set
-@click.argument("folder", type=click.Path(exists=True, file_okay=False))
-@click.option("--name", required=True, help="Name of the field, as mask.")
+@click.argument("folder", metavar="DIR", type=click.Path(exists=True, file_okay=False))
+@click.option("--name", required=True, metavar="NAME", help="Name of the field, as mask.")
 @click.option("--kind", type=click.Choice(list(KINDS)), help="What the files are. Default: by the field's name, or "
               "their suffix.")  # fmt: skip
 @_shard_size
@@ -220,7 +222,7 @@ def _groups(result: DedupResult) -> list[str]:
 @_dry_run
 @json_option
 def field_command(path: str, folder: str, as_json: bool, **options: Any) -> None:
-    """Add a field to SET: a file of FOLDER for each sample, named by its key, as cat/001.png.
+    """Add a field to SET: a file in DIR for each sample, named by its key, as cat/001.png.
 
     The files go into shards of their own; those of SET stay as they are.
     """

@@ -1,4 +1,4 @@
-"""`packer simulate DATASET`: what a job of many nodes would read, before it is submitted."""
+"""`packer simulate SET`: what a job of many nodes would read, before it is submitted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 
 import readers
 from packer.cli.report import report_option
-from packer.cli.text import Duration, SetPlace, Size, json_option, show_result, split_option, watcher, width
+from packer.cli.text import Duration, Rate, SetPlace, Size, json_option, show_result, split_option, watcher, width
 from packer.output import output_errors
 from packer.report import write_page
 from packer.report.diagnosis import command_line
@@ -24,17 +24,6 @@ __all__ = ["command"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 _PLANNED = ("samples", "mean_bytes", "shards")
-
-
-class _Rate(Size):
-    """Bytes a second, as 40GB/s."""
-
-    name = "rate"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, float):
-            return value
-        return float(super().convert(re.sub(r"/s$", "", str(value)), param, ctx))
 
 
 def _capacities(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[float | int, ...]:
@@ -57,7 +46,7 @@ def _names(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str,
 
 
 def _rate(flag: str, default: str, help: str) -> Callable[[F], F]:
-    return click.option(flag, type=_Rate(), default=default, show_default=True, metavar="RATE", help=help)
+    return click.option(flag, type=Rate(), default=default, show_default=True, metavar="RATE", help=help)
 
 
 def _count(flag: str, default: int | None, help: str, metavar: str = "N") -> Callable[[F], F]:
@@ -68,7 +57,7 @@ def _count(flag: str, default: int | None, help: str, metavar: str = "N") -> Cal
 
 
 @click.command("simulate")
-@click.argument("dataset", type=SetPlace(), required=False)
+@click.argument("dataset", metavar="[SET]", type=SetPlace(), required=False)
 @split_option("Default: the only split, or train.")
 @_count("--nodes", 1, "Nodes of the job.")
 @_count("--ranks", 1, "Ranks of each node: GPUs.")
@@ -76,10 +65,10 @@ def _count(flag: str, default: int | None, help: str, metavar: str = "N") -> Cal
 @click.option("--step", "step_seconds", type=Duration(), default="250ms", show_default=True, metavar="TIME",
               help="A training step that never waits for data.")  # fmt: skip
 @_count("--epochs", 10, "How many to simulate.")
-@click.option("--cache", "caches", multiple=True, default=("0,0.1,0.3,1",), callback=_capacities, metavar="SHARE",
+@click.option("--cache", "caches", multiple=True, default=("0,0.1,0.3,1",), callback=_capacities, metavar="SIZE,…",
               show_default=True, help="What each node may keep: a share of the set, or a size as 64GiB; repeatable, or "
               "separated by commas.")  # fmt: skip
-@click.option("--orders", callback=_names, default=",".join(ORDERS[:4]), show_default=True, metavar="NAME,NAME",
+@click.option("--orders", callback=_names, default=",".join(ORDERS[:4]), show_default=True, metavar="NAME,…",
               help=f"Some of {', '.join(ORDERS)}.")  # fmt: skip
 @click.option("--peers", is_flag=True, help="Nodes read what other nodes keep from them; each keeps its own part.")
 @click.option("--tail", type=click.Choice(["drop_last", "exact"]), default="drop_last", show_default=True,
@@ -99,7 +88,7 @@ def _count(flag: str, default: int | None, help: str, metavar: str = "N") -> Cal
 @_count("--window", 64, "Of block: blocks that are mixed at a time.")
 @_count("--exchange-every", 8, "Of node-local: epochs from one exchange of parts to the next.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="SEED", help="Of the orders.")
-@_count("--samples", None, "Without DATASET: samples of a set that is not packed yet.")
+@_count("--samples", None, "Without SET: samples of a set that is not packed yet.")
 @click.option("--mean-bytes", type=Size(), metavar="SIZE", help="Of it: bytes of a sample on average. Default: 110kB.")
 @_count("--shards", None, "Of it: shards. Default: of 1 GiB.")
 @report_option("Also write a page with charts.")
@@ -113,9 +102,9 @@ def command(
     html: Path | None,
     **options: Any,
 ) -> None:
-    """Simulate how a job would read DATASET: who reads what, when, from where, for each order and each cache.
+    """Simulate how a job would read SET: who reads what, when, from where, for each order and each cache.
 
-    DATASET is a packed set, in a directory or at an address; only its index is read. --samples, --mean-bytes and
+    SET is a packed set, in a directory or at an address; only its index is read. --samples, --mean-bytes and
     --shards describe a set that is not packed yet. The orders, schedules, caches and staging of a training run for all
     nodes in this process; times follow from the bandwidths that are given.
     """
@@ -129,9 +118,7 @@ def command(
     if dataset is None:
         found = simulate(_planned(planned), job, **rest)
     elif any(value is not None for value in planned.values()):
-        raise click.UsageError(
-            "--samples, --mean-bytes and --shards are for a set that is not packed: leave out DATASET"
-        )
+        raise click.UsageError("--samples, --mean-bytes and --shards are for a set that is not packed: leave out SET")
     else:
         with readers.open(dataset, split) as reader:
             found = simulate(subject_of(reader, reader.fields[0]), job, **rest)
@@ -158,6 +145,6 @@ def _machine(options: dict[str, Any]) -> Machine:
 def _planned(given: dict[str, int | None]) -> Any:
     samples, mean, shards = (given[name] for name in _PLANNED)
     if samples is None:
-        raise click.UsageError("name a DATASET, or describe one: --samples 1281167 --mean-bytes 110kB --shards 1300")
+        raise click.UsageError("name a SET, or describe one: --samples 1281167 --mean-bytes 110kB --shards 1300")
     mean = 110_000 if mean is None else mean
     return planned_set(samples, mean, shards or min(samples, max(1, -(-samples * mean >> 30))))

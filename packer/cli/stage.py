@@ -1,4 +1,4 @@
-"""`packer stage DATASET`, `packer stage ls`, `packer stage clean`.
+"""`packer stage SET`, `packer stage ls`, `packer stage clean`.
 
 The local directory is the only thing on stdout, so that a batch script can say DATA=$(packer stage …).
 """
@@ -20,6 +20,7 @@ from cache.staging import CLEANUPS
 from packer.cli.held import HeldSignals, undisturbed
 from packer.cli.text import (
     ProgressDisplay,
+    Rate,
     SetPlace,
     Size,
     human_bytes,
@@ -47,7 +48,7 @@ class _Stage(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         copy = self.commands["copy"]
-        with formatter.section("Options of packer stage DATASET"):
+        with formatter.section("Options of packer stage SET"):
             records = (option.get_help_record(ctx) for option in copy.params if isinstance(option, click.Option))
             formatter.write_dl([record for record in records if record is not None])
         with formatter.section("Commands"):
@@ -97,40 +98,46 @@ _target_option = target_option(
 
 
 @click.group("stage", cls=_Stage,
-             options_metavar="", subcommand_metavar="DATASET [OPTIONS] [-- COMMAND…] | ls | clean")  # fmt: skip
+             options_metavar="", subcommand_metavar="SET [OPTIONS] [-- COMMAND...] | ls | clean")  # fmt: skip
 def command() -> None:
     """Copy a packed set, or part of it, to this node's own disk: once per node, however many processes ask for it.
 
-    DATASET is a directory, or an address: s3://, gs://, az://, https://. The local directory is printed on stdout. A
+    SET is a directory, or an address: s3://, gs://, az://, https://. The local directory is printed on stdout. A
     COMMAND is run while the copy is in use, with the directory in PACKER_STAGED, and its exit status is returned.
     """
 
 
 @command.command("copy", hidden=True)
-@click.argument("dataset", type=SetPlace())
+@click.argument("dataset", metavar="SET", type=SetPlace())
 @_target_option
-@click.option("--split", "splits", callback=_splits, metavar="A,B", help="Only this split, or these.")
+@click.option("--split", "splits", callback=_splits, metavar="SPLIT,…", help="Only this split, or these.")
 @click.option("--as", "form", type=click.Choice(FORMS), default="shards", help="files: the original files of the set, "
               "for programs that read a folder of images. Default: shards.")  # fmt: skip
 @part_option("Share of node I of N (from 0), as node-local order deals samples; 'node': as the launcher numbers the "
              "nodes.")  # fmt: skip
 @click.option("--overlap/--no-overlap", default=True, help="Whether a shard in which two parts meet is staged on both "
               "nodes, or on the first alone, for nodes that share what they hold (packer serve).")  # fmt: skip
-@click.option("--fraction", type=click.FloatRange(0, 1, min_open=True), default=1.0, help="Of the bytes, in (0, 1].")
+@click.option(
+    "--fraction",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=1.0,
+    metavar="SHARE",
+    help="Of the bytes, in (0, 1].",
+)
 @click.option("--quota", "quota_bytes", type=Size(), metavar="SIZE", help="For all copies in DIR: unused ones are "
               "removed, least recently used first.")  # fmt: skip
 @click.option("--verify", is_flag=True, help="Also read files that exist already, and compare checksums.")
 @click.option("--cleanup", type=click.Choice(CLEANUPS), default="never", help="atexit: remove the copy when COMMAND "
               "has ended, unless it is still in use. Default: never.")  # fmt: skip
-@click.option("--bandwidth", "bytes_per_second", type=Size(), metavar="SIZE", help="At most this much a second.")
+@click.option("--bandwidth", "bytes_per_second", type=Rate(), metavar="RATE", help="At most this much, as 200MB/s.")
 @threads_option("Default: 2 to 8, as CPUs allow.")
 @click.option("--any-filesystem", is_flag=True, help="Take DIR even if other nodes share it (BeeOND).")
 @json_option
-@click.argument("run", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND…]")
+@click.argument("run", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
 def _copy(dataset: str, target: str | None, as_json: bool, run: tuple[str, ...], **options: Any) -> int:
-    """Copy DATASET to this node."""
+    """Copy SET to this node."""
     if options["cleanup"] == "atexit" and not run:
-        raise click.UsageError("--cleanup atexit needs a COMMAND to wait for: packer stage DATASET … -- COMMAND")
+        raise click.UsageError("--cleanup atexit needs a COMMAND to wait for: packer stage SET … -- COMMAND")
     display = _RankDisplay(as_json, follows=detect_ranks().local_rank > 0)
     staging = readers.stage(dataset, target, watcher=display, **options)
     signals = HeldSignals(lambda: staging.begun, staging.stop)
@@ -184,12 +191,12 @@ def _ls(target: str | None, as_json: bool) -> None:
 
 
 @command.command("clean")
-@click.argument("dataset", required=False)
+@click.argument("dataset", metavar="[SET]", required=False)
 @_target_option
 @click.option("--dry-run", is_flag=True, help="List only.")
 @json_option
 def _clean(dataset: str | None, target: str | None, dry_run: bool, as_json: bool) -> None:
-    """Remove unused staged copies; DATASET: only those of this set."""
+    """Remove unused staged copies; SET: only those of this set."""
     with undisturbed():
         result = clean_staged(dataset, target, dry_run=dry_run)
     show_result(result, as_json, lambda: _cleaned(result, "would remove" if dry_run else "removed"))

@@ -1,7 +1,4 @@
-"""Shared by all commands: options, numbers for people, results, and progress on stderr.
-
-Progress is a bar on a terminal, a line now and then elsewhere, and nothing with --json.
-"""
+"""Shared by all commands: options, numbers for people, results."""
 
 from __future__ import annotations
 
@@ -9,46 +6,37 @@ import json
 import os
 import re
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterable
-from typing import Any, TextIO, TypeVar
+from typing import Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
 from cache.errors import BadNameError, RemoteError
-from cache.messages import (
-    Done,
-    Silent,
-    Watcher,
-    bar,
-    human_bytes,
-    human_seconds,
-    json_printable,
-    parse_size,
-    printable,
-)
+from cache.messages import bar, human_bytes, human_seconds, json_printable, parse_size, printable
 from cache.remote import parse_url
-from packer.cli.group import with_flags
+from packer.cli.progress import ProgressDisplay, watcher, width
+from packer.cli.verbose import verbose_option
 from readers.names import SplitName
 
 __all__ = [
     "Duration",
     "Emphasis",
     "ProgressDisplay",
+    "Rate",
     "SetPlace",
     "Size",
     "bar",
     "human_bytes",
     "human_seconds",
     "json_option",
+    "new_split_option",
+    "one_of_many",
     "pairs",
     "part_option",
     "print_json",
     "show",
     "show_result",
-    "split_name",
     "split_option",
     "target_option",
     "threads_option",
@@ -59,7 +47,6 @@ __all__ = [
 
 F = TypeVar("F", bound=Callable[..., Any])
 _UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
-json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and no progress.")
 workers_option = click.option(
     "--workers",
     type=click.IntRange(min=1),
@@ -68,14 +55,25 @@ workers_option = click.option(
 )
 
 
+def json_option(command: F) -> F:
+    """--json and -v, which every command has."""
+    document = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and no progress.")
+    return document(verbose_option(command))
+
+
 def threads_option(help: str) -> Callable[[F], F]:
     """--threads N."""
     return click.option("--threads", type=click.IntRange(min=1), metavar="N", help=help)
 
 
 def split_option(help: str = "Only this split.") -> Callable[[F], F]:
-    """--split NAME, of an existing set."""
-    return click.option("--split", metavar="NAME", help=help)
+    """--split SPLIT, of an existing set."""
+    return click.option("--split", metavar="SPLIT", help=help)
+
+
+def new_split_option(help: str) -> Callable[[F], F]:
+    """--split SPLIT, which may get a new name."""
+    return click.option("--split", callback=_split_name, metavar="SPLIT", help=help)
 
 
 def part_option(help: str) -> Callable[[F], F]:
@@ -84,12 +82,18 @@ def part_option(help: str) -> Callable[[F], F]:
 
 
 def _part(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, int] | str | None:
-    if value is None or value == "node":
-        return value
-    node, slash, nodes = value.partition("/")
-    if not (slash and node.isdecimal() and nodes.isdecimal() and int(node) < int(nodes)):
-        raise click.BadParameter(f"{value!r} is neither i/n, with i from 0 to n - 1, nor node")
-    return int(node), int(nodes)
+    return value if value is None or value == "node" else one_of_many(value, "nor node")
+
+
+def one_of_many(value: str, otherwise: str = "") -> tuple[int, int]:
+    """I/N as (i, n). Raises BadParameter."""
+    number, slash, count = value.partition("/")
+    if not (slash and number.isdecimal() and count.isdecimal() and int(number) < int(count)):
+        what = (
+            f"is neither I/N, with I from 0 to N - 1, {otherwise}" if otherwise else "is not I/N with I from 0 to N - 1"
+        )
+        raise click.BadParameter(f"{value!r} {what}; as 0/4")
+    return int(number), int(count)
 
 
 def target_option(help: str, **more: Any) -> Callable[[F], F]:
@@ -97,8 +101,7 @@ def target_option(help: str, **more: Any) -> Callable[[F], F]:
     return click.option("--target", metavar="DIR", help=help, **more)
 
 
-def split_name(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """The name of a new split; a callback of click."""
+def _split_name(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     try:
         return None if value is None else SplitName(value)
     except BadNameError as error:
@@ -115,6 +118,17 @@ class Size(click.ParamType):  # type: ignore[type-arg]
             return value if isinstance(value, int) else parse_size(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
+
+
+class Rate(Size):
+    """Bytes a second, as 40GB/s."""
+
+    name = "rate"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, float):
+            return value
+        return float(super().convert(re.sub(r"/s$", "", str(value)), param, ctx))
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]
@@ -178,14 +192,6 @@ def show(*lines: str, err: bool = False) -> None:
         click.echo(click.style(text, fg="yellow") if coloured and isinstance(line, Emphasis) else text, err=err)
 
 
-def width(stream: TextIO | None = None, other: int = 100) -> int:
-    """Columns of the terminal that a stream is, stdout by default; `other` where it is not one."""
-    try:
-        return os.get_terminal_size((stream or sys.stdout).fileno()).columns or other
-    except (OSError, ValueError):
-        return other
-
-
 def show_result(result: Any, as_json: bool, lines: Callable[[], Iterable[str]]) -> None:
     """Print a result, or a list of them, as JSON or as lines for people."""
     if as_json:
@@ -197,85 +203,6 @@ def show_result(result: Any, as_json: bool, lines: Callable[[], Iterable[str]]) 
 def print_json(value: Any) -> None:
     """One JSON document on stdout; control characters are escaped in it as JSON does."""
     click.echo(json_printable(json.dumps(value, indent=1, ensure_ascii=False, default=list)))
-
-
-_BAR, _LEAST_BAR = 24, 4
-_COLUMNS = 80
-_TERMINAL_SECONDS = 0.2
-_LINE_SECONDS = 10.0
-
-
-def watcher(json: bool) -> Watcher:
-    """The watcher that a command passes to the library."""
-    return Silent() if json else ProgressDisplay(sys.stderr)
-
-
-class ProgressDisplay:
-    """Draws progress, from a thread that runs during the work."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._terminal = stream.isatty()
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def note(self, text: str) -> None:
-        print(f"packer: {printable(with_flags(text))}", file=self._stream, flush=True)
-
-    def begin(self, samples: int, total_bytes: int, done: Done, *, waiting: bool = False) -> None:
-        self._stop.clear()
-        self._thread = threading.Thread(target=self._draw, args=(samples, total_bytes, done), daemon=True)
-        self._thread.start()
-
-    def end(self) -> None:
-        if self._thread is not None:
-            self._stop.set()
-            self._thread.join()
-            self._thread = None
-
-    def _draw(self, samples: int, total_bytes: int, done: Done) -> None:
-        started = time.monotonic()
-        step = _TERMINAL_SECONDS if self._terminal else _LINE_SECONDS
-        while not self._stop.wait(step):
-            columns = width(self._stream, _COLUMNS) if self._terminal else 0  # it may have been resized
-            self._show(progress_line(samples, total_bytes, *done(), time.monotonic() - started, columns))
-        if self._terminal:
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()
-
-    def _show(self, line: str) -> None:
-        self._stream.write(f"\r{line}\x1b[K" if self._terminal else f"packer: {line}\n")
-        self._stream.flush()
-
-
-def progress_line(
-    samples: int, total_bytes: int, done_samples: int, done_bytes: int, seconds: float, columns: int = 0
-) -> str:
-    """One line: share done, rates, time left. By bytes where their total is known, by samples otherwise.
-
-    columns: width of the terminal; the line stays shorter, as one that wraps is repeated and not overwritten. 0: none.
-    """
-    if total_bytes:
-        share = min(1.0, done_bytes / total_bytes)
-    else:
-        share = min(1.0, done_samples / samples) if samples else 0.0
-    parts = [f"{share:4.0%}"]
-    seconds = max(seconds, 1e-9)
-    if done_samples:
-        of = f"/{samples:,}" if samples else ""
-        parts.append(f"{done_samples:,}{of} samples, {done_samples / seconds:,.0f}/s")
-    if done_bytes:
-        parts.append(f"{human_bytes(done_bytes / seconds)}/s")
-    if share > 0:
-        parts.append(f"{human_seconds(seconds * (1 - share) / share)} left")
-    line = "  ".join(parts)
-    if not columns:
-        return line
-    width = min(_BAR, columns - len(line) - 3)
-    if width >= _LEAST_BAR:
-        filled = round(share * width)
-        line = "█" * filled + "░" * (width - filled) + f"  {line}"
-    return line[: max(0, columns - 1)]
 
 
 def pairs(kind: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, Any], dict[str, Any] | None]:

@@ -21,7 +21,7 @@ _SHOWN = 50
 
 
 @click.command("verify")
-@click.argument("path", metavar="DIR", type=SetPlace())
+@click.argument("path", metavar="SET", type=SetPlace())
 @click.option("--deep", is_flag=True, help="Also the checksum of each whole shard, the format's own checksums, and a "
               "full decode of every image.")  # fmt: skip
 @click.option("--against", type=SetPlace(local=True), metavar="SOURCE", help="Compare with the original source.")
@@ -29,9 +29,9 @@ _SHOWN = 50
 @engine_options
 @json_option
 def command(path: str, as_json: bool, **options: Any) -> None:
-    """Check the set in DIR: size of every shard, structure, CRC32C of every sample, index against shards.
+    """Check SET: size of every shard, structure, CRC32C of every sample, index against shards.
 
-    DIR may be an address; then the CRC32C of every shard and the index are checked.
+    SET may be an address; then the CRC32C of every shard and the index are checked.
 
     Exits with 1 and names each damaged sample where anything is wrong.
     """
@@ -53,8 +53,8 @@ def _verified(result: VerifyResult) -> Iterator[str]:
 
 
 @click.command("extract")
-@click.argument("path", metavar="DIR", type=SetPlace(local=True))
-@click.option("-o", "--output", type=click.Path(), required=True, help="Where the tree goes.")
+@click.argument("path", metavar="SET", type=SetPlace(local=True))
+@click.option("-o", "--output", type=click.Path(), required=True, metavar="DIR", help="Where the tree goes.")
 @split_option()
 @click.option("--keys", multiple=True, metavar="PATTERN", help="Only keys that match, as 'n01440764/*'; repeatable.")
 @click.option("--overwrite", is_flag=True, help="Replace files that are there with other bytes.")
@@ -62,7 +62,7 @@ def _verified(result: VerifyResult) -> Iterator[str]:
 @engine_options
 @json_option
 def extract_command(path: str, output: str, as_json: bool, **options: Any) -> None:
-    """Write the files of the set in DIR, with their original names and bytes, every checksum verified."""
+    """Write the files of SET, with their original names and bytes, every checksum verified."""
     result = extract(path, output, watcher=watcher(as_json), **options)
 
     def lines() -> Iterator[str]:

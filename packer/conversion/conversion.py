@@ -11,15 +11,17 @@ commit and a change of the set take alone; listing and planning is under a secon
 
 from __future__ import annotations
 
+import logging
 import shutil
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from cache.errors import OutputError, SourceError
 from cache.files import BusyError
-from cache.messages import Watcher
+from cache.messages import Watcher, human_bytes, human_seconds, listed, plural
 from cache.node import usable_cpus
 from packer.columns import PartMeta
 from packer.conversion import saved
@@ -43,6 +45,7 @@ from readers.layout import read_dataset_info
 
 __all__ = ["Conversion"]
 
+_log = logging.getLogger(__name__)
 _PATIENCE_SECONDS, _WAIT_SECONDS = 1.0, 600.0  # for a commit, or a conversion that is just beginning
 
 
@@ -176,6 +179,7 @@ class Conversion:
     def _prepare(self) -> Prepared:
         """List and plan."""
         self._watcher.note(f"listing {self._source.title}")
+        started = time.perf_counter()
         try:
             with without_gc():
                 listing = self._choice.of(self._source.list(self._options.split))
@@ -188,6 +192,7 @@ class Conversion:
         for split in listing.splits.values():
             check_listing(split, self._source.title)
         check_fields(self._options.ops, listing.fields)
+        self._watcher.note(_listed(listing, time.perf_counter() - started))
         self._show_warnings(listing)
         return Prepared(make_plan(listing, self._options, format_named(self._options.to)), listing)
 
@@ -208,6 +213,12 @@ class Conversion:
         if resumed:
             self._watcher.note(f"resuming: {resumed} of {len(metas)} shards are whole already")
         shards = [plan.shards[number] for number in missing]
+        _log.info(
+            "%s of %s planned, about %s each",
+            plural(len(metas), "shard"),
+            self._options.to,
+            human_bytes(sum(plan.shards[number].source_bytes for number in numbers) / max(1, len(metas))),
+        )
         size = sum(shard.source_bytes for shard in shards)
         self._check_space(size)
         done = run_shards(
@@ -262,6 +273,21 @@ class Conversion:
             expected_bytes=trial.shard_bytes if trial else None,
             expected_seconds=trial.seconds / max(1, workers) if trial else None,
         )
+
+
+def _listed(listing: SourceListing, seconds: float) -> str:
+    """What was found, and what is left out of it, in a line."""
+    samples = plural(sum(map(len, listing.splits.values())), "sample")
+    splits = ", ".join(f"{name} {len(part):,}" for name, part in listing.splits.items())
+    size = sum(int(part.bytes.sum()) for part in listing.splits.values())
+    text = f"listed {samples} ({splits}), {plural(len(listing.classes), 'class')}"
+    text += f", {human_bytes(size)}" if size else ""
+    text += f" in {human_seconds(seconds)}"
+    if listing.left_out:
+        reasons = Counter(reason for _, reason in listing.left_out).most_common()
+        text += f"; left out {plural(len(listing.left_out), 'file')}: "
+        text += listed([f"{count:,} {reason}" for reason, count in reasons])
+    return text
 
 
 def _samples_by_split(splits: Sequence[str], metas: Sequence[PartMeta]) -> dict[str, int]:

@@ -61,6 +61,11 @@ class ShardTask:
     plan: str = ""
     where: str = ""
 
+    @property
+    def title(self) -> str:
+        """Its name in the log."""
+        return self.shard
+
 
 def pack_shard(task: ShardTask, counter: Counter) -> PartMeta:
     """Read, check and write the samples of one shard; the part is written when the shard is on the disk.
@@ -193,6 +198,7 @@ class _Packing:
         if isinstance(reader, AheadReader):
             reader.expect(samples.places)
         pending_samples = pending_bytes = 0
+        seen = len(self.left_out)
         for i, place in enumerate(samples.places):
             payloads: Sequence[Buffer | None] = ()
             try:
@@ -211,11 +217,11 @@ class _Packing:
             pending_samples += 1
             pending_bytes += samples.bytes[i]
             if pending_bytes >= _REPORT_BYTES or pending_samples >= _REPORT_SAMPLES:
-                counter.report(pending_samples, pending_bytes)
-                pending_samples = pending_bytes = 0
+                counter.report(pending_samples, pending_bytes, len(self.left_out) - seen)
+                pending_samples, pending_bytes, seen = 0, 0, len(self.left_out)
                 if counter.stopped():
                     raise Cancelled
-        counter.report(pending_samples, pending_bytes)
+        counter.report(pending_samples, pending_bytes, len(self.left_out) - seen)
 
     def _is_worth_reading(self, samples: Slice, i: int, reader: SourceReader) -> bool:
         """Check a large file before memory is allocated for it: a tree may hold other files than images."""

@@ -78,7 +78,7 @@ def _pack(source: Source, options: ConvertOptions, prepared: Prepared, split: st
 
 
 class _Uncounted:
-    def report(self, samples: int, payload_bytes: int) -> None: ...
+    def report(self, samples: int, payload_bytes: int, left_out: int = 0) -> None: ...
 
     def stopped(self) -> bool:
         return False

@@ -1,7 +1,7 @@
 """Progress and stop of a run, as files that all nodes see.
 
     <folder>/.run-<16 hex digits>.tmp/stop    "0"; "1" when the run ends early, and no file at all when it is over
-    <folder>/.run-<16 hex digits>.tmp/<task>  samples and source bytes that a task has done, two uint64
+    <folder>/.run-<16 hex digits>.tmp/<task>  samples, source bytes and samples left out so far, three uint64
 
 The process that runs a command makes the directory and removes it. A task writes its file in place, twice a second at
 most. `stop` exists from the beginning, since a network filesystem may remember for a while that a name is missing, and
@@ -17,15 +17,18 @@ import struct
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeAlias
 
 from cache.errors import WorkerError
 from cache.files import Folder, read_regular
 
-__all__ = ["Board", "TaskCounter"]
+__all__ = ["Board", "Progress", "TaskCounter"]
+
+Progress: TypeAlias = "tuple[int, int, int]"  # samples, source bytes, samples left out
 
 _STOP = "stop"
 _ATTEMPTS = 3
-_DONE = struct.Struct("<QQ")
+_DONE = struct.Struct("<QQQ")
 _WRITE_SECONDS = _LOOK_SECONDS = 0.5
 _READ_SECONDS = 2.0
 _APPEAR_SECONDS, _LATE_SECONDS = 10.0, 0.5
@@ -46,35 +49,34 @@ class Board:
         except OSError:
             self.path = None
         self._running: set[int] = set()
-        self._finished = (0, 0)
-        self._seen, self._read_at = (0, 0), 0.0
+        self._finished = self._seen = (0, 0, 0)
+        self._read_at = 0.0
 
     def begin(self, task: int) -> None:
         """A task has been handed out."""
         self._running.add(task)
 
-    def end(self, task: int, samples: int, source_bytes: int) -> None:
+    def end(self, task: int, done: Progress) -> None:
         """A task has ended, after so much."""
         self._running.discard(task)
-        self._finished = (self._finished[0] + samples, self._finished[1] + source_bytes)
+        self._finished = _sum(self._finished, done)
 
-    def totals(self) -> tuple[int, int]:
-        """(samples, source bytes) done so far in this run."""
+    def totals(self) -> Progress:
+        """(samples, source bytes, samples left out) so far in this run."""
         now = time.monotonic()
         if now >= self._read_at:
-            parts = [self._read(task) for task in sorted(self._running)]
-            self._seen = sum(part[0] for part in parts), sum(part[1] for part in parts)
+            self._seen = _sum(*map(self._read, sorted(self._running)))
             self._read_at = now + _READ_SECONDS
-        return self._finished[0] + self._seen[0], self._finished[1] + self._seen[1]
+        return _sum(self._finished, self._seen)
 
-    def _read(self, task: int) -> tuple[int, int]:
+    def _read(self, task: int) -> Progress:
         if self.path is None:
-            return 0, 0
+            return 0, 0, 0
         try:
-            samples, source_bytes = _DONE.unpack(read_regular(self.path / str(task), _DONE.size))
+            samples, source_bytes, left_out = _DONE.unpack(read_regular(self.path / str(task), _DONE.size))
         except (OSError, struct.error):  # not begun, or being written
-            return 0, 0
-        return samples, source_bytes
+            return 0, 0, 0
+        return samples, source_bytes, left_out
 
     def stop(self) -> None:
         """Have all tasks end soon."""
@@ -97,17 +99,21 @@ class Board:
         self.close()
 
 
+def _sum(*parts: Progress) -> Progress:
+    return sum(part[0] for part in parts), sum(part[1] for part in parts), sum(part[2] for part in parts)
+
+
 class TaskCounter:
     """What a task, on any node, reports to the board at `path`; None: to none.
 
-    samples, source_bytes: so far.
+    done: samples, source bytes and samples left out so far.
     """
 
     def __init__(self, path: Path | None, task: int) -> None:
         self._path, self._task = path, task
         self._look_at = self._write_at = 0.0
         self._stopped = False
-        self.samples = self.source_bytes = 0
+        self.done: Progress = (0, 0, 0)
 
     def check_visible(self) -> None:
         """Raises WorkerError where this machine does not see the board, or no longer.
@@ -125,16 +131,15 @@ class TaskCounter:
                 )
             time.sleep(0.1)
 
-    def report(self, samples: int, payload_bytes: int) -> None:
-        self.samples += samples
-        self.source_bytes += payload_bytes
+    def report(self, samples: int, payload_bytes: int, left_out: int = 0) -> None:
+        self.done = _sum(self.done, (samples, payload_bytes, left_out))
         now = time.monotonic()
         if self._path is not None and now >= self._write_at:
             self._write_at = now + _WRITE_SECONDS
             with suppress(OSError):
                 descriptor = os.open(self._path / str(self._task), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
                 try:
-                    os.pwrite(descriptor, _DONE.pack(self.samples, self.source_bytes), 0)
+                    os.pwrite(descriptor, _DONE.pack(*self.done), 0)
                 finally:
                     os.close(descriptor)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from cache.errors import PackerError, SourceError, WorkerError
 from packer import __version__
-from packer.engines.board import TaskCounter
+from packer.engines.board import Progress, TaskCounter
 
 __all__ = ["Call", "Outcome", "run_call"]
 
@@ -58,8 +58,7 @@ class Outcome:
     number: int
     is_error: bool
     value: Any
-    samples: int
-    source_bytes: int
+    done: Progress
     trace: str = ""
 
     def result(self) -> Any:
@@ -87,7 +86,7 @@ def run_call(call: bytes) -> bytes:
         value, is_error = error, True
         if not isinstance(error, (PackerError, MemoryError)):
             trace = traceback.format_exc()
-    outcome = Outcome(given.number, is_error, value, counter.samples, counter.source_bytes, trace)
+    outcome = Outcome(given.number, is_error, value, counter.done, trace)
     try:
         pickled = pickle.dumps(outcome, pickle.HIGHEST_PROTOCOL)
         if is_error:
@@ -95,7 +94,7 @@ def run_call(call: bytes) -> bytes:
         return pickled
     except Exception:
         text = f"{os.uname().nodename}: {type(value).__name__}: {value}"
-        return pickle.dumps(Outcome(given.number, True, WorkerError(text), 0, 0, trace))
+        return pickle.dumps(Outcome(given.number, True, WorkerError(text), (0, 0, 0), trace))
 
 
 def _run(call: Call, counter: TaskCounter) -> Any:

@@ -32,15 +32,15 @@ _counters: Any = None
 
 
 class Counters:
-    """Progress of all shards in memory shared with the workers: samples and bytes by shard, and a stop flag."""
+    """Progress of all shards in memory shared with the workers: three numbers a shard, and a stop flag."""
 
     def __init__(self, array: Any) -> None:
         self.array = array
 
-    def totals(self) -> tuple[int, int]:
-        """(samples, source bytes) done so far in this run."""
+    def totals(self) -> tuple[int, int, int]:
+        """(samples, source bytes, samples left out) so far in this run."""
         values = self.array[1:]
-        return sum(values[0::2]), sum(values[1::2])
+        return sum(values[0::3]), sum(values[1::3]), sum(values[2::3])
 
     def stop(self) -> None:
         self.array[0] = 1
@@ -48,11 +48,12 @@ class Counters:
 
 class _ShardCounter:
     def __init__(self, array: Any, shard: int) -> None:
-        self._array, self._first = array, 1 + 2 * shard
+        self._array, self._first = array, 1 + 3 * shard
 
-    def report(self, samples: int, payload_bytes: int) -> None:
+    def report(self, samples: int, payload_bytes: int, left_out: int = 0) -> None:
         self._array[self._first] += samples
         self._array[self._first + 1] += payload_bytes
+        self._array[self._first + 2] += left_out
 
     def stopped(self) -> bool:
         return bool(self._array[0])
@@ -78,7 +79,7 @@ def open_processes(workers: int, shards: int, note: Callable[[str], None]) -> tu
     Processes share locks and counters in /dev/shm; where that is missing this process does the work, and `note` is
     called.
     """
-    numbers = 2 * shards + 1
+    numbers = 3 * shards + 1
     if workers > 1:
         safe = sys.platform == "linux" and threading.active_count() == 1
         context: Any = multiprocessing.get_context("fork" if safe else "spawn")

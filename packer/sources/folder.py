@@ -99,7 +99,9 @@ def list_tree(
             listing.splits[name] = TreeListing(part, unique_keys(part.names).whole)
     if not listing.splits:
         seen = advice(where, left_out, Counter(reason for _, reason in left_out))
-        raise SourceError(f"{where}: no files found" + (f" but\n  {seen}" if seen else ""))
+        raise SourceError(
+            f"{where}: no files found" + (f" but\n  {seen}" if seen else "; name the folder or archive with the images")
+        )
     return listing
 
 

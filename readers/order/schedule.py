@@ -268,7 +268,10 @@ class ResumeToken:
     def from_dict(cls, content: Any) -> ResumeToken:
         """The inverse of `to_dict`; raises ResumeError for anything that it cannot have written."""
         if not isinstance(content, Mapping) or content.get("kind") != _KIND:
-            raise ResumeError(f"not a resume token: expected an object of kind {_KIND!r}, found {_short(content)}")
+            raise ResumeError(
+                f"not a resume token: expected an object of kind {_KIND!r}, as state_dict() gives, found "
+                f"{_short(content)}"
+            )
         version = content.get("version")
         if version != _VERSION or isinstance(version, bool):
             raise ResumeError(

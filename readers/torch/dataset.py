@@ -223,7 +223,7 @@ class ImageDataset(Dataset[Any]):
         if state.get("fingerprint") != self.reader.fingerprint:
             raise ResumeError(
                 f"this state was saved with another set: its fingerprint is {state.get('fingerprint')}, this one's is "
-                f"{self.reader.fingerprint}"
+                f"{self.reader.fingerprint}; open the set that the run began with, or start without the state"
             )
 
     # --- inside -------------------------------------------------------------------------------------------------

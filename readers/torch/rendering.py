@@ -23,8 +23,14 @@ __all__ = ["OpRenderer", "PerThread", "Place", "Task", "one_core"]
 
 @contextmanager
 def one_core() -> Iterator[None]:
-    """Let torch's operations of this thread use one core, as in a worker of a DataLoader."""
+    """Let torch's operations of this thread use one core, as in a worker of a DataLoader.
+
+    An image is too little work to share out: threads that wait for each other cost several times what they save.
+    """
     before = torch.get_num_threads()
+    if before == 1:  # not set again: what is set is also the default of threads to come, which others may have restored
+        yield
+        return
     torch.set_num_threads(1)
     try:
         yield
@@ -109,8 +115,9 @@ class OpRenderer:
             renderer = self._local.renderer = Renderer(self._recipe.interpolation, self._finish)
         pixels = renderer.chunk(1, *task.shape)
         out = torch.empty((1, 3, *task.shape), dtype=self._finish.dtype)
-        left = renderer.render(data, task.job, task.size, pixels, out)
-        self._finish.store(pixels, (pixels,), (left,), out)
+        with one_core():
+            left = renderer.render(data, task.job, task.size, pixels, out)
+            self._finish.store(pixels, (pixels,), (left,), out)
         return out[0]
 
 

@@ -167,7 +167,7 @@ def check_results_come_in_the_order_of_the_tasks(engine: Executor, tree: Path, f
     sizes, count = Sizes(), 40
     found = run_shards(double, range(count), count, Workers(engine=engine), sizes, (count, 780), folder=folder)
     assert found == [2 * number for number in range(count)]
-    assert sizes.total == sizes.done == (count, 780)
+    assert sizes.total == (count, 780) and sizes.done == (count, 780, 0)
     assert list(folder.iterdir()) == [], "files about progress are left"
 
 

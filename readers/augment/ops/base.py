@@ -36,6 +36,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from enum import IntEnum
+from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
@@ -164,14 +165,20 @@ def sides(size: Size) -> tuple[int, int]:
 
 def check_size(op: Op, size: Size) -> None:
     """Raise ValueError for what is not a size."""
-    both = sides(size)
-    if len(both) != 2 or not all(isinstance(side, int) and 0 < side <= MAX_SIDE for side in both):
+    both: object = sides(size)
+    is_pair = isinstance(both, tuple | list) and len(both) == 2
+    if not is_pair or not all(isinstance(side, int) and 0 < side <= MAX_SIDE for side in sides(size)):
         raise ValueError(f"{type(op).__name__}: a size is one or two whole numbers from 1 to {MAX_SIDE}, not {size!r}")
 
 
 def check_range(op: Op, name: str, bounds: Sequence[float], lowest: float, highest: float) -> None:
     """Raise ValueError for what is not (low, high) within these bounds."""
-    if len(bounds) != 2 or not lowest <= bounds[0] <= bounds[1] <= highest:
+    is_pair = isinstance(bounds, tuple | list) and len(bounds) == 2
+    if (
+        not is_pair
+        or not all(isinstance(bound, Real) for bound in bounds)
+        or not lowest <= bounds[0] <= bounds[1] <= highest
+    ):
         raise ValueError(f"{type(op).__name__}: {name} is (low, high) within {lowest} to {highest}, not {bounds!r}")
 
 

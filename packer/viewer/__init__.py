@@ -1,0 +1,63 @@
+"""`packer view`: a page in the browser to look at the samples of a set, a folder, an archive or an address.
+
+places, sources    what can be looked at, as readers
+columns, orders    what the page slices: columns as .npy, orders with runs, histograms
+scan               every sample read once, in the background
+document           view.json
+samples            one sample: bytes, facts, small pictures
+answers, server    paths to answers, over HTTP on 127.0.0.1
+page               the page itself: HTML, CSS and JavaScript, which loads nothing else
+"""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+
+from packer.viewer.answers import Answers
+from packer.viewer.document import View
+from packer.viewer.places import open_place
+from packer.viewer.server import ViewServer
+
+__all__ = ["Viewing", "view"]
+
+
+class Viewing:
+    """A page that is being served; close it, or use it as a context.
+
+    url: to open in a browser of this machine. It has a token: who has it sees the samples.
+    """
+
+    def __init__(self, view: View, server: ViewServer) -> None:
+        self._view, self._server = view, server
+        self.url, self.port = server.url, server.port
+
+    def close(self) -> None:
+        """Stop serving, and close what was opened. Does nothing the second time."""
+        self._server.close()
+        self._view.close()
+
+    def __enter__(self) -> Viewing:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def view(place: str | os.PathLike[str], *, split: str | None = None, port: int = 0) -> Viewing:
+    """Serve a page on 127.0.0.1 that shows the samples of a place, from threads of this process until it is closed.
+
+    place: a packed set by its directory or address, or any source of `packer.convert`, such as a folder or an archive.
+    split: only this one.
+    port: 0 for a free one.
+
+    Raises DatasetError, UnknownNameError, StaleIndexError, RemoteError, SourceError, MissingExtraError, ServingError.
+    """
+    opened = View(open_place(place, split))
+    try:
+        return Viewing(opened, ViewServer(Answers(opened), port))
+    except BaseException:
+        opened.close()
+        raise

@@ -1,0 +1,195 @@
+"""Requests to answers: which path means what. Nothing here knows sockets or headers.
+
+A path has been cut into its parts, unquoted, and is looked up: no part of it ever becomes the name of a file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any
+from urllib.parse import quote
+
+from cache.errors import PackerError, UnknownNameError
+from packer.viewer.columns import Body, Bytes, Column
+from packer.viewer.document import Pending, SplitView, View, order_document
+from packer.viewer.samples import as_png, field_bytes, sample_document, thumbnail
+
+__all__ = ["PAGE_TYPES", "Answer", "Answers", "Query", "error_answer", "page_files"]
+
+PAGE_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".json": "application/json",
+}
+_JSON, _BYTES, _JPEG, _PNG = "application/json", "application/octet-stream", "image/jpeg", "image/png"
+_LEAST_SIDE, _MOST_SIDE, _SIDE = 16, 1024, 160
+_NUMBER = re.compile(r"[0-9]{1,10}")
+Query = Mapping[str, Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """status, and a body of a media type. kept: whether browsers may keep it while this server runs."""
+
+    status: int
+    type: str = _JSON
+    body: Body = field(default_factory=lambda: Bytes(b""))
+    kept: bool = False
+
+
+class Refused(Exception):
+    """A request that cannot be answered: status, type and message of the error."""
+
+    def __init__(self, status: int, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.kind = status, kind
+
+
+def page_files() -> dict[str, bytes]:
+    """The files of the page, by name."""
+    folder = files("packer.viewer") / "page"
+    return {
+        entry.name: entry.read_bytes()
+        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name)
+        if entry.is_file() and entry.name[entry.name.rfind(".") :] in PAGE_TYPES
+    }
+
+
+def error_answer(status: int, kind: str, message: str) -> Answer:
+    return _json({"error": {"type": kind, "message": message}}, status)
+
+
+def _json(content: Any, status: int = 200) -> Answer:
+    return Answer(status, _JSON, Bytes(json.dumps(content, separators=(",", ":")).encode()))
+
+
+class Answers:
+    """What a view answers."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._page = page_files()
+        self._routes: dict[str, Callable[[Sequence[str], Query], Answer]] = {
+            "view.json": self._document,
+            "classes.json": self._classes,
+            "where.json": self._where,
+            "column": self._column,
+            "order": self._order,
+            "sample": self._sample,
+            "thumb": self._thumb,
+        }
+
+    def answer(self, parts: Sequence[str], query: Query) -> Answer:
+        """The answer to GET of a path below the token. Raises nothing."""
+        try:
+            if len(parts) == 1 and (parts[0] or "index.html") in self._page:
+                name = parts[0] or "index.html"
+                return Answer(200, PAGE_TYPES[name[name.rfind(".") :]], Bytes(self._page[name]))
+            route = self._routes.get(parts[0])
+            if route is None:
+                raise Refused(404, "NotFound", "there is no such thing here")
+            return route(parts[1:], query)
+        except Pending as pending:
+            return _json({"pending": True, **pending.scan.progress()}, 202)
+        except Refused as refused:
+            return error_answer(refused.status, refused.kind, str(refused))
+        except (UnknownNameError, IndexError) as error:
+            return error_answer(404, type(error).__name__, str(error))
+        except (PackerError, OSError) as error:
+            return error_answer(415, type(error).__name__, str(error))
+        except MemoryError:
+            return error_answer(503, "MemoryError", "there is not enough memory for this")
+
+    # --- documents --------------------------------------------------------------------------------------------------
+    def _document(self, rest: Sequence[str], query: Query) -> Answer:
+        _expect(rest, 0)
+        return _json(self._view.document(None))
+
+    def _classes(self, rest: Sequence[str], query: Query) -> Answer:
+        _expect(rest, 0)
+        return _json(list(self._view.classes))
+
+    def _where(self, rest: Sequence[str], query: Query) -> Answer:
+        _expect(rest, 0)
+        split = self._split(_one(query, "split"))
+        try:
+            name, order = split.select(_one(query, "where"))
+        except (ValueError, UnknownNameError) as error:
+            raise Refused(400, type(error).__name__, str(error)) from error
+        return _json(order_document(order, f"order/{quote(split.name, safe='')}/{name}.npy"))
+
+    def _order(self, rest: Sequence[str], query: Query) -> Answer:
+        _expect(rest, 2)
+        split, (name, _, suffix) = self._split(rest[0]), rest[1].rpartition(".")
+        order = split.order(name)
+        if suffix == "npy":
+            return Answer(200, _BYTES, Column(order.values), kept=True)
+        if suffix == "json":
+            return _json(order_document(order, f"order/{quote(split.name, safe='')}/{quote(name, safe='')}.npy"))
+        raise Refused(404, "NotFound", "orders are .json and .npy")
+
+    def _column(self, rest: Sequence[str], query: Query) -> Answer:
+        _expect(rest, 2)
+        columns = self._split(rest[0]).columns()
+        name = rest[1].removesuffix(".npy")
+        if name not in columns or name == rest[1]:
+            raise Refused(404, "NotFound", f"there is no column {name!r}")
+        return Answer(200, _BYTES, Column(columns[name]), kept=True)
+
+    # --- samples ----------------------------------------------------------------------------------------------------
+    def _sample(self, rest: Sequence[str], query: Query) -> Answer:
+        split = self._split(rest[0] if rest else "")
+        if len(rest) == 2 and rest[1].endswith(".json"):
+            return _json(sample_document(split.reader, _index(split, rest[1].removesuffix(".json"))))
+        _expect(rest, 3)
+        index, name = _index(split, rest[1]), rest[2]
+        if _one(query, "as", "") == "png":
+            return Answer(200, _PNG, Bytes(as_png(split.reader, index, name)), kept=True)
+        data, media = field_bytes(split.reader, index, name)
+        return Answer(200, media, Bytes(data), kept=True)
+
+    def _thumb(self, rest: Sequence[str], query: Query) -> Answer:
+        _expect(rest, 2)
+        split = self._split(rest[0])
+        side = _number(query, "side", _SIDE)
+        data = thumbnail(split.reader, _index(split, rest[1]), min(max(side, _LEAST_SIDE), _MOST_SIDE))
+        return Answer(200, _JPEG, Bytes(data), kept=True)
+
+    def _split(self, name: str) -> SplitView:
+        if name not in self._view.splits:
+            raise Refused(404, "UnknownNameError", f"no split {name!r}; there are {', '.join(self._view.splits)}")
+        return self._view.splits[name]
+
+
+def _expect(rest: Sequence[str], count: int) -> None:
+    if len(rest) != count:
+        raise Refused(404, "NotFound", "there is no such thing here")
+
+
+def _one(query: Query, name: str, default: str | None = None) -> str:
+    """A value of a query."""
+    given = query.get(name, ())
+    if len(given) == 1:
+        return given[0]
+    if not given and default is not None:
+        return default
+    raise Refused(400, "UsageError", f"expected {name}= once, found it {len(given)} times")
+
+
+def _number(query: Query, name: str, default: int | None = None) -> int:
+    text = _one(query, name, None if default is None else str(default))
+    if not _NUMBER.fullmatch(text):
+        raise Refused(400, "UsageError", f"{name} is {text!r:.40}, expected a whole number")
+    return int(text)
+
+
+def _index(split: SplitView, text: str) -> int:
+    if not _NUMBER.fullmatch(text) or int(text) >= len(split.reader):
+        raise Refused(404, "IndexError", f"{text!r:.40} is not a sample of {split.name}, which has {len(split.reader)}")
+    return int(text)

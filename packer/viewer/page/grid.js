@@ -1,0 +1,235 @@
+// The grid of images: only the rows that are seen are elements. It keeps the focus itself and names the active cell to
+// assistive technology, so that a cell may go away while it is active.
+
+import { clean, count, find, make, settled } from "./dom.js";
+import { Scroll } from "./scroll.js";
+
+const LEAST_WIDTH = 9.25, CAPTION = 2.6, GAP = 0.5; // rem
+const SETTLED_MS = 80;
+
+export class Grid {
+  active = 0; // position in what is shown, from 0
+  #element;
+  #spacer = make("div", { class: "spacer", role: "presentation" });
+  #scroll;
+  #rows = new Map();
+  #split = null;
+  #order = null;
+  #first = 0;
+  #count = 0;
+  #columns = 1;
+  #size = { tile: 160, row: 200, gap: 8, edge: 0 };
+  #loading = new AbortController();
+  #on;
+
+  /** on: {opened(position), moved(position)}. */
+  constructor(element, on) {
+    this.#element = element;
+    this.#on = on;
+    element.append(this.#spacer);
+    this.#scroll = new Scroll(element, this.#spacer, () => this.#scrolled());
+    element.addEventListener("keydown", (event) => this.#key(event));
+    element.addEventListener("click", (event) => this.#click(event));
+    new ResizeObserver(() => this.#measure()).observe(element);
+  }
+
+  get count() {
+    return this.#count;
+  }
+
+  /** Show count positions of an order from `first`. */
+  show(split, order, first, number, active = 0) {
+    Object.assign(this, { active: Math.min(Math.max(active, 0), Math.max(number - 1, 0)) });
+    [this.#split, this.#order, this.#first, this.#count] = [split, order, first, number];
+    this.#element.setAttribute("aria-rowcount", Math.ceil(number / this.#columns));
+    this.#clear();
+    this.#scroll.top = 0;
+    this.#measure(true);
+    this.reveal(this.active);
+  }
+
+  focus() {
+    this.#element.focus({ preventScroll: true });
+  }
+
+  /** The sample at a position. */
+  async sample(position) {
+    return (await this.#order.numbers(this.#first + position, this.#first + position + 1))[0];
+  }
+
+  /** Make a position the active one and bring it into view. */
+  reveal(position) {
+    this.active = Math.min(Math.max(position, 0), Math.max(this.#count - 1, 0));
+    const { row, edge } = this.#size, y = edge + Math.floor(this.active / this.#columns) * row;
+    const page = this.#element.clientHeight;
+    if (y < this.#scroll.top) this.#scroll.to(y - edge);
+    else if (y + row > this.#scroll.top + page) this.#scroll.to(y + row + edge - page);
+    this.#draw();
+    this.#load();
+  }
+
+  #measure(isForced = false) {
+    const rem = parseFloat(getComputedStyle(document.documentElement).fontSize), width = this.#element.clientWidth;
+    if (!width) return;
+    const gap = GAP * rem, columns = Math.max(1, Math.floor((width - gap) / (LEAST_WIDTH * rem + gap)));
+    const tile = Math.floor((width - gap) / columns - gap), row = tile + CAPTION * rem + gap;
+    const isSame = columns === this.#columns && tile === this.#size.tile && this.#element.clientHeight === this.#size.page;
+    if (isSame && !isForced) return;
+    const middle = columns !== this.#columns ? this.active : null;
+    this.#columns = columns;
+    this.#size = { tile, row, gap, edge: gap, page: this.#element.clientHeight };
+    this.#element.style.setProperty("--tile", `${tile}px`);
+    this.#element.setAttribute("aria-colcount", columns);
+    this.#element.setAttribute("aria-rowcount", Math.ceil(this.#count / columns));
+    this.#clear();
+    this.#scroll.resize(Math.ceil(this.#count / columns) * row + 2 * gap);
+    if (middle !== null && !isForced) this.reveal(middle);
+    this.#draw();
+    this.#load();
+  }
+
+  #clear() {
+    for (const row of this.#rows.values()) remove(row);
+    this.#rows.clear();
+  }
+
+  #scrolled() {
+    this.#draw();
+    this.#loadSoon();
+  }
+
+  #loadSoon = settled(() => this.#load(), SETTLED_MS);
+
+  /** Rows that are seen become elements, others go. */
+  #draw() {
+    if (!this.#order) return;
+    const { row, edge } = this.#size, top = this.#scroll.top, page = this.#element.clientHeight;
+    const last = Math.ceil(this.#count / this.#columns), from = Math.max(0, Math.floor((top - edge) / row) - 1);
+    const to = Math.min(last, Math.ceil((top + page - edge) / row) + 1);
+    for (const [number, element] of this.#rows)
+      if (number < from || number >= to) {
+        remove(element);
+        this.#rows.delete(number);
+      }
+    for (let number = from; number < to; number++) {
+      let element = this.#rows.get(number);
+      if (!element) {
+        element = this.#row(number);
+        this.#rows.set(number, element);
+        this.#element.append(element);
+      }
+      element.style.transform = `translateY(${this.#scroll.offset(edge + number * row)}px)`;
+    }
+    this.#mark();
+  }
+
+  #row(number) {
+    const row = make("div", { class: "row", role: "row", "aria-rowindex": number + 1 });
+    const first = number * this.#columns, end = Math.min(first + this.#columns, this.#count);
+    for (let position = first; position < end; position++)
+      row.append(make("div", { class: "cell", role: "gridcell", id: `cell-${position}`, "aria-colindex": position - first + 1,
+                               "data-position": position, "aria-selected": "false" },
+                      make("div", { class: "picture" }), make("div", { class: "caption" })));
+    return row;
+  }
+
+  #mark() {
+    const id = `cell-${this.active}`;
+    for (const cell of this.#element.querySelectorAll('[aria-selected="true"]')) if (cell.id !== id) cell.setAttribute("aria-selected", "false");
+    const cell = find(id);
+    cell?.setAttribute("aria-selected", "true");
+    if (cell) this.#element.setAttribute("aria-activedescendant", id);
+    else this.#element.removeAttribute("aria-activedescendant");
+  }
+
+  /** Fill the rows that are seen; what was scrolled away meanwhile is not asked for. */
+  async #load() {
+    this.#loading.abort();
+    const { signal } = (this.#loading = new AbortController());
+    const rows = [...this.#rows].filter(([, row]) => !row.dataset.filled).sort(([a], [b]) => a - b);
+    if (!rows.length) return;
+    const split = this.#split, first = rows[0][0] * this.#columns;
+    const end = Math.min((rows.at(-1)[0] + 1) * this.#columns, this.#count);
+    try {
+      const indices = await this.#order.numbers(this.#first + first, this.#first + end);
+      const [keys, labels] = await Promise.all([split.keys(indices), split.labels(indices)]);
+      if (signal.aborted) return;
+      for (const [number, row] of rows) {
+        row.dataset.filled = "true";
+        [...row.children].forEach((cell, column) => {
+          const at = number * this.#columns + column - first;
+          this.#fill(cell, indices[at], keys[at], split.className(labels[at]));
+        });
+      }
+      performance.mark("packer-rows"); // what measures the page looks for it
+    } catch (error) {
+      if (!signal.aborted) this.#on.failed(error);
+    }
+  }
+
+  #fill(cell, index, key, className) {
+    const picture = cell.firstChild, name = clean(key, 200), loading = (cell.loading = new AbortController());
+    cell.setAttribute("aria-label", `${name}${className ? `, ${clean(className, 80)}` : ""}, sample ${count(index)}`);
+    cell.title = className ? `${name}\n${clean(className, 200)}` : name;
+    cell.lastChild.append(make("bdi", { class: "key", text: tail(name) }), make("bdi", { class: "class", text: className ? clean(className, 60) : "" }));
+    const failed = (why) => {
+      if (!loading.signal.aborted) picture.replaceChildren(make("span", { class: "none", text: why }));
+    };
+    const side = Math.ceil((this.#size.tile * Math.min(devicePixelRatio, 2)) / 80) * 80;
+    this.#split.thumbnail(index, side, loading.signal).then(({ url, free }) => {
+      if (loading.signal.aborted) return free();
+      const image = make("img", { alt: "", draggable: "false", decoding: "async", load: () => image.classList.add("shown"),
+                                  error: () => failed("cannot be shown") });
+      cell.free = free;
+      image.src = url;
+      picture.replaceChildren(image);
+    }).catch((error) => failed(error.bytes ? "large: open to see it" : "cannot be shown"));
+  }
+
+  #click(event) {
+    const cell = event.target.closest(".cell");
+    if (!cell) return;
+    this.active = Number(cell.dataset.position);
+    this.#mark();
+    this.#on.opened(this.active);
+  }
+
+  #key(event) {
+    if (event.altKey || event.metaKey || event.target !== this.#element) return;
+    const columns = this.#columns, page = Math.max(1, Math.floor(this.#element.clientHeight / this.#size.row)) * columns;
+    const start = this.active - (this.active % columns), all = event.ctrlKey;
+    const to = {
+      ArrowLeft: this.active - 1, ArrowRight: this.active + 1, ArrowUp: this.active - columns, ArrowDown: this.active + columns,
+      PageUp: this.active - page, PageDown: this.active + page, Home: all ? 0 : start,
+      End: all ? this.#count - 1 : Math.min(start + columns, this.#count) - 1,
+    }[event.key];
+    if (event.key === "Enter" || event.key === " ") this.#on.opened(this.active);
+    else if (to === undefined) return;
+    else this.#go(to, columns);
+    event.preventDefault();
+  }
+
+  /** Up from the first row and down from the last stay in their column. */
+  #go(to, columns) {
+    if (!this.#count) return;
+    const last = this.#count - 1;
+    if (to < 0) to = to === this.active - 1 ? 0 : this.active % columns;
+    if (to > last) to = last;
+    if (to === this.active) return;
+    this.reveal(to);
+    this.#on.moved(this.active);
+  }
+}
+
+function remove(row) {
+  for (const cell of row.children) {
+    cell.loading?.abort();
+    cell.free?.();
+    const image = cell.querySelector("img");
+    if (image) image.removeAttribute("src"); // a request that is under way ends
+  }
+  row.remove();
+}
+
+/** The end of a key, which tells samples apart. */
+const tail = (key) => key.slice(key.lastIndexOf("/") + 1) || key;

@@ -1,0 +1,64 @@
+// Scrolling over more pixels than an element can be high. A spacer of at most LONGEST pixels gives the bar; `top` is
+// the real place. Small movements of the bar are movements of `top`, pixel for pixel; jumps are shares of the whole.
+
+const LONGEST = 4_000_000; // browsers clamp the height of an element, the strictest that we know at 8,947,840 pixels
+
+export class Scroll {
+  top = 0;
+  #element;
+  #spacer;
+  #height = 0;
+  #last = 0;
+
+  /** moved: called after `top` has changed by the user's scrolling. */
+  constructor(element, spacer, moved) {
+    this.#element = element;
+    this.#spacer = spacer;
+    element.addEventListener("scroll", () => {
+      if (this.#read()) moved();
+    }, { passive: true });
+    element.addEventListener("scrollend", () => this.#align());
+  }
+
+  get most() {
+    return Math.max(0, this.#height - this.#element.clientHeight);
+  }
+
+  get #room() {
+    return Math.max(0, Math.min(this.#height, LONGEST) - this.#element.clientHeight);
+  }
+
+  resize(height) {
+    this.#height = height;
+    this.#spacer.style.height = `${Math.min(height, LONGEST)}px`;
+    this.to(this.top);
+  }
+
+  to(top) {
+    this.top = Math.min(Math.max(top, 0), this.most);
+    this.#align();
+  }
+
+  /** What a child of the element has to be moved by to be seen at the place `y`. */
+  offset(y) {
+    return y - this.top + this.#element.scrollTop;
+  }
+
+  #align() {
+    const place = this.#room === this.most ? this.top : (this.top / this.most) * this.#room;
+    if (Math.abs(place - this.#element.scrollTop) >= 1) this.#element.scrollTop = place;
+    this.#last = this.#element.scrollTop;
+  }
+
+  #read() {
+    const now = this.#element.scrollTop, moved = now - this.#last, page = this.#element.clientHeight;
+    if (!moved) return false;
+    this.#last = now;
+    if (this.#room === this.most) this.top = now;
+    else if (Math.abs(moved) > 4 * page) this.top = (now / this.#room) * this.most;
+    else this.top = Math.min(Math.max(this.top + moved, 0), this.most);
+    const isAtEdge = now < page || now > this.#room - page; // the bar must not end before the samples do
+    if (this.#room !== this.most && isAtEdge) this.#align();
+    return true;
+  }
+}

@@ -1,0 +1,105 @@
+"""What is not packed, as readers: a folder, an archive, a table or any other source, read where it is.
+
+The source lists its samples, and reads one when it is asked for. What an index would say beyond that (sides, media,
+checksums) is not known before the samples have been read.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+
+from cache.errors import SourceError, UnknownNameError
+from cache.stores import Buffer, Store
+from packer.formats.base import Arena
+from packer.sources import Source, open_source
+from packer.sources.base import SourceListing, SourceReader, SplitListing
+from readers.index import MemoryColumns, encode_name
+from readers.reader import Reader
+from readers.strings import Names
+from readers.table import Table
+from readers.tree import has_image_suffix
+
+__all__ = ["SourceStore", "open_unpacked"]
+
+_ANY_BYTES = 1 << 62  # a source states no sizes that could be compared
+
+
+class SourceStore(Store):
+    """The samples of a split of a source, one read at a time. The source is opened with the first."""
+
+    def __init__(self, source: Source, listing: SplitListing, fields: int) -> None:
+        self._source, self._listing, self._fields = source, listing, fields
+        self._lock, self._stack = threading.Lock(), ExitStack()
+        self._reader: SourceReader | None = None
+        self._last: tuple[int, list[Buffer | None]] = (-1, [])
+
+    def read_one(self, row: int, shard: int, offset: int, length: int) -> Buffer:
+        sample, number = divmod(row, self._fields)
+        with self._lock:
+            if self._last[0] != sample:
+                if self._reader is None:
+                    self._reader = self._stack.enter_context(self._source.open())
+                size = max(0, int(self._listing.bytes[sample])) + 1
+                arena = Arena(lambda: None, size)
+                arena.begin(size)
+                self._last = sample, list(self._reader.read(self._listing.places[sample], arena))
+            payload = self._last[1][number]
+        if payload is None:
+            raise UnknownNameError(f"sample {sample} of {self._source.title} has no such field")
+        return payload
+
+    def location(self, shard: int) -> str:
+        return self._source.title
+
+    def close(self) -> None:
+        with self._lock:
+            self._stack.close()
+            self._reader, self._last = None, (-1, [])
+
+
+def open_unpacked(path: str | os.PathLike[str]) -> tuple[Source, dict[str, Reader]]:
+    """A source that `packer convert` takes, and a reader of each of its splits. Raises SourceError."""
+    source = open_source(path)
+    listing = source.list(None)
+    found = {name: _images_of(listing, part) for name, part in listing.splits.items()}
+    splits = {name: part for name, part in found.items() if len(part)}
+    if not splits:
+        raise SourceError(f"{path}: {source.title} has no samples")
+    return source, {name: _reader(source, listing, name, part, Path(path)) for name, part in splits.items()}
+
+
+def _images_of(listing: SourceListing, part: SplitListing) -> SplitListing:
+    """Without files that are not called like images, where the source lists all files of a tree."""
+    if not listing.skip_strays:
+        return part
+    names = part.names.columns[0]
+    called = np.fromiter(map(has_image_suffix, names), np.bool_, len(part))
+    return part if called.all() else part.take(np.flatnonzero(called))
+
+
+def _reader(source: Source, listing: SourceListing, split: str, part: SplitListing, path: Path) -> Reader:
+    fields = tuple(listing.fields)
+    keys = Names.of(part.keys)
+    columns = {"label": np.full(len(part), -1) if listing.late_labels else part.labels}
+    if len(fields) == 1 and not listing.estimated:
+        columns[f"{fields[0]}.length"] = np.maximum(part.bytes, 0)
+    names = {
+        field: Names.of(encode_name(name, key) for name, key in zip(column, keys, strict=True))
+        for field, column in zip(fields, part.names.columns, strict=False)
+    }
+    memory = MemoryColumns(
+        keys,
+        columns,
+        fields,
+        tuple(listing.classes),
+        names=names,
+        kinds=listing.fields,
+        shard_bytes=[_ANY_BYTES],
+        title=f"{os.path.abspath(path)} ({split})",
+    )
+    return Reader(Table(memory), SourceStore(source, part, len(fields)))

@@ -1,0 +1,121 @@
+"""docs/format.md says what a set is: columns are written and read as its table says, and its programs read samples."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import packer
+import readers
+from readers.index import ROW_FILES, Index
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "format.md").read_text(encoding="utf-8")
+SAMPLE = 7
+COLUMNS = {
+    name: (dtype, length)
+    for name, dtype, length in re.findall(r"^\| `([\w.]+\.npy)` \| (\w+) \| (n|n \+ 1|bytes) \|", PAGE, re.MULTILINE)
+}
+
+
+def columns_of(fields: dict[str, bool]) -> dict[str, tuple[str, str]]:
+    """The page's columns of these fields; a field is true if it has shards of its own."""
+    columns = {}
+    for name, column in COLUMNS.items():
+        for field, is_separate in fields.items():
+            if name != "FIELD.shard.npy" or is_separate:
+                columns[name.replace("FIELD", field)] = column
+    return columns
+
+
+def test_the_table_of_columns_is_what_packing_writes(source: Path, tmp_path: Path) -> None:
+    masks = tmp_path / "masks"
+    for split in ("train", "val"):
+        with readers.open(source, split) as reader:
+            for key in reader.keys:
+                (masks / split / key).parent.mkdir(parents=True, exist_ok=True)
+                (masks / split / f"{key}.txt").write_text(key)
+    shutil.copytree(source, tmp_path / "set")
+    packer.add_field(tmp_path / "set", masks, name="note")
+    index = next(path for path in (tmp_path / "set").glob("train.index*") if (path / "note.shard.npy").exists())
+    samples, found = 36, {}
+    for path in index.iterdir():
+        column = np.load(path)
+        assert column.ndim == 1
+        length = {samples: "n", samples + 1: "n + 1"}.get(len(column), "bytes")
+        found[path.name] = (str(column.dtype), length)
+    assert found == {
+        name: column for name, column in columns_of({"image": False, "note": True}).items() if name not in ROW_FILES
+    }
+
+
+def test_readers_accept_columns_as_the_table_has_them(tmp_path: Path) -> None:
+    for name, (dtype, length) in columns_of({"image": False, "note": True}).items():
+        np.save(tmp_path / name, np.zeros({"n": 3, "n + 1": 4, "bytes": 0}[length], dtype))
+    index = Index(tmp_path, 3)
+    index.check(["image", "note"], ["note"])
+    entries, heads = index.jpeg_rows()
+    assert len(entries) == 3 and len(heads) == 0 and set(ROW_FILES) <= set(COLUMNS)
+
+
+def test_the_program_of_the_page_reads_a_sample(
+    tree: Path, pack: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = next(block for block in re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S) if "def look_up" in block)
+    place = pack(tree, "hdf5", samples_per_shard=4)
+    (tmp_path / "imagenette2-hdf5").symlink_to(place)
+    monkeypatch.chdir(tmp_path)
+    read: dict[str, object] = {}
+    exec(compile(code, "format.md", "exec"), read)
+    with readers.open(place, "train") as reader:
+        assert read["jpeg"] == bytes(reader.read(SAMPLE))
+
+
+@pytest.fixture(scope="module")
+def read_sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """examples/read_sample.c, compiled."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("needs a C compiler called cc")
+    program = tmp_path_factory.mktemp("c") / "read_sample"
+    strict = ["-std=c11", "-D_XOPEN_SOURCE=700", "-Wall", "-Wextra", "-Werror"]
+    subprocess.run([compiler, *strict, "-o", program, ROOT / "examples" / "read_sample.c"], check=True, timeout=60)
+    return program
+
+
+def run(program: Path, place: Path, row: int) -> subprocess.CompletedProcess[bytes]:
+    shards = sorted(path.name for path in place.glob("train-*"))
+    command = [program, "train.index", str(row), *shards]
+    return subprocess.run(command, cwd=place, capture_output=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize("to", ["hdf5", "tfrecord", "tar"])
+def test_the_program_in_c_reads_every_sample(to: str, tree: Path, pack: Callable[..., Path], read_sample: Path) -> None:
+    place = pack(tree, to, samples_per_shard=4)
+    with readers.open(place, "train") as reader:
+        for row in range(len(reader)):
+            done = run(read_sample, place, row)
+            assert (done.returncode, done.stdout) == (0, bytes(reader.read(row))), done.stderr
+
+
+def test_the_program_in_c_refuses_damaged_bytes_and_missing_rows(
+    source: Path, tmp_path: Path, read_sample: Path
+) -> None:
+    shutil.copytree(source, tmp_path / "set")
+    shard = tmp_path / "set" / "train-000001.tar"
+    damaged = bytearray(shard.read_bytes())
+    with readers.open(source, "train") as reader:
+        place = reader.byte_range(SAMPLE)
+    assert place is not None
+    damaged[place[1] + 100] ^= 1
+    shard.write_bytes(damaged)
+    done = run(read_sample, tmp_path / "set", SAMPLE)
+    assert (done.returncode, done.stdout) == (1, b"") and b"damaged" in done.stderr
+    done = run(read_sample, tmp_path / "set", 36)
+    assert (done.returncode, done.stdout) == (1, b"") and b"no such row" in done.stderr

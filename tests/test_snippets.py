@@ -1,0 +1,162 @@
+"""The code of README.md and docs runs as it is printed, and what the texts name exists (suites/snippets.py)."""
+
+from __future__ import annotations
+
+import gc
+import re
+import warnings
+from pathlib import Path
+
+import click
+import pytest
+from suites.snippets import ELSEWHERE, RUN, Page, Place, blocks_of, matches
+
+from packer.cli.group import cli
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), ROOT / "examples/README.md"]
+WITH_CODE = [page for page in PAGES if any(block.language in RUN for block in blocks_of(page))]
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    return Place(tmp_path_factory.mktemp("snippets"))
+
+
+@pytest.fixture
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Page:
+    """Nothing of the user's is read or written."""
+    for name in ("home", "tmp", "scratch"):
+        (tmp_path / name).mkdir()
+    for name in ("PACKER_TRACEBACK", "SLURM_JOB_ID", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    values = {"HOME": "home", "TMPDIR": "tmp", "SLURM_TMPDIR": "scratch", "XDG_CACHE_HOME": "home/cache"}
+    for name, folder in values.items():
+        monkeypatch.setenv(name, str(tmp_path / folder))
+    for name, value in {"COLUMNS": "110", "NO_COLOR": "1", "HF_HUB_OFFLINE": "1", "LC_ALL": "C.UTF-8"}.items():
+        monkeypatch.setenv(name, value)
+    return Page(tmp_path / "bin")
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("path", WITH_CODE, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_the_code_of_a_page_runs(
+    path: Path,
+    place: Place,
+    page: Page,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    if any("readers.coefficients" in block.text for block in blocks_of(path) if block.runs):
+        request.getfixturevalue("compiled_once")
+    place.copy(blocks_of(path), tmp_path / "place")
+    monkeypatch.syspath_prepend(str(tmp_path / "place"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        for block in blocks_of(path):
+            monkeypatch.chdir(tmp_path / "place")
+            try:
+                page.do(block)
+            except AssertionError:
+                raise
+            except Exception as error:
+                raise AssertionError(f"{block}: {type(error).__name__}: {error}") from error
+        page.names.clear()
+        gc.collect()
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_no_code_of_a_page_is_left_out(path: Path) -> None:
+    """Code in other fences, or indented, would not run."""
+    text = path.read_text(encoding="utf-8")
+    other = [str(block) for block in blocks_of(path) if block.language in ELSEWHERE]
+    assert not other, f"write ```python, ```bash or ```console: {other}"
+    lines = text.splitlines()
+    fenced = {line for block in blocks_of(path) for line in range(block.line, block.line + block.text.count("\n"))}
+    code = re.compile(r" {4,}(\$ )?(packer [a-z]|import [a-z]|from \w+ import|with |for |loader = |reader = )")
+    indented = [number for number, line in enumerate(lines, 1) if number not in fenced and code.match(line)]
+    assert not indented, f"{path.name}: code without a fence in the lines {indented}"
+
+
+def spans(path: Path) -> list[str]:
+    """The inline code of a page."""
+    text = re.sub(r"^ *(`{3,}).*?^ *\1 *$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    return [" ".join(code.split()) for code in re.findall(r"(?<!`)`([^`]+)`(?!`)", text)]
+
+
+def commands() -> dict[str, click.Command]:
+    context = click.Context(cli)
+    return {name: command for name in cli.list_commands(context) if (command := cli.get_command(context, name))}
+
+
+def options_of(command: click.Command) -> set[str]:
+    parts = [options_of(part) for part in getattr(command, "commands", {}).values()]
+    return {option for param in command.params for option in (*param.opts, *param.secondary_opts)}.union(*parts)
+
+
+OPTIONS = {name: {"--help", "-h", "--version"} | options_of(command) for name, command in commands().items()}
+SCRIPTS = [path for folder in ("benchmarks", "examples", "tests") for path in (ROOT / folder).rglob("*.py")]
+THEIRS = {  # options of our scripts
+    option for path in SCRIPTS for option in re.findall(r'"(--[a-z][a-z0-9-]+)"', path.read_text(encoding="utf-8"))
+}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_commands_and_options_in_the_text_exist(path: Path) -> None:
+    every = set().union(*OPTIONS.values()) | THEIRS
+    for code in spans(path):
+        words = code.partition(" -- ")[0].split()
+        options = {found[0] for word in words if (found := re.match(r"--[a-z][a-z0-9-]*", word))}
+        if words[:1] == ["packer"] and len(words) > 1 and re.fullmatch("[a-z][a-z-]+", words[1]):
+            assert words[1] in OPTIONS, f"{path.name}: `{code}`: there is no such command"
+            assert options <= OPTIONS[words[1]], f"{path.name}: `{code}`: {options - OPTIONS[words[1]]}"
+        elif words[:1] == ["packer"] or code.startswith("--"):
+            assert options <= every, f"{path.name}: `{code}`: no command of packer has {options - every}"
+
+
+@pytest.mark.parametrize(
+    ("printed", "shown", "agrees"),
+    [
+        ("12 images, 4.0 MB\n", "13,394 images, 1.5 GB\n", True),
+        ("a\nb\nc\n", "a\n…\nc\n", True),
+        ("a\nc\n", "a\n…\nc\n", True),
+        ("a  12 s   ██▌\n", "a 1.5 ms █\n", True),
+        ("as it is in /tmp/x\n", "as it is in …\n", True),
+        ("", "", True),
+        ("12 images\n", "12 files\n", False),
+        ("12 images\n", "", False),
+        ("", "12 images\n", False),
+        ("a\nx\n", "a\n", False),
+        ("a\nx b\ny\n", "a…\ny\n", False),
+    ],
+)
+def test_what_is_printed_is_compared(printed: str, shown: str, agrees: bool) -> None:
+    assert matches(shown, printed) is agrees
+
+
+WRONG = {
+    "```python\n1 / 0\n```": "page.md:2: ZeroDivisionError",
+    "```python needs=nothing_of_that_name\nfrom readers import no_such_name\n```": "readers has no no_such_name",
+    "```python parse\nfrom readers.no_such_module import x\n```": "no module readers.no_such_module",
+    "```bash\ntrue\nfalse\ntrue\n```": "page.md:2: ends with 1",
+    "```bash\npacker inspect nothing\n```": "page.md:2: packer inspect nothing ends with 2",
+    "```bash parse\nif true\n```": "Syntax error",
+    "```bash parse: a cluster\nsrun packer convert a --to hdf5 --wrokers 2 | tee log\n```": "No such option.*--wrokers",
+    "```bash parse\nx=$(packer convert a --to zip)\n```": "Invalid value for '--to'",
+    "```bash parse\npacker convret a --to hdf5\n```": "No such command 'convret'",
+    "```console\n$ echo 1 more\n2 less\n```": r"prints\s+1 more\s+and the page says\s+2 less",
+    "```console\n$ cd nowhere && true\n…\n```": "ends with 2",
+    "```console\n$ packer inspect nothing\n…\n```": "ends with 2",
+}
+
+
+@pytest.mark.parametrize("text", WRONG, ids=lambda text: text.splitlines()[1])
+def test_a_wrong_block_is_found(text: str, page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "page.md").write_text(f"{text}\n")
+    (block,) = blocks_of(tmp_path / "page.md")
+    with pytest.raises((AssertionError, ZeroDivisionError)) as error:
+        page.do(block)
+    found = f"{block}: {type(error.value).__name__}" if error.type is ZeroDivisionError else str(error.value)
+    assert re.search(WRONG[text], found), found

@@ -1,0 +1,223 @@
+"""`packer.view`: what the page is told, against the reader and plain numpy, of everything that can be looked at."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import make_jpeg, tree_of
+from crc32c import crc32c
+from PIL import Image
+from suites.samples import make_image, turned_image
+from view_client import Client
+
+import packer
+import readers
+from readers.headers import MEDIA
+from readers.sample import upright_sides
+
+EVIL = "<img src=x onerror=alert(1)>&\x07\u202e'\""
+CLASSES = (EVIL, "ant")
+FORMATS = ("hdf5", "tfrecord", "tar")
+
+
+def zoo_files() -> dict[str, bytes]:
+    files = {f"train/{name}/{i}.jpg": make_jpeg(10 * i + j, (24 + 8 * i, 40)) for i in range(4)
+             for j, name in enumerate(CLASSES)}  # fmt: skip
+    files[f"train/ant/{EVIL}.png"] = make_image(99, (60, 20), "PNG")
+    files["train/ant/turned.jpg"] = turned_image(6, (30, 50))
+    files["train/ant/same.jpg"] = files[f"train/{EVIL}/2.jpg"]
+    files["train/lone.jpg"] = make_jpeg(77)
+    files["val/ant/v.jpg"] = make_jpeg(78)
+    return files
+
+
+@pytest.fixture(scope="module")
+def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve images of train in two classes and none, one of val; one of a class twice in the other."""
+    return tree_of(tmp_path_factory.mktemp("zoo") / "zoo", zoo_files())
+
+
+@pytest.fixture(scope="module")
+def places(zoo: Path, pack: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The same images in every form."""
+    archive = tmp_path_factory.mktemp("zip") / "zoo.zip"
+    packed = {name: pack(zoo, name) for name in FORMATS}
+    with zipfile.ZipFile(archive, "w") as file, readers.open(packed["tar"], "train") as reader:
+        for index in range(len(reader)):  # archives keep their order
+            file.writestr(f"train/{reader.name(index)}", reader.read(index))
+        file.writestr("val/ant/v.jpg", zoo_files()["val/ant/v.jpg"])
+    return packed | {"folder": zoo, "zip": archive}
+
+
+@pytest.fixture(scope="module")
+def truth(places: dict[str, Path]) -> Iterator[readers.Reader]:
+    with readers.open(places["tar"], "train") as reader:
+        yield reader
+
+
+@pytest.fixture(scope="module", params=[*FORMATS, "folder", "zip"])
+def client(places: dict[str, Path], request: pytest.FixtureRequest) -> Iterator[Client]:
+    with packer.view(places[request.param]) as viewing:
+        client = Client(viewing.url)
+        yield client
+        client.close()
+
+
+@pytest.fixture(scope="module")
+def packed(places: dict[str, Path]) -> Iterator[Client]:
+    with packer.view(places["hdf5"]) as viewing:
+        client = Client(viewing.url)
+        yield client
+        client.close()
+
+
+def key_of(client: Client, split: dict[str, Any]) -> list[str]:
+    bounds, blob = (client.column(split["columns"][name]) for name in ("key.offset", "key"))
+    return [bytes(blob[a:b]).decode() for a, b in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)]
+
+
+def test_the_document_says_what_the_reader_does(client: Client, truth: readers.Reader) -> None:
+    document = client.get("view.json").json
+    train = document["splits"]["train"]
+    assert document["classes"] == list(CLASSES) and [*document["splits"]] == ["train", "val"]
+    assert train["samples"] == len(truth) and train["bytes"] == int(truth.sizes().sum())
+    assert document["fields"] == [{"name": "image", "kind": "image"}] and document["media"] == list(MEDIA)
+    assert np.array_equal(client.column(train["columns"]["label"]), truth.labels)
+    assert key_of(client, train) == list(truth.keys)
+
+
+def test_columns_of_a_set_are_its_index(packed: Client, truth: readers.Reader) -> None:
+    columns = packed.get("view.json").json["splits"]["train"]["columns"]
+    for name in ("height", "width", "media", "orientation"):
+        assert np.array_equal(packed.column(columns[name]), getattr(truth.info, name))
+    for name, described in columns.items():
+        whole = np.load(io.BytesIO(packed.get(described["url"]).body))
+        assert np.array_equal(whole, packed.column(described)), name
+    for first, last in ((0, 0), (100, 131), (127, 128), (130, 137)):
+        part = packed.get(columns["label"]["url"], Range=f"bytes={first}-{last}")
+        assert part.body == packed.get(columns["label"]["url"]).body[first : last + 1]
+
+
+def test_orders_are_what_numpy_sorts(client: Client, truth: readers.Reader) -> None:
+    orders = client.get("view.json").json["splits"]["train"]["orders"]
+    assert orders.pop("stored") is None
+    found = {name: client.order(order["document"]) for name, order in orders.items()}
+    heights, widths = upright_sides(truth.info)
+    numbers = {
+        "bytes": truth.sizes(),
+        "size": heights * widths,
+        "side": np.minimum(heights, widths),
+        "aspect": widths / heights,
+    }
+    for name, values in numbers.items():
+        assert np.array_equal(found[name][0], np.argsort(values, kind="stable")), name
+    labels = np.where(truth.labels < 0, 9, truth.labels)
+    assert np.array_equal(found["class"][0], np.argsort(labels, kind="stable"))
+    assert found["class"][1] == [[EVIL, 0, 4], ["ant", 4, 7], ["", 11, 1]]
+    assert found["media"][1] == [["jpeg", 0, 11], ["png", 11, 1]]
+    keys = list(truth.keys)
+    assert [keys[i] for i in found["key"][0]] == sorted(keys, key=str.encode)
+    assert [keys[i] for i in found["unlabelled"][0]] == ["lone"]
+    assert [keys[i] for i in found["duplicates"][0]] == [f"{EVIL}/2", "ant/same"]
+    assert not len(found["damaged"][0])
+
+
+def test_bars_are_runs(client: Client, truth: readers.Reader) -> None:
+    orders = client.get("view.json").json["splits"]["train"]["orders"]
+    client.order(orders["damaged"]["document"])  # of a folder: so that its headers have been read
+    histograms = client.get("view.json").json["splits"]["train"]["histograms"]
+    assert histograms.keys() == {"bytes", "size", "side", "aspect", "media", "class"}
+    for name, histogram in histograms.items():
+        _, runs = client.order(orders[histogram["order"]]["document"])
+        bars = [run[2] for run in runs if run[0]]
+        assert bars == histogram["counts"], name
+        if "edges" in histogram:
+            assert len(histogram["edges"]) == len(bars) + 1 and sum(bars) == len(truth)
+            assert np.all(np.diff(histogram["edges"]) > 0)
+
+
+def test_a_sample_is_described_and_sent(client: Client, truth: readers.Reader) -> None:
+    index = list(truth.keys).index(f"ant/{EVIL}")
+    found = client.get(f"sample/train/{index}.json").json
+    assert (found["key"], found["label"], found["class"]) == (f"ant/{EVIL}", 1, "ant") and "error" not in found
+    (field,) = found["fields"]
+    data = bytes(truth.read(index))
+    assert field["file"] == f"ant/{EVIL}.png" and field["bytes"] == len(data)
+    assert field["computed"] == f"{crc32c(data):08x}" and field.get("crc32c", field["computed"]) == field["computed"]
+    assert (found["header"]["width"], found["header"]["height"], found["header"]["media"]) == (60, 20, "png")
+    reply = client.get(f"sample/train/{index}/image")
+    assert reply.body == data and reply.headers["content-type"] == "image/png"
+    part = client.get(f"sample/train/{index}/image", Range="bytes=-5")
+    assert part.status == 206 and part.body == data[-5:]
+
+
+def test_pictures_are_upright_and_small(client: Client, truth: readers.Reader) -> None:
+    index = list(truth.keys).index("ant/turned")
+    height, width = (int(side[index]) for side in upright_sides(truth.info))
+    assert truth.info.orientation[index] >= 5 and (height, width) != (truth.info.height[index], truth.info.width[index])
+    png = Image.open(io.BytesIO(client.get(f"sample/train/{index}/image?as=png").body))
+    assert png.format == "PNG" and png.size == (width, height)
+    thumb = Image.open(io.BytesIO(client.get(f"thumb/train/{index}?side=20").body))
+    assert thumb.format == "JPEG" and max(thumb.size) == 20
+
+
+def test_expressions_choose_samples(client: Client, truth: readers.Reader) -> None:
+    client.order(client.get("view.json").json["splits"]["train"]["orders"]["damaged"]["document"])
+    for text in ('label == "ant" and width > 40', 'matches(key, "ant*")', "width < 1"):
+        found = client.where("train", text).json
+        values = np.frombuffer(client.get(found["url"]).body, "<u4", offset=found["start"])
+        expected = [] if text == "width < 1" else list(truth.select(where=text).keys)
+        assert [truth.keys[i] for i in values] == expected
+    wrong = client.where("train", "wdth > 40")
+    assert wrong.status == 400 and "wdth" in wrong.error
+    assert client.where("train", 'label == "cow"').status == 400
+    assert client.where("none", "width > 1").status == 404
+
+
+def test_damage_is_found_and_said(places: dict[str, Path], tmp_path: Path) -> None:
+    packer.convert(places["folder"], "tar", tmp_path / "set", workers=1)
+    with readers.open(tmp_path / "set", "train") as reader:
+        path, offset, length = reader.byte_range(3) or (Path(), 0, 0)
+    with open(path, "r+b") as file:
+        file.seek(offset + length // 2)
+        byte = file.read(1)
+        file.seek(offset + length // 2)
+        file.write(bytes([byte[0] ^ 1]))
+    with packer.view(tmp_path / "set", split="train") as viewing:
+        client = Client(viewing.url)
+        values, _ = client.order("order/train/damaged.json")
+        assert values.tolist() == [3]
+        assert "CRC32C" in client.get("sample/train/3.json").json["error"]
+        assert "error" not in client.get("sample/train/2.json").json
+        client.close()
+
+
+def test_what_is_no_picture_is_said(tmp_path: Path, zoo: Path) -> None:
+    files = {"a/0.jpg": make_jpeg(1), "a/1.jpg": b"no image", "a/2.png": bomb()}
+    with packer.view(tree_of(tmp_path / "tree", files)) as viewing:
+        client = Client(viewing.url)
+        for index, what in ((1, "cannot be read"), (2, "")):
+            document = client.get(f"sample/train/{index}.json").json
+            assert what in document.get("error", "")
+            for path in (f"thumb/train/{index}", f"sample/train/{index}/image?as=png"):
+                reply = client.get(path)
+                assert reply.status == 415 and reply.error
+        assert "too many" in client.get("thumb/train/2").error
+        assert client.order("order/train/damaged.json")[0].tolist() == [1]
+        assert client.order("order/train/side.json")[1][-1] == ["unknown", 2, 1]
+        client.close()
+
+
+def bomb() -> bytes:
+    """A small PNG that says it has 30,000 x 30,000 pixels."""
+    data = make_image(1, (8, 8), "PNG")
+    head = b"IHDR" + struct.pack(">II", 30_000, 30_000) + data[24:29]
+    return data[:12] + head + struct.pack(">I", zlib.crc32(head)) + data[33:]
