@@ -27,9 +27,9 @@ test-experiments: $(VENV)/.ready-test
 test-timing: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -q -m timing
 
-# The pages of reports in a browser: needs Chromium (Debian: apt-get install chromium).
+# The pages of reports and of packer view in a browser: needs Chromium (Debian: apt-get install chromium).
 test-pages: $(VENV)/.ready-test
-	PACKER_TEST_CHROMIUM=required $(BIN)/python -m pytest -q tests/test_report.py
+	PACKER_TEST_CHROMIUM=required $(BIN)/python -m pytest -q tests/test_report.py tests/test_view_page.py
 
 # torchvision, torchcodec and timm as they are, on the CPU: an environment of its own, of several GB.
 test-decoders: $(DECODERS)/.ready

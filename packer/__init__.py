@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from packer.sources import open_source
     from packer.uploading import UploadResult, upload
     from packer.verification import VerifyResult, verify
-    from packer.viewer import Viewing, view
+    from packer.viewer import ViewExport, Viewing, export_view, view
     from packer.writing import SetWriter, writer
 
 # The public names by module. Each is loaded when it is first used, so that `import packer` is quick.
@@ -74,7 +74,7 @@ _MODULES = {
     "packer.sources": ("open_source",),
     "packer.uploading": ("UploadResult", "upload"),
     "packer.verification": ("VerifyResult", "verify"),
-    "packer.viewer": ("Viewing", "view"),
+    "packer.viewer": ("ViewExport", "Viewing", "export_view", "view"),
     "packer.writing": ("SetWriter", "writer"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
@@ -98,6 +98,7 @@ __all__ = [
     "StagedCopy",
     "UploadResult",
     "VerifyResult",
+    "ViewExport",
     "Viewing",
     "__version__",
     "add_field",
@@ -110,6 +111,7 @@ __all__ = [
     "dedup",
     "drop",
     "export_index",
+    "export_view",
     "extract",
     "index",
     "index_jpeg_rows",

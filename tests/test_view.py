@@ -65,18 +65,14 @@ def truth(places: dict[str, Path]) -> Iterator[readers.Reader]:
 
 @pytest.fixture(scope="module", params=[*FORMATS, "folder", "zip"])
 def client(places: dict[str, Path], request: pytest.FixtureRequest) -> Iterator[Client]:
-    with packer.view(places[request.param]) as viewing:
-        client = Client(viewing.url)
+    with packer.view(places[request.param]) as viewing, Client(viewing.url) as client:
         yield client
-        client.close()
 
 
 @pytest.fixture(scope="module")
 def packed(places: dict[str, Path]) -> Iterator[Client]:
-    with packer.view(places["hdf5"]) as viewing:
-        client = Client(viewing.url)
+    with packer.view(places["hdf5"]) as viewing, Client(viewing.url) as client:
         yield client
-        client.close()
 
 
 def key_of(client: Client, split: dict[str, Any]) -> list[str]:
@@ -191,19 +187,16 @@ def test_damage_is_found_and_said(places: dict[str, Path], tmp_path: Path) -> No
         byte = file.read(1)
         file.seek(offset + length // 2)
         file.write(bytes([byte[0] ^ 1]))
-    with packer.view(tmp_path / "set", split="train") as viewing:
-        client = Client(viewing.url)
+    with packer.view(tmp_path / "set", split="train") as viewing, Client(viewing.url) as client:
         values, _ = client.order("order/train/damaged.json")
         assert values.tolist() == [3]
         assert "CRC32C" in client.get("sample/train/3.json").json["error"]
         assert "error" not in client.get("sample/train/2.json").json
-        client.close()
 
 
 def test_what_is_no_picture_is_said(tmp_path: Path, zoo: Path) -> None:
     files = {"a/0.jpg": make_jpeg(1), "a/1.jpg": b"no image", "a/2.png": bomb()}
-    with packer.view(tree_of(tmp_path / "tree", files)) as viewing:
-        client = Client(viewing.url)
+    with packer.view(tree_of(tmp_path / "tree", files)) as viewing, Client(viewing.url) as client:
         for index, what in ((1, "cannot be read"), (2, "")):
             document = client.get(f"sample/train/{index}.json").json
             assert what in document.get("error", "")
@@ -213,7 +206,6 @@ def test_what_is_no_picture_is_said(tmp_path: Path, zoo: Path) -> None:
         assert "too many" in client.get("thumb/train/2").error
         assert client.order("order/train/damaged.json")[0].tolist() == [1]
         assert client.order("order/train/side.json")[1][-1] == ["unknown", 2, 1]
-        client.close()
 
 
 def bomb() -> bytes:

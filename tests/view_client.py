@@ -79,5 +79,8 @@ class Client:
     def where(self, split: str, text: str) -> Reply:
         return self.get(f"where.json?split={quote(split)}&where={quote(text)}")
 
-    def close(self) -> None:
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         self._connection.close()

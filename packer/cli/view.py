@@ -6,13 +6,16 @@ import os
 import socket
 import sys
 import webbrowser
+from pathlib import Path
 from threading import Event
+from typing import Any
 
 import click
 
+from cache.messages import plural
 from packer.cli.held import HeldSignals
-from packer.cli.text import SetPlace, json_option, print_json, show, split_option
-from packer.viewer import view
+from packer.cli.text import SetPlace, human_bytes, json_option, print_json, show, show_result, split_option
+from packer.viewer import ViewExport, export_view, view
 
 __all__ = ["command"]
 
@@ -20,15 +23,41 @@ __all__ = ["command"]
 @click.command("view")
 @click.argument("place", metavar="PLACE", type=SetPlace())
 @split_option()
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Of 127.0.0.1. Default: a free one.")
+@click.option("--port", type=click.IntRange(0, 65535), metavar="N", help="Of 127.0.0.1. Default: a free one.")
 @click.option("--no-browser", is_flag=True, help="Only print the address.")
+@click.option("--export", "output", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Write a "
+              "page for any web server to DIR, and serve nothing. PLACE is a packed set.")  # fmt: skip
+@click.option("--url", metavar="URL", help="With --export: where browsers find the set. Default: its place relative to "
+              "DIR, or its address.")  # fmt: skip
+@click.option("--overwrite", is_flag=True, help="With --export: replace an earlier page.")
 @json_option
-def command(place: str, split: str | None, port: int, no_browser: bool, as_json: bool) -> None:
+def command(place: str, split: str | None, no_browser: bool, as_json: bool, **options: Any) -> None:
     """Show the samples of PLACE in a browser, until Ctrl-C.
 
-    PLACE is a packed set, its address, or any source of packer convert: a folder, an archive, a table. Nothing is
-    written. The page is served on 127.0.0.1; its address has a token, and who has that sees the samples.
+    PLACE is a packed set, its address, or any source of packer convert: a folder, an archive, a table; or a page that
+    was exported. Nothing is written. The page is served on 127.0.0.1 alone; its address has a token, and who has that
+    sees the samples.
+
+    \b
+      packer view imagenette2-hdf5          a packed set
+      packer view imagenette2               a folder, as it is
+      packer view s3://bucket/imagenette2   a set in an object store
+      packer view imagenette2-hdf5 --export page
     """
+    port = options.pop("port")
+    if options["output"] is not None:
+        if port is not None:
+            raise click.UsageError("--port is for a page that is served; --export writes one")
+        result = export_view(place, split=split, **options)
+        show_result(result, as_json, lambda: _written(result))
+        return
+    for flag in ("url", "overwrite"):
+        if options[flag]:
+            raise click.UsageError(f"--{flag} is for --export")
+    _serve(place, split, port or 0, not (no_browser or as_json) and _has_display(), as_json)
+
+
+def _serve(place: str, split: str | None, port: int, opens: bool, as_json: bool) -> None:
     stopped = Event()
     signals = HeldSignals(lambda: True, stopped.set)
     with signals.handling(), view(place, split=split, port=port) as viewing:
@@ -38,7 +67,7 @@ def command(place: str, split: str | None, port: int, no_browser: bool, as_json:
             show(viewing.url)
             show(*_hints(viewing.port), err=True)
         sys.stdout.flush()
-        if not (no_browser or as_json) and _has_display():
+        if opens:
             webbrowser.open(viewing.url)
         stopped.wait()
         signals.ignore()
@@ -47,6 +76,16 @@ def command(place: str, split: str | None, port: int, no_browser: bool, as_json:
 def _hints(port: int) -> list[str]:
     tunnel = [f"packer: from your own machine:  ssh -L {port}:127.0.0.1:{port} {socket.gethostname()}"]
     return [*(tunnel if "SSH_CONNECTION" in os.environ else ()), "packer: Ctrl-C ends it"]
+
+
+def _written(result: ViewExport) -> list[str]:
+    files = f"{plural(result.files, 'file')}, {human_bytes(result.bytes)}"
+    return [
+        f"{result.path}: a page of {plural(result.samples, 'sample')}, {files}",
+        f"  to look at it here:  packer view {result.path}",
+        f"  for others: let a web server that answers Range requests (nginx, Apache, an object store; not python -m "
+        f"http.server) serve {result.serve}; the page is at /{result.page}",
+    ]
 
 
 def _has_display() -> bool:

@@ -10,7 +10,7 @@ Other images of a sample, JSON and files do not follow; a second image is refuse
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -27,18 +27,21 @@ from readers.moves import FieldMoves, FieldOptions
 from readers.pixels import PIXELS
 from readers.sample import Buffer
 
-__all__ = ["DETERMINISTIC", "OpWork", "check_fields", "check_ops", "one_thread", "parse_op"]
+__all__ = ["DETERMINISTIC", "SHOWN", "OpWork", "check_fields", "check_ops", "one_thread", "parse_op"]
 
 _NAMED: Mapping[str, type[Op]] = {
     name: its
     for name, its in ((name, getattr(ops, name)) for name in ops.__all__)
     if isinstance(its, type) and issubclass(its, Op) and its is not Op
 }
+SHOWN = tuple(name for name, its in _NAMED.items() if its.stage != Stage.NORMALIZE and name != "ResizeToBucket")
+"""The names of the ops whose results can be looked at; values of `Normalize` are no picture."""
 DETERMINISTIC = tuple(
     name for name, its in _NAMED.items() if its.stage in (Stage.GEOMETRY, Stage.PIXELS) and not its.draws
 )
 """The names of the ops that may be carried out at pack time."""
-_SIDES = re.compile(r"(\d+)x(\d+)")
+_NUMBER = r"-?(?:\d+(?:\.\d+)?|\.\d+)"
+_SEVERAL, _ONE = re.compile(rf"{_NUMBER}(?:x{_NUMBER})+"), re.compile(_NUMBER)
 
 
 def check_ops(given: Sequence[Op]) -> None:
@@ -64,17 +67,18 @@ def check_fields(given: Sequence[Op], fields: Mapping[str, str]) -> None:
         )
 
 
-def parse_op(text: str) -> Op:
+def parse_op(text: str, among: Collection[str] = DETERMINISTIC, why: str = "at pack time") -> Op:
     """An op of its text: its name, and behind a colon its values, by place or name, as in the constructor.
 
-        CenterCrop:256     Resize:256x320     Resize:256,interpolation=bicubic     Crop:40,15,148,148
+        CenterCrop:256     Resize:256x320     Resize:256,interpolation=bicubic     RandomResizedCrop:224,scale=0.2x1
 
-    A size of two sides is height x width. Raises ValueError.
+    A size of two sides is height x width. among: the names that are taken; why: when they are. Raises ValueError.
     """
     name, _, rest = text.partition(":")
-    if name not in DETERMINISTIC:
-        why = "draws at random, or makes no image" if name in _NAMED else "is not an op"
-        raise ValueError(f"{name!r:.40} {why}: at pack time there are {', '.join(DETERMINISTIC)}")
+    if name not in among:
+        is_op = name in _NAMED
+        fault = ("draws at random, or makes no image" if among is DETERMINISTIC else "cannot be shown") if is_op else ""
+        raise ValueError(f"{name!r:.40} {fault or 'is not an op'}: {why} there are {', '.join(among)}")
     places: list[Any] = []
     named: dict[str, Any] = {}
     for part in rest.split(",") if rest else ():
@@ -90,10 +94,13 @@ def parse_op(text: str) -> Op:
 
 
 def _value(text: str) -> Any:
-    match = _SIDES.fullmatch(text)
-    if match:
-        return int(match[1]), int(match[2])
-    return int(text) if text.isdecimal() else text
+    if _SEVERAL.fullmatch(text):
+        return tuple(_number(part) for part in text.split("x"))
+    return _number(text) if _ONE.fullmatch(text) else text
+
+
+def _number(text: str) -> int | float:
+    return int(text) if text.isdecimal() else float(text)
 
 
 class _Result(NamedTuple):

@@ -12,14 +12,18 @@ page               the page itself: HTML, CSS and JavaScript, which loads nothin
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from types import TracebackType
 
+from cache.remote import is_remote
 from packer.viewer.answers import Answers
 from packer.viewer.document import View
+from packer.viewer.export import ViewExport, export_view
+from packer.viewer.exported import ExportSite, is_export
 from packer.viewer.places import open_place
 from packer.viewer.server import ViewServer
 
-__all__ = ["Viewing", "view"]
+__all__ = ["ViewExport", "Viewing", "export_view", "view"]
 
 
 class Viewing:
@@ -28,14 +32,15 @@ class Viewing:
     url: to open in a browser of this machine. It has a token: who has it sees the samples.
     """
 
-    def __init__(self, view: View, server: ViewServer) -> None:
+    def __init__(self, view: View | None, server: ViewServer) -> None:
         self._view, self._server = view, server
         self.url, self.port = server.url, server.port
 
     def close(self) -> None:
         """Stop serving, and close what was opened. Does nothing the second time."""
         self._server.close()
-        self._view.close()
+        if self._view is not None:
+            self._view.close()
 
     def __enter__(self) -> Viewing:
         return self
@@ -49,12 +54,17 @@ class Viewing:
 def view(place: str | os.PathLike[str], *, split: str | None = None, port: int = 0) -> Viewing:
     """Serve a page on 127.0.0.1 that shows the samples of a place, from threads of this process until it is closed.
 
-    place: a packed set by its directory or address, or any source of `packer.convert`, such as a folder or an archive.
+    place: a packed set by its directory or address, any source of `packer.convert`, such as a folder or an archive, or
+        a page that was exported.
     split: only this one.
     port: 0 for a free one.
 
     Raises DatasetError, UnknownNameError, StaleIndexError, RemoteError, SourceError, MissingExtraError, ServingError.
     """
+    if not is_remote(place) and is_export(Path(place)):
+        if split is not None:
+            raise ValueError(f"{place}: holds an exported page, which has its splits; leave split out")
+        return Viewing(None, ViewServer(ExportSite(Path(place)), port))
     opened = View(open_place(place, split))
     try:
         return Viewing(opened, ViewServer(Answers(opened), port))

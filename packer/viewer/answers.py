@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from cache.errors import PackerError, UnknownNameError
+from packer.viewer.batches import Batches, BatchRequest, abilities
 from packer.viewer.columns import Body, Bytes, Column
 from packer.viewer.document import Pending, SplitView, View, order_document
 from packer.viewer.samples import as_png, field_bytes, sample_document, thumbnail
@@ -29,7 +30,8 @@ PAGE_TYPES = {
 }
 _JSON, _BYTES, _JPEG, _PNG = "application/json", "application/octet-stream", "image/jpeg", "image/png"
 _LEAST_SIDE, _MOST_SIDE, _SIDE = 16, 1024, 160
-_NUMBER = re.compile(r"[0-9]{1,10}")
+_BATCH_NUMBERS = ("seed", "epoch", "batch", "batch_size", "ranks", "rank")
+_NUMBER = re.compile(r"[0-9]{1,18}")
 Query = Mapping[str, Sequence[str]]
 
 
@@ -72,13 +74,19 @@ def _json(content: Any, status: int = 200) -> Answer:
 class Answers:
     """What a view answers."""
 
+    page: str = ""
+    origins: tuple[str, ...] = ()
+
     def __init__(self, view: View) -> None:
         self._view = view
         self._page = page_files()
+        self._batches = {name: Batches(split.reader) for name, split in view.splits.items()}
         self._routes: dict[str, Callable[[Sequence[str], Query], Answer]] = {
             "view.json": self._document,
             "classes.json": self._classes,
             "where.json": self._where,
+            "batches.json": self._batch,
+            "batch.png": self._batch_picture,
             "column": self._column,
             "order": self._order,
             "sample": self._sample,
@@ -103,13 +111,17 @@ class Answers:
             return error_answer(404, type(error).__name__, str(error))
         except (PackerError, OSError) as error:
             return error_answer(415, type(error).__name__, str(error))
+        except ValueError as error:
+            return error_answer(400, type(error).__name__, str(error))
         except MemoryError:
             return error_answer(503, "MemoryError", "there is not enough memory for this")
+        except Exception as error:  # or a browser would wait for an answer
+            return error_answer(500, type(error).__name__, f"{error}; this is a defect of packer, please report it")
 
     # --- documents --------------------------------------------------------------------------------------------------
     def _document(self, rest: Sequence[str], query: Query) -> Answer:
         _expect(rest, 0)
-        return _json(self._view.document(None))
+        return _json(self._view.document(abilities(next(iter(self._view.splits.values())).reader)))
 
     def _classes(self, rest: Sequence[str], query: Query) -> Answer:
         _expect(rest, 0)
@@ -161,6 +173,24 @@ class Answers:
         data = thumbnail(split.reader, _index(split, rest[1]), min(max(side, _LEAST_SIDE), _MOST_SIDE))
         return Answer(200, _JPEG, Bytes(data), kept=True)
 
+    # --- batches ----------------------------------------------------------------------------------------------------
+    def _batch(self, rest: Sequence[str], query: Query) -> Answer:
+        _expect(rest, 0)
+        split, request = self._split(_one(query, "split")), _batch_request(query)
+        found = self._batches[split.name].describe(request)
+        if found.pop("has_pixels"):
+            asked = {"split": split.name, **asdict(request), "op": request.ops}
+            del asked["ops"]
+            for sample in found["samples"]:
+                sample["image"] = f"batch.png?{urlencode({**asked, 'item': sample['item']}, doseq=True)}"
+        return _json(found)
+
+    def _batch_picture(self, rest: Sequence[str], query: Query) -> Answer:
+        _expect(rest, 0)
+        split, item = self._split(_one(query, "split")), _number(query, "item")
+        data = self._batches[split.name].picture(_batch_request(query), item)
+        return Answer(200, _PNG, Bytes(data), kept=True)
+
     def _split(self, name: str) -> SplitView:
         if name not in self._view.splits:
             raise Refused(404, "UnknownNameError", f"no split {name!r}; there are {', '.join(self._view.splits)}")
@@ -187,6 +217,12 @@ def _number(query: Query, name: str, default: int | None = None) -> int:
     if not _NUMBER.fullmatch(text):
         raise Refused(400, "UsageError", f"{name} is {text!r:.40}, expected a whole number")
     return int(text)
+
+
+def _batch_request(query: Query) -> BatchRequest:
+    usual = BatchRequest()
+    numbers = {name: _number(query, name, getattr(usual, name)) for name in _BATCH_NUMBERS}
+    return BatchRequest(**numbers, order=_one(query, "order", usual.order), ops=tuple(query.get("op", ())))
 
 
 def _index(split: SplitView, text: str) -> int:

@@ -27,10 +27,10 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from cache.errors import ServingError
 from packer.viewer.answers import Answer, Query, error_answer
 
-__all__ = ["POLICY", "Site", "ViewServer"]
+__all__ = ["Site", "ViewServer"]
 
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src {origins}; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _HEADERS = {
@@ -51,7 +51,13 @@ _MOST_FIELDS = 64
 
 
 class Site(Protocol):
-    """What is served. Several threads call it."""
+    """What is served. Several threads call it.
+
+    page: the path of the page, ending with "/", or "". origins: other servers that it may read.
+    """
+
+    page: str
+    origins: tuple[str, ...]
 
     def answer(self, parts: list[str], query: Query) -> Answer: ...
 
@@ -72,6 +78,7 @@ class ViewServer:
             reason = getattr(error, "strerror", None) or error
             raise ServingError(f"127.0.0.1, port {port}: cannot listen there: {reason}; leave port out") from error
         self._server.owner = self
+        self.policy = _POLICY.format(origins=" ".join(("'self'", *site.origins)))
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(_POLL_SECONDS,), name="packer-view", daemon=True
@@ -80,7 +87,7 @@ class ViewServer:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/{self.token}/"
+        return f"http://127.0.0.1:{self.port}/{self.token}/{self.site.page}"
 
     def close(self) -> None:
         """Stop listening. Answers under way are not waited for."""
@@ -183,7 +190,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         for name, value in _HEADERS.items():
             self.send_header(name, value)
-        self.send_header("Content-Security-Policy", POLICY)
+        self.send_header("Content-Security-Policy", self.server.owner.policy)
         self.send_header("Cache-Control", "private, max-age=3600, immutable" if etag else "no-store")
         if etag:
             self.send_header("ETag", etag)

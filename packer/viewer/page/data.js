@@ -10,7 +10,7 @@ const TYPES = {
 const PROCESSES = { 0xc0: "baseline", 0xc1: "extended", 0xc2: "progressive", 0xc3: "lossless" };
 const MOST_SHOWN = 256 << 20; // of one field, in memory
 const MOST_SCANNED = 1_000_000; // numbers of an order that are looked through for a sample
-const POLL_MS = 400;
+const POLL_MS = 400, PROBES = 8;
 const images = new Turns(4);
 
 export async function openSet() {
@@ -146,15 +146,17 @@ export class Split {
     return label < 0 ? "" : (this.classes[label] ?? `class ${label}`);
   }
 
-  /** The first position in the order of keys whose key begins with `prefix`, by bisection; null if there is none. */
+  /** The first position in the order of keys whose key begins with `prefix`; null if there is none. */
   async findKey(prefix) {
     const order = await this.order("key"), wanted = new TextEncoder().encode(prefix);
-    let low = 0, high = order.count;
     const keyAt = async (position) => new TextEncoder().encode((await this.keys(await order.numbers(position, position + 1)))[0]);
+    let low = 0, high = order.count; // what is looked for is at low…high
     while (low < high) {
-      const middle = Math.floor((low + high) / 2);
-      if (compared(await keyAt(middle), wanted) < 0) low = middle + 1;
-      else high = middle;
+      const places = [...new Set(Array.from({ length: PROBES }, (_, i) => low + Math.floor(((high - low) * i) / PROBES)))]; // at once: a round trip costs more
+      const isBelow = (await Promise.all(places.map(keyAt))).map((key) => compared(key, wanted) < 0);
+      const first = isBelow.indexOf(false);
+      if (first < 0) low = places.at(-1) + 1;
+      else [low, high] = [first ? places[first - 1] + 1 : low, places[first]];
     }
     if (low >= order.count) return null;
     const found = await keyAt(low);

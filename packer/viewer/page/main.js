@@ -150,18 +150,22 @@ async function showSample(takesFocus = false) {
     return closeSample();
   }
   const [first, number] = state.run === null ? [0, order.count] : order.runs[state.run].slice(1);
-  const shown = panel.open(split, index, `${count(state.at + 1)} of ${count(number)}`);
+  const shown = panel.open(split, index);
   document.body.classList.add("with-panel");
   if (takesFocus) panel.focus();
   try {
-    if ((await grid.sample(state.at)) !== index) {
-      const position = await order.position(index, first, first + number);
-      if (position !== null && state.sample === index) {
-        grid.reveal(position - first);
-        state.at = grid.active;
-        write(false);
-      }
-    } else grid.reveal(state.at);
+    let position = number && (await grid.sample(state.at)) === index ? state.at : null;
+    if (position === null) {
+      const found = await order.position(index, first, first + number);
+      if (found !== null) position = found - first;
+    }
+    if (state.sample !== index) return;
+    panel.place(position === null ? "" : `${count(position + 1)} of ${count(number)}`);
+    if (position !== null) {
+      grid.reveal(position);
+      state.at = grid.active;
+      write(false);
+    }
   } catch (error) {
     problem(error.message);
   }

@@ -32,6 +32,12 @@ export class Panel {
     this.#element.focus({ preventScroll: true });
   }
 
+  /** Say at which position of what is shown the sample is. */
+  place(text) {
+    const note = this.#element.querySelector(".top > .note");
+    if (note) note.textContent = text;
+  }
+
   close() {
     this.#stop();
     this.#element.hidden = true;
@@ -45,14 +51,14 @@ export class Panel {
   }
 
   /** Show a sample; what is known at once at once, the rest as it comes. */
-  async open(split, index, place) {
+  async open(split, index) {
     this.#stop();
     const { signal } = this.#loading, stage = (this.#stage = new Stage("Image"));
     const title = make("h2", {}, `Sample ${count(index)}`), body = make("div", { class: "parts" });
     const button = (text, name, work, label) => make("button", { type: "button", "aria-label": name, title: label ?? name, text, click: work });
     const bar = make("div", { class: "bar top" },
       button("←", "Previous sample", () => this.#on.stepped(-1)), button("→", "Next sample", () => this.#on.stepped(1)),
-      make("span", { class: "note", text: place }), button("Close", "Close", () => this.#on.closed(), "Close (Escape)"));
+      make("span", { class: "note" }), button("Close", "Close", () => this.#on.closed(), "Close (Escape)"));
     const focused = this.#element.contains(document.activeElement) ? document.activeElement.getAttribute("aria-label") : null;
     this.#element.hidden = false;
     this.#element.replaceChildren(bar, title, stage.element, body);

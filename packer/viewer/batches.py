@@ -1,0 +1,247 @@
+"""What a batch of a training holds: its samples, what was drawn for each, and its pixels.
+
+Nothing is computed here in a way of its own. Which samples a batch has is said by `readers.feed`, what is drawn for
+them by `readers.augment` (the text of an op is the difference that it makes to the plan), and the pixels are those that
+`ImageLoader` hands out when it begins with this batch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+import warnings
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cache.errors import MissingExtraError, UnknownNameError
+from packer.conversion.ops import SHOWN, parse_op
+from packer.formats.base import png_of
+from readers.augment import Recipe
+from readers.augment.geometry import Plan
+from readers.augment.ops import Op, Stage
+from readers.feed import Feed, FeedOptions, Start, choose_tail
+from readers.order import ClassBalanced, Order, Sequential, Shuffled, block_shuffled
+from readers.reader import Reader
+from readers.sample import NO_LABEL, upright_sides
+
+__all__ = ["ORDERS", "BatchRequest", "Batches", "abilities"]
+
+ORDERS = ("shuffled", "block", "stored", "balanced")
+_DEFAULT_OPS = ("RandomResizedCrop:224", "RandomHorizontalFlip")
+_MOST_OPS, _MOST_BATCH, _MOST_BYTES = 32, 4096, 512 << 20
+_KEPT = 2
+_MOST_NUMBERS = 8
+Pixels = npt.NDArray[np.uint8]
+
+
+def abilities(reader: Reader) -> dict[str, Any] | None:
+    """What previews of this reader can do, as documents have it; None without images."""
+    if "image" not in reader.fields or not len(reader):
+        return None
+    orders = [name for name in ORDERS if name != "balanced" or (reader.labels != NO_LABEL).any()]
+    texts = [*_DEFAULT_OPS, *(name for name in SHOWN if name not in ("RandomResizedCrop", "RandomHorizontalFlip"))]
+    return {"orders": orders, "ops": texts, "default_ops": list(_DEFAULT_OPS)}
+
+
+@dataclass(frozen=True)
+class BatchRequest:
+    """Batch `batch` of rank `rank` in an epoch. ops: their texts. Raises ValueError."""
+
+    seed: int = 0
+    epoch: int = 0
+    batch: int = 0
+    batch_size: int = 32
+    ranks: int = 1
+    rank: int = 0
+    order: str = "shuffled"
+    ops: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.order not in ORDERS:
+            raise ValueError(f"order is one of {', '.join(ORDERS)}, not {self.order!r:.40}")
+        if not 0 < self.batch_size <= _MOST_BATCH:
+            raise ValueError(f"batch_size is {self.batch_size}, expected 1 to {_MOST_BATCH}")
+        if len(self.ops) > _MOST_OPS:
+            raise ValueError(f"there are {len(self.ops)} ops, expected at most {_MOST_OPS}")
+
+    def augment(self) -> tuple[Op, ...]:
+        """The ops. Raises ValueError."""
+        return tuple(parse_op(text, SHOWN, "to look at") for text in self.ops)
+
+
+class Batches:
+    """The batches of a split. The pixels of the last ones are kept."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._lock = threading.RLock()
+        self._kept: OrderedDict[BatchRequest, Pixels] = OrderedDict()
+        self._orders: OrderedDict[tuple[str, int], Order] = OrderedDict()
+
+    def describe(self, request: BatchRequest) -> dict[str, Any]:
+        """The samples of a batch and what is drawn for them. Raises ValueError, UnknownNameError, PackerError."""
+        feed = self._feed(request)
+        augment = request.augment()
+        positions, rows = feed.rows(request.epoch, self._step(feed, request))
+        info = self._reader.image_info(rows)
+        heights, widths = upright_sides(info)
+        sides = np.maximum(heights, 1), np.maximum(widths, 1)
+        plans = [
+            Recipe(augment[:count]).plan(request.seed, request.epoch, positions, *sides)
+            for count in range(len(augment) + 1)
+        ]
+        has_pixels = importlib.util.find_spec("torch") is not None
+        labels, keys = self._reader.labels, self._reader.keys
+        samples = []
+        for item, (position, row) in enumerate(zip(positions.tolist(), rows.tolist(), strict=True)):
+            label = int(labels[row])
+            sample: dict[str, Any] = {"item": item, "index": row, "position": position, "key": keys[row]}
+            sample["label"] = None if label == NO_LABEL else label
+            sample["draws"] = [
+                f"{type(op).__name__}: {_drawn(op, plans[number], plans[number + 1], item)}"
+                for number, op in enumerate(augment)
+            ]
+            bad = plans[-1].boxes.bad.get(item)
+            if bad is not None or not heights[item]:
+                sample["error"] = str(bad or "the header of the image cannot be read")
+            sample["box"] = _box(plans[-1], item)
+            samples.append(sample)
+        return {
+            "batches": feed.batches(request.epoch),
+            "batch": request.batch,
+            "has_pixels": has_pixels,
+            "samples": samples,
+        }
+
+    def picture(self, request: BatchRequest, item: int) -> bytes:
+        """One image of a batch, as PNG. Raises ValueError, IndexError, MissingExtraError, PackerError."""
+        with self._lock:  # the first request makes the batch that all others of the page wait for
+            if request not in self._kept:
+                self._kept[request] = self._pixels(request)
+                while len(self._kept) > _KEPT:
+                    self._kept.popitem(last=False)
+            pixels = self._kept[request]
+        if not 0 <= item < len(pixels):
+            raise IndexError(f"there is no image {item} in a batch of {len(pixels)}")
+        return png_of(pixels[item])
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+    def _pixels(self, request: BatchRequest) -> Pixels:
+        """The batch as `ImageLoader` makes it, uint8 [n, height, width, 3]."""
+        augment = request.augment()
+        height, width = Recipe(augment).out_size or (1, 1)
+        if request.batch_size * height * width * 3 > _MOST_BYTES:
+            raise ValueError(f"{request.batch_size} images of {height} x {width} pixels are too many to be shown here")
+        if importlib.util.find_spec("torch") is None:
+            raise MissingExtraError("torch", "torch", "the pixels of batches")
+        from readers.loader import ImageLoader
+
+        feed = self._feed(request)
+        step = self._step(feed, request)
+        loader = ImageLoader(
+            self._reader,
+            request.batch_size,
+            augment=augment,
+            order=feed.order,
+            rank=request.rank,
+            world_size=request.ranks,
+            fields=("image",),
+            layout="NHWC",
+            prefetch=1,
+            decoder="cpu",
+        )
+        start = feed.after(step, request.epoch) if step else Start(request.epoch)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of another decoder: its name is not in this state
+            loader.load_state_dict(feed.token(start))
+        for (images,) in loader:
+            found: Pixels = images.numpy().copy()
+            return found
+        raise UnknownNameError(f"epoch {request.epoch} has no batch {request.batch}")
+
+    def _feed(self, request: BatchRequest) -> Feed:
+        order = self._order(request.order, request.seed)
+        if not 0 <= request.rank < request.ranks:
+            raise ValueError(f"rank is {request.rank}, expected 0 to {request.ranks - 1}")
+        options = FeedOptions(request.rank, request.ranks, choose_tail(None, order))
+        return Feed(self._reader, order, request.batch_size, options)
+
+    def _step(self, feed: Feed, request: BatchRequest) -> int:
+        batches = feed.batches(request.epoch)
+        if request.batch >= batches:
+            raise UnknownNameError(
+                f"epoch {request.epoch} has {batches} batches of {request.batch_size} for rank {request.rank} of "
+                f"{request.ranks}; there is no batch {request.batch}"
+            )
+        return request.batch
+
+    def _order(self, name: str, seed: int) -> Order:
+        with self._lock:
+            if (name, seed) not in self._orders:
+                self._orders[name, seed] = self._made(name, seed)
+                while len(self._orders) > _KEPT:
+                    self._orders.popitem(last=False)
+            return self._orders[name, seed]
+
+    def _made(self, name: str, seed: int) -> Order:
+        count = len(self._reader)
+        if name == "block":
+            return block_shuffled(self._reader, seed)
+        if name == "balanced":
+            return ClassBalanced(self._reader.labels, seed=seed)
+        return Shuffled(count, seed) if name == "shuffled" else Sequential(count, seed)
+
+
+def _parts(plan: Plan) -> list[Plan]:
+    return [*plan.before, plan]
+
+
+def _drawn(op: Op, before: Plan, after: Plan, item: int) -> str:
+    """What an op does to an image: the difference between the plans without it and with it."""
+    if op.stage is Stage.BATCH:
+        return "of the whole batch"
+    old, new = _parts(before)[-1], _parts(after)[-1]
+    if len(_parts(after)) > len(_parts(before)):
+        old = Recipe(()).plan(0, 0, np.zeros(1, np.int64), *_sizes_of(old, item))
+        return _difference(old, 0, new, item) or "as it is"
+    return _difference(old, item, new, item) or "as it is"
+
+
+def _sizes_of(plan: Plan, item: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    return plan.boxes.out_height[item : item + 1], plan.boxes.out_width[item : item + 1]
+
+
+def _difference(old: Plan, at: int, new: Plan, item: int) -> str:
+    a, b = old.boxes, new.boxes
+    texts = []
+    box = [int(getattr(b, name)[item]) for name in ("left", "top", "width", "height")]
+    if box != [int(getattr(a, name)[at]) for name in ("left", "top", "width", "height")]:
+        texts.append("box {},{} {}×{}".format(*box))
+    resized = int(b.resized_width[item]), int(b.resized_height[item])
+    if resized not in ((int(a.resized_width[at]), int(a.resized_height[at])), (box[2], box[3])):
+        texts.append(f"resized to {resized[0]}×{resized[1]}")
+    crop = [int(getattr(b, name)[item]) for name in ("crop_left", "crop_top", "out_width", "out_height")]
+    if crop not in ([int(getattr(a, name)[at]) for name in ("crop_left", "crop_top", "out_width", "out_height")],
+                    [0, 0, *resized]):  # fmt: skip
+        texts.append("crop {},{} {}×{}".format(*crop))
+    if new.hflip[item] != old.hflip[at]:
+        texts.append("left and right exchanged")
+    if new.vflip[item] != old.vflip[at]:
+        texts.append("top and bottom exchanged")
+    for _, values in new.steps[len(old.steps) :]:
+        shown = [f"{value:.3g}" for value in values[item][:_MOST_NUMBERS].tolist()]
+        texts.append(", ".join(shown) + (", …" if len(values[item]) > _MOST_NUMBERS else ""))
+    return "; ".join(text for text in texts if text)
+
+
+def _box(plan: Plan, item: int) -> list[float]:
+    """The part of the displayed image that is left, [x0, y0, x1, y1] in its pixels."""
+    b = _parts(plan)[0].boxes
+    left, top, width, height = (int(getattr(b, name)[item]) for name in ("left", "top", "width", "height"))
+    across, down = width / max(1, int(b.resized_width[item])), height / max(1, int(b.resized_height[item]))
+    x, y = left + int(b.crop_left[item]) * across, top + int(b.crop_top[item]) * down
+    return [x, y, x + int(b.out_width[item]) * across, y + int(b.out_height[item]) * down]

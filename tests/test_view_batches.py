@@ -1,0 +1,134 @@
+"""The preview of batches: the samples, draws and pixels that a training gets."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import numpy as np
+import pytest
+from PIL import Image
+from view_client import Client
+
+import packer
+import readers
+from readers.augment import ColorJitter, MixUp, RandomHorizontalFlip, RandomResizedCrop, Resize
+from readers.augment.ops import Op, RandAugment, RandomErasing
+from readers.loader import ImageLoader
+from readers.order import ClassBalanced, Sequential, Shuffled, block_shuffled
+
+
+@pytest.fixture(scope="module")
+def root(photos: Path, pack: Callable[..., Path]) -> Path:
+    return pack(photos, samples_per_shard=10)
+
+
+@pytest.fixture(scope="module", params=["packed", "folder"])
+def client(root: Path, photos: Path, request: pytest.FixtureRequest) -> Iterator[Client]:
+    with packer.view(root if request.param == "packed" else photos) as viewing, Client(viewing.url) as client:
+        yield client
+
+
+def asked(**options: Any) -> str:
+    return "batches.json?" + urlencode({"split": "train", **options}, doseq=True)
+
+
+@pytest.mark.parametrize(
+    ("texts", "ops"),
+    [
+        (
+            ["RandomResizedCrop:24,scale=0.2x1", "RandomHorizontalFlip"],
+            [RandomResizedCrop(24, scale=(0.2, 1.0)), RandomHorizontalFlip()],
+        ),
+        (["Resize:30x20", "ColorJitter:0.4,0.4"], [Resize((30, 20)), ColorJitter(0.4, 0.4)]),
+        (
+            ["RandAugment", "RandomResizedCrop:20x16", "RandomErasing:p=1"],
+            [RandAugment(), RandomResizedCrop((20, 16)), RandomErasing(p=1)],
+        ),
+        (["Resize:24x24", "MixUp:0.2"], [Resize((24, 24)), MixUp(0.2)]),
+    ],
+)
+def test_pixels_are_those_of_the_loader(client: Client, root: Path, texts: list[str], ops: list[Op]) -> None:
+    """Batch 2 of epoch 3 on rank 1 of 2, bit for bit, though the preview reaches it without the batches before."""
+    with readers.open(root, "train") as reader:
+        loader = ImageLoader(
+            reader, 5, augment=ops, seed=9, rank=1, world_size=2, fields=("image", "index"), layout="NHWC"
+        )
+        for _ in range(3):
+            for _ in loader:
+                break
+        images, index = [(images, index) for images, index in loader][2]
+    found = client.get(asked(seed=9, epoch=3, batch=2, batch_size=5, ranks=2, rank=1, op=texts)).json
+    assert [sample["index"] for sample in found["samples"]] == index.tolist()
+    for sample, expected in zip(found["samples"], images.numpy(), strict=True):
+        picture = client.get(sample["image"])
+        assert picture.status == 200, picture.body
+        assert np.array_equal(np.asarray(Image.open(io.BytesIO(picture.body))), expected)
+
+
+@pytest.mark.parametrize("name", ["shuffled", "block", "stored", "balanced"])
+def test_samples_are_those_of_the_order(client: Client, root: Path, name: str) -> None:
+    with readers.open(root, "train") as reader:
+        orders = {
+            "shuffled": Shuffled(len(reader), 4),
+            "block": block_shuffled(reader, 4),
+            "stored": Sequential(len(reader)),
+            "balanced": ClassBalanced(reader.labels, seed=4),
+        }
+        expected = orders[name].indices(1, np.arange(8, 16))
+        keys = [reader.keys[i] for i in expected]
+    found = client.get(asked(order=name, seed=4, epoch=1, batch=1, batch_size=8)).json
+    assert [sample["index"] for sample in found["samples"]] == expected.tolist()
+    assert [sample["key"] for sample in found["samples"]] == keys
+    assert [sample["position"] for sample in found["samples"]] == list(range(8, 16))
+    assert found["batches"] == (6 if name == "stored" else 5)
+
+
+def test_draws_are_said_in_words(client: Client) -> None:
+    texts = ["RandomResizedCrop:24", "RandomHorizontalFlip", "ColorJitter:0.4"]
+    found = client.get(asked(batch_size=16, op=texts)).json["samples"]
+    for sample in found:
+        crop, flip, jitter = sample["draws"]
+        assert crop.startswith("RandomResizedCrop: box ") and crop.endswith("resized to 24×24")
+        left, top = crop.removeprefix("RandomResizedCrop: box ").split()[0].split(",")
+        width, height = crop.split()[3].rstrip(";").split("×")
+        x, y = int(left), int(top)
+        assert sample["box"] == [x, y, x + int(width), y + int(height)]
+        picture = Image.open(io.BytesIO(client.get(f"sample/train/{sample['index']}/image?as=png").body))
+        assert x + int(width) <= picture.width and y + int(height) <= picture.height
+        assert flip in ("RandomHorizontalFlip: left and right exchanged", "RandomHorizontalFlip: as it is")
+        assert jitter.startswith("ColorJitter: ")
+    assert len({sample["draws"][1] for sample in found}) == 2
+    centre = client.get(asked(batch_size=1, op=["Resize:40x40", "CenterCrop:20"])).json["samples"][0]
+    assert centre["draws"] == ["Resize: resized to 40×40", "CenterCrop: crop 10,10 20×20"]
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "what"),
+    [
+        ({"op": "Rotate"}, 400, "not an op"),
+        ({"op": "Normalize"}, 400, "cannot be shown"),
+        ({"op": "RandomResizedCrop:many"}, 400, "many"),
+        ({"op": "RandomResizedCrop:24,sides=3"}, 400, "sides"),
+        ({"order": "sorted"}, 400, "order is one of"),
+        ({"batch": 99}, 404, "no batch 99"),
+        ({"rank": 2}, 400, "rank is 2"),
+        ({"batch_size": 0}, 400, "batch_size is 0"),
+        ({"seed": "x"}, 400, "seed is 'x'"),
+        ({"seed": 1 << 60}, 400, "expected"),
+    ],
+)
+def test_what_cannot_be_shown_is_said(client: Client, options: dict[str, Any], status: int, what: str) -> None:
+    reply = client.get(asked(**{"batch_size": 8, **options}))
+    assert reply.status == status and what in reply.error
+
+
+def test_images_that_make_no_batch_are_said(client: Client) -> None:
+    sample = client.get(asked(batch_size=8)).json["samples"][0]
+    reply = client.get(sample["image"])
+    assert reply.status == 415 and "differ in size" in reply.error
+    large = client.get(asked(batch_size=4, op="Resize:16384x16384")).json["samples"][0]
+    assert client.get(large["image"]).status == 400

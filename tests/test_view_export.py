@@ -1,0 +1,142 @@
+"""The exported page: whole by itself with the files of the set, and served by `packer.view` as by any web server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import unquote, urljoin
+
+import numpy as np
+import pytest
+from conftest import make_jpeg, tree_of
+from view_client import Client
+
+import packer
+import readers
+from cache.errors import DatasetError, OutputError
+from packer.viewer.answers import page_files
+
+EVIL = "<b>&'\" #?%41"
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory, pack: Callable[..., Path]) -> Path:
+    """A folder with a set of each container, in folders with a strange name."""
+    root = tmp_path_factory.mktemp("exports") / EVIL
+    names = [f"{split}/{name}/{i}.jpg" for split in ("train", "val") for name in ("ant", EVIL) for i in range(4)]
+    tree = tree_of(root / "tree", {name: make_jpeg(i, (30 + i, 24)) for i, name in enumerate(names)})
+    for to in ("hdf5", "tfrecord", "tar"):
+        packer.convert(tree, to, root / to, workers=1, samples_per_shard=3)
+    return root
+
+
+@pytest.fixture(params=["beside", "inside", "above"])
+def exported(sets: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[packer.ViewExport, Path]]:
+    """A page beside the set, inside it, and far away."""
+    to = {"beside": "hdf5", "inside": "tfrecord", "above": "tar"}[request.param]
+    page = {"beside": sets / "page", "inside": sets / to / "page", "above": tmp_path / "page"}[request.param]
+    yield packer.export_view(sets / to, page, overwrite=True), sets / to
+
+
+def test_everything_that_the_page_reads_is_there(exported: tuple[packer.ViewExport, Path]) -> None:
+    """Every address of view.json leads, from the page, to a file below the folder to serve that holds what it says."""
+    result, root = exported
+    home = result.serve / unquote(result.page)
+    assert home == result.path and (home / "index.html").is_file()
+    assert set(page_files()) <= {path.name for path in home.iterdir()}
+
+    def file_at(url: str) -> Path:
+        path = result.serve / unquote(urljoin(f"/{result.page}", url)).lstrip("/")
+        assert path.resolve().is_relative_to(result.serve)
+        return path
+
+    document = json.loads((home / "view.json").read_text())
+    assert document["live"] is False and document["container"] == root.name
+    for name, split in document["splits"].items():
+        with readers.open(root, name) as reader:
+            found = {}
+            for column, its in split["columns"].items():
+                data = file_at(its["url"]).read_bytes()
+                found[column] = np.frombuffer(data, its["dtype"], its["length"], its["start"])
+                assert its["start"] + found[column].nbytes == len(data), column
+            for index in range(len(reader)):
+                shard = file_at(split["shards"][found["shard"][index]]["url"]).read_bytes()
+                start = int(found["image.offset"][index])
+                assert shard[start : start + int(found["image.length"][index])] == reader.read(index)
+            assert np.array_equal(found["label"], reader.labels)
+        orders = split["orders"]
+        assert orders.pop("stored") is None and {"class", "size", "key", "duplicates"} <= orders.keys()
+        for order in orders.values():
+            values = np.frombuffer(file_at(order["url"]).read_bytes(), "<u4", order["count"], order["start"])
+            assert len(set(values.tolist())) == order["count"] and sum(run[2] for run in order["runs"]) <= len(values)
+        assert [run[0] for run in orders["class"]["runs"]] == document["classes"]
+
+
+def test_an_exported_page_is_served_with_its_set_alone(exported: tuple[packer.ViewExport, Path]) -> None:
+    result, _ = exported
+    with packer.view(result.path) as viewing, Client(viewing.url) as client:
+        document = client.get("view.json").json
+        split = document["splits"]["val"]
+        assert client.get("").headers["content-type"] == "text/html; charset=utf-8"
+        assert client.ask(urljoin(client.base, "")).status == 200
+        for url in (split["columns"]["label"]["url"], split["shards"][0]["url"], split["orders"]["class"]["url"]):
+            reply = client.ask(urljoin(client.base, url), {"Range": "bytes=0-9"})
+            assert reply.status == 206 and len(reply.body) == 10, url
+        base = urljoin(client.base, split["shards"][0]["url"]).rpartition("/")[0]
+        for name in ("dataset.json", "README.md", "../tree/train/ant/0.jpg", "", "../"):
+            assert client.ask(f"{base}/{name}").status == 404, name
+    with pytest.raises(ValueError, match="leave split out"):
+        packer.view(result.path, split="val")
+
+
+def test_a_page_names_the_address_of_its_set(sets: Path, tmp_path: Path) -> None:
+    packer.export_view(sets / "tar", tmp_path / "page", url="https://data.example:8443/sets/few", split="val")
+    document = json.loads((tmp_path / "page" / "view.json").read_text())
+    assert [*document["splits"]] == ["val"] and document["address"] == "https://data.example:8443/sets/few/"
+    url = document["splits"]["val"]["columns"]["label"]["url"]
+    assert url == "https://data.example:8443/sets/few/val.index/label.npy"
+    index = (tmp_path / "page" / "index.html").read_text()
+    assert "connect-src 'self' https://data.example:8443;" in index
+    with packer.view(tmp_path / "page") as viewing, Client(viewing.url) as client:
+        policy = client.get("").headers["content-security-policy"]
+        assert "connect-src 'self' https://data.example:8443;" in policy
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["s3://bucket/few", "few", "https://user:secret@host/few", "https://host/few?token=1", "https://h/'; script-src *"],
+)
+def test_an_address_that_no_browser_reads_is_refused(sets: Path, tmp_path: Path, url: str) -> None:
+    with pytest.raises(OutputError) as caught:
+        packer.export_view(sets / "tar", tmp_path / "page", url=url)
+    assert "secret" not in str(caught.value) and not (tmp_path / "page").exists()
+
+
+def test_other_files_are_not_overwritten(sets: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page"
+    with pytest.raises(OutputError, match="only packed sets"):
+        packer.export_view(sets / "tree", page)
+    tree_of(page, {"thesis.txt": b"all of it"})
+    for overwrite in (False, True):
+        with pytest.raises(OutputError, match="holds other files"):
+            packer.export_view(sets / "tar", page, overwrite=overwrite)
+    (page / "thesis.txt").unlink()
+    packer.export_view(sets / "tar", page)
+    with pytest.raises(OutputError, match="holds a page already"):
+        packer.export_view(sets / "tar", page)
+    packer.export_view(sets / "hdf5", page, overwrite=True)
+    assert json.loads((page / "view.json").read_text())["container"] == "hdf5"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "null", '{"set": "../elsewhere/"}', '{"set": "/"}', "[" * 100_000])
+def test_a_forged_page_opens_nothing_else(tmp_path: Path, text: str) -> None:
+    """One whose document is broken, or names as its set a folder that is none."""
+    tree_of(tmp_path, {"page/index.html": b"", "page/view.json": text.encode(), "elsewhere/secret.npy": b"secret"})
+    (tmp_path / "page" / "link.js").symlink_to(tmp_path / "elsewhere" / "secret.npy")
+    with pytest.raises(DatasetError):
+        packer.view(tmp_path / "page").close()
+    (tmp_path / "page" / "view.json").write_text('{"set": "../elsewhere/", "origin": "https://evil.example"}')
+    with packer.view(tmp_path / "page") as viewing, Client(viewing.url) as client:
+        for path in ("../elsewhere/secret.npy", "link.js", "elsewhere/secret.npy"):
+            assert client.get(path).status == 404

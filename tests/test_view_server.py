@@ -1,0 +1,166 @@
+"""Who may ask the page's server for what: tokens, hosts, ranges, methods, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from conftest import make_jpeg, tree_of
+from view_client import Client
+
+import packer
+from cache.errors import ServingError, SourceError, UnknownNameError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tree_of(tmp_path_factory.mktemp("few") / "few", {f"a/{i}.jpg": make_jpeg(i) for i in range(3)})
+
+
+@pytest.fixture(scope="module")
+def client(folder: Path) -> Iterator[Client]:
+    with packer.view(folder) as viewing, Client(viewing.url) as client:
+        yield client
+
+
+@pytest.mark.parametrize("change", ["without", "other", "shorter", "longer", "not ascii", "no slash"])
+def test_without_the_token_there_is_nothing(client: Client, change: str) -> None:
+    token = client.base.strip("/")
+    paths = {
+        "without": "/view.json",
+        "other": f"/{token[::-1]}/view.json",
+        "shorter": f"/{token[:-1]}/view.json",
+        "longer": f"/{token}x/view.json",
+        "not ascii": "/%C3%A9/view.json",
+        "no slash": f"/{token}",
+    }
+    reply = client.ask(paths[change])
+    assert reply.status == 404 and b"samples" not in reply.body and token.encode() not in reply.body
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:{port}", 200),
+        ("localhost:9999", 200),  # an ssh tunnel has a port of its own
+        ("LOCALHOST", 200),
+        ("evil.example:{port}", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("localhost.", 403),
+        ("", 403),
+    ],
+)
+def test_under_another_name_there_is_nothing(client: Client, host: str, status: int) -> None:
+    assert client.get("view.json", Host=host.format(port=80)).status == status
+
+
+def test_two_names_are_refused(folder: Path) -> None:
+    with packer.view(folder) as viewing, socket.create_connection(("127.0.0.1", viewing.port), 10) as line:
+        path = urlsplit(viewing.url).path
+        line.sendall(f"GET {path}view.json HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n".encode())
+        assert line.recv(4096).startswith(b"HTTP/1.1 403")
+
+
+def test_what_every_answer_says(client: Client) -> None:
+    for path, kind in (
+        ("view.json", "application/json"),
+        ("sample/train/0/image", "image/jpeg"),
+        ("column/train/label.npy", "application/octet-stream"),
+        ("nothing", "application/json"),
+    ):
+        headers = client.get(path).headers
+        assert headers["content-type"] == kind
+        assert headers["x-content-type-options"] == "nosniff" and headers["referrer-policy"] == "no-referrer"
+        assert headers["cross-origin-resource-policy"] == "same-origin"
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert "frame-ancestors 'none'" in headers["content-security-policy"]
+        assert not [name for name in headers if name.startswith("access-control")]
+        assert "python" not in headers["server"].lower()
+
+
+@pytest.mark.parametrize("path", [
+    "../view.json", "..%2f..%2fetc%2fpasswd", "%2e%2e/%2e%2e/etc/passwd", "sample/train/0/../0/image", "column",
+    "column/train/label", "column/nothing/label.npy", "order/train/nothing.json", "order/train/class.txt", "sample",
+    "sample/train/3.json", "sample/train/-1.json", "sample/train/0/mask", "sample/train/0/image/more", "thumb/train/9",
+    "index.html/..", ".gitkeep", "%ff%fe", "view.json/", "sample/train/00000000000000000000.json",
+])  # fmt: skip
+def test_what_is_not_there_is_not_found(client: Client, path: str) -> None:
+    assert client.get(path).status in (400, 404)
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "TRACE", "HACK"])
+def test_nothing_can_be_changed(folder: Path, method: str) -> None:
+    with packer.view(folder) as viewing, Client(viewing.url) as client:
+        reply = client.ask(f"{client.base}view.json", method=method)
+        assert reply.status == 405 and "access-control-allow-origin" not in reply.headers
+
+
+def test_ranges(client: Client) -> None:
+    path = "sample/train/0/image"
+    whole = client.get(path)
+    size, etag = len(whole.body), whole.headers["etag"]
+    assert whole.headers["accept-ranges"] == "bytes" and int(whole.headers["content-length"]) == size
+    for asked, start, stop in (
+        ("0-0", 0, 1),
+        ("5-9", 5, 10),
+        (f"{size - 1}-", size - 1, size),
+        ("-7", size - 7, size),
+        (f"3-{size + 99}", 3, size),
+        (f"-{size + 5}", 0, size),
+    ):
+        reply = client.get(path, Range=f"bytes={asked}")
+        assert reply.status == 206 and reply.body == whole.body[start:stop]
+        assert reply.headers["content-range"] == f"bytes {start}-{stop - 1}/{size}"
+    outside = client.get(path, Range=f"bytes={size}-")
+    assert outside.status == 416 and outside.headers["content-range"] == f"bytes */{size}"
+    for odd in ("bytes=1-2,5-6", "bytes=-", "items=0-1", "bytes=5-2"):
+        assert client.get(path, Range=odd).status in (200, 416)
+    assert client.get(path, Range="bytes=0-1", **{"If-Range": etag}).status == 206
+    assert client.get(path, Range="bytes=0-1", **{"If-Range": '"other"'}).status == 200
+    kept = client.get(path, **{"If-None-Match": etag})
+    assert kept.status == 304 and not kept.body
+    assert client.ask(client.base + path, method="HEAD").headers["content-length"] == str(size)
+
+
+def test_a_port_that_is_taken_is_said(folder: Path) -> None:
+    with packer.view(folder) as viewing, pytest.raises(ServingError, match="cannot listen"):
+        packer.view(folder, port=viewing.port)
+
+
+def test_what_is_closed_is_gone(folder: Path) -> None:
+    viewing = packer.view(folder)
+    viewing.close()
+    viewing.close()  # does nothing
+    with pytest.raises(OSError), socket.create_connection(("127.0.0.1", viewing.port), 5):
+        pass
+
+
+def test_the_command_prints_the_address_and_ends_with_ctrl_c(folder: Path) -> None:
+    environ = {**os.environ, "SSH_CONNECTION": "10.0.0.1 5 10.0.0.2 22"}
+    command = [sys.executable, "-m", "packer", "view", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        url = process.stdout.readline().strip()
+        with Client(url) as client:
+            assert client.get("view.json").json["splits"]["train"]["samples"] == 3
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    port = urlsplit(url).port
+    assert process.returncode == 0 and "Traceback" not in errors
+    assert f"ssh -L {port}:127.0.0.1:{port} {socket.gethostname()}" in errors
+
+
+def test_what_cannot_be_opened_is_said(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SourceError, match=re.escape(str(tmp_path / "empty"))):
+        packer.view(tmp_path / "empty")
+    with pytest.raises(UnknownNameError, match="no split 'test'; it has train"):
+        packer.view(tree_of(tmp_path / "few", {"a/1.jpg": make_jpeg(1)}), split="test")
