@@ -335,9 +335,7 @@ def test_a_batch_is_shown_as_training_gets_it(opened: Any, live: str, drawn: Pat
     with readers.open(drawn) as reader:
         samples = Shuffled(len(reader), seed=3).indices(1, np.arange(8, 16))
         expected = [reader[int(sample)].key for sample in samples]
-    assert page.js("$$('.batch .key').map(key => key.textContent)") == expected, (
-        "rank 1 takes the second half of each step"
-    )
+    assert page.js("$$('.batch .key').map(key => key.textContent)") == expected, "rank 1: the second half of each step"
     assert page.js("$('.batch img').naturalWidth") == 24
     assert "Batch 0 of epoch 1 (batches 0 to 0): 8 samples" in page.js("$('.batches .status').textContent")
     page.click(".batch .open")
