@@ -142,12 +142,12 @@ class Files:
         return np.ascontiguousarray(pixels), CLASSES.index(self.paths[index].parent.name)
 
 
-def images_per_second(loader: Iterable[object], place: Path, is_cold: bool) -> float:
+def batches_per_second(loader: Iterable[object], place: Path, is_cold: bool) -> float:
     """Of one epoch."""
     if is_cold:
         drop_from_page_cache(place)
     started, batches = time.perf_counter(), sum(1 for _ in loader)
-    return batches * BATCH / (time.perf_counter() - started)
+    return batches / (time.perf_counter() - started)
 
 
 def compare_batches(source: Path, packed: Path) -> None:
@@ -164,21 +164,22 @@ def compare_batches(source: Path, packed: Path) -> None:
     cpus = cache.usable_cpus()
     options = {"num_workers": cpus, "persistent_workers": True, "shuffle": True, "drop_last": True}
     with readers.open(packed, "train") as reader:
+        size = min(BATCH, len(reader))
         loaders = {
             f"files: ImageFolder's way, DataLoader, {plural(cpus, 'worker')}": (
                 source,
-                DataLoader(Files(source / "train"), BATCH, **options),  # type: ignore[arg-type]
+                DataLoader(Files(source / "train"), size, **options),  # type: ignore[arg-type]
             ),
             f"packed set: ImageLoader, {plural(cpus, 'thread')}": (
                 packed,
-                ImageLoader(reader, BATCH, augment=[RandomResizedCrop(SIDE), RandomHorizontalFlip()], threads=cpus),
+                ImageLoader(reader, size, augment=[RandomResizedCrop(SIDE), RandomHorizontalFlip()], threads=cpus),
             ),
         }
         best = {name: [0.0, 0.0] for name in loaders}
         for epoch in range(1 + EPOCHS):  # in turn, so that what else runs here slows both down
             for number, is_cold in enumerate((True, False)):
                 for name, (place, loader) in loaders.items():
-                    found = images_per_second(loader, place, is_cold)
+                    found = size * batches_per_second(loader, place, is_cold)
                     if epoch:  # the first one starts workers
                         best[name][number] = max(best[name][number], found)
     first = next(iter(best.values()))

@@ -1,4 +1,4 @@
-"""`packer view SET`: a page in the browser that shows the samples of a set, a folder, an archive or an address."""
+"""`packer view`: a page in the browser that shows the samples of a set, a folder, an archive or an address."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ __all__ = ["command"]
 @click.option("--port", type=click.IntRange(0, 65535), metavar="N", help="Of 127.0.0.1. Default: a free one.")
 @click.option("--no-browser", is_flag=True, help="Only print the address.")
 @click.option("--export", "output", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Write a "
-              "page for any web server to DIR, and serve nothing. Only of a SET.")  # fmt: skip
+              "page for any web server to DIR, and serve nothing. For packed sets.")  # fmt: skip
 @click.option("--url", metavar="ADDRESS", help="With --export: where browsers find the set. Default: its place "
               "relative to DIR, or its address.")  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="With --export: replace an earlier page.")
 @json_option
 def command(place: str, split: str | None, no_browser: bool, as_json: bool, **options: Any) -> None:
-    """Show the samples of a SET or a SOURCE in a browser, until Ctrl-C.
+    """Show the samples of a set or a source in a browser, until Ctrl-C.
 
-    A SOURCE is anything that packer convert takes: a folder, an archive, a table. A page that was exported is shown,
-    too. Nothing is written. The page is served on 127.0.0.1 alone; its address has a token, and who has that sees the
-    samples.
+    A source is what packer convert takes: a folder, an archive, a table, a shard, …; DIR of an earlier --export works,
+    too. Nothing is written. The page is served on 127.0.0.1 alone; its address has a token, and who has that
+    sees the samples.
     """
     port = options.pop("port")
     if options["output"] is not None:
