@@ -1,17 +1,40 @@
-"""What the tests of DALI share: crops, and what two loaders must have in common."""
+"""What the tests of DALI share: DALI itself, or the reason to skip them; crops; what two loaders have in common."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+import pytest
 
 from readers.augment import RandomHorizontalFlip, RandomResizedCrop
 from readers.dali import DaliLoader
 from readers.loader import ImageLoader
 
-__all__ = ["CROPS", "MEAN_DIFFERENCE", "MOST_DIFFERENCE", "labels_of", "same_epochs", "same_pixels"]
+try:
+    import nvidia.dali as dali
+    from nvidia.dali import fn
+except (ImportError, OSError) as error:
+    pytest.skip(f"DALI is not installed: {error}", allow_module_level=True)
 
+__all__ = [
+    "CROPS",
+    "MEAN_DIFFERENCE",
+    "MOST_DIFFERENCE",
+    "WITH_PROCESSES",
+    "dali",
+    "fn",
+    "labels_of",
+    "same_epochs",
+    "same_pixels",
+]
+
+WITH_PROCESSES = [
+    pytest.mark.usefixtures("processes_end"),
+    # DALI leaves a socket to the garbage collector when it spawns a worker.
+    pytest.mark.filterwarnings("ignore:unclosed <socket.socket:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:.*unclosed <socket.socket:pytest.PytestUnraisableExceptionWarning"),
+]
 CROPS = [RandomResizedCrop(32), RandomHorizontalFlip()]
 # Both resize by a triangle filter and round; DALI's weights come from a table. Of 255.
 MEAN_DIFFERENCE, MOST_DIFFERENCE = 0.5, 6

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dali_cases import CROPS, labels_of, same_epochs, same_pixels
+from dali_cases import CROPS, WITH_PROCESSES, dali, fn, labels_of, same_epochs, same_pixels
 from image_cases import XMP_PREFIX, encoded, with_segments, xmp
 from PIL import Image
 from suites.programs import run_python
@@ -31,18 +31,7 @@ from readers.dali import DaliLoader, PipelineOptions, Source, celeba, classifica
 from readers.decode import decode_image
 from readers.loader import ImageLoader
 
-try:
-    import nvidia.dali as dali
-    from nvidia.dali import fn
-except (ImportError, OSError) as error:
-    pytest.skip(f"DALI is not installed: {error}", allow_module_level=True)
-
-pytestmark = [
-    pytest.mark.usefixtures("processes_end"),
-    # DALI leaves a socket to the garbage collector when it spawns a worker.
-    pytest.mark.filterwarnings("ignore:unclosed <socket.socket:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore:.*unclosed <socket.socket:pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = WITH_PROCESSES
 
 
 @pytest.fixture(scope="module")

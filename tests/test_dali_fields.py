@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_jpeg, tree_of
-from dali_cases import MEAN_DIFFERENCE
+from dali_cases import MEAN_DIFFERENCE, WITH_PROCESSES
 from test_items import COUNT, NAMES, OPS, TURNED, by_index, check_aligned, packed_in, same
 
 import readers
@@ -29,17 +29,7 @@ from readers.dali import DaliLoader, PipelineOptions
 from readers.loader import FieldOptions, ImageLoader
 from readers.order import Bucketed, Mixed
 
-try:
-    import nvidia.dali  # noqa: F401
-except (ImportError, OSError) as error:
-    pytest.skip(f"DALI is not installed: {error}", allow_module_level=True)
-
-pytestmark = [
-    pytest.mark.usefixtures("processes_end"),
-    # DALI leaves a socket to the garbage collector when it spawns a worker.
-    pytest.mark.filterwarnings("ignore:unclosed <socket.socket:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore:.*unclosed <socket.socket:pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = WITH_PROCESSES
 FIELDS = NAMES[1:]
 TWO = PipelineOptions(threads=2, layout="NHWC")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import dali_cases  # noqa: F401  skips these without DALI
 import pytest
 import torch
 from augment_cases import LOAD, photo
@@ -36,11 +37,6 @@ from readers.augment import (
 )
 from readers.dali import DaliLoader, PipelineOptions, Source, pipeline
 from readers.loader import ImageLoader
-
-try:
-    import nvidia.dali  # noqa: F401
-except (ImportError, OSError) as error:
-    pytest.skip(f"DALI is not installed: {error}", allow_module_level=True)
 
 EVERY_CHANGE = TrivialAugmentWide()
 # (ops, largest difference, mean difference), of 255. Both executors decode the whole image, and round where parts end.

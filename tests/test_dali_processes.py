@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dali_cases import CROPS, labels_of, same_epochs
+from dali_cases import CROPS, WITH_PROCESSES, dali, fn, labels_of, same_epochs
 from image_cases import encoded
 from PIL import Image
 from suites.programs import run_python
@@ -29,18 +29,7 @@ from readers.dali import DaliLoader, PipelineOptions, classification, external_s
 from readers.loader import ImageLoader
 from readers.order import Shuffled
 
-try:
-    import nvidia.dali as dali
-    from nvidia.dali import fn
-except (ImportError, OSError) as error:
-    pytest.skip(f"DALI is not installed: {error}", allow_module_level=True)
-
-pytestmark = [
-    pytest.mark.usefixtures("processes_end"),
-    # DALI leaves a socket to the garbage collector when it spawns a worker.
-    pytest.mark.filterwarnings("ignore:unclosed <socket.socket:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore:.*unclosed <socket.socket:pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = WITH_PROCESSES
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,7 @@ export async function maskLayer(data) {
   context.putImageData(picture, 0, 0);
   const legend = [...counts].sort((a, b) => b[1] - a[1]).slice(0, MOST_VALUES)
     .map(([value, number]) => [value, number / values.length, value ? `rgb(${maskColour(value, palette).join(" ")})` : null]);
-  return { element: canvas, legend, more: Math.max(0, counts.size - MOST_VALUES), size: [width, height] };
+  return { element: canvas, legend, more: Math.max(0, counts.size - MOST_VALUES) };
 }
 
 function maskColour(value, palette) {
@@ -57,7 +57,7 @@ async function decoded(data) {
 }
 
 function surface(width, height, kind) {
-  return draw("svg", { class: `layer ${kind}`, viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", "aria-hidden": "true" });
+  return draw("svg", { class: kind, viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", "aria-hidden": "true" });
 }
 
 /** Boxes [k, 4] as x0, y0, x1, y1, with the names of their labels. */
@@ -90,7 +90,7 @@ export function pointLayer(data, [width, height]) {
     svg.append(draw("path", { d: `M${x} ${y}h0`, class: `s${1 + (Math.floor(i / each) % SERIES)}` }));
     drawn++;
   }
-  return { element: svg, note: `${count(drawn)} ${drawn === 1 ? "point" : "points"}` };
+  return { element: make("div", { class: "layer" }, svg), note: `${count(drawn)} ${drawn === 1 ? "point" : "points"}` };
 }
 
 /** The region that a draw of an augmentation took, on the original. */
@@ -98,5 +98,5 @@ export function cropLayer([x0, y0, x1, y1], [width, height]) {
   const svg = surface(width, height, "crop");
   svg.append(draw("path", { class: "shade", "fill-rule": "evenodd", d: `M0 0H${width}V${height}H0ZM${x0} ${y0}V${y1}H${x1}V${y0}Z` }),
              draw("rect", { x: x0, y: y0, width: x1 - x0, height: y1 - y0, class: "s2" }));
-  return { element: svg };
+  return { element: make("div", { class: "layer" }, svg) };
 }

@@ -24,7 +24,7 @@ export class RunList {
   show(order, chosen) {
     if (order !== this.#order) this.#search.value = "";
     [this.#order, this.#chosen] = [order, chosen];
-    this.#element.hidden = !order.runs?.length;
+    this.#element.hidden = !order.runs?.length || order.name === "where";
     find("runs-title").textContent = order.name === "class" ? "Classes" : capital(clean(order.title, 40));
     find("runs-chosen").replaceChildren(...(chosen === null ? [] : [foreign(runName(order, chosen), 60)]));
     this.#draw();
