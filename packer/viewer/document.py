@@ -1,4 +1,4 @@
-"""What the page is told: `view.json`, and the documents of orders.
+"""The documents that the page reads: `view.json`, and those of orders.
 
 Orders are computed when they are first asked for, and kept. What takes reading every sample (damaged ones; all that no
 index says of a source) is begun by asking for it, and answered with how far it is until it is there.
@@ -185,7 +185,7 @@ class SplitView:
 
     # --- histograms -------------------------------------------------------------------------------------------------
     def histograms(self) -> dict[str, Any]:
-        """Those that can be had without reading samples, as documents have them."""
+        """Those that need no sample to be read, as documents have them."""
         with self._lock:
             for name, (title, unit) in BINNED.items():
                 if name not in self._histograms and "image" in self.reader.fields:

@@ -103,7 +103,7 @@ def by_number(values: Values, edges: Values) -> OrderColumn:
     known = len(values) - int(np.isnan(values).sum())
     rising = values[order[:known]]
     bounds = [*np.searchsorted(rising, edges[:-1]).tolist(), known]
-    names = [f"{_shown(low)} – {_shown(high)}" for low, high in itertools.pairwise(edges.tolist())]
+    names = [f"{_edge_text(low)} – {_edge_text(high)}" for low, high in itertools.pairwise(edges.tolist())]
     runs = [Run(name, a, b - a) for name, (a, b) in zip(names, itertools.pairwise(bounds), strict=False)]
     return OrderColumn(order, _with_rest(runs, known, len(order)))
 
@@ -126,7 +126,7 @@ def _edges(low: float, high: float) -> Values:
     return np.array(rising[begin : max(end, begin + 1) + 1])
 
 
-def _shown(value: float) -> str:
+def _edge_text(value: float) -> str:
     return f"{value:,.0f}" if value == int(value) else f"{value:.3g}"
 
 
