@@ -93,12 +93,12 @@ async function go(change, { isNew = true } = {}) {
   const isElsewhere = isOther || next.run !== state.run, isMoved = next.at !== grid.active, wasSample = panel.isOpen ? state.sample : null;
   Object.assign(state, next);
   controls();
+  views(); // before the grid is measured
   if (isElsewhere) {
     const [first, number] = state.run === null ? [0, order.count] : order.runs[state.run].slice(1);
     grid.show(split, order, first, number, state.at);
   } else if (isMoved) grid.reveal(state.at);
   state.at = grid.active;
-  views();
   write(isNew);
   if (state.sample === null) panel.close();
   else if (state.sample !== wasSample || isElsewhere) await showSample();
