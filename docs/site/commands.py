@@ -23,8 +23,8 @@ _INTRO = """The text of ``packer COMMAND --help``, by task.
 
 Results go to stdout, progress and messages to stderr. The exit status is 0 (done), 1 (failed, or damage found),
 2 (usage) or 130 (interrupted). With ``--json`` the result is JSON, and so is a failure:
-``{"error": {"type", "message", "status"}}``. In Python the same work is done by :doc:`functions <python-packer>`, which return a result object and raise the errors of
-``cache.errors``."""
+``{"error": {"type", "message", "status"}}``. In Python the same work is done by
+:doc:`functions <python-packer>`, which return a result object and raise the errors of ``cache.errors``."""
 
 
 class _Sections(click.HelpFormatter):
