@@ -27,7 +27,7 @@ from cache.node import usable_cpus
 from packer.columns import column_files, write_npy_header
 from packer.documents import write_dataset_info
 from packer.output import Result, local_output, output_errors
-from readers.coefficients.compiled import load_functions
+from readers.coefficients.compiled import load_functions, unsupported_reason
 from readers.coefficients.strips import note_rows
 from readers.decode import Region, decode_image
 from readers.decode.cpu import has_clean_header
@@ -81,6 +81,7 @@ def index_jpeg_rows(
     info = read_dataset_info(root)
     if _FIELD not in info.fields:
         raise FormatError(f"{root}: has no field {_FIELD!r}, so there are no rows to note")
+    unsupported_reason("noting where the rows of JPEGs begin")  # or why not, before anything is compiled
     load_functions()
     run = _Run(root, workers or usable_cpus(), watcher or Silent())
     with output_errors():

@@ -125,7 +125,7 @@ def warm_cache(
     if keep == "coefficients":
         from readers.coefficients import unsupported_reason  # loads crc32c
 
-        if reason := unsupported_reason():  # a warning in training, an error here
+        if reason := unsupported_reason("a cache of coefficients"):  # a warning in training, an error here
             raise UnsupportedCpuError(f"this machine cannot decode DCT coefficients: {reason}; --keep encoded works")
     watcher, title = watcher or Silent(), set_title(path)
     started = time.monotonic()

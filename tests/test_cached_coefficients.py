@@ -22,6 +22,7 @@ from PIL import Image
 from suites.programs import run_packer
 from torch.utils.data import DataLoader
 
+import packer
 import readers
 from cache.errors import BadSampleError, MissingExtraError
 from readers.augment import CenterCrop, Normalize, Op, RandomHorizontalFlip, RandomResizedCrop, RandomRotation, Resize
@@ -393,13 +394,23 @@ def test_an_image_that_is_bad_below_the_cache_stays_bad(folder: Path, place: dic
             batches(reader, AUGMENTS["scaled"])
 
 
-def test_without_the_package(packed_base: Any, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("work", "asked"),
+    [
+        (lambda base, place: readers.cached(base, keep=KEEP, **place), "a cache of coefficients"),
+        (lambda base, place: ImageLoader(base, 4, decoder="compiled"), "decoder='compiled'"),
+        (lambda base, place: packer.index_jpeg_rows(base.path), "noting where the rows of JPEGs begin"),
+    ],
+)
+def test_without_the_package(
+    packed_base: Any, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch, work: Any, asked: str
+) -> None:
     unsupported_reason.cache_clear()
     for name in [name for name in sys.modules if name.partition(".")[0] == "numba"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "numba", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'packer-vision\[coefficients\]'"):
-        readers.cached(packed_base, keep=KEEP, **place)
+    with pytest.raises(MissingExtraError, match=rf"{asked} needs numba: .*pip install .*\[coefficients\]'"):
+        work(packed_base, place)
 
 
 OLD_CPU = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from suites.programs import run_packer
 
 import packer
 import readers
-from cache.errors import BadSampleError, SourceError
+from cache.errors import BadSampleError, MissingExtraError, SourceError
 from packer import Reencode
 from packer.conversion.ops import DETERMINISTIC, parse_op
 from readers.augment import CenterCrop, Crop, Normalize, Op, RandomCrop, RandomHorizontalFlip, Resize
@@ -179,6 +180,14 @@ def test_ops_that_cannot_be(tmp_path: Path, ops: Any, options: Any, error: Any, 
     source = tree_of(tmp_path / "src", {"b.jpg": make_jpeg(2, (40, 60))})
     with pytest.raises(error, match=message):
         packer.convert(source, "tar", tmp_path / "out", ops=ops, workers=1, **options)
+
+
+def test_without_torch_the_ops_are_what_needs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tree_of(tmp_path / "src", {"b.jpg": make_jpeg(2)})
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(MissingExtraError, match=r"changing images by ops needs torch: .*pip install .*\[torch\]"):
+        packer.convert(source, "tar", tmp_path / "out", ops=[Resize(8)], workers=1)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_second_image_is_refused(tmp_path: Path) -> None:

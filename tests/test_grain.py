@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import pickle
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -125,29 +125,51 @@ IN_PROCESSES: dict[str, Make] = {
 }
 
 
-def check_resume(grain: Any, make: Make, reader: readers.Reader, folder: Path) -> None:
-    """A checkpoint in mid-epoch, by Grain's own handler, and what follows it in new objects."""
-    from etils import epath
+def check_resume(grain: Any, make: Make, reader: readers.Reader) -> None:
+    """A state in mid-epoch, as bytes, and what follows it in new objects."""
 
-    handler, place = grain.checkpoint.CheckpointHandler(), epath.Path(folder)
-    iterator = iter(make(grain, GrainSource(reader, FIELDS)))
+    def begin() -> Any:
+        return iter(make(grain, GrainSource(reader, FIELDS)))
+
+    iterator = begin()
     seen = [key for _ in range(3) for key in next(iterator)["key"]]
-    handler.save(place, iterator)
+    state = iterator.get_state()
     whole = seen + keys_of(iterator)
     assert len(whole) == len(set(whole)) == COUNT
-    restored = handler.restore(place, iter(make(grain, GrainSource(reader, FIELDS))))
+    restored = begin()
+    restored.set_state(state if isinstance(state, bytes) else json.loads(json.dumps(state)))
     assert seen + keys_of(restored) == whole
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-def test_a_checkpoint_in_mid_epoch_continues_exactly(grain: Any, reader: Any, tmp_path: Path, name: str) -> None:
-    check_resume(grain, PIPELINES[name], reader, tmp_path)
+def test_a_state_in_mid_epoch_continues_exactly(grain: Any, reader: Any, name: str) -> None:
+    check_resume(grain, PIPELINES[name], reader)
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("name", IN_PROCESSES)
-def test_so_it_does_with_worker_processes(grain: Any, reader: Any, tmp_path: Path, name: str) -> None:
-    check_resume(grain, IN_PROCESSES[name], reader, tmp_path)
+def test_so_it_does_with_worker_processes(grain: Any, reader: Any, name: str) -> None:
+    check_resume(grain, IN_PROCESSES[name], reader)
+
+
+@pytest.mark.faults
+def test_its_handler_of_checkpoints_saves_and_restores(grain: Any, packed: Path, tmp_path: Path) -> None:
+    """In another process, since it starts JAX, after which a process should not fork."""
+    code = f"""
+import grain, readers
+from etils import epath
+from readers.grain import GrainSource
+source = GrainSource(readers.open({str(packed)!r}), ("key",))
+data = grain.MapDataset.source(source).shuffle(seed=1).batch({BATCH}).to_iter_dataset()
+handler, place, iterator = grain.checkpoint.CheckpointHandler(), epath.Path({str(tmp_path)!r}), iter(data)
+next(iterator)
+handler.save(place, iterator)
+rest = [key for batch in iterator for key in batch["key"]]
+assert len(rest) == {COUNT - BATCH}
+assert [key for batch in handler.restore(place, iter(data)) for key in batch["key"]] == rest
+"""
+    done = run_python("-c", code)
+    assert done.returncode == 0, done.stderr
 
 
 def test_worker_processes_read_by_themselves(grain: Any, reader: Any) -> None:
@@ -212,5 +234,5 @@ import readers
 from readers.grain import GrainSource
 print(GrainSource(readers.open({str(packed)!r}))[0]["image"].shape)
 """
-    done: subprocess.CompletedProcess[str] = run_python("-c", code)
+    done = run_python("-c", code)
     assert (done.returncode, done.stdout) == (0, "(8, 8, 3)\n"), done.stderr

@@ -19,8 +19,10 @@ from suites.browser import Browser, Page, find_chromium, range_server
 from view_cases import PAGE, colour_of, write_export
 
 import packer
+import readers
 from packer.report.style import COLOURS
 from packer.viewer import view
+from readers.order import Shuffled
 
 ROOT = PAGE.parent.parent.parent
 SCRIPTS = {path.name: path.read_text("utf-8") for path in PAGE.glob("*.js")}
@@ -316,6 +318,30 @@ def test_where_chooses_and_says_what_is_wrong(opened: Any, live: str) -> None:
     page.wait("!$('#problem').hidden && $('#problem').textContent.length > 10")
     assert page.js("$('#status').textContent") == "4 of 24 samples", "what was shown stays"
     assert any("400" in complaint for complaint in page.complaints), "the browser notes the status of the answer"
+    page.forgive()
+
+
+def test_a_batch_is_shown_as_training_gets_it(opened: Any, live: str, drawn: Path) -> None:
+    page = opened(
+        f"{live}#view=batches&seed=3&epoch=1&batch_size=8&ranks=2&rank=1", "$$('.batch img.shown').length === 8"
+    )
+    assert page.js("$('[name=ops]').value.includes('RandomResizedCrop')"), "the usual augmentations"
+    page.js("$('[name=ops]').value = 'CenterCrop:24'; $('[name=batch]').focus()")
+    page.key("Enter")
+    page.wait("$$('.batch img.shown').length === 8 && $('.draws').textContent.includes('CenterCrop')")
+    assert "op=CenterCrop" in page.js("location.hash"), "it can be linked"
+    with readers.open(drawn) as reader:
+        samples = Shuffled(len(reader), seed=3).indices(1, np.arange(8, 16))
+        expected = [reader[int(sample)].key for sample in samples]
+    assert page.js("$$('.batch .key').map(key => key.textContent)") == expected, "rank 1: the second half of each step"
+    assert page.js("$('.batch img').naturalWidth") == 24
+    assert "Batch 0 of epoch 1 (batches 0 to 0): 8 samples" in page.js("$('.batches .status').textContent")
+    page.click(".batch .open")
+    page.wait(f"$('.panel h2')?.textContent === {json.dumps(expected[0])} && $('.crop rect')")
+    crop = "['x', 'y', 'width', 'height'].map(name => $('.crop rect').getAttribute(name))"
+    assert page.js(crop) == ["20", "12", "24", "24"], "what the crop took is marked in the image"
+    page.js("location.hash = '#view=batches&batch=9&batch_order=shuffled'")
+    page.wait("$('.batches .status.problem')?.textContent.includes('batch')")
     page.forgive()
 
 

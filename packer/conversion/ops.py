@@ -12,9 +12,10 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-from cache.errors import BadSampleError, SourceError
+from cache.errors import BadSampleError, MissingExtraError, SourceError
 from packer.conversion.images import encode_pixels
 from packer.conversion.plan import Reencode, renamed
 from readers.augment import Op, Recipe, ops
@@ -44,13 +45,15 @@ _SEVERAL, _ONE = re.compile(rf"{_NUMBER}(?:x{_NUMBER})+"), re.compile(_NUMBER)
 
 
 def check_ops(given: Sequence[Op]) -> None:
-    """Raise ValueError for ops that cannot be carried out at pack time."""
+    """Raise ValueError for ops that cannot be carried out at pack time, and MissingExtraError without torch."""
     for op in given:
         name = type(op).__name__
         if not isinstance(op, Op) or name not in DETERMINISTIC:
             why = "draws at random" if getattr(op, "draws", 0) else "is not an op that makes an image of an image"
             raise ValueError(f"{op!r:.80} {why}: at pack time there are {', '.join(DETERMINISTIC)}")
     Recipe(given)
+    if given and find_spec("torch") is None:
+        raise MissingExtraError("torch", "torch", "changing images by ops")
 
 
 def check_fields(given: Sequence[Op], fields: Mapping[str, str]) -> None:
@@ -109,9 +112,9 @@ class _Result(NamedTuple):
 
 
 class OpWork:
-    """Carries out ops on samples with these fields, for one thread. encoding: how results are encoded.
+    """Carries out ops, by torch's kernels, on samples with these fields, for one thread.
 
-    Raises MissingExtraError without torch, whose kernels resize.
+    encoding: how results are encoded.
     """
 
     def __init__(self, given: Sequence[Op], fields: Mapping[str, str], encoding: Reencode) -> None:

@@ -214,7 +214,7 @@ def _can_decode() -> bool:
     """Whether this machine decodes coefficients; warns where it does not. Raises MissingExtraError."""
     from readers.coefficients import unsupported_reason  # loads crc32c
 
-    reason = unsupported_reason()
+    reason = unsupported_reason("a cache of coefficients")
     if reason:
         _warn(f"everything passes through, without a cache of coefficients: {reason}")
     return not reason

@@ -36,6 +36,7 @@ _LOCK_SECONDS = 300.0
 _INSTRUCTIONS = ("avx2", "bmi2", "fma")
 _SLOW_PDEP = ("znver1", "znver2", "bdver4")  # they have BMI2, but take it apart bit by bit
 _DONE = b"all functions are compiled\n"
+_PURPOSE = "decoding JPEGs by compiled functions"
 
 
 class Functions(NamedTuple):
@@ -83,23 +84,26 @@ def load_functions() -> Functions:
 
 
 @cache
-def unsupported_reason() -> str:
-    """Why this machine can neither make nor decode coefficients, "" where it can. Raises MissingExtraError."""
+def unsupported_reason(purpose: str = _PURPOSE) -> str:
+    """Why this machine can neither make nor decode coefficients, "" where it can. Raises MissingExtraError.
+
+    purpose: what needs it, for that error.
+    """
     if platform.machine() not in ("x86_64", "AMD64"):
         return f"{platform.machine()} has no AVX2 and BMI2 instructions"
-    _, cpu, features = _target()
+    _, cpu, features = _target(purpose)
     missing = [name.upper() for name in _INSTRUCTIONS if f"+{name}" not in features.split(",")]
     if missing:
         return f"the CPU ({cpu}) has no {' and '.join(missing)} instructions, or NUMBA_CPU_FEATURES excludes them"
     return f"the CPU ({cpu}) is slow at BMI2 instructions" if cpu in _SLOW_PDEP else ""
 
 
-def _target() -> tuple[str, str, str]:
+def _target(purpose: str = _PURPOSE) -> tuple[str, str, str]:
     """What numba compiles for: (triple, CPU, its features, comma-separated). Raises MissingExtraError."""
     try:
         from numba.core.registry import cpu_target
     except ImportError as error:
-        raise MissingExtraError("numba", "coefficients", "the cache of DCT coefficients") from error
+        raise MissingExtraError("numba", "coefficients", purpose) from error
     target: tuple[str, str, str] = cpu_target.target_context.codegen().magic_tuple()
     return target
 

@@ -278,7 +278,7 @@ def check_compiled() -> None:
     """Raise MissingExtraError or UnsupportedCpuError where this machine cannot make the compiled functions."""
     from readers.coefficients import unsupported_reason
 
-    reason = unsupported_reason()
+    reason = unsupported_reason("decoder='compiled'")
     if reason:
         raise UnsupportedCpuError(f"decoder='compiled' does not work here: {reason}; use decoder='cpu'")
 

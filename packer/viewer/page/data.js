@@ -143,7 +143,7 @@ export class Split {
   }
 
   className(label) {
-    return label < 0 ? "" : (this.classes[label] ?? `class ${label}`);
+    return label === null || label < 0 ? "" : (this.classes[label] ?? `class ${label}`);
   }
 
   /** The first position in the order of keys whose key begins with `prefix`; null if there is none. */

@@ -11,6 +11,6 @@ from cache.errors import MissingExtraError
 try:
     import numba  # noqa: F401
 except ImportError as error:
-    raise MissingExtraError("numba", "coefficients", "the cache of DCT coefficients") from error
+    raise MissingExtraError("numba", "coefficients", "decoding JPEGs by compiled functions") from error
 
 __all__: list[str] = []
