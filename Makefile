@@ -8,7 +8,8 @@ DECODER_TESTS := tests/test_device_decode.py tests/test_loader_device.py tests/t
 
 .PHONY: demo test seeds test-faults test-experiments test-timing test-pages test-decoders test-corpora test-wheels test-slurm site site-links lint format clean
 
-demo: $(VENV)/.ready
+# TORCH=1 also installs PyTorch, for the part that compares batches; where make test was run it is there already.
+demo: $(VENV)/.ready $(if $(TORCH),$(VENV)/.ready-torch)
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.ready-test
@@ -91,6 +92,10 @@ $(BIN)/python:
 
 $(VENV)/.ready: $(BIN)/python pyproject.toml constraints.txt
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.ready-torch: $(VENV)/.ready
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[torch]'
 	touch $@
 
 # DALI has wheels for Linux on x86_64 and Python 3.10 to 3.14. Where it cannot be had, its tests are skipped.

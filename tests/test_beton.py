@@ -17,8 +17,10 @@ from PIL import Image
 from suites.sources import Found, SourceSuite, found, read_damaged
 
 import packer
+import readers
 from cache.errors import BadSampleError, SourceError
 from readers.fields import decode_field
+from readers.loader import ImageLoader
 
 PICTURES = [make_jpeg(number, (16 + 4 * number, 24)) for number in range(5)]
 PIXELS = np.random.default_rng(3).integers(0, 256, (2, 9, 7, 3), np.uint8)
@@ -159,6 +161,32 @@ class TestBeton(SourceSuite):
                 pixels = np.asarray(Image.open(io.BytesIO(picture or b"")))
                 assert np.array_equal(pixels, PIXELS[number - len(PICTURES)])
         return read
+
+
+@pytest.mark.parametrize(
+    ("field", "labels"),
+    [
+        (("score", FLOAT, "<f8", b""), [0.25, 0.5, 1.75]),
+        (
+            ("label", ARRAY, "<u8", array_arguments(np.dtype("<f4"), (3,))),
+            [[0.0, 1.0, 0.5], [1.0, 0.0, 0.0], [0.0] * 3],
+        ),
+    ],
+    ids=["fractions", "vectors"],
+)
+def test_labels_that_are_not_class_numbers(tmp_path: Path, field: Any, labels: list[Any]) -> None:
+    """They are the labels of training, in the field that they come from."""
+    beton = Beton(("image", IMAGE, IMAGE_TYPE, b""), field)
+    for value, label in zip(PICTURES, labels, strict=False):
+        place = At(beton.put(np.array(label, "<f4").tobytes())) if isinstance(label, list) else label
+        beton.rows.append((image(beton, value), place))
+    count = len(beton.rows)
+    source = packer.open_source(beton.write(tmp_path / "train.beton"), label_column=field[0])
+    packer.convert(source, "tar", tmp_path / "set", workers=1)
+    with readers.open(tmp_path / "set") as reader:
+        batches = ImageLoader(reader, count, fields=("label",), shuffle=False, threads=1)
+        (found_labels,) = next(iter(batches))
+    assert np.array_equal(found_labels.numpy(), np.array(labels[:count], found_labels.numpy().dtype))
 
 
 def small(path: Path, change: Callable[[Beton], object] = lambda beton: None, **header: int) -> Path:

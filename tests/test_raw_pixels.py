@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 import torch
 from conftest import files_of, make_jpeg, tree_of
+from remote_servers import FileServer
 from suites.programs import run_packer
+from torch.utils.data import DataLoader
 
 import packer
 import readers
@@ -80,6 +82,29 @@ def test_readers_give_the_same_pixels_and_any_recipe_works_on_them(
         dataset = ImageDataset(again, [RandomCrop(8)])
         assert dataset[0][0].shape == (3, 8, 8)
         assert torch.equal(ImageDataset(again)[1][0], truth[0])
+
+
+def test_a_set_at_an_address(
+    packed: Path, truth: list[torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read there, by processes too, and staged and converted."""
+    monkeypatch.setenv("PACKER_CACHE_DIR", str(tmp_path / "index-cache"))
+    server = FileServer(packed.parent)
+    try:
+        address = f"http://{server.address[0]}:{server.address[1]}/set"
+        with readers.open(address) as reader:
+            loader = ImageLoader(reader, COUNT, augment=[CenterCrop(SIDE)], shuffle=False)
+            assert torch.equal(next(iter(loader))[0], torch.stack(truth))
+            by_worker = DataLoader(ImageDataset(reader), batch_size=COUNT, num_workers=1)
+            assert torch.equal(next(iter(by_worker))[0], torch.stack(truth))
+        with pytest.raises(SourceError, match=r"the source is an address.*packer stage ADDRESS"):
+            packer.convert(address, "tar", tmp_path / "png", workers=1)
+        with readers.stage(address, target=tmp_path / "node") as copy:
+            packer.convert(copy, "tar", tmp_path / "png", workers=1)
+        with readers.open(tmp_path / "png") as reader:
+            assert torch.equal(ImageDataset(reader)[3][0], truth[3])
+    finally:
+        server.close()
 
 
 def test_verify_extract_convert_and_index(packed: Path, truth: list[torch.Tensor], tmp_path: Path) -> None:

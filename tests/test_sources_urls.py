@@ -166,6 +166,20 @@ def test_a_text_file_has_an_address_a_line(tmp_path: Path, server: Server) -> No
     assert [fields[0] for _, _, fields in read.splits["train"]] == [*PICTURES.values()]
 
 
+def test_a_column_of_splits(tmp_path: Path, server: Server) -> None:
+    rows = "".join(f"{server.url}/{i}.jpg,fold{i % 3}\n" for i in range(12))
+    (tmp_path / "list.csv").write_text(f"url,fold\n{rows}", encoding="utf-8")
+    source = packer.open_source(tmp_path / "list.csv", split_column="fold", **OPTIONS)
+    made = packer.convert(source, "tar", tmp_path / "out", workers=1)
+    assert made.splits == {f"fold{i}": 4 for i in range(3)}
+    for i in range(3):
+        with readers.open(tmp_path / "out", f"fold{i}") as reader:
+            images = [bytes(reader.read(row)) for row in range(4)]
+        assert images == [PICTURES[f"/{number}.jpg"] for number in range(i, 12, 3)]
+    with pytest.raises(SourceError, match="no column 'folds'"):
+        packer.open_source(tmp_path / "list.csv", split_column="folds", **OPTIONS).list(None)
+
+
 def test_a_manifest_with_addresses_next_to_its_files_stays_one(tmp_path: Path) -> None:
     (tmp_path / "1.jpg").write_bytes(PICTURES["/1.jpg"])
     (tmp_path / "list.csv").write_text("path,url\n1.jpg,https://example.org/1.jpg\n", encoding="utf-8")

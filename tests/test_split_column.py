@@ -63,6 +63,14 @@ def mds(root: Path) -> Path:
     return write_mds(root / "mds", [samples[:2], samples[2:]], columns)
 
 
+def image_folder(root: Path) -> Path:
+    """The layout of datasets' imagefolder: metadata.csv beside the images."""
+    table(root, ".csv").unlink()
+    rows = "".join(f"{i}.jpg,{i % 2},{fold}\n" for i, fold in enumerate(FOLDS))
+    (root / "metadata.csv").write_text(f"file_name,label,fold\n{rows}")
+    return root
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -73,8 +81,9 @@ def mds(root: Path) -> Path:
         lambda root: hub(root, False),
         lambda root: hub(root, True),
         mds,
+        image_folder,
     ],
-    ids=["csv", "tsv", "jsonl", "parquet", "hub of names", "hub of classes", "mds"],
+    ids=["csv", "tsv", "jsonl", "parquet", "hub of names", "hub of classes", "mds", "imagefolder"],
 )
 def test_values_become_splits(tmp_path: Path, make: Callable[[Path], Path]) -> None:
     (tmp_path / "src").mkdir()

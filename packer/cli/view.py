@@ -37,12 +37,6 @@ def command(place: str, split: str | None, no_browser: bool, as_json: bool, **op
     A source is what packer convert takes: a folder, an archive, a table, a shard, …; DIR of an earlier --export works,
     too. Nothing is written. The page is served on 127.0.0.1 alone; its address has a token, and who has that
     sees the samples.
-
-    \b
-      packer view imagenette2-hdf5          a packed set
-      packer view imagenette2               a folder, as it is
-      packer view s3://bucket/imagenette2   a set in an object store
-      packer view imagenette2-hdf5 --export page
     """
     port = options.pop("port")
     if options["output"] is not None:

@@ -53,6 +53,11 @@ def open_source(
     root = Path(path)
     if layout not in LAYOUTS:
         raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, not {layout!r}")
+    if "://" in os.fspath(path):
+        raise SourceError(
+            "the source is an address, and packer converts what is on this machine: copy the set with  "
+            "packer stage ADDRESS --target DIR  and convert the directory that this prints"
+        )
     if not root.exists():
         raise SourceError(f"{root}: no such file or directory")
     entry = _entry_of(root, layout)

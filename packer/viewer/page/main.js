@@ -232,7 +232,7 @@ function keys(event) {
   if (event.ctrlKey || event.altKey || event.metaKey || event.defaultPrevented || find("help").open) return;
   if (event.key === "Escape") return escape(event);
   if (event.target.closest("input, select, textarea")) return;
-  const work = { "/": () => find("find").focus(), c: () => runs.focus(), "?": () => find("help").showModal(), s: () => go({ view: "samples" }),
+  const work = { "/": () => find("find").focus(), c: () => (order.runs?.length ? runs.focus() : go({ order: "class", where: "", run: null, at: 0, sample: null }).then(() => runs.focus())), "?": () => find("help").showModal(), s: () => go({ view: "samples" }),
                  h: () => go({ view: "histograms" }), b: () => set.view.can?.batches && go({ view: "batches" }) }[event.key];
   if (!work) return;
   event.preventDefault();
