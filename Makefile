@@ -6,9 +6,10 @@ DECODERS := .venv-decoders
 CLUSTER := .venv-cluster
 DECODER_TESTS := tests/test_device_decode.py tests/test_loader_device.py tests/test_parity.py tests/test_timm.py
 
-.PHONY: demo test seeds test-faults test-experiments test-timing test-pages test-decoders test-corpora test-wheels test-slurm lint format clean
+.PHONY: demo test seeds test-faults test-experiments test-timing test-pages test-decoders test-corpora test-wheels test-slurm site site-links lint format clean
 
-demo: $(VENV)/.ready
+# TORCH=1 also installs PyTorch, for the part that compares batches; where make test was run it is there already.
+demo: $(VENV)/.ready $(if $(TORCH),$(VENV)/.ready-torch)
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.ready-test
@@ -65,6 +66,14 @@ seeds: $(VENV)/.ready-test
 	  $(BIN)/python benchmarks/seeds/$$name.py $(if $(IMAGES),--images '$(IMAGES)') $(OPTIONS) || failed="$$failed $$name"; \
 	done; if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi
 
+# The pages of docs, the commands and the Python interface as a site in build/site; a broken reference is an error.
+site: $(VENV)/.ready-site
+	$(BIN)/python -m sphinx -q -W --keep-going docs build/site
+
+# The links that lead elsewhere: needs the network.
+site-links: $(VENV)/.ready-site
+	$(BIN)/python -m sphinx -q -b linkcheck docs build/site-links
+
 lint: $(VENV)/.ready-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -75,7 +84,7 @@ format: $(VENV)/.ready-dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(DECODERS) $(CLUSTER) demo-out build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(DECODERS) $(CLUSTER) demo-out build docs/reference *.egg-info .pytest_cache .mypy_cache .ruff_cache
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 10), "packer needs Python 3.10 or later"'
@@ -83,6 +92,10 @@ $(BIN)/python:
 
 $(VENV)/.ready: $(BIN)/python pyproject.toml constraints.txt
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.ready-torch: $(VENV)/.ready
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[torch]'
 	touch $@
 
 # DALI has wheels for Linux on x86_64 and Python 3.10 to 3.14. Where it cannot be had, its tests are skipped.
@@ -97,6 +110,10 @@ $(VENV)/.ready-test: $(VENV)/.ready tests/requirements-dali.txt
 
 $(VENV)/.ready-dev: $(VENV)/.ready-test
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+$(VENV)/.ready-site: $(VENV)/.ready-test
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[site]'
 	touch $@
 
 # Over the packages of the tests, which it sees. tests/cluster/install.sh installs what is not Python's.

@@ -1,7 +1,9 @@
-"""The main job on a small set of images made on the spot: convert, verify, read back, extract.
+"""What packer does, in a minute on this machine: images, packed, verified, read cold and warm, in batches, on a page.
 
-Run it with  make demo  or  python examples/demo.py [folder]. It prints what it measures; on a set this small the
-figures say that things work, not how fast they are (see benchmarks/ for that).
+    make demo        or        python examples/demo.py [FOLDER] [IMAGES]
+
+It makes IMAGES pictures (400) with the statistics of photographs, and prints what it measures. Each comparison gives
+both sides the same images, CPUs and state of the page cache; on other images and disks the figures differ.
 """
 
 from __future__ import annotations
@@ -10,140 +12,242 @@ import filecmp
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Sized
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+import numpy.typing as npt
+from PIL import Image, ImageDraw
 
 import cache
 import packer
 import readers
+from cache.messages import human_bytes, human_seconds, plural, table
 
-CLASSES = ("n01440764", "n02102040", "n02979186")
-SPLITS = {"train": 200, "val": 40}
+CLASSES = ("coast", "forest", "town")
+SIDE, BATCH, EPOCHS = 224, 50, 2
+WIDTH = 100
+FORMATS = ("hdf5", "tfrecord", "tar")
 
 
-def make_images(root: Path) -> None:
-    """Photograph-like JPEGs of several sizes: smooth noise, so that they compress as photographs do."""
-    random = np.random.default_rng(0)
-    for split, count in SPLITS.items():
+# --- images ---------------------------------------------------------------------------------------------------------
+def texture(draw: np.random.Generator, size: int) -> npt.NDArray[np.float32]:
+    """Noise whose amplitude falls as 1/frequency, as that of photographs does (Field 1987), from -1 to 1 mostly."""
+    frequency = np.hypot(np.fft.fftfreq(size)[:, None], np.fft.rfftfreq(size)[None])
+    frequency[0, 0] = 1
+    phases = np.exp(2j * np.pi * draw.random(frequency.shape))
+    noise = np.fft.irfft2(phases / frequency, (size, size))
+    return np.asarray(noise / (3 * noise.std()), np.float32)
+
+
+def make_images(root: Path, split: str, numbers: Iterable[int]) -> int:
+    """Scenes of about 500 x 375 pixels: a sky, a ground, things on it. Returns their bytes."""
+    draw = np.random.default_rng([len(split), *list(numbers)[:1]])
+    light, *colours = (texture(draw, 1024) for _ in range(3))
+    grain = draw.standard_normal((1024, 1024), np.float32)
+    total = 0
+    for number in numbers:
+        kind = number % len(CLASSES)
+        height, width = int(draw.integers(330, 420)), int(draw.integers(440, 560))
+
+        def part(field: npt.NDArray[np.float32], height: int = height, width: int = width) -> npt.NDArray[np.float32]:
+            top, left = draw.integers(0, 1024 - height), draw.integers(0, 1024 - width)
+            return field[top : top + height, left : left + width]
+
+        horizon = int(height * draw.uniform(0.3, 0.6))
+        sky = (np.arange(height) < horizon)[:, None]
+        base = np.where(sky[..., None], (165, 195, 225), ((190, 175, 130), (60, 95, 45), (120, 115, 110))[kind])
+        contrast = np.where(sky, 30, (45, 70, 50)[kind]).astype(np.float32)
+        shine, red, blue = contrast * part(light) + 3 * part(grain), 14 * part(colours[0]), 14 * part(colours[1])
+        pixels = base.astype(np.float32) + np.stack([shine + red, shine + 0.3 * red, shine + blue], axis=-1)
+        image = Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
+        pen = ImageDraw.Draw(image)
+        for _ in range(int(draw.integers(3, 9))):
+            x, tall = int(draw.integers(0, width)), int(draw.integers(20, 120))
+            shade = tuple(int(value) for value in draw.integers(40, 200, 3))
+            if kind == 2:
+                pen.rectangle((x, horizon - tall, x + tall // 2, horizon + 10), shade)
+            else:
+                pen.ellipse((x, horizon - tall // 2, x + tall, horizon + tall // 2), shade)
+        path = root / split / CLASSES[kind] / f"{CLASSES[kind]}-{number:05d}.jpg"
+        image.save(path, quality=92)
+        total += path.stat().st_size
+    return total
+
+
+def make_tree(root: Path, images: int) -> int:
+    """`images` pictures for training and a fifth of them for validation; their bytes."""
+    splits = {"train": images, "val": max(len(CLASSES), images // 5)}
+    for split in splits:
         for name in CLASSES:
-            folder = root / split / name
-            folder.mkdir(parents=True)
-            for number in range(count):
-                height, width = (int(x) for x in random.integers(200, 500, 2))
-                coarse = random.integers(0, 256, (height // 12, width // 12, 3), dtype=np.uint8)
-                image = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
-                grain = random.normal(0, 6, (height, width, 3))
-                pixels = np.clip(np.asarray(image) + grain, 0, 255).astype(np.uint8)
-                Image.fromarray(pixels).save(folder / f"{name}_{number:04d}.JPEG", quality=90)
+            (root / split / name).mkdir(parents=True)
+    jobs = [(split, range(first, min(first + 60, count))) for split, count in splits.items()
+            for first in range(0, count, 60)]  # fmt: skip
+    with ProcessPoolExecutor(cache.usable_cpus()) as pool:
+        return sum(pool.map(partial(make_images, root), *zip(*jobs, strict=True)))
 
 
-def rate(reads: Iterable[object], count: int) -> str:
-    started = time.perf_counter()
-    total = sum(len(data) for data in reads)  # type: ignore[arg-type]
-    seconds = time.perf_counter() - started
-    return f"{count / seconds:9,.0f} samples/s  {total / seconds / 1e6:7,.0f} MB/s"
-
-
+# --- reading --------------------------------------------------------------------------------------------------------
 def drop_from_page_cache(root: Path) -> None:
     for path in root.rglob("*"):
         if path.is_file():
             cache.drop(path)
 
 
-class PlainFiles:
-    """What torchvision's ImageFolder does with RandomResizedCrop and RandomHorizontalFlip, for a DataLoader."""
+def rate(reads: Callable[[], Iterable[object]]) -> str:
+    """Samples a second."""
+    started = time.perf_counter()
+    count = sum(1 for _ in reads())
+    return f"{count / (time.perf_counter() - started):,.0f}"
+
+
+def compare_reads(places: dict[str, Path]) -> None:
+    rows = []
+    for name, place in places.items():
+        with readers.open_folder(place, "train") if name == "files" else readers.open(place, "train") as reader:
+            order = np.random.default_rng(1).permutation(len(reader)).tolist()
+            rates = []
+            for reads, is_cold in (
+                (lambda: map(reader.read, order), True),  # noqa: B023
+                (lambda: reader.stream(order), True),  # noqa: B023
+                (lambda: map(reader.read, order), False),  # noqa: B023
+            ):
+                if is_cold:
+                    drop_from_page_cache(place)
+                rates.append(rate(reads))
+            rows.append((name, *rates))
+    show(table(("samples a second", "cold", "cold, order known ahead", "page cache"), rows, WIDTH))
+
+
+class Files:
+    """torchvision's ImageFolder with RandomResizedCrop and RandomHorizontalFlip, in Pillow, for a DataLoader."""
 
     def __init__(self, folder: Path) -> None:
-        self.paths = sorted(folder.rglob("*.JPEG"))
+        self.paths = sorted(folder.rglob("*.jpg"))
 
     def __len__(self) -> int:
         return len(self.paths)
 
-    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
-        random = np.random.default_rng()
+    def __getitem__(self, index: int) -> tuple[npt.NDArray[np.uint8], int]:
+        draw = np.random.default_rng()
         image = Image.open(self.paths[index]).convert("RGB")
-        side = np.sqrt(image.width * image.height * random.uniform(0.08, 1))
-        ratio = np.exp(random.uniform(np.log(3 / 4), np.log(4 / 3)) / 2)
+        side = np.sqrt(image.width * image.height * draw.uniform(0.08, 1))
+        ratio = np.exp(draw.uniform(np.log(3 / 4), np.log(4 / 3)) / 2)
         width, height = min(image.width, side * ratio), min(image.height, side / ratio)
-        left, top = random.uniform(0, image.width - width), random.uniform(0, image.height - height)
-        image = image.resize((160, 160), Image.Resampling.BILINEAR, (left, top, left + width, top + height))
-        pixels = np.asarray(image)[:, :: random.choice((-1, 1))].transpose(2, 0, 1)
+        left, top = draw.uniform(0, image.width - width), draw.uniform(0, image.height - height)
+        image = image.resize((SIDE, SIDE), Image.Resampling.BILINEAR, (left, top, left + width, top + height))
+        pixels = np.asarray(image)[:, :: draw.choice((-1, 1))].transpose(2, 0, 1)
         return np.ascontiguousarray(pixels), CLASSES.index(self.paths[index].parent.name)
 
 
-def images_per_second(loader: Iterable[tuple[Sized, object]], epochs: int = 3) -> float:
-    """Of the best epoch but the first, which starts workers and warms caches."""
-    rates = []
-    for _ in range(epochs):
-        started, count = time.perf_counter(), 0
-        for images, _ in loader:
-            count += len(images)
-        rates.append(count / (time.perf_counter() - started))
-    return max(rates[1:])
+def batches_per_second(loader: Iterable[object], place: Path, is_cold: bool) -> float:
+    """Of one epoch."""
+    if is_cold:
+        drop_from_page_cache(place)
+    started, batches = time.perf_counter(), sum(1 for _ in loader)
+    return batches / (time.perf_counter() - started)
 
 
-def load(source: Path, packed: Path) -> None:
-    """Batches for training, where torch is installed: the usual loader over files, and ours over the packed set."""
+def compare_batches(source: Path, packed: Path) -> None:
+    """Batches for training, where torch is installed."""
     try:
         from readers.loader import ImageLoader
-    except readers.MissingExtraError as error:
-        print(f"no batches for training, because torch, which is large, is not installed: {error}, or  make test")
+    except readers.MissingExtraError:
+        print("not measured, because PyTorch is not installed here: it is large. To install it:  make demo TORCH=1")
         return
     from torch.utils.data import DataLoader
 
     from readers.augment import RandomHorizontalFlip, RandomResizedCrop
 
     cpus = cache.usable_cpus()
-    print(f"batches of 50 for training, random crops of 160 x 160, on {cpus} CPUs, from the page cache:")
     options = {"num_workers": cpus, "persistent_workers": True, "shuffle": True, "drop_last": True}
-    plain = images_per_second(DataLoader(PlainFiles(source / "train"), 50, **options))  # type: ignore[arg-type]
-    print(f"  files, Pillow, DataLoader with {cpus} workers {plain:9,.0f} images/s")
     with readers.open(packed, "train") as reader:
-        ours = images_per_second(ImageLoader(reader, 50, augment=[RandomResizedCrop(160), RandomHorizontalFlip()]))
-    print(f"  packed set, ImageLoader with {cpus} threads   {ours:9,.0f} images/s: {ours / plain:.1f} times as many")
+        size = min(BATCH, len(reader))
+        loaders = {
+            f"files: ImageFolder's way, DataLoader, {plural(cpus, 'worker')}": (
+                source,
+                DataLoader(Files(source / "train"), size, **options),  # type: ignore[arg-type]
+            ),
+            f"packed set: ImageLoader, {plural(cpus, 'thread')}": (
+                packed,
+                ImageLoader(reader, size, augment=[RandomResizedCrop(SIDE), RandomHorizontalFlip()], threads=cpus),
+            ),
+        }
+        best = {name: [0.0, 0.0] for name in loaders}
+        for epoch in range(1 + EPOCHS):  # in turn, so that what else runs here slows both down
+            for number, is_cold in enumerate((True, False)):
+                for name, (place, loader) in loaders.items():
+                    found = size * batches_per_second(loader, place, is_cold)
+                    if epoch:  # the first one starts workers
+                        best[name][number] = max(best[name][number], found)
+    first = next(iter(best.values()))
+    rows = [
+        (name, *(f"{value:,.0f}  {value / base:3.1f} x" for value, base in zip(values, first, strict=True)))
+        for name, values in best.items()
+    ]
+    show(table((f"images a second, crops of {SIDE}", "cold", "page cache"), rows, WIDTH))
 
 
-def main(out: Path) -> None:
+# --- the demo -------------------------------------------------------------------------------------------------------
+def show(lines: Iterable[str]) -> None:
+    print(*lines, sep="\n", flush=True)
+
+
+def headline(text: str) -> None:
+    print(f"\n{text}", flush=True)
+
+
+def main(out: Path, images: int) -> None:
+    began = time.perf_counter()
     shutil.rmtree(out, ignore_errors=True)
     source = out / "images"
-    print(f"making {sum(SPLITS.values()) * len(CLASSES)} images in {source}")
-    make_images(source)
+    total = make_tree(source, images)
+    took = human_seconds(time.perf_counter() - began)
+    print(f"{source}: {human_bytes(total)} of JPEGs made, {images} of them for training, in {took}")
 
-    for to in ("hdf5", "tfrecord", "tar"):
+    headline("1. Pack them, and compare every byte with the originals  (packer convert, packer verify)")
+    rows = []
+    for to in FORMATS:
         done = packer.convert(source, to=to, output=out / f"images-{to}")
         checked = packer.verify(done.output, deep=True, against=source)
         assert checked.ok, checked.problems
-        print(
-            f"{to:9s} {done.samples} samples in {done.shards} shards, {done.samples / done.seconds:,.0f} samples/s; "
-            f"verified against the source"
-        )
+        more = f"{(done.shard_bytes / done.payload_bytes - 1) * 100:+.1f} %"
+        pace = f"{done.samples / done.seconds:,.0f}"
+        rows.append((str(done.output), plural(done.shards, "shard"), more, pace, "every byte"))
+    show(table(("set", "files", "size", "samples/s", "verified"), rows, WIDTH))
 
-    order = np.random.default_rng(1).permutation(SPLITS["train"] * len(CLASSES)).tolist()
-    print(f"reading train in random order, {cache.usable_cpus()} CPUs, one thread:")
-    places = [("files", source)] + [(to, out / f"images-{to}") for to in ("hdf5", "tfrecord", "tar")]
-    for name, place in places:
-        with readers.open_folder(place, "train") if place == source else readers.open(place, "train") as reader:
-            drop_from_page_cache(place)
-            print(f"  {name:8s} cold, one by one         {rate((reader.read(i) for i in order), len(order))}")
-            drop_from_page_cache(place)
-            print(f"  {name:8s} cold, order known ahead  {rate(reader.stream(order), len(order))}")
-            print(f"  {name:8s} page cache               {rate((reader.read(i) for i in order), len(order))}")
+    headline("2. Read them in random order, one thread  (readers.open; cold: dropped from the page cache before)")
+    compare_reads({"files": source} | {to: out / f"images-{to}" for to in FORMATS})
 
-    load(source, out / "images-hdf5")
+    headline(f"3. Batches of {BATCH} for training, random crops and flips  (readers.loader.ImageLoader)")
+    compare_batches(source, out / "images-hdf5")
 
+    headline("4. Get the originals back  (packer extract)")
     packer.extract(out / "images-tar", out / "back")
-    same = filecmp.dircmp(source, out / "back")
-    assert not (same.left_only or same.right_only or same.diff_files)
-    for split in SPLITS:
-        for name in CLASSES:
-            names = [path.name for path in (source / split / name).iterdir()]
-            _, mismatch, errors = filecmp.cmpfiles(source / split / name, out / "back" / split / name, names, False)
-            assert not mismatch and not errors
-    print(f"extracted {out / 'back'}: the original tree, byte for byte")
+    check_same(source, out / "back")
+    print(f"{out / 'back'}: the same names and bytes")
+
+    headline("5. Look at them")
+    page = export_page(out)
+    print(f"packer view {page}      # a page for your browser; web servers can show it, too")
+    print(f"packer inspect {out / 'images-hdf5'}")
+    print(f"\nall of it took {human_seconds(time.perf_counter() - began)}; remove it with  rm -r {out}")
+
+
+def export_page(out: Path) -> Path:
+    from packer.viewer import export_view
+
+    export_view(out / "images-hdf5", out / "page")
+    return out / "page"
+
+
+def check_same(one: Path, other: Path) -> None:
+    names = [str(path.relative_to(one)) for path in one.rglob("*") if path.is_file()]
+    assert len(names) == sum(path.is_file() for path in other.rglob("*"))
+    assert filecmp.cmpfiles(one, other, names, shallow=False) == (names, [], [])
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "demo-out"))
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "demo-out"), int(sys.argv[2]) if len(sys.argv) > 2 else 400)

@@ -110,12 +110,13 @@ def _limits() -> Iterator[Check]:
     yield Check("CPUs", "ok", f"{cpus} of {all_cpus} may be used (affinity, control group, batch system){job}")
     yield Check("memory", "ok", f"{human_bytes(available_memory_bytes())} are free for this process")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    few = soft <= _FEW_FILES
+    few, more = soft <= _FEW_FILES, min(hard, 65536) if hard > 0 else 65536
+    advice = f"ulimit -n {more}" if more > soft else "ask whoever runs this machine: it is the hard limit, too"
     yield Check(
         "open files",
         "note" if few else "ok",
         f"{soft:,} at a time",
-        f"raise it for sets of many shards: ulimit -n {min(hard, 65536) if hard > 0 else 65536}" if few else "",
+        f"raise it for sets of many shards: {advice}" if few else "",
     )
     size, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if size != resource.RLIM_INFINITY:
@@ -138,6 +139,8 @@ def _storage(directory: str | os.PathLike[str] | None) -> Iterator[Check]:
         yield Check("/dev/shm", "problem", str(error), "mount a tmpfs there: caches and worker processes need it")
     usable = 0
     for place in staging_directories():
+        if not (os.path.isdir(place.path) or place.named_by.startswith("$")):  # usual somewhere, and not here
+            continue
         usable += not place.refused
         found = place.refused or f"{place.filesystem}, {human_bytes(place.free_bytes)} free"
         yield Check("staging", "note" if place.refused else "ok", f"{place.path} ({place.named_by}): {found}")

@@ -25,7 +25,7 @@ from readers.feed import BadSample, Feed, OnError, Start, summarise
 from readers.order import Order
 from readers.order.schedule import Tail
 from readers.reader import Reader
-from readers.trainers import LIGHTNING, calling_package, check_epoch, find_trainer
+from readers.trainers import RESUMES_AT_END, calling_package, check_epoch, check_skipping, find_trainer
 
 __all__ = ["Ahead", "FeedLoader", "Maker", "Position", "Stopped", "ended_by_fork"]
 
@@ -100,10 +100,14 @@ class Position:
         if epoch < 0:
             raise ValueError(f"an epoch is 0 or more, not {epoch}")
         ended = epoch + 1 == self.epoch and not self._position.cursor  # Lightning names it once more after a validation
-        if self._loaded and ended and calling_package() in LIGHTNING:
+        if self._loaded and ended and calling_package() in RESUMES_AT_END:
             return self._seek(Start(epoch, len(self.order)))
         if self._loaded and epoch == self.epoch:
             return None
+        if self._loaded and epoch == self.epoch + 1:
+            done = self._feed.at(Start()).steps() - self.left
+            if find_trainer().has_ended_after(done):
+                return self._seek(Start(epoch))
         check_epoch(epoch, self.epoch if self._loaded else None)
         return self._seek(Start(epoch))
 
@@ -166,7 +170,8 @@ class FeedLoader(Position, ABC):
 
     @property
     def batch_sampler(self) -> None:
-        """None: for trainers that look for one."""
+        """None: for trainers that look for one. Raises TrainerError in accelerate's skip_first_batches."""
+        check_skipping()
 
     def __len__(self) -> int:
         """Batches of a whole epoch on this rank, also in an epoch that was resumed; see `left`."""

@@ -25,9 +25,18 @@ from typing import Any
 
 from cache.errors import TrainerError
 
-__all__ = ["LIGHTNING", "Trainer", "calling_package", "check_epoch", "find_trainer"]
+__all__ = [
+    "LIGHTNING",
+    "RESUMES_AT_END",
+    "Trainer",
+    "calling_package",
+    "check_epoch",
+    "check_skipping",
+    "find_trainer",
+]
 
 LIGHTNING = ("lightning", "pytorch_lightning")
+RESUMES_AT_END = (*LIGHTNING, "composer")  # which begin with an epoch that has no batch left, and then end it
 _FRAMEWORKS = {
     "accelerate": "accelerate",
     "lightning": "Lightning",
@@ -81,6 +90,10 @@ class Trainer:
         if (last["epoch"], last["cursor"]) == (epoch + 1, 0):
             return {**last, "epoch": epoch, "cursor": samples}
         return last if last["epoch"] == epoch and last["cursor"] else None
+
+    def has_ended_after(self, batches: int) -> bool:
+        """Whether an epoch ends after so many batches by Lightning's limit_train_batches."""
+        return self.name == "Lightning" and batches >= self.limit
 
     def check_sharing(self, world_size: int, line: str) -> None:
         """Raises TrainerError where samples of one rank of `world_size` would be shared out once more."""
@@ -166,6 +179,16 @@ def check_epoch(wanted: int, loaded: int | None, trainer: str = "") -> None:
         f"{name} begins epoch {wanted}, but the state that was loaded is in epoch {loaded}: samples would be "
         f"repeated; say where training is, with  {_LINES[name].format(epoch=loaded)}"
     )
+
+
+def check_skipping() -> None:
+    """Raise TrainerError in accelerate's skip_first_batches, which would make a DataLoader out of a loader's parts."""
+    if any(frame.f_code.co_name == "skip_first_batches" for frame in _callers()):
+        raise TrainerError(
+            "skip_first_batches of accelerate skips the batches of a DataLoader, not of this loader, which needs none "
+            "skipped: write  loader.load_state_dict(state)  or, for the Trainer of transformers, "
+            "LoaderTrainer(…, train_loader=loader)  or  ignore_data_skip=True  with LoaderCallback(loader)"
+        )
 
 
 def _accelerate(myself: Any) -> dict[str, Any]:

@@ -15,6 +15,9 @@ therefore take as many samples for an update as before: on half of the ranks bat
 
 from __future__ import annotations
 
+import json
+import os
+from pathlib import Path
 from typing import Any
 
 from cache.errors import MissingExtraError, TrainerError
@@ -25,9 +28,28 @@ try:
 except ImportError as error:
     raise MissingExtraError("transformers", "transformers", "LoaderTrainer") from error
 
-__all__ = ["LoaderCallback", "LoaderTrainer"]
+__all__ = ["LoaderCallback", "LoaderTrainer", "last_checkpoint"]
 
 _NAME = "packer loader"
+
+
+def last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
+    """The last checkpoint of a Trainer that is whole, or None in a folder without one.
+
+    A run that was killed may leave a checkpoint whose files are not all written. trainer_state.json is the last of
+    them; without it a Trainer would begin with step 0, but with the weights that it finds.
+    """
+    found = Path(folder).glob("checkpoint-*[0-9]")
+    numbered = sorted((int(path.name.rpartition("-")[2]), path) for path in found)
+    return next((str(path) for _, path in reversed(numbered) if _is_whole(path)), None)
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    try:
+        json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 class LoaderCallback(TrainerCallback):  # type: ignore[misc]
@@ -80,6 +102,18 @@ class LoaderTrainer(Trainer):  # type: ignore[misc]
         self.args.per_device_train_batch_size = train_loader.batch_size
         self._train_batch_size = train_loader.batch_size
         self.add_callback(LoaderCallback(train_loader))
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *given: Any, **options: Any) -> Any:
+        """As that of Trainer; True takes the last checkpoint that is whole. TrainerError for one that is not."""
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = last_checkpoint(self.args.output_dir) or True  # which Trainer refuses
+        elif resume_from_checkpoint and not _is_whole(Path(resume_from_checkpoint)):
+            raise TrainerError(
+                f"{resume_from_checkpoint} is not a whole checkpoint: it has no readable trainer_state.json, which is "
+                f"written last, so the Trainer would begin with step 0; resume_from_checkpoint=True takes the last one "
+                f"that is whole"
+            )
+        return super().train(resume_from_checkpoint, *given, **options)
 
     def get_train_dataloader(self) -> Any:
         return self.train_loader

@@ -87,6 +87,8 @@ def test_an_unexpected_error_is_one_line_that_says_how_to_report_it(tmp_path: Pa
     done = run_python("-c", script)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "unexpected ZeroDivisionError: by zero; this is a defect of packer" in done.stderr
+    overwritten = script.replace("ZeroDivisionError('by zero')", "AttributeError(\"module 'readers' has no x\")")
+    assert "another package may have overwritten" in run_python("-c", overwritten).stderr
     shown = run_python("-c", script, env={**os.environ, "PACKER_TRACEBACK": "1"})
     assert "Traceback" in shown.stderr
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ import readers
 from cache.errors import TrainerError, UnknownNameError
 from readers.augment import CenterCrop, RandomHorizontalFlip
 from readers.loader import ImageLoader
+from readers.torch import ImageDataset
 
 __all__ = ["pytestmark"]
 
@@ -104,8 +107,13 @@ def transformers() -> Any:
     return module
 
 
-def train(reader: Any, folder: Path, stop: int = 0, start: int = 0, **options: Any) -> tuple[Seen, list[float]]:
-    """What a Trainer trains on, from the checkpoint of step `start` to step `stop`, and its losses."""
+def train(
+    reader: Any, folder: Path, stop: int = 0, start: int = 0, *, resume: bool = False, given: Any = None, **options: Any
+) -> tuple[Seen, list[float]]:
+    """What a Trainer trains on, from the checkpoint of step `start` to step `stop`, and its losses.
+
+    resume: from the last checkpoint. given: other arguments of the Trainer; options: TrainingArguments.
+    """
     from transformers import TrainerCallback, TrainingArguments
 
     from readers.transformers import LoaderTrainer
@@ -119,6 +127,8 @@ def train(reader: Any, folder: Path, stop: int = 0, start: int = 0, **options: A
 
         def forward(self, pixel_values: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
             loss = self.layer(pixel_values.float().mean().view(1, 1) / 255).sum()
+            if not self.training:
+                return {"loss": loss, "logits": labels}
             seen.append((epoch[0], labels.tolist()))
             losses.append(loss.item())
             return {"loss": loss}
@@ -137,8 +147,8 @@ def train(reader: Any, folder: Path, stop: int = 0, start: int = 0, **options: A
     batch = options.pop("batch", BATCH)
     arguments = TrainingArguments(str(folder), num_train_epochs=EPOCHS, use_cpu=True, **quiet, **options)
     loader = ImageLoader(reader, batch, order=ORDER, fields=NAMES, threads=1, augment=[RandomHorizontalFlip()])
-    trainer = LoaderTrainer(Model(), arguments, train_loader=loader, callbacks=[Stop()])
-    trainer.train(resume_from_checkpoint=str(folder / f"checkpoint-{start}") if start else None)
+    trainer = LoaderTrainer(Model(), arguments, train_loader=loader, callbacks=[Stop()], **(given or {}))
+    trainer.train(resume_from_checkpoint=resume or (str(folder / f"checkpoint-{start}") if start else None))
     return seen, losses
 
 
@@ -189,6 +199,41 @@ def test_a_checkpoint_without_our_state_is_refused_in_mid_epoch(transformers: An
                 train(reader, tmp_path, start=stop)
 
 
+def test_a_checkpoint_that_is_not_whole_is_left_out(transformers: Any, reader: Any, tmp_path: Path) -> None:
+    """A run that was killed while it saved: by itself the Trainer would begin again with the weights of step 14."""
+    from readers.transformers import last_checkpoint
+
+    assert last_checkpoint(tmp_path / "none") is None
+    train(reader, tmp_path, 9)
+    train(reader, tmp_path, 14, 9)
+    state = tmp_path / "checkpoint-14/trainer_state.json"
+    state.write_text(state.read_text()[:100])
+    assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-9")
+    with pytest.raises(TrainerError, match=r"checkpoint-14 is not a whole checkpoint"):
+        train(reader, tmp_path, start=14)
+    state.unlink()
+    seen, _ = train(reader, tmp_path, start=9, resume=True)
+    check(train(reader, tmp_path / "before", 9)[0] + seen, EPOCHS)
+
+
+def test_the_trainer_evaluates_in_between(transformers: Any, reader: Any, packed: Path, tmp_path: Path) -> None:
+    """On two ranks: each sample of validation counts once, and training goes on as without."""
+    with readers.open(packed, "val") as validation:
+
+        def two(rank: int) -> Any:
+            counted: list[list[int]] = []
+            options = {"eval_strategy": "steps", "eval_steps": 2, "save_total_limit": 1, "label_names": ["labels"]}
+            given = {
+                "eval_dataset": ImageDataset(validation, fields=NAMES),
+                "compute_metrics": lambda found: counted.append(sorted(found.label_ids.tolist())) or {},
+            }
+            return train(reader, tmp_path, 0, given=given, **options)[0], counted
+
+        parts = on_ranks(two, tmp_path)
+    check([step for part in parts for step in part[0]], EPOCHS, ranks=2)
+    assert all(len(part[1]) > 3 and all(found == list(range(7)) for found in part[1]) for part in parts)
+
+
 @pytest.mark.faults
 def test_the_trainer_stops_at_random(transformers: Any, reader: Any, tmp_path: Path) -> None:
     draw, stops = random.Random(1), 0
@@ -202,6 +247,57 @@ def test_the_trainer_stops_at_random(transformers: Any, reader: Any, tmp_path: P
             seen, found, stops = seen + more, found + values, stops + 1
         assert (seen, found) == (whole, losses)
     print(f"\n{stops} stops of the Trainer: 0 lost, 0 twice, the losses of an undisturbed run")
+
+
+# --- Composer -----------------------------------------------------------------------------------------------------
+@pytest.fixture
+def composer_callback(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Of Composer, or where that is not installed of a double of its Callback, whose methods do nothing."""
+    try:
+        import composer  # noqa: F401
+    except (ImportError, RuntimeError):  # RuntimeError: a torchvision for another torch
+        monkeypatch.setitem(sys.modules, "composer", SimpleNamespace(Callback=type("Callback", (), {})))
+    from readers.composer import LoaderCallback
+
+    return LoaderCallback
+
+
+ENGINE: dict[str, Any] = {"__name__": "composer.core.engine"}
+exec("def after_load(callback, state): callback.after_load(state, None)", ENGINE)
+
+
+def after_load(callback: Any, epoch: int, batch: int) -> dict[str, bool]:
+    """Call the callback from Composer's engine; what it has left in `dataset_resumption`."""
+    resumption: dict[str, bool] = {}
+    place = SimpleNamespace(epoch=epoch, batch_in_epoch=batch)
+    ENGINE["after_load"](callback, SimpleNamespace(timestamp=place, dataset_resumption=resumption))
+    return resumption
+
+
+@pytest.mark.parametrize("stop", [0, 2, 7], ids=["before", "middle", "end"])
+def test_a_callback_of_composer_continues(composer_callback: Any, reader: Any, stop: int) -> None:
+    """As Composer calls it; `test_training_kills` has Composer itself where it is installed."""
+    loader, batches = (ImageLoader(reader, BATCH, order=ORDER, fields=("index",), threads=1) for _ in range(2))
+    seen = [batch[0].tolist() for _, batch in zip(range(stop), batches, strict=False)]
+    saved = composer_callback(batches).state_dict()
+    callback = composer_callback(loader)
+    callback.load_state_dict(saved)
+    assert after_load(callback, 0, stop) == {"train": True}, "Composer skips no batches"
+    check([(epoch, batch) for epoch in (0, 1) for batch in (*(seen if not epoch else ()), *rest(loader))], 2)
+
+
+def rest(loader: ImageLoader) -> list[list[int]]:
+    """What one loop hands out."""
+    return [indices.tolist() for (indices,) in loader]
+
+
+def test_a_callback_of_composer_over_another_loader_is_refused(composer_callback: Any, reader: Any) -> None:
+    loader = ImageLoader(reader, BATCH, order=ORDER, threads=1)
+    callback = composer_callback(loader)
+    assert not after_load(callback, 0, 0), "a new run"
+    callback.load_state_dict(callback.state_dict())
+    with pytest.raises(TrainerError, match=r"loader is in epoch 0, but Composer is in epoch 1"):
+        after_load(callback, 1, 0)
 
 
 # --- torch.distributed.checkpoint ---------------------------------------------------------------------------------

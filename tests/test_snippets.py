@@ -14,7 +14,11 @@ from suites.snippets import ELSEWHERE, RUN, Page, Place, blocks_of, matches
 from packer.cli.group import cli
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), ROOT / "examples/README.md"]
+PAGES = [
+    ROOT / "README.md",
+    *sorted({*ROOT.glob("docs/**/*.md")} - {*ROOT.glob("docs/reference/*")}),
+    ROOT / "examples/README.md",
+]
 WITH_CODE = [page for page in PAGES if any(block.language in RUN for block in blocks_of(page))]
 
 

@@ -140,6 +140,23 @@ def test_lightning_repeats_no_sample_of_a_state(lightning: Any, reader: Any, tmp
         trainer_of(lightning, tmp_path).fit(module_of(lightning), loader)
 
 
+@pytest.mark.parametrize("kind", ["loader", "stateful 0"])
+@pytest.mark.parametrize("stop", [3, 5])
+def test_lightning_resumes_in_epochs_that_it_limits(
+    lightning: Any, reader: Any, tmp_path: Path, kind: str, stop: int
+) -> None:
+    """From the last batch of an epoch that limit_train_batches ends after 3 of 7, and from the middle of one."""
+    seen: Seen = []
+    for end, checkpoint in ((stop, None), (9, tmp_path / "stopped.ckpt")):
+        module, trainer = module_of(lightning), trainer_of(lightning, tmp_path, end, limit_train_batches=3)
+        trainer.fit(module, make(reader, kind), ckpt_path=checkpoint)
+        seen += module.seen
+    wanted = [
+        (epoch, ORDER.indices(epoch, np.arange(4 * i, 4 * i + 4)).tolist()) for epoch in range(3) for i in range(3)
+    ]
+    assert seen == wanted
+
+
 @pytest.mark.parametrize("kind", ["loader", "plain 0", "stream 2"])
 def test_lightning_on_two_ranks(lightning: Any, reader: Any, tmp_path: Path, kind: str) -> None:
     """The ranks begin after the loader was made. Lightning leaves the sampler alone."""
@@ -227,6 +244,38 @@ def test_accelerate_on_one_process(accelerate: Any, reader: Any, tmp_path: Path)
     accelerator.save_state(tmp_path / "state")
     accelerator.load_state(tmp_path / "state")
     check(seen + trained(loader, EPOCHS), EPOCHS)
+    with pytest.raises(
+        TrainerError, match=r"skip_first_batches .* not of this loader.*loader\.load_state_dict\(state\)"
+    ):
+        accelerator.skip_first_batches(loader, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "whole"),
+    [
+        ({}, 24),
+        ({"split_batches": True}, 28),
+        ({"dispatch_batches": True}, 24),
+        ({"dispatch_batches": True, "split_batches": True}, 28),
+        ({"even_batches": False}, 24),
+        ({"use_stateful_dataloader": True}, 24),
+    ],
+    ids=str,
+)
+def test_accelerate_shares_out_whole_batches(
+    accelerate: Any, reader: Any, tmp_path: Path, options: dict[str, bool], whole: int
+) -> None:
+    """However it does that: every sample of them once, in the order's first `whole` positions."""
+
+    def work(rank: int) -> Any:
+        accelerator = accelerate.Accelerator(cpu=True, dataloader_config=accelerate.DataLoaderConfiguration(**options))
+        assert accelerator.prepare(loader := make(reader, "loader")) is loader
+        return trained(accelerator.prepare(make(reader, "plain 0", rank=0, world_size=1)), 2)
+
+    seen = [step for part in on_ranks(work, tmp_path) for step in part]
+    for epoch in range(2):
+        samples = [sample for number, batch in seen if number == epoch for sample in batch]
+        assert sorted(samples) == sorted(ORDER.indices(epoch, np.arange(whole)).tolist())
 
 
 # --- transformers -------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
@@ -19,8 +20,10 @@ from suites.browser import Browser, Page, find_chromium, range_server
 from view_cases import PAGE, colour_of, write_export
 
 import packer
+import readers
 from packer.report.style import COLOURS
 from packer.viewer import view
+from readers.order import Shuffled
 
 ROOT = PAGE.parent.parent.parent
 SCRIPTS = {path.name: path.read_text("utf-8") for path in PAGE.glob("*.js")}
@@ -220,6 +223,7 @@ def test_hostile_names_are_text(opened: Any, tmp_path: Path) -> None:
         text = page.js("document.body.textContent")
         assert not set("\x00\x1b\u202e") & set(text) and "<img src=x onerror=alert(1)>" in text
         assert page.js("document.documentElement.scrollWidth <= innerWidth")
+        page.close()
 
 
 SELECTED = "$('.cell[aria-selected=true]')"
@@ -317,6 +321,86 @@ def test_where_chooses_and_says_what_is_wrong(opened: Any, live: str) -> None:
     assert page.js("$('#status').textContent") == "4 of 24 samples", "what was shown stays"
     assert any("400" in complaint for complaint in page.complaints), "the browser notes the status of the answer"
     page.forgive()
+
+
+def test_a_batch_is_shown_as_training_gets_it(opened: Any, live: str, drawn: Path) -> None:
+    page = opened(
+        f"{live}#view=batches&seed=3&epoch=1&batch_size=8&ranks=2&rank=1", "$$('.batch img.shown').length === 8"
+    )
+    assert page.js("$('[name=ops]').value.includes('RandomResizedCrop')"), "the usual augmentations"
+    page.js("$('[name=ops]').value = 'CenterCrop:24'; $('[name=batch]').focus()")
+    page.key("Enter")
+    page.wait("$$('.batch img.shown').length === 8 && $('.draws').textContent.includes('CenterCrop')")
+    assert "op=CenterCrop" in page.js("location.hash"), "it can be linked"
+    with readers.open(drawn) as reader:
+        samples = Shuffled(len(reader), seed=3).indices(1, np.arange(8, 16))
+        expected = [reader[int(sample)].key for sample in samples]
+    assert page.js("$$('.batch .key').map(key => key.textContent)") == expected, "rank 1: the second half of each step"
+    assert page.js("$('.batch img').naturalWidth") == 24
+    assert "Batch 0 of epoch 1 (batches 0 to 0): 8 samples" in page.js("$('.batches .status').textContent")
+    page.click(".batch .open")
+    page.wait(f"$('.panel h2')?.textContent === {json.dumps(expected[0])} && $('.crop rect')")
+    crop = "['x', 'y', 'width', 'height'].map(name => $('.crop rect').getAttribute(name))"
+    assert page.js(crop) == ["20", "12", "24", "24"], "what the crop took is marked in the image"
+    page.js("location.hash = '#view=batches&batch=9&batch_order=shuffled'")
+    page.wait("$('.batches .status.problem')?.textContent.includes('batch')")
+    page.forgive()
+
+
+def test_an_export_shows_the_same_behind_any_web_server(opened: Any, drawn: Path) -> None:
+    export = packer.export_view(drawn, drawn.parent / "page", overwrite=True)
+    with range_server(export.serve) as url:
+        page = opened(f"{url}{export.page}#split=train&order=class&run=dog")
+        assert [shown_sample(page, position) for position in range(8)] == list(range(1, 24, 3))
+        page.click("#cell-2")
+        page.wait("$('.panel h2')?.textContent === 'shapes/007' && $$('.stage .layer').length === 3 && $('.json')")
+        page.wait("$('.panel .good')")
+        text = page.js("$('.panel').textContent")
+        for words in (
+            "3 of 8",
+            "a rectangle <i>7</i>",
+            '"number": 7',
+            "✓ as stored",
+            "64 × 48",
+            "train-00000-of-00001.h5",
+        ):
+            assert words in text, words
+        assert page.js("$('#where-form').hidden && $('#batches-tab').hidden"), "what needs Python is not offered"
+        page.click(".panel a.download")
+        page.wait("$('.panel a.download').href.startsWith('blob:')")
+        page.key("Escape", "h")
+        page.click("#histograms-view .columns button[aria-disabled=false]")
+        page.wait("location.hash.includes('order=') && !$('#samples-view').hidden")
+        page.close()
+    assert max(size for _, size in page.transfers) < 1_000_000
+
+
+def test_a_server_without_ranges_is_named_as_the_reason(opened: Any, tmp_path: Path) -> None:
+    folder = write_export(tmp_path / "page", 9)
+    with (folder / "shard.bin").open("ab") as file:
+        file.truncate(20_000_000)
+    with range_server(folder, answers_ranges=False) as url:
+        page = opened(url, "$$('.cell .none').length === 9")
+        page.click("#cell-0")
+        page.wait("$('.panel')?.textContent.includes('does not answer Range requests')")
+        assert key_at(page, 8) == "000000008", "small files are read whole"
+        page.close()
+
+
+def test_damaged_samples_are_found_and_say_what_is_wrong(opened: Any, drawn: Path, tmp_path: Path) -> None:
+    shutil.copytree(drawn, tmp_path / "set")
+    with readers.open(drawn) as reader:
+        extents = reader.table.extents([7], "image")
+    with (tmp_path / "set" / "train-00000-of-00001.h5").open("r+b") as shard:
+        shard.seek(int(extents.offset[0]) + 1)
+        shard.write(b"\0\0\0")
+    with view(tmp_path / "set") as viewing:
+        page = opened(f"{viewing.url}#order=damaged", "$('#cell-0 .none')")
+        assert page.js("$('#status').textContent") == "1 of 24 samples"
+        page.click("#cell-0")
+        page.wait("$('.panel h2')?.textContent === 'shapes/007' && $('.panel .problem') && $('.panel .bad')")
+        page.close()
+        page.forgive()  # of pictures that the server could not make
 
 
 @pytest.mark.parametrize(

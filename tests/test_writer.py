@@ -228,7 +228,9 @@ def test_a_data_set_of_a_program(tmp_path: Path, workers: int) -> None:
 
 
 def test_bytes_stay_and_the_rest_is_json(tmp_path: Path) -> None:
-    with pytest.raises(BadSampleError, match="Records of 23 samples: 07: img: names a file and has no bytes"):
+    with pytest.raises(
+        BadSampleError, match=r"Records of 23 samples: 07: img: names the file .x.jpg., which cannot be read"
+    ):
         packer.convert(Records(), "tar", tmp_path / "set", workers=1)
     result = packer.convert(Records(), "tar", tmp_path / "set", on_error="skip", shuffle=3, workers=1, overwrite=True)
     assert result.samples == 22 and result.left_out == {"skipped": 1}
@@ -280,6 +282,19 @@ def test_what_cannot_be_packed(tmp_path: Path, source: Any, options: Any, error:
     with pytest.raises(error, match=message):
         packer.convert(source, "tar", **{"output": tmp_path / "set", "workers": 1, **options})
     assert not (tmp_path / "set").exists() or not list((tmp_path / "set").iterdir())
+
+
+def test_images_that_rows_name(tmp_path: Path) -> None:
+    """As those of Hugging Face's imagefolder: the file's own bytes are packed; what is not an image is refused."""
+    (tmp_path / "a.jpg").write_bytes(JPEGS[0])
+    (tmp_path / "b.jpg").write_bytes(b"root:x:0:0")
+    rows = [{"image": {"bytes": None, "path": str(tmp_path / name)}, "label": 1} for name in ("a.jpg", "b.jpg")]
+    rows.append({"image": {"bytes": None, "path": str(tmp_path / "gone.jpg")}, "label": 1})
+    with pytest.raises(BadSampleError, match=r"gone.jpg', which cannot be read: .*; hand its bytes out"):
+        packer.convert(rows[2:], "tar", tmp_path / "other", workers=1)
+    packer.convert(rows, "tar", tmp_path / "set", workers=1, on_error="skip")
+    with readers.open(tmp_path / "set") as reader:
+        assert len(reader) == 1 and bytes(reader.read(0)) == JPEGS[0]
 
 
 def test_the_members_that_fields_name(tmp_path: Path) -> None:

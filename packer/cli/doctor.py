@@ -10,7 +10,6 @@ from pathlib import Path
 import click
 from click.shell_completion import get_completion_class
 
-from cache.errors import install_command
 from cache.files import atomic_write
 from cache.messages import plural, table, wrapped
 from packer.cli.text import Emphasis, json_option, print_json, show, show_result, width
@@ -44,14 +43,14 @@ def command(directory: str | None, as_json: bool) -> None:
 
 
 def _lines(result: Health) -> Iterator[str]:
-    rows = [(check.about, _MARKS[check.state], check.found) for check in result.checks]
-    shown = table(("what", "", ""), rows, width())[1:]
-    yield from shown
-    missing = [check.about.strip("[]") for check in result.checks if check.about[0] == "[" and check.state == "note"]
+    missing = [check for check in result.checks if check.about[0] == "[" and check.state == "note"]
+    rows = [(check.about, _MARKS[check.state], check.found) for check in result.checks if check not in missing]
     if missing:
-        yield f"to install an extra:  {install_command(missing[0])}"
+        names = ", ".join(check.about.strip("[]") for check in missing)
+        rows.append(("extras", "note", f"not installed: {names}; to install one:  {missing[0].advice}"))
+    yield from table(("what", "", ""), rows, width())[1:]
     for check in result.checks:
-        if check.advice and check.about.strip("[]") not in missing:
+        if check.advice and check not in missing:
             for line in wrapped(f"{check.about}: {check.advice}", width()):
                 yield Emphasis(line) if check.state == "problem" else line
     yield plural(result.problems, "problem") if result.problems else "no problems"

@@ -86,7 +86,9 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("a set in an object store", "packer inspect s3://bucket/images-hdf5"),
     ),
     "view": (
-        ("in the browser of this machine", "packer view images-hdf5"),
+        ("a set, in the browser of this machine", "packer view images-hdf5"),
+        ("a folder, as it is", "packer view images"),
+        ("a set in an object store", "packer view s3://bucket/images-hdf5"),
         ("a page to put beside the set", "packer view images-hdf5 --export page"),
     ),
     "verify": (

@@ -12,6 +12,7 @@ import importlib
 import io
 import json
 import os
+import re
 import sys
 import traceback
 from typing import Any, NoReturn
@@ -83,6 +84,7 @@ _ADVICE = {
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.ENOMEM: "free memory, or run with fewer --workers",
 }
+_OURS = "(module|from) '(packer|readers|cache)[.']"
 _INTERRUPTED_STATUS = 130
 _TRACEBACK = "PACKER_TRACEBACK"
 
@@ -222,6 +224,11 @@ def _message_of(error: Exception) -> str:
         return f"{where}{what}{advice}"
     if isinstance(error, ValueError):
         return str(error) or type(error).__name__
+    if isinstance(error, (AttributeError, ImportError)) and re.search(_OURS, str(error)):
+        return (
+            f"{error}: another package may have overwritten a part of this one; see what  packer doctor  says, or "
+            f"install packer in an environment of its own"
+        )
     return (
         f"unexpected {type(error).__name__}: {error}; this is a defect of packer: run the same command with "
         f"{_TRACEBACK}=1 and report what it prints"

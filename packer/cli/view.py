@@ -1,4 +1,4 @@
-"""`packer view PLACE`: a page in the browser that shows the samples of a set, a folder, an archive or an address."""
+"""`packer view`: a page in the browser that shows the samples of a set, a folder, an archive or an address."""
 
 from __future__ import annotations
 
@@ -21,28 +21,22 @@ __all__ = ["command"]
 
 
 @click.command("view")
-@click.argument("place", metavar="PLACE", type=SetPlace())
+@click.argument("place", metavar="SET|SOURCE", type=SetPlace())
 @split_option()
 @click.option("--port", type=click.IntRange(0, 65535), metavar="N", help="Of 127.0.0.1. Default: a free one.")
 @click.option("--no-browser", is_flag=True, help="Only print the address.")
 @click.option("--export", "output", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Write a "
-              "page for any web server to DIR, and serve nothing. PLACE is a packed set.")  # fmt: skip
-@click.option("--url", metavar="URL", help="With --export: where browsers find the set. Default: its place relative to "
-              "DIR, or its address.")  # fmt: skip
+              "page for any web server to DIR, and serve nothing. For packed sets.")  # fmt: skip
+@click.option("--url", metavar="ADDRESS", help="With --export: where browsers find the set. Default: its place "
+              "relative to DIR, or its address.")  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="With --export: replace an earlier page.")
 @json_option
 def command(place: str, split: str | None, no_browser: bool, as_json: bool, **options: Any) -> None:
-    """Show the samples of PLACE in a browser, until Ctrl-C.
+    """Show the samples of a set or a source in a browser, until Ctrl-C.
 
-    PLACE is a packed set, its address, or any source of packer convert: a folder, an archive, a table; or a page that
-    was exported. Nothing is written. The page is served on 127.0.0.1 alone; its address has a token, and who has that
+    A source is what packer convert takes: a folder, an archive, a table, a shard, …; DIR of an earlier --export works,
+    too. Nothing is written. The page is served on 127.0.0.1 alone; its address has a token, and who has that
     sees the samples.
-
-    \b
-      packer view imagenette2-hdf5          a packed set
-      packer view imagenette2               a folder, as it is
-      packer view s3://bucket/imagenette2   a set in an object store
-      packer view imagenette2-hdf5 --export page
     """
     port = options.pop("port")
     if options["output"] is not None:

@@ -3,7 +3,8 @@
 A sample is a dictionary, or a tuple of an image and its label. By default its members are used by what they are:
 
     image     encoded bytes of an image, an image of Pillow, uint8 [h, w], [h, w, 3] or [h, w, 4], or a dictionary with
-              "bytes", as Hugging Face hands out; pixels become PNG. The first one is the field `image`
+              "bytes", or the "path" of a file, as Hugging Face hands out; pixels become PNG. The first one is the
+              field `image`
     target    a number with a fraction, or a vector, that is called as a label is, and the second of a tuple: the field
               `target`, which is then the label; names of classes become a vector with 1 for each
     label     an integer called label, labels, target, class, cls or y; a text of that name is the name of a class
@@ -26,11 +27,13 @@ from typing import Any
 import numpy as np
 
 from cache.errors import BadSampleError, SourceError
+from cache.files import read_regular
 from packer.sources.targets import Targets
 from readers.fields import KINDS, encode_field
 from readers.headers import sniff
 from readers.names import FieldName
 from readers.sample import NO_LABEL, Buffer
+from readers.tree import has_image_suffix
 
 __all__ = ["SampleForm"]
 
@@ -40,7 +43,7 @@ _IMAGES = ("image", "img", "picture", "photo", "jpg", "png")
 _MASKS = ("mask", "seg", "annotation")
 _BOXES, _POINTS = ("boxes", "bboxes"), ("points", "keypoints")
 _PAIR = ("image", "label")
-_MAX_LABEL = 1 << 31
+_MAX_LABEL = _MAX_FILE_BYTES = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -205,7 +208,10 @@ def _field_of(name: str, kind: str) -> FieldName:
 
 def _is_image(value: Any) -> bool:
     if isinstance(value, dict):
-        return isinstance(value.get("bytes"), bytes) and set(value) <= {"bytes", "path"}
+        is_stored = isinstance(value.get("bytes"), bytes) or (
+            value.get("bytes") is None and has_image_suffix(_path(value))
+        )
+        return is_stored and set(value) <= {"bytes", "path"}
     if isinstance(value, bytes | bytearray | memoryview):
         return bool(sniff(bytes(value[:64]) if isinstance(value, bytearray) else value))
     if _is_pillow(value):
@@ -249,9 +255,7 @@ def _payload(name: str, kind: str, value: Any) -> Buffer | None:
         return None
     if kind in ("image", "mask"):
         if isinstance(value, dict):
-            value = value.get("bytes")
-            if value is None:
-                raise BadSampleError(f"{name}: names a file and has no bytes; hand the bytes out")
+            value = _file(name, _path(value)) if value.get("bytes") is None else value["bytes"]
         elif _is_pillow(value):
             value = _pixels(value, kind)
         elif kind == "image" and getattr(value, "ndim", 0) == 3 and value.shape[2] == 1:
@@ -263,6 +267,24 @@ def _payload(name: str, kind: str, value: Any) -> Buffer | None:
         return bytes(data) if isinstance(data, memoryview) else data
     except BadSampleError as error:
         raise BadSampleError(f"{name}: {error}") from error
+
+
+def _path(value: Mapping[str, Any]) -> str:
+    path = value.get("path")
+    return path if isinstance(path, str) else ""
+
+
+def _file(name: str, path: str) -> bytes:
+    """An image that a sample names and does not hold, as in Hugging Face's imagefolder. Raises BadSampleError."""
+    try:
+        data = read_regular(path, _MAX_FILE_BYTES)
+    except (OSError, ValueError) as error:
+        raise BadSampleError(
+            f"{name}: names the file {path!r:.200}, which cannot be read: {error}; hand its bytes out"
+        ) from error
+    if not sniff(data):
+        raise BadSampleError(f"{name}: names the file {path!r:.200}, which is not an image")
+    return data
 
 
 def _pixels(image: Any, kind: str) -> np.ndarray[Any, Any]:

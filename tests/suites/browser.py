@@ -115,6 +115,7 @@ class Page:
     def __init__(self, browser: Browser, session: str) -> None:
         self._browser, self._session = browser, session
         self._forgiven = 0
+        self._is_closed = False
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         return self._browser.call(method, self._session, **parameters)
@@ -199,13 +200,17 @@ class Page:
         self._forgiven += len(self.complaints)
 
     def close(self) -> None:
-        self.call("Page.close")
+        """Close it, once; nothing is fetched any more."""
+        if not self._is_closed:
+            self._is_closed = True
+            self.call("Page.close")
 
 
 class _RangeHandler(SimpleHTTPRequestHandler):
     """Files as a plain web server gives them, with one range."""
 
     protocol_version = "HTTP/1.1"
+    answers_ranges = True
     extensions_map = {**SimpleHTTPRequestHandler.extensions_map, ".js": "text/javascript"}
 
     def log_message(self, format: str, *arguments: object) -> None:
@@ -218,6 +223,7 @@ class _RangeHandler(SimpleHTTPRequestHandler):
         if not path.is_file():
             return self.send_error(404)
         size, asked = path.stat().st_size, re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        asked = asked if self.answers_ranges else None
         first, end = (int(asked[1]), min(int(asked[2]) + 1, size)) if asked else (0, size)
         if first >= end and asked:
             return self.send_error(416)
@@ -241,9 +247,10 @@ class _RangeServer(ThreadingHTTPServer):
 
 
 @contextmanager
-def range_server(folder: Path) -> Iterator[str]:
-    """The address of a web server over a folder that answers Range requests."""
-    with _RangeServer(("127.0.0.1", 0), partial(_RangeHandler, directory=str(folder))) as server:
+def range_server(folder: Path, *, answers_ranges: bool = True) -> Iterator[str]:
+    """The address of a web server over a folder, which answers Range requests or sends all of a file."""
+    handler = type("Handler", (_RangeHandler,), {"answers_ranges": answers_ranges})
+    with _RangeServer(("127.0.0.1", 0), partial(handler, directory=str(folder))) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         thread.start()
         try:

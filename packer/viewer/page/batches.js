@@ -13,7 +13,7 @@ export class Batches {
   #form = null;
   #asked = 0;
 
-  /** on: {asked(parameters), opened(index)}. */
+  /** on: {asked(parameters), opened(index, box)}: box is what a crop took of the image, where there is one. */
   constructor(element, on) {
     this.#element = element;
     this.#on = on;
@@ -37,11 +37,11 @@ export class Batches {
     this.#split = split;
     const number = ([name, label, value]) => make("label", { class: "field" }, label,
       make("input", { type: "number", name, min: ["batch_size", "ranks"].includes(name) ? 1 : 0, value, required: true, inputmode: "numeric" }));
-    const ops = make("input", { name: "ops", list: "op-names", autocomplete: "off", spellcheck: "false" });
+    const ops = make("input", { name: "ops", list: "op-names", title: "one after the other, with spaces between", autocomplete: "off", spellcheck: "false" });
     const step = (by, text, name) => make("button", { type: "button", text, "aria-label": name, title: name, click: () => this.#step(by) });
     this.#form = make("form", { class: "tools" }, ...NUMBERS.map(number),
       make("label", { class: "field" }, "Order", make("select", { name: "batch_order" }, ...this.#can.orders.map((name) => make("option", { value: name, text: name })))),
-      make("label", { class: "field grow" }, "Augmentations, one after the other", ops),
+      make("label", { class: "field grow" }, "Augmentations", ops),
       make("datalist", { id: "op-names" }, ...this.#can.ops.map((name) => make("option", { value: name }))),
       make("div", { class: "bar" }, make("button", { class: "main", text: "Show" }), step(-1, "←", "Previous batch"), step(1, "→", "Next batch")));
     this.#form.addEventListener("submit", (event) => {
@@ -77,8 +77,8 @@ export class Batches {
       if (!response.ok) throw await failure(response);
       const batch = await response.json();
       if (asked !== this.#asked) return;
-      const of = batch.batches === undefined ? "" : ` of ${count(batch.batches)}`;
-      status.textContent = `Batch ${count(query.get("batch"))}${of} in epoch ${count(query.get("epoch"))}: ${plural(batch.samples.length, "sample")}`;
+      const all = batch.batches === undefined ? "" : ` (batches 0 to ${count(batch.batches - 1)})`;
+      status.textContent = `Batch ${count(query.get("batch"))} of epoch ${count(query.get("epoch"))}${all}: ${plural(batch.samples.length, "sample")}`;
       list.replaceChildren(...batch.samples.map((sample) => this.#item(sample)));
     } catch (error) {
       if (asked !== this.#asked) return;
@@ -88,14 +88,14 @@ export class Batches {
     }
   }
 
-  #item({ index, key, label, position, draws, image, error }) {
+  #item({ index, key, label, position, draws, image, box, error }) {
     const className = label === undefined ? "" : this.#split.className(label);
     const picture = make("div", { class: "picture" });
     if (error) picture.append(make("span", { class: "none", text: clean(error.message ?? error, 200) }));
     else if (image)
       picture.append(make("img", { src: image, alt: "", loading: "lazy", draggable: "false", load: (event) => event.target.classList.add("shown"),
                                    error: () => picture.replaceChildren(make("span", { class: "none", text: "cannot be shown" })) }));
-    return make("li", {}, make("button", { type: "button", class: "open", "aria-label": `${clean(key, 200)}: open the sample`, click: () => this.#on.opened(index) }, picture),
+    return make("li", {}, make("button", { type: "button", class: "open", "aria-label": `${clean(key, 200)}: open the sample`, click: () => this.#on.opened(index, box) }, picture),
       make("div", { class: "caption" }, make("bdi", { class: "key", text: clean(key, 120) }),
         make("span", { class: "note" }, className ? foreign(className, 60) : "", className ? " · " : "", position === undefined ? `sample ${count(index)}` : `position ${count(position)}`)),
       make("ul", { class: "draws" }, ...(draws ?? []).map((text) => make("li", { text: clean(text, 200) }))));

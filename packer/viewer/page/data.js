@@ -107,7 +107,8 @@ export class Split {
   }
 
   async #order(name, progress) {
-    let document = this.document.orders?.[name] ?? null;
+    const orders = this.document.orders ?? {};
+    let document = Object.hasOwn(orders, name) ? orders[name] : null; // the name may come from a link
     if (document === null && name !== "stored") throw new Error(`there is no order "${name}" in ${this.name}`);
     if (document?.pending) document = { title: document.title, ...(await finished(document.document, progress)) };
     return this.#opened(name, document);
@@ -143,7 +144,7 @@ export class Split {
   }
 
   className(label) {
-    return label < 0 ? "" : (this.classes[label] ?? `class ${label}`);
+    return label === null || label < 0 ? "" : (this.classes[label] ?? `class ${label}`);
   }
 
   /** The first position in the order of keys whose key begins with `prefix`; null if there is none. */
@@ -163,12 +164,20 @@ export class Split {
     return wanted.every((byte, i) => byte === found[i]) ? low : null;
   }
 
-  /** The bytes of a field in its shard, {shard, offset, length}; null where a sample lacks it or that is not known. */
+  /** The shards; a long list of them is a file of its own. */
+  #shards() {
+    const { shards, shards_url: url } = this.document;
+    return (this.#listed ??= shards || !url ? Promise.resolve(shards ?? []) : getJson(url));
+  }
+  #listed = null;
+
+  /** The bytes of a field: {shard, offset, length}, shard as the documents have it; null where a sample lacks it or that
+   * is not known. */
   async extent(index, field) {
     const columns = [`${field}.offset`, `${field}.length`, this.columns.has(`${field}.shard`) ? `${field}.shard` : "shard"];
     if (!columns.every((name) => this.columns.has(name))) return null;
     const [offset, length, shard] = (await Promise.all(columns.map((name) => this.columns.get(name).at([index])))).map(([value]) => value);
-    return offset > Number.MAX_SAFE_INTEGER ? null : { shard, offset, length };
+    return offset > Number.MAX_SAFE_INTEGER ? null : { shard: (await this.#shards())[shard], offset, length };
   }
 
   fieldUrl(index, field, as = "") {
@@ -178,7 +187,7 @@ export class Split {
   /** The bytes of a field; null where a sample lacks it. size: how many they are, where that is known already. */
   async fieldBytes(index, field, { signal, most = MOST_SHOWN, as = "", size = null } = {}) {
     const extent = as ? null : await this.extent(index, field);
-    const shard = extent && this.document.shards?.[extent.shard];
+    const shard = extent?.shard;
     if (this.columns.has(`${field}.offset`) && !extent && !as) return null;
     if (extent && extent.length > most) throw Object.assign(new Error("large"), { bytes: extent.length });
     if (shard?.url) return readOnce(shard.url, extent.offset, extent.offset + extent.length, signal);
@@ -191,7 +200,7 @@ export class Split {
 
   /** The first bytes of a field, at most `most` of them. */
   async head(index, field, most, signal) {
-    const extent = await this.extent(index, field), shard = extent && this.document.shards?.[extent.shard];
+    const extent = await this.extent(index, field), shard = extent?.shard;
     if (shard?.url) return readOnce(shard.url, extent.offset, extent.offset + Math.min(extent.length, most), signal);
     if (!this.view.live) throw new Error("the shards are not part of this export");
     return readStart(this.fieldUrl(index, field), most, signal);
@@ -222,7 +231,7 @@ export class Split {
     const extent = await this.extent(index, name);
     if (!extent) return null;
     const crc = await this.columns.get(`${name}.crc32c`)?.at([index]);
-    const shard = this.document.shards?.[extent.shard];
+    const { shard } = extent;
     return { name, kind, bytes: extent.length, offset: extent.offset, length: extent.length,
              shard: shard?.path ?? shard?.url ?? null, crc32c: crc && hexadecimal(crc[0]) };
   }

@@ -10,7 +10,7 @@ import { capital, RunList, runName } from "./runs.js";
 
 const VIEWS = ["samples", "histograms", "batches"], MOST_NAME = 100;
 const state = { view: "samples", split: "", order: "stored", run: null, where: "", sample: null, at: 0, batch: new URLSearchParams() };
-let set, split, order;
+let set, split, order, crop = null; // crop: what a batch took of a sample
 
 const grid = new Grid(find("grid"), {
   opened: async (position) => openSample(await grid.sample(position), position, true),
@@ -25,7 +25,10 @@ const panel = new Panel(find("panel"), { closed: () => closeSample(), stepped: (
 const runs = new RunList((run) => go({ run, at: 0, sample: null }).then(() => grid.focus()));
 const batches = new Batches(find("batches-view"), {
   asked: (batch) => go({ batch }),
-  opened: (index) => go({ view: "samples", order: "stored", run: null, where: "", at: index, sample: index }),
+  opened: (index, box) => {
+    crop = box && { index, box };
+    go({ view: "samples", order: "stored", run: null, where: "", at: index, sample: index });
+  },
 });
 const follow = settled(async (position) => openSample(await grid.sample(position), position, false), 60);
 const writeSoon = settled(() => write(false), 200);
@@ -150,7 +153,7 @@ async function showSample(takesFocus = false) {
     return closeSample();
   }
   const [first, number] = state.run === null ? [0, order.count] : order.runs[state.run].slice(1);
-  const shown = panel.open(split, index);
+  const shown = panel.open(split, index, crop?.index === index ? crop.box : null);
   document.body.classList.add("with-panel");
   if (takesFocus) panel.focus();
   try {
@@ -229,7 +232,7 @@ function keys(event) {
   if (event.ctrlKey || event.altKey || event.metaKey || event.defaultPrevented || find("help").open) return;
   if (event.key === "Escape") return escape(event);
   if (event.target.closest("input, select, textarea")) return;
-  const work = { "/": () => find("find").focus(), c: () => runs.focus(), "?": () => find("help").showModal(), s: () => go({ view: "samples" }),
+  const work = { "/": () => find("find").focus(), c: () => (order.runs?.length ? runs.focus() : go({ order: "class", where: "", run: null, at: 0, sample: null }).then(() => runs.focus())), "?": () => find("help").showModal(), s: () => go({ view: "samples" }),
                  h: () => go({ view: "histograms" }), b: () => set.view.can?.batches && go({ view: "batches" }) }[event.key];
   if (!work) return;
   event.preventDefault();

@@ -39,7 +39,7 @@ export async function maskLayer(data) {
   context.putImageData(picture, 0, 0);
   const legend = [...counts].sort((a, b) => b[1] - a[1]).slice(0, MOST_VALUES)
     .map(([value, number]) => [value, number / values.length, value ? `rgb(${maskColour(value, palette).join(" ")})` : null]);
-  return { element: canvas, legend, more: Math.max(0, counts.size - MOST_VALUES), size: [width, height] };
+  return { element: canvas, legend, more: Math.max(0, counts.size - MOST_VALUES) };
 }
 
 function maskColour(value, palette) {

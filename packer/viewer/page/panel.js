@@ -3,7 +3,7 @@
 import { hexDump, parseNpy } from "./bytes.js";
 import { bytes, clean, cleanLines, count, foreign, make, plural } from "./dom.js";
 import { checksum, mediaType } from "./data.js";
-import { boxLayer, maskLayer, pointLayer } from "./overlays.js";
+import { boxLayer, cropLayer, maskLayer, pointLayer } from "./overlays.js";
 import { Stage } from "./stage.js";
 
 const HEAD_BYTES = 256, MOST_TEXT_BYTES = 1 << 20, MOST_FIELD_BYTES = 64 << 20, MOST_ALIKE = 2000;
@@ -50,8 +50,8 @@ export class Panel {
     this.#free.splice(0).forEach((free) => free());
   }
 
-  /** Show a sample; what is known at once at once, the rest as it comes. */
-  async open(split, index) {
+  /** Show a sample; what is known at once at once, the rest as it comes. crop: a box that is marked in the image. */
+  async open(split, index, crop = null) {
     this.#stop();
     const { signal } = this.#loading, stage = (this.#stage = new Stage("Image"));
     const title = make("h2", {}, `Sample ${count(index)}`), body = make("div", { class: "parts" });
@@ -72,6 +72,7 @@ export class Panel {
       const checks = new Map();
       body.append(layers, texts, this.#facts(split, sample, checks), this.#reading(split, sample), this.#bytes(split, sample, signal));
       await this.#picture(split, sample, stage, checks, signal);
+      if (crop && stage.size[0] && !signal.aborted) this.#crop(crop, stage, layers);
       await this.#layers(split, sample, stage, layers, signal);
       await this.#texts(split, sample, texts, signal);
     } catch (error) {
@@ -122,50 +123,58 @@ export class Panel {
     return url;
   }
 
+  #crop(crop, stage, bar) {
+    stage.add(cropLayer(crop, stage.size).element);
+    this.#switch("crop of the batch", stage.layers[0], bar);
+  }
+
+  /** A box to switch a layer off and on. */
+  #switch(name, layer, bar) {
+    const box = make("input", { type: "checkbox" }), note = make("span", { class: "note" });
+    box.checked = !this.#isHidden.has(name);
+    layer?.classList.toggle("off", !box.checked);
+    bar.append(make("label", {}, box, " ", foreign(name, 60), " ", note));
+    box.addEventListener("change", () => {
+      layer?.classList.toggle("off", !box.checked);
+      this.#isHidden[box.checked ? "delete" : "add"](name);
+    });
+    return { box, note };
+  }
+
   async #layers(split, sample, stage, bar, signal) {
     const fields = sample.fields.filter(({ kind }) => ["mask", "boxes", "points"].includes(kind) && stage.size[0]);
     const labels = sample.fields.find(({ name, kind }) => name === "box_labels" && ["array", "target"].includes(kind));
     for (const { name, kind } of fields) {
-      const box = make("input", { type: "checkbox" }), note = make("span", { class: "note" });
-      const label = make("label", {}, box, " ", foreign(name, 60), " ", note);
-      bar.append(label);
       try {
         const data = await split.fieldBytes(sample.index, name, { signal, most: MOST_FIELD_BYTES });
-        if (signal.aborted) return;
-        const layer = kind === "mask" ? await this.#mask(split, sample.index, name, data, bar)
+        const layer = kind === "mask" ? await this.#mask(split, sample.index, name, data)
           : kind === "points" ? pointLayer(data, stage.size)
           : boxLayer(data, stage.size, labels && await this.#names(split, sample.index, labels.name, signal));
         if (signal.aborted) return;
-        note.textContent = layer.note ?? "";
-        layer.element.dataset.layer = name;
-        box.checked = !this.#isHidden.has(name);
-        layer.element.classList.toggle("off", !box.checked);
-        box.addEventListener("change", () => {
-          layer.element.classList.toggle("off", !box.checked);
-          this.#isHidden[box.checked ? "delete" : "add"](name);
-        });
+        this.#switch(name, layer.element, bar).note.textContent = layer.note ?? "";
+        if (layer.legend) bar.after(layer.legend);
         if (kind === "mask") stage.layers.length ? stage.layers[0].before(layer.element) : stage.add(layer.element);
         else stage.add(layer.element);
       } catch (error) {
         if (signal.aborted) return;
-        box.disabled = true;
+        const { box, note } = this.#switch(name, null, bar);
+        box.checked = !(box.disabled = true);
         note.textContent = clean(error.message, 200);
       }
     }
   }
 
-  async #mask(split, index, name, data, bar) {
+  async #mask(split, index, name, data) {
     const isPng = mediaType(data) === "image/png";
-    const layer = await maskLayer(isPng || !split.view.live ? data : await split.fieldBytes(index, name, { as: "png" }));
+    const { element, legend: numbers, more } = await maskLayer(isPng || !split.view.live ? data : await split.fieldBytes(index, name, { as: "png" }));
     const legend = make("ul", { class: "legend" });
-    for (const [value, share, css] of layer.legend) {
+    for (const [value, share, css] of numbers) {
       const key = make("span", { class: css ? "swatch" : "swatch nothing" });
       if (css) key.style.backgroundColor = css;
       legend.append(make("li", {}, key, `${value} `, make("span", { class: "note", text: `${(100 * share).toPrecision(share < 0.995 ? 2 : 3)} %` })));
     }
-    if (layer.more) legend.append(make("li", { class: "note", text: `and ${plural(layer.more, "value")}` }));
-    bar.after(legend);
-    return layer;
+    if (more) legend.append(make("li", { class: "note", text: `and ${plural(more, "value")}` }));
+    return { element, legend };
   }
 
   /** What the boxes are called: labels of the classes, or the numbers themselves. */

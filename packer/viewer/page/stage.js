@@ -74,6 +74,7 @@ export class Stage {
   #lay() {
     const [width, height] = this.size;
     if (!width) return;
+    this.#view.classList.toggle("fitted", this.#zoom === null); // no scroll bars, which would take from what is measured
     const view = this.#view, scale = this.#scale, before = this.#frame.offsetWidth || 1;
     const [x, y] = [(view.scrollLeft + view.clientWidth / 2) / before, (view.scrollTop + view.clientHeight / 2) / before];
     this.#frame.style.width = `${width * scale}px`;

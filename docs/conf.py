@@ -1,0 +1,50 @@
+"""The site of docs/: make site builds it into build/site. docs/site has what is generated from the code."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+DOCS = Path(__file__).parent
+sys.path[:0] = [str(DOCS.parent), str(DOCS / "site")]
+
+import packer  # noqa: E402
+
+project = "packer"
+author = "The packer developers"
+copyright = "the packer developers, Apache-2.0"
+version = release = packer.__version__
+extensions = ["myst_parser", "sphinx.ext.autodoc", "commands", "interface", "links"]
+root_doc = "index"
+exclude_patterns = ["site", "extending"]
+suppress_warnings = ["misc.highlighting_failure"]  # … in Python
+
+myst_enable_extensions = ["deflist"]
+myst_heading_anchors = 4
+
+default_role = "literal"
+smartquotes = False  # --option, "name"
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_type_aliases = {"npt": "numpy.typing"}
+autodoc_preserve_defaults = True
+autodoc_mock_imports: list[str] = []  # `interface` adds the optional packages that are not here
+maximum_signature_line_length = 90
+python_use_unqualified_type_names = True
+add_module_names = False
+
+html_theme = "furo"
+html_title = f"packer {packer.__version__}"
+html_static_path = ["site/static"]
+html_css_files = ["site.css"]
+html_show_sphinx = False
+html_copy_source = False
+pygments_style = "friendly"
+pygments_dark_style = "github-dark"
+html_theme_options = {
+    "sidebar_hide_name": False,
+    "light_css_variables": {"color-brand-primary": "#0b6e4f", "color-brand-content": "#0b6e4f"},
+    "dark_css_variables": {"color-brand-primary": "#4fd1a1", "color-brand-content": "#4fd1a1"},
+}
+linkcheck_anchors = False
+linkcheck_timeout = 20

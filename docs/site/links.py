@@ -1,0 +1,79 @@
+"""Links that work in a repository and on the site: pages outside of docs get a copy, folders lose their link.
+
+A file that is linked to and is not a page is copied by MyST, to be opened or downloaded.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from sphinx.application import Sphinx
+
+__all__ = ["setup"]
+
+# Pages outside of docs, and what they are called on the site.
+COPIES = {
+    "CHANGELOG.md": "reference/changelog.md",
+    "benchmarks/README.md": "reference/benchmarks.md",
+    "examples/README.md": "reference/examples.md",
+    "examples/slurm/README.md": "reference/slurm.md",
+}
+_CODE_OR_LINK = re.compile(
+    r"^ *```.*?^ *```|(?<!!)\[(?P<label>(?:[^\[\]`]|`[^`]*`|\[[^\]]*\])*)\]\((?P<target>[^)\s]+)\)|`[^`]*`", re.M | re.S
+)
+
+
+def rewritten(text: str, at: Path, root: Path, to: Path) -> str:
+    """A page's text for a page in the folder `to`, whose links were made for the folder `at`."""
+
+    def link(found: re.Match[str]) -> str:
+        if found["target"] is None:
+            return found[0]  # code
+        label, (target, mark, anchor) = found["label"], found["target"].partition("#")
+        if "://" in target or not target or target.startswith("mailto:"):
+            return found[0]
+        path = Path(os.path.normpath(at / target))
+        inside = path.relative_to(root).as_posix() if path.is_relative_to(root) else ""
+        if inside == "README.md":
+            path = root / "docs/index.md"
+        elif inside in COPIES:
+            path = root / "docs" / COPIES[inside]
+        elif path.is_dir():
+            if not (path / "README.md").exists():
+                return label if "`" in label else f"`{label}`"
+            return link_to(label, path / "README.md", "", "")
+        return link_to(label, path, mark, anchor)
+
+    def link_to(label: str, path: Path, mark: str, anchor: str) -> str:
+        if (inside := path.relative_to(root).as_posix()) in COPIES:
+            path = root / "docs" / COPIES[inside]
+        return f"[{label}]({Path(os.path.relpath(path, to)).as_posix()}{mark}{anchor})"
+
+    return _CODE_OR_LINK.sub(link, text)
+
+
+def _copy(app: Sphinx) -> None:
+    docs = Path(app.srcdir)
+    root = docs.parent
+    (docs / "reference").mkdir(exist_ok=True)
+    for source, name in COPIES.items():
+        text = (root / source).read_text(encoding="utf-8")
+        text = rewritten(text, (root / source).parent, root, (docs / name).parent)
+        if not (docs / name).exists() or (docs / name).read_text(encoding="utf-8") != text:
+            (docs / name).write_text(text, encoding="utf-8")
+
+
+def _read(app: Sphinx, name: str, content: list[str]) -> None:
+    docs = Path(app.srcdir)
+    page = docs / f"{name}.md"
+    if page.exists() and not name.startswith("reference/"):
+        content[0] = rewritten(content[0], page.parent, docs.parent, page.parent)
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    app.connect("builder-inited", _copy)
+    app.connect("source-read", _read)
+    return {"parallel_read_safe": True}

@@ -1,0 +1,224 @@
+"""Training programs on several ranks: run as they are printed, recorded, killed at random and started again.
+
+A program is a script of examples/. Its ranks are forked, since the frameworks take seconds to import, and have the
+environment of torchrun. What they train on is seen where they compute their loss, by a `cross_entropy` that writes a
+line to a pipe for each batch: the labels, which in these sets name the samples, and the loss. What is in a pipe
+outlives a SIGKILL.
+
+An attempt continues a run if its steps, samples and losses, are those of the undisturbed run from some step on that
+the attempts before it have reached. A loss depends on the weights, so a loader that is not where the weights are, or
+weights that have missed a step, show. Then the surviving history of the attempts, in which a step after the last
+checkpoint counts when it is made again, is the undisturbed run: nothing lost, nothing twice.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import json
+import os
+import random
+import runpy
+import select
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+__all__ = ["Step", "Tally", "continues_at", "disturb", "run_ranks"]
+
+_SECONDS = 200.0
+_ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT
+_TOLERANCE = 1e-4  # relative: sums of floats in another order
+
+
+@dataclass(frozen=True)
+class Step:
+    """The samples of a step, rank by rank; its mean loss; the losses of the ranks."""
+
+    samples: list[int]
+    loss: float
+    losses: tuple[float, ...]
+
+
+@dataclass
+class Tally:
+    """What `disturb` has done."""
+
+    kills: int = 0
+    attempts: int = 0
+    steps: int = 0
+    worlds: list[int] = field(default_factory=list)
+
+
+def run_ranks(program: Path, arguments: Sequence[str], ranks: int, kill: tuple[int, float] | None = None) -> list[Step]:
+    """The steps that a program has made on so many ranks.
+
+    kill: (steps, seconds): all ranks are killed that long after the first rank has begun so many steps.
+
+    Raises AssertionError where it fails by itself, or takes too long.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    receiver, sender = os.pipe()
+    with tempfile.TemporaryFile() as said:
+        children = []
+        for rank in range(ranks):
+            child = os.fork()
+            if child == 0:
+                os.close(receiver)
+                _one_rank(program, arguments, rank, ranks, port, sender, said.fileno())
+            children.append(child)
+        os.close(sender)
+        try:
+            lines, failure = _receive(receiver, children, kill)
+        finally:
+            os.close(receiver)
+            _kill(children)
+            for child in children:
+                os.waitpid(child, 0)
+        said.seek(0)
+        text = said.read().decode(errors="replace")[-6000:]
+    assert not failure, f"{program.name} {' '.join(arguments)} on {ranks} ranks:\n{text}\n{failure}"
+    parts = [[line for line in lines if line["rank"] == rank] for rank in range(ranks)]
+    done = zip(*parts, strict=False) if kill else zip(*parts, strict=True)
+    return [_together(step) for step in done]
+
+
+def disturb(
+    program: Path, arguments: Sequence[str], whole: dict[int, list[Step]], worlds: Sequence[int], draw: random.Random
+) -> Tally:
+    """Run a program to its end, with kills at random moments, each time on a number of ranks from `worlds`.
+
+    whole: its undisturbed run on each number of ranks.
+
+    Raises AssertionError where an attempt does not continue the run.
+    """
+    tally, reached, first, total = Tally(), 0, draw.choice(worlds), len(whole[min(whole)])
+    ranks = first
+    while True:
+        kill = (draw.randint(0, 7), draw.choice((0.0, draw.uniform(0, 0.02), draw.uniform(0, 0.3))))
+        made = run_ranks(program, arguments, ranks, kill)
+        tally.attempts += 1
+        tally.steps += len(made)
+        tally.worlds.append(ranks)
+        exact = set(tally.worlds) == {ranks}
+        if made:
+            begin = continues_at(whole[ranks], made, reached, exact)
+            reached = max(reached, begin + len(made))
+            if begin + len(made) == total:
+                return tally
+        tally.kills += 1
+        ranks = draw.choice(worlds)
+
+
+def continues_at(whole: Sequence[Step], made: Sequence[Step], reached: int, exact: bool = True) -> int:
+    """The step of the undisturbed run, at most `reached`, that an attempt has begun with.
+
+    exact: its losses are the same numbers, not only nearly so.
+
+    Raises AssertionError where its steps are not those of the undisturbed run from there on.
+    """
+    begins = [step for step in range(min(reached, len(whole) - 1) + 1) if whole[step].samples == made[0].samples]
+    assert begins, f"begins with {made[0].samples}, which no step up to {reached} of the undisturbed run has"
+    begin = begins[-1]
+    wanted = whole[begin : begin + len(made)]
+    assert [step.samples for step in made] == [step.samples for step in wanted], f"other samples from step {begin} on"
+    if exact:
+        assert [step.losses for step in made] == [step.losses for step in wanted], f"other losses from step {begin} on"
+    found, expected = [step.loss for step in made], [step.loss for step in wanted]
+    assert np.allclose(found, expected, rtol=_TOLERANCE, atol=0), f"from step {begin} on: {found}, not {expected}"
+    return begin
+
+
+def _together(lines: Sequence[dict[str, Any]]) -> Step:
+    losses = tuple(line["loss"] for line in lines)
+    return Step([sample for line in lines for sample in line["samples"]], float(np.mean(losses)), losses)
+
+
+def _receive(
+    receiver: int, children: Sequence[int], kill: tuple[int, float] | None
+) -> tuple[list[dict[str, Any]], str]:
+    """What the ranks wrote until all of them ended, or one failed, or they were killed; and the failure."""
+    lines: list[dict[str, Any]] = []
+    rest, deadline, killed = b"", time.monotonic() + _SECONDS, False
+    while True:
+        if kill is not None and sum(line["rank"] == 0 for line in lines) >= kill[0]:
+            time.sleep(kill[1])
+            _kill(children)
+            kill, killed = None, True
+            deadline = min(deadline, time.monotonic() + 60)
+        if not select.select([receiver], [], [], 1.0)[0]:
+            ends = [] if killed else [os.waitid(os.P_PID, child, _ENDED) for child in children]
+            if crashed := [end.si_status for end in ends if end is not None and end.si_status]:
+                return lines, f"a rank ended with status or signal {crashed}"
+            if time.monotonic() < deadline:
+                continue
+            for child in children:
+                os.kill(child, signal.SIGUSR1)  # where it is, for the failure
+            time.sleep(1.0)
+            return lines, f"not done after {_SECONDS:.0f} s"
+        data = os.read(receiver, 1 << 16)
+        if not data:
+            return lines, ""
+        *whole, rest = (rest + data).split(b"\n")
+        for text in map(json.loads, whole):
+            if "failure" in text:
+                return lines, str(text["failure"])
+            lines.append(text)
+
+
+def _kill(children: Sequence[int]) -> None:
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+
+
+def _one_rank(
+    program: Path, arguments: Sequence[str], rank: int, ranks: int, port: int, sender: int, said: int
+) -> None:
+    here = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
+    here |= {"GROUP_RANK": 0, "NODE_RANK": 0, "TORCHELASTIC_RUN_ID": "tests"}
+    os.environ.update({name: str(value) for name, value in here.items()})
+    os.environ.update({"MASTER_ADDR": "127.0.0.1", "ACCELERATE_USE_CPU": "1", "CUDA_VISIBLE_DEVICES": ""})
+    status = 1
+    try:
+        gc.freeze()  # what the tests have loaded
+        warnings.simplefilter("ignore")
+        os.dup2(said, 1)
+        os.dup2(said, 2)
+        faulthandler.register(signal.SIGUSR1, said)
+        torch.set_num_threads(1)
+        torch.nn.functional.cross_entropy = _recorded(torch.nn.functional.cross_entropy, rank, sender)
+        sys.argv = [str(program), *arguments]
+        runpy.run_path(str(program), run_name="__main__")
+        status = 0
+    except BaseException:
+        _send(sender, {"failure": f"rank {rank}: {traceback.format_exc()[-3000:]}"})
+    finally:
+        os._exit(status)
+
+
+def _recorded(function: Any, rank: int, sender: int) -> Any:
+    def cross_entropy(scores: torch.Tensor, labels: torch.Tensor, **options: Any) -> torch.Tensor:
+        loss = function(scores, labels, **options)
+        if torch.is_grad_enabled():
+            _send(sender, {"rank": rank, "samples": labels.tolist(), "loss": loss.item()})
+        return loss
+
+    return cross_entropy
+
+
+def _send(sender: int, content: dict[str, Any]) -> None:
+    """A line of less than PIPE_BUF, 4096 bytes, which other ranks' lines do not cut."""
+    os.write(sender, json.dumps(content).encode()[:4000] + b"\n")
