@@ -43,9 +43,10 @@ def test_the_page_has_nothing_inline_and_loads_nothing_from_elsewhere() -> None:
     assert rules["default-src"] == "'none'" and rules["script-src"] == rules["style-src"] == "'self'"
     assert not {"unsafe-inline", "unsafe-eval", "*", "data:"} & set(re.findall(r"[\w*:-]+", policy[1]))
     assert not re.search(r"\son\w+\s*=|\sstyle\s*=|<style|<script(?! type=\"module\" src)", html)
-    assert set(re.findall(r"<(?:script|link)[^>]*(?:src|href)=\"([^\"]*)\"", html)) <= {
-        path.name for path in PAGE.iterdir()
-    }
+    loaded = re.findall(r"<(?:script|link)[^>]*(?:src|href)=\"([^\"]*)\"", html)
+    assert sorted(loaded) == sorted(["view.json", "icon.svg", "style.css", *SCRIPTS]), (
+        "each once, and before it is asked for"
+    )
     for path in PAGE.iterdir():
         text = path.read_text("utf-8").replace("http://www.w3.org/2000/svg", "")
         assert not re.search(r"https?://|@import|url\(", text), f"{path.name} names another place"
