@@ -15,7 +15,6 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs/site"))
 PAGES = [*(path for path in ROOT.glob("*.md")), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/seeds/*.md")]
 PAGES += [*ROOT.glob("examples/**/*.md"), *ROOT.glob("benchmarks/*.md")]
-SOON = ("comparison.md",)
 CODE = re.compile(r"^ *(`{3,}).*?^ *\1 *$|<!--.*?-->", re.MULTILINE | re.DOTALL)
 
 
@@ -40,8 +39,6 @@ def test_links_lead_to_files_and_headings(path: Path) -> None:
         if "://" in file or file.startswith(("mailto:", "reference/")):  # docs/reference is made from the code
             continue
         place = path.parent / file if file else path
-        if place.name in SOON:
-            continue
         assert place.exists(), f"{path.name}: {target}: there is no such file"
         if anchor and place.suffix == ".md":
             assert anchor in anchors(place), f"{path.name}: {target}: no heading of that name"
