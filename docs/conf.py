@@ -26,17 +26,13 @@ default_role = "literal"
 smartquotes = False  # --option, "name"
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_type_aliases = {"npt": "numpy.typing"}
 autodoc_preserve_defaults = True
-autodoc_mock_imports: list[str] = []  # `interface` adds the optional packages that are not here
 maximum_signature_line_length = 90
 python_use_unqualified_type_names = True
 add_module_names = False
 
 html_theme = "furo"
 html_title = f"packer {packer.__version__}"
-html_static_path = ["site/static"]
-html_css_files = ["site.css"]
 html_show_sphinx = False
 html_copy_source = False
 pygments_style = "friendly"

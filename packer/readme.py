@@ -44,7 +44,7 @@ _RUN = re.compile("`+")
 
 def readme(info: DatasetInfo) -> str:
     """The text, in Markdown."""
-    parts = [_head(info), _table(info), _fields(info), _labels(info), _changed(info), _check(info), _packer(info)]
+    parts = [_head(info), _splits(info), _fields(info), _labels(info), _changed(info), _check(info), _packer(info)]
     if info.splits:
         parts.append(_numpy(info))
         if _is_packed(info) and "image" in info.fields and not info.edited and not info.separate:
@@ -72,16 +72,16 @@ def _head(info: DatasetInfo) -> str:
     )
 
 
-def _table(info: DatasetInfo) -> str:
-    rows = ["| split | samples | shards | bytes |", "|---|---|---|---|"]
+def _splits(info: DatasetInfo) -> str:
+    rows = [("split", "samples", "shards", "bytes")]
     for name, split in info.splits.items():
         size = human_bytes(sum(shard.bytes for shard in split.shards))
-        rows.append(f"| {_cell(name)} | {split.samples:,} | {len(split.shards):,} | {size} |")
-    return "\n".join(rows) + "\n"
+        rows.append((_cell(name), f"{split.samples:,}", f"{len(split.shards):,}", size))
+    return _table(rows)
 
 
 def _fields(info: DatasetInfo) -> str:
-    rows = ["| field | what it is | in the shards |", "|---|---|---|"]
+    rows = [("field", "what it is", "in the shards")]
     for number, (name, kind) in enumerate(info.fields.items()):
         where = _WHERE_JSON.get(info.format) if kind == "json" and name == "json" else None
         if number == 0 and name == "image":
@@ -91,8 +91,8 @@ def _fields(info: DatasetInfo) -> str:
         where = where or _WHERE.get(info.format, "").format(name=name)
         known = where if _is_packed(info) else ""
         own = " (in shards of its own)" if name in info.separate else ""
-        rows.append(f"| {_cell(name)} | {_KINDS[kind]} | {known}{own} |")
-    return "\n".join(rows) + "\n"
+        rows.append((_cell(name), _KINDS[kind], f"{known}{own}"))
+    return _table(rows)
 
 
 def _labels(info: DatasetInfo) -> str:
@@ -265,6 +265,12 @@ def _without_offset(label: str, info: DatasetInfo) -> str:
 
 
 # --- Markdown -------------------------------------------------------------------------------------------------------
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    """rows: of cells; the first row has the names of the columns."""
+    head, *rest = (f"| {' | '.join(row)} |\n" for row in rows)
+    return "".join([head, f"|{'---|' * len(rows[0])}\n", *rest])
+
+
 def _block(language: str, lines: Sequence[str]) -> str:
     text = "\n".join(lines)
     fence = "`" * max(3, 1 + max((len(run) for run in _RUN.findall(text)), default=0))

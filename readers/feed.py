@@ -242,10 +242,16 @@ class Feed:
 def choose_order(samples: int, order: Order | None, shuffle: bool, seed: int | None) -> Order:
     """The order, with the one seed that also draws augmentations and that a state holds.
 
-    Raises ValueError for an order that has another seed.
+    Raises ValueError for an order that has another seed, or is of another number of samples.
     """
     if order is None:
         return Shuffled(samples, seed or 0) if shuffle else Sequential(samples, seed or 0)
+    ordered = order.spec().get("samples", samples)
+    if ordered != samples:
+        raise ValueError(
+            f"the order is of {ordered} samples, and the reader has {samples}: make it with len(reader); for some of "
+            f"the samples take reader.select(…)"
+        )
     if seed is None or seed == order.seed:
         return order
     if order.seed:

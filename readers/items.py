@@ -13,6 +13,7 @@ A field is read only where it is asked for, and asking changes neither the order
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -46,7 +47,7 @@ class Fields:
     targets: those that are targets, which make one tensor.
     label: the field that is the label: the first target, or "label" for class numbers.
 
-    Raises UnknownNameError for a field that the set lacks, and ValueError.
+    Raises UnknownNameError for a field that the set lacks, TypeError for what is not a reader, and ValueError.
     """
 
     def __init__(
@@ -54,6 +55,8 @@ class Fields:
     ) -> None:
         if isinstance(fields, str):
             raise UnknownNameError(f"fields are a list of names, not {fields!r}: write  fields=({fields!r},)")
+        if isinstance(reader, str | os.PathLike):
+            raise TypeError(f"expected a reader, not a path: write  readers.open({os.fspath(reader)!r}, split=…)")
         known = [*_KNOWN_FIELDS, *(name for name in reader.fields if name not in _KNOWN_FIELDS)]
         self._names = tuple(fields) if isinstance(fields, Mapping) else None
         self._kinds = _kinds_of(reader)

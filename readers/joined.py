@@ -24,6 +24,8 @@ def concat(readers: Sequence[Reader]) -> Reader:
     Closing it closes all of them. Raises ValueError for readers without the same fields in the same order, and for
     readers whose images are converted (cache the result instead).
     """
+    if not readers:
+        raise ValueError("concat takes one reader or more, and the list is empty")
     tables = [reader.table for reader in readers]
     joined = concat_tables(tables)
     parts = [

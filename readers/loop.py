@@ -25,7 +25,14 @@ from readers.feed import BadSample, Feed, OnError, Start, summarise
 from readers.order import Order
 from readers.order.schedule import Tail
 from readers.reader import Reader
-from readers.trainers import RESUMES_AT_END, calling_package, check_epoch, check_skipping, find_trainer
+from readers.trainers import (
+    RESUMES_AT_END,
+    calling_package,
+    check_epoch,
+    check_skipping,
+    find_trainer,
+    keep_environment,
+)
 
 __all__ = ["Ahead", "FeedLoader", "Maker", "Position", "Stopped", "ended_by_fork"]
 
@@ -206,6 +213,7 @@ class FeedLoader(Position, ABC):
                 running.overtake()
             self._seek(Start(self.epoch + 1))
         self._check_batches()
+        keep_environment()
         trainer = find_trainer()
         missed = None if self._position.cursor else trainer.missed_state(self.epoch, len(self.order))
         if missed is not None:

@@ -1,4 +1,4 @@
-"""timm: its reader interface over a reader of ours, for its data sets, loaders and scripts.
+"""timm: its reader interface over a `Reader`, for its data sets, loaders and scripts.
 
     dataset = timm.data.ImageDataset("", reader=TimmReader(readers.open("imagenet-hdf5", "train")))
     loader = timm.data.create_loader(dataset, (3, 224, 224), 256, is_training=True)

@@ -17,6 +17,7 @@ No framework is imported here. A version that lacks these names is not recognise
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ __all__ = [
     "check_epoch",
     "check_skipping",
     "find_trainer",
+    "keep_environment",
 ]
 
 LIGHTNING = ("lightning", "pytorch_lightning")
@@ -50,6 +52,7 @@ _LINES = {
 }
 _SHARING = ("BatchSamplerShard", "IterableDatasetShard")
 _MOST_FRAMES = 100
+_ACCELERATE_SETS = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 
 @dataclass(frozen=True)
@@ -189,6 +192,16 @@ def check_skipping() -> None:
             "skipped: write  loader.load_state_dict(state)  or, for the Trainer of transformers, "
             "LoaderTrainer(…, train_loader=loader)  or  ignore_data_skip=True  with LoaderCallback(loader)"
         )
+
+
+def keep_environment() -> None:
+    """Let accelerate replace a variable of the environment while threads decode, where it would add and remove it.
+
+    It does so each time it looks for a GPU, also in save_state. What is added moves the environment, in which libjpeg
+    looks for JPEGMEM with every image. glibc before 2.41 lets it read memory that was freed: a segmentation fault.
+    """
+    if "accelerate" in sys.modules:
+        os.environ.setdefault(_ACCELERATE_SETS, "0")  # as where it is not set
 
 
 def _accelerate(myself: Any) -> dict[str, Any]:

@@ -366,12 +366,19 @@ def test_a_forked_child_has_loaders_of_its_own(reader: readers.Reader) -> None:
         ({"dtype": torch.uint8, "augment": [Normalize((0, 0, 0), (1, 1, 1))]}, "do not fit into uint8"),
         ({"batch_size": 0}, "batch_size"),
         ({"tail": "wrap"}, "tail must be"),
+        ({"order": Shuffled(9)}, "the order is of 9 samples, and the reader has"),
+        ({"augment": CROP[0]}, r"expected a list of ops, not one: write  \[RandomResizedCrop"),
         ({"rank": 2, "world_size": 2}, "outside the world"),
     ],
 )
 def test_wrong_options(reader: readers.Reader, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ImageLoader(reader, **{"batch_size": 4, "augment": CROP, **options})
+
+
+def test_a_path_is_not_a_reader() -> None:
+    with pytest.raises(TypeError, match=r"write  readers.open\('some-set', split=…\)"):
+        ImageLoader("some-set", 4)  # type: ignore[arg-type]
 
 
 def test_a_loader_on_the_cpu_imports_nothing_for_gpus(packed: Path) -> None:

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs/site"))
 PAGES = [*(path for path in ROOT.glob("*.md")), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/seeds/*.md")]
 PAGES += [*ROOT.glob("examples/**/*.md"), *ROOT.glob("benchmarks/*.md")]
-SOON = ("view.md", "coming-from.md", "comparison.md")
+SOON = ("comparison.md",)
 CODE = re.compile(r"^ *(`{3,}).*?^ *\1 *$|<!--.*?-->", re.MULTILINE | re.DOTALL)
 
 

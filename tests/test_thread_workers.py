@@ -1,6 +1,6 @@
 """Data sets in threads: torchdata's nodes, executors, and what torch's own thread workers will need.
 
-The same items as in processes, whatever thread makes them, and an exact resume.
+The same items as in processes, on any thread, and an exact resume.
 """
 
 from __future__ import annotations

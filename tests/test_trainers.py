@@ -6,6 +6,7 @@ What a framework makes impossible is refused with the line to write, and that li
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -157,6 +158,21 @@ def test_lightning_resumes_in_epochs_that_it_limits(
     assert seen == wanted
 
 
+def test_fabric_saves_and_restores_a_loader(lightning: Any, reader: Any, tmp_path: Path) -> None:
+    fabric, loader, again = (
+        lightning.Fabric(accelerator="cpu", devices=1),
+        make(reader, "loader"),
+        make(reader, "loader"),
+    )
+    batches = iter(loader)
+    seen = [(0, next(batches)[0].tolist()) for _ in range(2)]
+    fabric.save(tmp_path / "saved", {"loader": loader})
+    fabric.load(tmp_path / "saved", {"loader": again})
+    check(seen + [(0, batch[0].tolist()) for batch in again], 1)
+    with pytest.raises(TypeError, match="Only PyTorch DataLoader"):  # the documentation says so
+        fabric.setup_dataloaders(loader)
+
+
 @pytest.mark.parametrize("kind", ["loader", "plain 0", "stream 2"])
 def test_lightning_on_two_ranks(lightning: Any, reader: Any, tmp_path: Path, kind: str) -> None:
     """The ranks begin after the loader was made. Lightning leaves the sampler alone."""
@@ -248,6 +264,21 @@ def test_accelerate_on_one_process(accelerate: Any, reader: Any, tmp_path: Path)
         TrainerError, match=r"skip_first_batches .* not of this loader.*loader\.load_state_dict\(state\)"
     ):
         accelerator.skip_first_batches(loader, 2)
+
+
+def test_accelerate_moves_no_environment_while_threads_decode(
+    accelerate: Any, reader: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """libjpeg reads it with every image, and glibc before 2.41 ends the process where a variable is added meanwhile."""
+    from accelerate.utils import is_cuda_available
+
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "")
+    monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK")
+    names = []
+    for _ in make(reader, "loader"):
+        is_cuda_available()  # as save_state does
+        names.append(sorted(os.environ))
+    assert names[-1] == names[0] and "PYTORCH_NVML_BASED_CUDA_CHECK" in names[0]
 
 
 @pytest.mark.parametrize(

@@ -192,6 +192,9 @@ def test_classes_keys_and_numbers_are_found_among_a_million(opened: Any, million
     page.key("Enter")
     page.wait("location.hash.includes('run=fox')")
     assert shown_sample(page, 1) == 5 and key_at(page, 1) == "000000005"
+    page.key("Escape", "h")
+    page.click(".columns button:nth-child(2)")
+    page.wait("$('#status').textContent === 'dog: 333,333 of 1,000,000 samples' && $$('.cell img.shown').length > 20")
     page.key("/")
     page.type("00073")
     page.key("Enter")

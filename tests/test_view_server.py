@@ -71,6 +71,8 @@ def test_two_names_are_refused(folder: Path) -> None:
 
 def test_what_every_answer_says(client: Client) -> None:
     for path, kind in (
+        ("", "text/html; charset=utf-8"),
+        ("main.js", "text/javascript; charset=utf-8"),
         ("view.json", "application/json"),
         ("sample/train/0/image", "image/jpeg"),
         ("column/train/label.npy", "application/octet-stream"),

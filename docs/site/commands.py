@@ -19,6 +19,14 @@ from packer.cli.group import cli
 __all__ = ["escaped", "setup", "write"]
 
 
+_INTRO = """The text of ``packer COMMAND --help``, by task.
+
+Results go to stdout, progress and messages to stderr. The exit status is 0 (done), 1 (failed, or damage found),
+2 (usage) or 130 (interrupted). With ``--json`` the result is JSON, and so is a failure:
+``{"error": {"type", "message", "status"}}``. In Python the same work is done by
+:doc:`functions <python-packer>`, which return a result object and raise the errors of ``cache.errors``."""
+
+
 class _Sections(click.HelpFormatter):
     """Keeps the sections of a help text and their entries."""
 
@@ -86,7 +94,7 @@ def write(folder: Path) -> None:
             assert command is not None
             lines += _command(name, command, context, "-")
         pages[f"commands-{task.lower().replace(' ', '-')}"] = "\n\n".join(lines).replace(f"{task}\n\n=", f"{task}\n=")
-    intro = ["Commands", "========", "The text of ``packer COMMAND --help``, by task."]
+    intro = ["Commands", "========", _INTRO]
     tree = ".. toctree::\n    :maxdepth: 2\n\n" + "".join(f"    {name}\n" for name in pages)
     pages["commands"] = "\n\n".join([*intro, *_paragraphs(cli.help or ""), tree])
     folder.mkdir(exist_ok=True)

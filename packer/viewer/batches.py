@@ -182,12 +182,12 @@ class Batches:
     def _order(self, name: str, seed: int) -> Order:
         with self._lock:
             if (name, seed) not in self._orders:
-                self._orders[name, seed] = self._made(name, seed)
+                self._orders[name, seed] = self._new_order(name, seed)
                 while len(self._orders) > _KEPT:
                     self._orders.popitem(last=False)
             return self._orders[name, seed]
 
-    def _made(self, name: str, seed: int) -> Order:
+    def _new_order(self, name: str, seed: int) -> Order:
         count = len(self._reader)
         if name == "block":
             return block_shuffled(self._reader, seed)

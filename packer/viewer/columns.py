@@ -1,4 +1,4 @@
-"""Columns as .npy files that need not exist: a header, and the bytes of an array, of which any range can be had."""
+"""Columns as .npy files that need not exist: a header, and the bytes of an array, any range of which can be read."""
 
 from __future__ import annotations
 

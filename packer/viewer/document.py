@@ -1,4 +1,4 @@
-"""What the page is told: `view.json`, and the documents of orders.
+"""The documents that the page reads: `view.json`, and those of orders.
 
 Orders are computed when they are first asked for, and kept. What takes reading every sample (damaged ones; all that no
 index says of a source) is begun by asking for it, and answered with how far it is until it is there.
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
 
-from cache.errors import UnknownNameError
+from cache.errors import PackerError, UnknownNameError
 from packer.viewer.columns import Column, columns_of
 from packer.viewer.orders import (
     BINNED,
@@ -184,7 +185,7 @@ class SplitView:
 
     # --- histograms -------------------------------------------------------------------------------------------------
     def histograms(self) -> dict[str, Any]:
-        """Those that can be had without reading samples, as documents have them."""
+        """Those that need no sample to be read, as documents have them."""
         with self._lock:
             for name, (title, unit) in BINNED.items():
                 if name not in self._histograms and "image" in self.reader.fields:
@@ -226,9 +227,18 @@ class View:
     def __init__(self, place: Place) -> None:
         self.place = place
         self.splits = {name: SplitView(name, reader) for name, reader in place.splits.items()}
+        self._warming = threading.Thread(target=self._warm, name="packer-view-warm", daemon=True)
+        self._warming.start()
+
+    def _warm(self) -> None:
+        """Compute what view.json takes while the browser starts; what is wrong is said to who asks."""
+        for split in self.splits.values():
+            with suppress(PackerError):
+                split.histograms()
 
     def close(self) -> None:
         """End what runs in the background, and close the place."""
+        self._warming.join()
         for split in self.splits.values():
             split.scan.stop()
         self.place.close()

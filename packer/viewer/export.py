@@ -204,7 +204,10 @@ def _split(split: SplitView, view: View, base: _Base, writing: _Writing) -> dict
     for name, values in split.columns().items():
         entry = Column(values).described(f"{base.url}{quote(info.index)}/{quote(name)}.npy")
         size = (columns.index.directory / f"{name}.npy").stat().st_size
-        described[name] = {**entry, "start": size - values.nbytes}  # as the file has it, whoever wrote its header
+        described[name] = {
+            **entry,
+            "start": size - values.nbytes,
+        }  # as in the file: another tool may have written its header
     shards: Any = [
         {"url": base.url + quote(shard.path), "bytes": shard.bytes, "path": shard.path} for shard in info.shards
     ]

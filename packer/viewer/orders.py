@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 UNKNOWN = "unknown"
-_MOST_BINS = 32
+_MOST_BINS, _MOST_GROUPS = 32, 10_000
 _STEPS = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)  # of a decade, about as far from each other
 _LINEAR_STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 _WIDE = 20.0  # the ratio from which bins grow with the value
@@ -103,7 +103,7 @@ def by_number(values: Values, edges: Values) -> OrderColumn:
     known = len(values) - int(np.isnan(values).sum())
     rising = values[order[:known]]
     bounds = [*np.searchsorted(rising, edges[:-1]).tolist(), known]
-    names = [f"{_shown(low)} – {_shown(high)}" for low, high in itertools.pairwise(edges.tolist())]
+    names = [f"{_edge_text(low)} – {_edge_text(high)}" for low, high in itertools.pairwise(edges.tolist())]
     runs = [Run(name, a, b - a) for name, (a, b) in zip(names, itertools.pairwise(bounds), strict=False)]
     return OrderColumn(order, _with_rest(runs, known, len(order)))
 
@@ -126,7 +126,7 @@ def _edges(low: float, high: float) -> Values:
     return np.array(rising[begin : max(end, begin + 1) + 1])
 
 
-def _shown(value: float) -> str:
+def _edge_text(value: float) -> str:
     return f"{value:,.0f}" if value == int(value) else f"{value:.3g}"
 
 
@@ -168,7 +168,8 @@ def by_key(keys: Strings) -> OrderColumn:
 def same_bytes(sizes: npt.NDArray[Any], checksums: npt.NDArray[Any], keys: Sequence[str]) -> OrderColumn:
     """The samples of which others have the same size and CRC32C, in a run for each group, called by its first key.
 
-    sizes: 0 for a sample that is left out.
+    sizes: 0 for a sample that is left out. From ten thousand groups on, the rest is one run, so that a browser can take
+    the list.
     """
     there = np.flatnonzero(sizes)
     marks = (sizes.astype(np.uint64) << np.uint64(32)) ^ checksums.astype(np.uint64)
@@ -178,8 +179,12 @@ def same_bytes(sizes: npt.NDArray[Any], checksums: npt.NDArray[Any], keys: Seque
     groups = [order[first : first + count] for first, count in zip(new[counts > 1], counts[counts > 1], strict=True)]
     groups.sort(key=lambda group: int(group[0]))
     firsts = np.cumsum([0, *map(len, groups)]).tolist()
-    runs = [Run(keys[int(group[0])], first, len(group)) for first, group in zip(firsts, groups, strict=False)]
+    named = (keys[int(group[0])] if i < _MOST_GROUPS else "" for i, group in enumerate(groups))
+    runs = [Run(name, first, len(group)) for name, first, group in zip(named, firsts, groups, strict=False)]
     joined = np.concatenate([np.zeros(0, np.int64), *groups])
+    if len(runs) > _MOST_GROUPS:
+        first = runs[_MOST_GROUPS].first
+        runs = [*runs[:_MOST_GROUPS], Run(f"{len(runs) - _MOST_GROUPS:,} more groups", first, len(joined) - first)]
     return OrderColumn(joined.astype(np.uint32), runs)
 
 

@@ -1,4 +1,4 @@
-"""What can be looked at: a packed set here or at an address, and whatever `packer convert` takes, as it is."""
+"""What can be looked at: a packed set, here or at an address, and any source of `packer convert`, as it is."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _opened(place: str | os.PathLike[str], split: str | None, stack: ExitStack) 
         info, shown = read_dataset_info(Path(address)), address
     else:
         source, found = open_unpacked(address)
-        chosen = found if split is None else {split: _chosen(found, split, address)}
+        chosen = found if split is None else {split: _pick(found, split, address)}
         for reader in chosen.values():
             stack.enter_context(reader)
         kind = source.title.removesuffix(address).strip() or "source"
@@ -81,7 +81,7 @@ def _name(address: str) -> str:
     return os.path.basename(address.rstrip("/")) or address
 
 
-def _chosen(found: dict[str, Reader], split: str, address: str) -> Reader:
+def _pick(found: dict[str, Reader], split: str, address: str) -> Reader:
     if split not in found:
         raise readers.UnknownNameError(f"{address}: no split {split!r}; it has {', '.join(found)}")
     return found[split]

@@ -109,6 +109,8 @@ class Recipe:
     """
 
     def __init__(self, ops: Sequence[Op]) -> None:
+        if isinstance(ops, Op):
+            raise ValueError(f"expected a list of ops, not one: write  [{ops!r}]")
         self.ops = tuple(ops)
         _check(self.ops)
         self.parts = _parts(self.ops)

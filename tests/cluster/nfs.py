@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from services import answers, end, need, service, wait
+from services import answers, begin, end, need, service, wait
 
 __all__ = ["Client", "server"]
 
@@ -103,14 +103,7 @@ class Client:
         init.chmod(0o755)
         command = ["linux.uml", f"umid=packer-{self.name}-{os.getpid()}", f"mem={self._memory}", "rootfstype=hostfs"]
         command += ["rootflags=/", "rw", f"init={init}", "eth0=slirp,,/usr/bin/slirp-fullbolt", "con0=fd:0,fd:1"]
-        with open(self._folder / "console", "wb") as console:
-            self._machine = subprocess.Popen(
-                [*command, "con=null", "quiet"],
-                stdin=subprocess.DEVNULL,
-                stdout=console,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        self._machine = begin([*command, "con=null", "quiet"], self._folder / "console")
         try:
             self._wait(self._folder / "up", 120)
             assert not (self._folder / "mount").exists(), f"{self.name} could not mount the export\n{self._said()}"

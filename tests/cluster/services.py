@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from isolated import IS_ISOLATED
 
-__all__ = ["answers", "end", "free_port", "need", "service", "wait"]
+__all__ = ["answers", "begin", "end", "free_port", "need", "service", "wait"]
 
 _START_SECONDS = 120.0
 
@@ -51,6 +51,22 @@ def answers(port: int, host: str = "127.0.0.1") -> bool:
     return False
 
 
+def begin(
+    command: Sequence[object], log: Path, *, environ: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a process that leads a group. log: a file for both its streams."""
+    with open(log, "wb") as output:
+        return subprocess.Popen(
+            [str(word) for word in command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, **(environ or {})},
+            cwd=cwd,
+        )
+
+
 def end(process: subprocess.Popen[bytes], seconds: float = 10.0) -> None:
     """End a process that leads a group, and the group."""
     for number, patience in ((signal.SIGTERM, seconds), (signal.SIGKILL, seconds)):
@@ -70,17 +86,8 @@ def service(
     environ: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A server until the context ends. is_up: whether it can be used. log: a file for both its streams."""
-    with open(log, "wb") as output:
-        process = subprocess.Popen(
-            [str(word) for word in command],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env={**os.environ, **(environ or {})},
-            cwd=cwd,
-        )
+    """A server until the context ends, as of `begin`. is_up: whether it can be used."""
+    process = begin(command, log, environ=environ, cwd=cwd)
     said = lambda: log.read_text(errors="replace")[-3000:]  # noqa: E731
     try:
 

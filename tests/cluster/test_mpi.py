@@ -18,7 +18,7 @@ import pytest
 from cluster_report import Trial
 from conversions import Conversion, kill, processes_of
 from nodes import Nodes
-from services import end, need, wait
+from services import begin, end, need, wait
 from suites.samples import files_of
 from test_shared_cache_mpi import RANKS as SHARED_CACHE
 
@@ -81,15 +81,7 @@ class Mpi:
         return done.stdout
 
     def start(self, nodes: Nodes, ranks: int, log: Path, *command: object) -> subprocess.Popen[bytes]:
-        with open(log, "wb") as output:
-            return subprocess.Popen(
-                self.command(nodes, ranks, *command),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env={**os.environ, **self.environ},
-            )
+        return begin(self.command(nodes, ranks, *command), log, environ=self.environ)
 
 
 def _openmpi(folder: Path) -> Mpi:

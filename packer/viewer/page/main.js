@@ -27,7 +27,7 @@ const batches = new Batches(find("batches-view"), {
   asked: (batch) => go({ batch }),
   opened: (index, box) => {
     crop = box && { index, box };
-    go({ view: "samples", order: "stored", run: null, where: "", at: index, sample: index });
+    go({ view: "samples", order: "stored", run: null, where: "", at: index, sample: index }).then(() => panel.focus());
   },
 });
 const follow = settled(async (position) => openSample(await grid.sample(position), position, false), 60);
@@ -89,15 +89,16 @@ async function go(change, { isNew = true } = {}) {
   }
   if (typeof next.run === "string") next.run = Math.max(order.runs?.findIndex(([name]) => name === next.run) ?? -1, -1);
   if (next.run === -1 || !order.runs?.[next.run]) next.run = null;
+  if (change.view && change.view !== state.view) scrollTo(0, 0);
   const isElsewhere = isOther || next.run !== state.run, isMoved = next.at !== grid.active, wasSample = panel.isOpen ? state.sample : null;
   Object.assign(state, next);
   controls();
+  views(); // before the grid is measured
   if (isElsewhere) {
     const [first, number] = state.run === null ? [0, order.count] : order.runs[state.run].slice(1);
     grid.show(split, order, first, number, state.at);
   } else if (isMoved) grid.reveal(state.at);
   state.at = grid.active;
-  views();
   write(isNew);
   if (state.sample === null) panel.close();
   else if (state.sample !== wasSample || isElsewhere) await showSample();
@@ -232,6 +233,8 @@ function keys(event) {
   if (event.ctrlKey || event.altKey || event.metaKey || event.defaultPrevented || find("help").open) return;
   if (event.key === "Escape") return escape(event);
   if (event.target.closest("input, select, textarea")) return;
+  if (panel.isOpen && state.view === "samples") panel.key(event);
+  if (event.defaultPrevented) return;
   const work = { "/": () => find("find").focus(), c: () => (order.runs?.length ? runs.focus() : go({ order: "class", where: "", run: null, at: 0, sample: null }).then(() => runs.focus())), "?": () => find("help").showModal(), s: () => go({ view: "samples" }),
                  h: () => go({ view: "histograms" }), b: () => set.view.can?.batches && go({ view: "batches" }) }[event.key];
   if (!work) return;

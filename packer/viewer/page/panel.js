@@ -6,7 +6,7 @@ import { checksum, mediaType } from "./data.js";
 import { boxLayer, cropLayer, maskLayer, pointLayer } from "./overlays.js";
 import { Stage } from "./stage.js";
 
-const HEAD_BYTES = 256, MOST_TEXT_BYTES = 1 << 20, MOST_FIELD_BYTES = 64 << 20, MOST_ALIKE = 2000;
+const HEAD_BYTES = 256, MOST_TEXT_BYTES = 1 << 20, MOST_FIELD_BYTES = 64 << 20, MOST_ALIKE = 2000, WIDE_DUMP = 560;
 const SHOWN_BY_BROWSERS = ["image/jpeg", "image/png", "image/gif", "image/bmp", "image/webp"];
 
 export class Panel {
@@ -21,7 +21,7 @@ export class Panel {
   constructor(element, on) {
     this.#element = element;
     this.#on = on;
-    element.addEventListener("keydown", (event) => this.#key(event));
+    element.addEventListener("keydown", (event) => this.key(event));
   }
 
   get isOpen() {
@@ -265,7 +265,7 @@ export class Panel {
     const show = async () => {
       try {
         const head = await split.head(sample.index, select.value, HEAD_BYTES, signal);
-        dump.textContent = head?.length ? hexDump(head, innerWidth < 480 ? 8 : 16) : "no bytes";
+        dump.textContent = head?.length ? hexDump(head, dump.clientWidth < WIDE_DUMP ? 8 : 16) : "no bytes";
       } catch (error) {
         dump.textContent = clean(error.message, 300);
       }
@@ -275,13 +275,14 @@ export class Panel {
     return details;
   }
 
-  #key(event) {
+  /** Keys that change how the sample is seen, wherever the focus is; inside of the panel those that step, too. */
+  key(event) {
     if (event.ctrlKey || event.altKey || event.metaKey || event.target.closest("input, select, summary, pre")) return;
-    const inStage = event.target.closest(".stage");
+    const steps = this.#element.contains(event.target) && !event.target.closest(".stage");
     const work = {
       "+": () => this.#stage.zoom(1.5), "=": () => this.#stage.zoom(1.5), "-": () => this.#stage.zoom(1 / 1.5), 0: () => this.#stage.fit(),
       1: () => this.#stage.natural(), o: () => this.#toggleAll(),
-      ArrowLeft: inStage ? null : () => this.#on.stepped(-1), ArrowRight: inStage ? null : () => this.#on.stepped(1),
+      ArrowLeft: steps && (() => this.#on.stepped(-1)), ArrowRight: steps && (() => this.#on.stepped(1)),
     }[event.key];
     if (!work) return;
     event.preventDefault();

@@ -1,0 +1,179 @@
+"""What `packer view` sends for a set of a million samples before anything is seen, and how long its answers take.
+
+    python benchmarks/view.py --work DIR --samples 1000000
+
+Makes, once, a set of N samples: 10,000 real JPEGs of 340 bytes to 3 kB in one shard, and hard links of that shard, with
+keys and labels of their own, joined by the index writer of conversions. Then it starts the command, and asks for what
+the page asks for: its files, view.json, the order by class, keys and labels of a screen, and sixty pictures. Prints the
+bytes and the wall time of each request, and the seconds from the start of the process to its address.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+_PART = 10_000
+_CLASSES = 10_000
+_SCREEN = 60
+
+
+def make_images(folder: Path) -> None:
+    """Ten thousand small JPEGs of several sizes."""
+    from PIL import Image
+
+    random = np.random.default_rng(1)
+    for number in range(_PART):
+        height, width = (int(side) for side in random.integers(16, 65, 2))
+        pixels = np.full((height, width, 3), random.integers(0, 256, 3), np.uint8)
+        pixels[:: 1 + number % 7] //= 2
+        place = folder / f"{number % 100:03d}"
+        place.mkdir(parents=True, exist_ok=True)
+        memory = io.BytesIO()
+        Image.fromarray(pixels).save(memory, "JPEG", quality=70)
+        (place / f"{number:05d}.jpg").write_bytes(memory.getvalue())
+
+
+def make_set(work: Path, samples: int) -> Path:
+    """A set of so many samples, in parts of ten thousand."""
+    import packer
+    import readers
+    from cache.files import Folder
+    from packer.columns import PartMeta, save_part, write_index
+    from packer.conversion.commit import write_dataset_info
+    from readers.layout import DatasetInfo, ShardInfo, SplitInfo, read_dataset_info
+    from readers.strings import Strings
+
+    root, one = work / f"set-{samples}", work / "one"
+    if (root / "dataset.json").is_file():
+        return root
+    if not (one / "dataset.json").is_file():
+        make_images(work / "images")
+        packer.convert(work / "images", "tar", one, samples_per_shard=_PART, overwrite=True)
+    shard = read_dataset_info(one).splits["train"].shards[0]
+    count, random = samples // _PART, np.random.default_rng(2)
+    parts, shards = [], []
+    with readers.open(one) as reader, Folder(root, create=True) as place:
+        index = reader.split_info.index
+        columns = {
+            path.stem: np.load(path) for path in (one / index).glob("*.npy") if not path.stem.startswith("image.rows")
+        }
+        del columns["shard"]
+        for number in range(count):
+            keys = Strings.of(f"n{number:05d}/{key}" for key in reader.keys)
+            columns |= {"key": keys.blob, "key.offset": keys.offsets}
+            columns["label"] = np.sort(random.integers(0, _CLASSES, _PART))
+            name = f"train-{number:06d}.tar"
+            (root / name).unlink(missing_ok=True)
+            os.link(one / shard.path, root / name)
+            info = ShardInfo(name, shard.bytes, _PART, shard.crc32c)
+            save_part(root / f"{number}.part", columns, PartMeta(info, shard.bytes))
+            parts.append(root / f"{number}.part")
+            shards.append(info)
+        files = write_index(place, "train.index", parts, [_PART] * count, ["image"], scratch=place)
+        split = SplitInfo(samples, tuple(shards), "train.index", "", files)
+        classes = tuple(f"class {number:05d}" for number in range(_CLASSES))
+        write_dataset_info(place, DatasetInfo("tar", {"image": "image"}, classes, {"train": split}), scratch=place)
+    for part in parts:
+        part.unlink()
+    return root
+
+
+class Browser:
+    """Asks as the page does; counts what comes."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._base = parts.path
+        self._line = http.client.HTTPConnection("127.0.0.1", parts.port)
+        self.bytes = self.largest = 0
+        self.seconds = 0.0
+
+    def get(self, what: str, path: str, first: int | None = None, stop: int = 0) -> bytes:
+        started = time.perf_counter()
+        headers = {} if first is None else {"Range": f"bytes={first}-{stop - 1}"}
+        self._line.request("GET", self._base + path, headers=headers)
+        answer = self._line.getresponse()
+        data = answer.read()
+        seconds = time.perf_counter() - started
+        assert answer.status in (200, 206), (path, answer.status, data[:200])
+        self.bytes, self.largest, self.seconds = (
+            self.bytes + len(data),
+            max(self.largest, len(data)),
+            self.seconds + seconds,
+        )
+        if what:
+            print(f"{what:28s} {len(data):10,} bytes {1e3 * seconds:8.1f} ms")
+        return data
+
+    def some(self, what: str, column: dict[str, Any], first: int, count: int) -> np.ndarray[Any, Any]:
+        width = np.dtype(column["dtype"]).itemsize
+        start = column["start"] + first * width
+        return np.frombuffer(self.get(what, column["url"], start, start + count * width), column["dtype"])
+
+
+def look(root: Path) -> None:
+    """Start the command, and ask it for what the page asks for."""
+    started = time.perf_counter()
+    command = [sys.executable, "-m", "packer", "view", str(root), "--no-browser"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            assert process.stdout is not None
+            url = process.stdout.readline().strip()
+            print(f"address after {time.perf_counter() - started:.2f} s")
+            ask(Browser(url))
+        finally:
+            process.terminate()
+
+
+def ask(browser: Browser) -> None:
+    """What a page needs first, then the other orders."""
+    from packer.viewer.answers import page_files
+
+    for name in page_files():
+        browser.get("", name)
+    print(f"{'the files of the page':28s} {browser.bytes:10,} bytes {1e3 * browser.seconds:8.1f} ms")
+    document = json.loads(browser.get("view.json", "view.json"))
+    split = document["splits"]["train"]
+    columns = split["columns"]
+    offsets = browser.some("offsets of 60 keys", columns["key.offset"], 0, _SCREEN + 1)
+    browser.some("60 keys", columns["key"], 0, int(offsets[-1]))
+    browser.some("60 labels", columns["label"], 0, _SCREEN)
+    before, seconds = browser.bytes, browser.seconds
+    for index in range(_SCREEN):
+        browser.get("", f"thumb/train/{index}?side=160")
+    print(f"{'60 pictures':28s} {browser.bytes - before:10,} bytes {1e3 * (browser.seconds - seconds):8.1f} ms")
+    print(
+        f"{'before the first screen':28s} {browser.bytes:10,} bytes {1e3 * browser.seconds:8.1f} ms; the largest "
+        f"{browser.largest:,} bytes"
+    )
+    for name, order in split["orders"].items():
+        if order is not None and not order["scan"]:
+            found = json.loads(browser.get(f"order {name}", order["document"]))
+            browser.get("", found["url"], found["start"], found["start"] + 4 * min(_SCREEN, found["count"]) or 1)
+    browser.get("the same again: key", "order/train/key.json")
+    browser.get("where", "where.json?split=train&where=min_side%20%3E%2060%20and%20bytes%20%3E%20500")
+    browser.get("batch", "batches.json?split=train&epoch=3&batch=100&batch_size=64&op=RandomResizedCrop:224")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", required=True, type=Path, help="a directory; half a gigabyte for a million samples")
+    parser.add_argument("--samples", type=int, default=1_000_000, help="a multiple of 10,000")
+    arguments = parser.parse_args()
+    look(make_set(arguments.work, arguments.samples))
+
+
+if __name__ == "__main__":
+    main()
