@@ -46,7 +46,10 @@ def test_links_lead_to_files_and_headings(path: Path) -> None:
 
 def test_every_page_is_in_the_navigation() -> None:
     index = (ROOT / "docs/index.md").read_text(encoding="utf-8")
-    listed = {line for tree in re.findall(r"^```\{toctree\}(.*?)^```", index, re.M | re.S) for line in tree.split()}
+    trees = re.findall(r"^```\{toctree\}(.*?)^```", index, re.MULTILINE | re.DOTALL)
+    entries = [line for tree in trees for line in re.findall(r"^[\w/-]+$", tree, re.MULTILINE)]
+    listed = {*entries}
+    assert len(listed) == len(entries), "a page is in the toctrees of docs/index.md twice"
     pages = {path.relative_to(ROOT / "docs").with_suffix("").as_posix() for path in ROOT.glob("docs/**/*.md")}
     missing = {page for page in pages if not page.startswith("reference/")} - listed - {"index"}
     assert not missing, f"add to the toctrees of docs/index.md: {sorted(missing)}"
