@@ -16,6 +16,8 @@ import packer
 import readers
 from cache.errors import DatasetError, OutputError
 from packer.viewer.answers import page_files
+from packer.viewer.samples import thumbnail
+from readers.decode import decode_image
 
 EVIL = "<b>&'\" #?%41"
 
@@ -71,6 +73,36 @@ def test_everything_that_the_page_reads_is_there(exported: tuple[packer.ViewExpo
             values = np.frombuffer(file_at(order["url"]).read_bytes(), "<u4", order["count"], order["start"])
             assert len(set(values.tolist())) == order["count"] and sum(run[2] for run in order["runs"]) <= len(values)
         assert [run[0] for run in orders["class"]["runs"]] == document["classes"]
+
+
+def test_small_pictures_are_written_where_they_are_wanted(sets: Path, tmp_path: Path) -> None:
+    """As `packer view` makes them; none for an image that cannot be decoded, and none of an earlier page is left."""
+    page = tmp_path / "page"
+    tree = tree_of(tmp_path / "in", {f"train/ant/{i}.jpg": make_jpeg(i, (400, 300)) for i in range(90)})
+    broken = packer.convert(tree, "tar", tmp_path / "set", workers=1).output
+    with readers.open(broken) as reader:
+        place = reader.byte_range(7)
+    assert place is not None
+    with open(place[0], "r+b") as shard:
+        shard.seek(place[1])
+        shard.write(bytes(place[2]))
+    packer.export_view(broken, page)
+    columns = json.loads((page / "view.json").read_text())["splits"]["train"]["columns"]
+    bytes_, offsets = (np.load(page / columns[name]["url"]) for name in ("thumbnail", "thumbnail.offset"))
+    assert columns["thumbnail"]["length"] == len(bytes_) == offsets[-1] and columns["thumbnail"]["start"] == 128
+    with readers.open(broken) as reader:
+        assert len(offsets) == len(reader) + 1
+        for index in range(len(reader)):
+            small = bytes_[offsets[index] : offsets[index + 1]].tobytes()
+            if index == 7:
+                assert not small
+                continue
+            assert small == thumbnail(reader, index, 200) and decode_image(small).shape == (150, 200, 3)
+    with packer.view(page) as viewing, Client(viewing.url) as client:
+        assert client.ask(urljoin(client.base, columns["thumbnail"]["url"]), {"Range": "bytes=0-5"}).status == 206
+    packer.export_view(broken, page, overwrite=True, thumbnails=False)
+    columns = json.loads((page / "view.json").read_text())["splits"]["train"]["columns"]
+    assert "thumbnail" not in columns and not [*(page / "thumbnails").iterdir()]
 
 
 def test_an_exported_page_is_served_with_its_set_alone(exported: tuple[packer.ViewExport, Path]) -> None:

@@ -356,6 +356,8 @@ def test_an_export_shows_the_same_behind_any_web_server(opened: Any, drawn: Path
     with range_server(export.serve) as url:
         page = opened(f"{url}{export.page}#split=train&order=class&run=dog")
         assert [shown_sample(page, position) for position in range(8)] == list(range(1, 24, 3))
+        fetched = " ".join(url for url, _ in page.transfers)
+        assert "/thumbnails/train.npy" in fetched and "/train-0" not in fetched, "small pictures, and no image itself"
         page.click("#cell-2")
         page.wait("$('.panel h2')?.textContent === 'shapes/007' && $$('.stage .layer').length === 3 && $('.json')")
         page.wait("$('.panel .good')")

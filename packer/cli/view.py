@@ -14,7 +14,7 @@ import click
 
 from cache.messages import plural
 from packer.cli.held import HeldSignals
-from packer.cli.text import SetPlace, human_bytes, json_option, print_json, show, show_result, split_option
+from packer.cli.text import SetPlace, human_bytes, json_option, print_json, show, show_result, split_option, watcher
 from packer.viewer import ViewExport, export_view, view
 
 __all__ = ["command"]
@@ -30,6 +30,8 @@ __all__ = ["command"]
 @click.option("--url", metavar="ADDRESS", help="With --export: where browsers find the set. Default: its place "
               "relative to DIR, or its address.")  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="With --export: replace an earlier page.")
+@click.option("--thumbnails/--no-thumbnails", default=None, help="With --export: write small pictures for the grid, "
+              "some 8 kB each. Default: for up to 10,000 samples.")  # fmt: skip
 @json_option
 def command(place: str, split: str | None, no_browser: bool, as_json: bool, **options: Any) -> None:
     """Show the samples of a set or a source in a browser, until Ctrl-C.
@@ -42,11 +44,11 @@ def command(place: str, split: str | None, no_browser: bool, as_json: bool, **op
     if options["output"] is not None:
         if port is not None:
             raise click.UsageError("--port is for a page that is served; --export writes one")
-        result = export_view(place, split=split, **options)
+        result = export_view(place, split=split, watcher=watcher(as_json), **options)
         show_result(result, as_json, lambda: _written(result))
         return
-    for flag in ("url", "overwrite"):
-        if options[flag]:
+    for flag, unsaid in (("url", None), ("overwrite", False), ("thumbnails", None)):
+        if options[flag] is not unsaid:
             raise click.UsageError(f"--{flag} is for --export")
     _serve(place, split, port or 0, not (no_browser or as_json) and _has_display(), as_json)
 

@@ -3,6 +3,7 @@
     DIR/index.html, *.js, *.css     the page, as `packer view` serves it
     DIR/orders/SPLIT/NAME.npy       orders, uint32
     DIR/runs/SPLIT/NAME.json        their runs, where they are long
+    DIR/thumbnails/SPLIT.npy, …     small pictures for the grid, which is made of the images themselves without them
     DIR/view.json                   what the page reads first; written last, removed first
 
 The columns and shards are not copied: view.json names those of the set, relative to the page where the set is on this
@@ -15,23 +16,27 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
 from cache.errors import OutputError
 from cache.files import atomic_write
+from cache.messages import Silent, Watcher
 from cache.remote import is_remote, parse_url
 from packer.output import Result, local_output, output_errors
 from packer.viewer.answers import page_files
 from packer.viewer.columns import Column
 from packer.viewer.document import FORMAT, SplitView, View
 from packer.viewer.places import open_place
+from packer.viewer.thumbnails import FOLDER as THUMBNAILS
+from packer.viewer.thumbnails import write_thumbnails
 from readers.headers import MEDIA
 from readers.packed import PackedColumns
 
 __all__ = ["VIEW_FILE", "ViewExport", "export_view"]
 
 VIEW_FILE, _INDEX = "view.json", "index.html"
+_MOST_UNASKED = 10_000  # samples that have thumbnails without being asked for
 _MOST_INLINE = 20_000  # characters of a list in view.json
 _SELF = "connect-src 'self'"
 
@@ -58,6 +63,8 @@ def export_view(
     split: str | None = None,
     url: str | None = None,
     overwrite: bool = False,
+    thumbnails: bool | None = None,
+    watcher: Watcher | None = None,
 ) -> ViewExport:
     """Write a page that shows a packed set by ranges of its files, without packer.
 
@@ -66,6 +73,8 @@ def export_view(
     split: only this one.
     url: where browsers find the set; default its place relative to `output`, or its address if that is https://.
     overwrite: replace an earlier page.
+    thumbnails: write small pictures too, some 8 kB and 3 ms of a CPU each; None: for up to 10,000 samples. Without them
+        the grid reads the images themselves.
 
     Raises DatasetError, UnknownNameError, StaleIndexError, RemoteError, OutputError.
     """
@@ -82,7 +91,7 @@ def export_view(
             )
         base = _base(opened.address, folder, url)
         with output_errors():
-            return _write(view, folder, base)
+            return _write(view, folder, base, _Thumbnails(_wants(thumbnails, view), watcher or Silent()))
     finally:
         view.close()
 
@@ -99,6 +108,17 @@ def _check(folder: Path, overwrite: bool) -> None:
         raise OutputError(f"{folder}: holds other files; choose a new directory")
     if not overwrite:
         raise OutputError(f"{folder}: holds a page already; pass overwrite=True, or choose a new directory")
+
+
+class _Thumbnails(NamedTuple):
+    wanted: bool
+    watcher: Watcher
+
+
+def _wants(thumbnails: bool | None, view: View) -> bool:
+    if thumbnails is not None:
+        return thumbnails
+    return sum(len(split.reader) for split in view.splits.values()) <= _MOST_UNASKED
 
 
 @dataclass(frozen=True)
@@ -130,15 +150,23 @@ def _base(address: str, folder: Path, url: str | None) -> _Base:
     return _Base(given.rstrip("/") + "/")
 
 
-def _write(view: View, folder: Path, base: _Base) -> ViewExport:
+def _write(view: View, folder: Path, base: _Base, thumbnails: _Thumbnails) -> ViewExport:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / VIEW_FILE).unlink(missing_ok=True)
+    for old in (folder / THUMBNAILS).glob("*.npy"):
+        old.unlink()
     writing = _Writing(folder)
     for name, data in page_files().items():
         if name == _INDEX and base.origin:
             data = data.replace(_SELF.encode(), f"{_SELF} {base.origin}".encode())
         writing.write(name, data)
     splits = {name: _split(split, view, base, writing) for name, split in view.splits.items()}
+    if thumbnails.wanted:
+        for name, split in view.splits.items():
+            if "image" in split.reader.fields:
+                columns, size = write_thumbnails(split.reader, quote(name, safe=""), folder, thumbnails.watcher)
+                splits[name]["columns"].update(columns)
+                writing.files, writing.bytes = writing.files + len(columns), writing.bytes + size
     writing.write(VIEW_FILE, _json(_document(view, base, splits, writing)))
     serve = Path(os.path.commonpath([folder, base.local])) if base.local is not None else folder
     return ViewExport(

@@ -20,6 +20,7 @@ from cache.files import open_regular, read_regular
 from packer.viewer.answers import PAGE_TYPES, Answer, Query, error_answer
 from packer.viewer.columns import Bytes
 from packer.viewer.export import VIEW_FILE
+from packer.viewer.thumbnails import FOLDER as THUMBNAILS
 from readers.layout import read_dataset_info
 
 __all__ = ["ExportSite", "is_export"]
@@ -95,7 +96,7 @@ def _page_files(folder: Path) -> Iterator[Path]:
     """The files of the page; no link is followed."""
     count = 0
     for place, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if name in ("orders", "runs") or place != str(folder)]
+        folders[:] = [name for name in folders if name in ("orders", "runs", THUMBNAILS) or place != str(folder)]
         for name in names:
             path = Path(place, name)
             count += 1

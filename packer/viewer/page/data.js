@@ -8,7 +8,7 @@ const TYPES = {
   "<i8": BigInt64Array, "<f4": Float32Array, "<f8": Float64Array,
 };
 const PROCESSES = { 0xc0: "baseline", 0xc1: "extended", 0xc2: "progressive", 0xc3: "lossless" };
-const MOST_SHOWN = 256 << 20; // of one field, in memory
+const MOST_SHOWN = 256 << 20, MOST_IN_GRID = 1_000_000; // of one field, in memory
 const MOST_SCANNED = 1_000_000; // numbers of an order that are looked through for a sample
 const POLL_MS = 400, PROBES = 8;
 const images = new Turns(4);
@@ -210,11 +210,20 @@ export class Split {
   async thumbnail(index, side, signal) {
     if (this.view.live) return { url: `thumb/${this.address}/${index}?side=${side}`, free: () => {} };
     return images.take(async () => {
-      const data = await this.fieldBytes(index, "image", { signal, most: 1_000_000 });
+      const data = (await this.#picture(index)) ?? (await this.fieldBytes(index, "image", { signal, most: MOST_IN_GRID }));
       if (!data) throw new Error("no image");
       const url = URL.createObjectURL(new Blob([data], { type: mediaType(data) }));
       return { url, free: () => URL.revokeObjectURL(url) };
     }, signal);
+  }
+
+  /** The small picture of a sample that an export has; null where it has none, or the image could not be decoded. */
+  async #picture(index) {
+    const offsets = await this.columns.get("thumbnail.offset")?.spans([[index, index + 2]]);
+    if (!offsets) return null;
+    const [first, end] = Array.from(offsets[0], Number);
+    if (!(first <= end && end - first <= MOST_IN_GRID)) throw new Error("the offsets of thumbnails are not in order");
+    return first === end ? null : (await this.columns.get("thumbnail").spans([[first, end]]))[0];
   }
 
   /** All that is known of a sample: the document of `packer view`, or the same put together from the columns. */
