@@ -195,7 +195,7 @@ def test_serve_in_the_foreground(source: Path, tmp_path: Path) -> None:
     [
         (["--part", "0/2", "--host", "127.0.0.1", "--", "sh", "-c", "exit 3"], 3, "served 0 ranges"),
         (["--part", "0/2", "--host", "198.51.100.1"], 1, "198.51.100.1, port 0: cannot listen there"),
-        (["--part", "2/2"], 2, "neither i/n"),
+        (["--part", "2/2"], 2, "neither I/N"),
         (["--part", "0/2", "--cache", "much"], 2, "much"),
     ],
 )

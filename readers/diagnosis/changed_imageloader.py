@@ -23,16 +23,17 @@ _ENDLESS = 1 << 40
 
 @dataclass(frozen=True)
 class Repeated(PlainOrder):
-    """Some samples again and again, in an epoch that does not end. rows: of the reader, int64 [n]."""
+    """Some samples again and again, in an epoch that does not end. rows: of a reader of so many samples, int64 [n]."""
 
     rows: Int64s
+    samples: int
     seed: int = 0
 
     def __len__(self) -> int:
         return _ENDLESS - _ENDLESS % len(self.rows)
 
     def spec(self) -> Spec:
-        return {"kind": "repeated", "samples": len(self.rows)}
+        return {"kind": "repeated", "samples": self.samples}
 
     def _samples_at(self, epoch: int, positions: Int64s) -> Int64s:
         return np.asarray(self.rows[positions % len(self.rows)], np.int64)
@@ -59,7 +60,9 @@ def change_imageloader(loader: ImageLoader, change: Change, batches: int) -> Cha
     changed = change_reader(loader.reader, change, rows.tolist())
     if changed is None:
         return None
-    order: Order = loader.order if changed.rows is None else Repeated(np.asarray(changed.rows, np.int64))
+    order: Order = loader.order
+    if changed.rows is not None:
+        order = Repeated(np.asarray(changed.rows, np.int64), len(changed.reader))
     return ChangedLoader(loader.over(changed.reader, order), close=changed.close)
 
 

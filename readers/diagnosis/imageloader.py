@@ -70,7 +70,7 @@ class ImageLoaderPipeline(Pipeline):
         if self.stages[number].name != "augment" or len(others) == len(ops):
             return None
         loader, reader = self._loader.with_options(augment=others), self._tiers[0]
-        return endless(loader.over(reader, Repeated(np.arange(len(reader)))))
+        return endless(loader.over(reader, Repeated(np.arange(len(reader)), len(reader))))
 
     def changed(self, change: Change) -> Pipeline | None:
         made = change_imageloader(self._loader, change, self.distinct)
@@ -84,7 +84,7 @@ class ImageLoaderPipeline(Pipeline):
 
     def _over(self, cut: int, threads: int) -> ImageLoader:
         reader = self._tiers[cut - 1]
-        return self._loader.over(reader, Repeated(np.arange(len(reader))), threads=threads)
+        return self._loader.over(reader, Repeated(np.arange(len(reader)), len(reader)), threads=threads)
 
     def record(self, trace: Trace) -> AbstractContextManager[None]:
         return self._loader.record(trace)

@@ -64,7 +64,8 @@ class Tally:
 def run_ranks(program: Path, arguments: Sequence[str], ranks: int, kill: tuple[int, float] | None = None) -> list[Step]:
     """The steps that a program has made on so many ranks.
 
-    kill: (steps, seconds): all ranks are killed that long after the first rank has begun so many steps.
+    kill: (steps, seconds): all ranks are killed that long after the first rank has begun so many steps. With 0 seconds
+        it waits there until it is killed, however busy the machine is.
 
     Raises AssertionError where it fails by itself, or takes too long.
     """
@@ -78,7 +79,8 @@ def run_ranks(program: Path, arguments: Sequence[str], ranks: int, kill: tuple[i
             child = os.fork()
             if child == 0:
                 os.close(receiver)
-                _one_rank(program, arguments, rank, ranks, port, sender, said.fileno())
+                last = kill[0] if kill is not None and not kill[1] and rank == 0 else None
+                _one_rank(program, arguments, (rank, ranks), port, _Sender(sender, last), said.fileno())
             children.append(child)
         os.close(sender)
         try:
@@ -185,8 +187,9 @@ def _kill(children: Sequence[int]) -> None:
 
 
 def _one_rank(
-    program: Path, arguments: Sequence[str], rank: int, ranks: int, port: int, sender: int, said: int
+    program: Path, arguments: Sequence[str], place: tuple[int, int], port: int, sender: _Sender, said: int
 ) -> None:
+    rank, ranks = place
     here = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
     here |= {"GROUP_RANK": 0, "NODE_RANK": 0, "TORCHELASTIC_RUN_ID": "tests"}
     os.environ.update({name: str(value) for name, value in here.items()})
@@ -204,21 +207,31 @@ def _one_rank(
         runpy.run_path(str(program), run_name="__main__")
         status = 0
     except BaseException:
-        _send(sender, {"failure": f"rank {rank}: {traceback.format_exc()[-3000:]}"})
+        sender.send({"failure": f"rank {rank}: {traceback.format_exc()[-3000:]}"})
     finally:
         os._exit(status)
 
 
-def _recorded(function: Any, rank: int, sender: int) -> Any:
+def _recorded(function: Any, rank: int, sender: _Sender) -> Any:
     def cross_entropy(scores: torch.Tensor, labels: torch.Tensor, **options: Any) -> torch.Tensor:
         loss = function(scores, labels, **options)
         if torch.is_grad_enabled():
-            _send(sender, {"rank": rank, "samples": labels.tolist(), "loss": loss.item()})
+            sender.send({"rank": rank, "samples": labels.tolist(), "loss": loss.item()})
         return loss
 
     return cross_entropy
 
 
-def _send(sender: int, content: dict[str, Any]) -> None:
-    """A line of less than PIPE_BUF, 4096 bytes, which other ranks' lines do not cut."""
-    os.write(sender, json.dumps(content).encode()[:4000] + b"\n")
+@dataclass
+class _Sender:
+    """Writes lines of less than PIPE_BUF, 4096 bytes, which no other rank's line cuts. left: after so many it waits."""
+
+    pipe: int
+    left: int | None = None
+
+    def send(self, content: dict[str, Any]) -> None:
+        os.write(self.pipe, json.dumps(content).encode()[:4000] + b"\n")
+        if self.left is not None:
+            self.left -= 1
+            while self.left <= 0:
+                signal.pause()
