@@ -119,6 +119,12 @@ def tree_of(root: Path, files: Mapping[str, bytes]) -> Path:
     return root
 
 
+def pack_few(root: Path, count: int, size: tuple[int, int] = (40, 32), to: str = "tar", **options: Any) -> Path:
+    """A packed set of JPEGs of one size in three classes, in turn."""
+    tree_of(root / "images", {f"class{i % 3}/{i:02d}.jpg": make_jpeg(i, size) for i in range(count)})
+    return packer.convert(root / "images", to=to, output=root / "set", workers=1, **options).output
+
+
 @pytest.fixture(scope="session")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """42 images of several sizes, upright and turned, in two classes; tests may not write to it."""

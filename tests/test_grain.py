@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import make_jpeg, tree_of
+from conftest import make_jpeg, pack_few, tree_of
 from suites.programs import run_python
 
 import packer
@@ -29,10 +29,7 @@ FIELDS = ("image", "label", "key")
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("grain")
-    tree_of(root / "images", {f"class{i % 3}/{i:02d}.jpg": make_jpeg(i, (8, 8)) for i in range(COUNT)})
-    packer.convert(root / "images", to="tar", output=root / "set", workers=1)
-    return root / "set"
+    return pack_few(tmp_path_factory.mktemp("grain"), COUNT, (8, 8))
 
 
 @pytest.fixture

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import make_jpeg, tree_of
+from conftest import pack_few
 
-import packer
 import readers
 from readers.decode import decode_image
 from readers.loader import ImageLoader
@@ -29,10 +28,7 @@ def tf() -> Any:
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("tensorflow")
-    tree_of(root / "images", {f"class{i % 3}/{i:02d}.jpg": make_jpeg(i, (40, 32)) for i in range(COUNT)})
-    packer.convert(root / "images", to="tfrecord", output=root / "set", workers=1, samples_per_shard=8)
-    return root / "set"
+    return pack_few(tmp_path_factory.mktemp("tensorflow"), COUNT, to="tfrecord", samples_per_shard=8)
 
 
 @pytest.fixture

@@ -18,11 +18,10 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from conftest import make_jpeg, tree_of
+from conftest import pack_few
 from torch.utils.data import DataLoader, default_collate
 from torchdata import nodes
 
-import packer
 import readers
 from readers.augment import Op, RandomHorizontalFlip, RandomResizedCrop, Stage
 from readers.order import Shuffled
@@ -35,10 +34,7 @@ ORDER = Shuffled(COUNT, 1)
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("threads")
-    tree_of(root / "images", {f"class{i % 3}/{i:02d}.jpg": make_jpeg(i, (40, 32)) for i in range(COUNT)})
-    packer.convert(root / "images", to="tar", output=root / "set", workers=1)
-    return root / "set"
+    return pack_few(tmp_path_factory.mktemp("threads"), COUNT)
 
 
 @pytest.fixture

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import make_jpeg, tree_of
+from conftest import make_jpeg, pack_few, tree_of
 
-import packer
 import readers
 from cache.errors import BadSampleError
 from readers.decode import decode_image
@@ -26,10 +25,7 @@ COUNT = 12
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("timm")
-    tree_of(root / "images", {f"class{i % 3}/{i:02d}.jpg": make_jpeg(i, (48, 40)) for i in range(COUNT)})
-    packer.convert(root / "images", to="tar", output=root / "set", workers=1)
-    return root / "set"
+    return pack_few(tmp_path_factory.mktemp("timm"), COUNT, (48, 40))
 
 
 @pytest.fixture
