@@ -276,7 +276,7 @@ def after_load(callback: Any, epoch: int, batch: int) -> dict[str, bool]:
 
 @pytest.mark.parametrize("stop", [0, 2, 7], ids=["before", "middle", "end"])
 def test_a_callback_of_composer_continues(composer_callback: Any, reader: Any, stop: int) -> None:
-    """As Composer calls it; `test_training_kills` has Composer itself where it is installed."""
+    """As Composer calls it; `training_kill_cases` has Composer itself where it is installed."""
     loader, batches = (ImageLoader(reader, BATCH, order=ORDER, fields=("index",), threads=1) for _ in range(2))
     seen = [batch[0].tolist() for _, batch in zip(range(stop), batches, strict=False)]
     saved = composer_callback(batches).state_dict()

@@ -173,7 +173,9 @@ def _receive(
             return lines, f"not done after {_SECONDS:.0f} s"
         data = os.read(receiver, 1 << 16)
         if not data:
-            return lines, ""
+            ends = [] if killed else [os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT) for child in children]
+            crashed = [end.si_status for end in ends if end is not None and end.si_status]
+            return lines, f"a rank ended with status or signal {crashed}" if crashed else ""
         *whole, rest = (rest + data).split(b"\n")
         for text in map(json.loads, whole):
             if "failure" in text:

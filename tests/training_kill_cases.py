@@ -1,0 +1,101 @@
+"""The example of each training framework, killed and started again: 0 samples lost, 0 twice, the losses of one run.
+Not collected: `test_training_kills.py` runs it in a process of its own.
+
+Each is the script of examples/ as it is printed (`suites.trainings`). TRIALS (default 200) is the number of kills of
+each, on 1 to 4 ranks with the same samples in a step; SEED makes a run repeatable.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import make_jpeg, tree_of
+from suites.trainings import Step, continues_at, disturb, run_ranks
+from trainer_cases import QUIET
+
+import packer
+import readers
+from readers.order import Shuffled
+
+pytestmark = QUIET
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+TRIALS, SEED = int(os.environ.get("TRIALS", "200")), int(os.environ.get("SEED", "1"))
+COUNT, BATCH, EPOCHS = 64, 12, 3  # 5 steps an epoch
+STEPS = COUNT // BATCH * EPOCHS
+NEEDS = {
+    "distributed": ["torch.distributed.checkpoint.state_dict"],
+    "accelerate": ["accelerate"],
+    "lightning": ["readers.lightning"],
+    "transformers": ["readers.transformers"],
+    "composer": ["readers.composer", "composer.algorithms"],
+}
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Each sample is a class of its own, so that labels name samples; 8 of them also validate."""
+    root = tmp_path_factory.mktemp("kills")
+    files = {f"train/class{i:02d}/{i:02d}.jpg": make_jpeg(i, (8, 8)) for i in range(COUNT)}
+    tree_of(root / "images", files | {f"val/class{i:02d}/{i:02d}.jpg": make_jpeg(i, (8, 8)) for i in range(8)})
+    packer.convert(root / "images", to="tar", output=root / "set", workers=1)
+    return root / "set"
+
+
+@pytest.fixture(params=list(NEEDS))
+def framework(request: pytest.FixtureRequest) -> str:
+    for name in ["torch._dynamo", *NEEDS[request.param]]:
+        try:
+            importlib.import_module(name)  # once, before ranks are forked
+        except (ImportError, RuntimeError) as error:
+            pytest.skip(f"{request.param} cannot be imported: {error}")
+    return str(request.param)
+
+
+def arguments_of(framework: str, packed: Path, folder: Path, *more: str) -> list[str]:
+    options = {"--epochs": EPOCHS, "--batch-size": BATCH, "--size": 8, "--save-every": 1, "--folder": folder}
+    if framework == "lightning":
+        options |= {"--classes": COUNT}
+    return [str(packed), *(str(part) for option in options.items() for part in option), *more]
+
+
+def undisturbed(framework: str, packed: Path, folder: Path, ranks: int) -> list[Step]:
+    """A run without kills: every sample of each epoch once, in the order's order."""
+    steps = run_ranks(EXAMPLES / f"train_{framework}.py", arguments_of(framework, packed, folder / str(ranks)), ranks)
+    with readers.open(packed, "train") as reader:
+        labels = np.asarray(reader.labels)
+    used = COUNT // BATCH * BATCH
+    wanted = [labels[Shuffled(COUNT, 0).indices(epoch, np.arange(used))].tolist() for epoch in range(EPOCHS)]
+    found = [sample for step in steps for sample in step.samples]
+    assert found == [sample for epoch in wanted for sample in epoch] and len(steps) == STEPS
+    return steps
+
+
+def test_an_example_continues_where_it_was_killed(framework: str, packed: Path, tmp_path: Path) -> None:
+    """Killed twice on two ranks, and finished by one."""
+    program = EXAMPLES / f"train_{framework}.py"
+    assert len(program.read_text(encoding="utf-8").splitlines()) < 60
+    arguments, whole = arguments_of(framework, packed, tmp_path / "kept"), undisturbed(framework, packed, tmp_path, 2)
+    first = run_ranks(program, arguments, 2, kill=(7, 0.0))
+    second = run_ranks(program, arguments, 2, kill=(4, 0.0))
+    third = run_ranks(program, arguments, 1)
+    assert continues_at(whole, first, 0) == 0
+    middle = continues_at(whole, second, len(first))
+    end = continues_at(whole, third, middle + len(second), exact=False)
+    assert 0 < middle <= end and end + len(third) == STEPS
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("worlds", [(1,), (2,), (1, 2, 3, 4)], ids=str)
+def test_examples_killed_at_random(framework: str, packed: Path, tmp_path: Path, worlds: tuple[int, ...]) -> None:
+    program, draw = EXAMPLES / f"train_{framework}.py", random.Random(SEED)
+    whole = {ranks: undisturbed(framework, packed, tmp_path, ranks) for ranks in worlds}
+    kills = runs = steps = 0
+    while kills < TRIALS * len(worlds) / 6:
+        tally = disturb(program, arguments_of(framework, packed, tmp_path / f"run{runs}"), whole, worlds, draw)
+        kills, runs, steps = kills + tally.kills, runs + 1, steps + tally.steps
+    print(f"\n{framework} on {worlds} ranks: {kills} kills in {runs} runs, {steps} steps made: 0 lost, 0 twice")
