@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 from cache.messages import Silent
 
-__all__ = ["Notes", "run_packer", "run_python"]
+__all__ = ["Notes", "run_cases", "run_packer", "run_python"]
 
 
 class Notes(Silent):
@@ -30,3 +32,16 @@ def run_python(*arguments: object, **options: Any) -> subprocess.CompletedProces
 def run_packer(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
     """A command of packer."""
     return run_python("-m", "packer", *arguments, **options)
+
+
+def run_cases(cases: Path, which: str = "not faults", seconds: float | None = 600) -> None:
+    """The tests of a file that is not collected, in a process of its own: those with the mark, or without it.
+
+    For what leaves threads and state in its process, which forks of other tests would inherit, or which theirs would
+    spoil. Raises AssertionError.
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    options = ("-q", "-s", "-rs", "-p", "no:cacheprovider", "-m", which)
+    done = run_python("-m", "pytest", *options, cases, env=environment, cwd=cases.parent.parent, timeout=seconds)
+    print(done.stdout)
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-6000:] + done.stderr[-2000:]
