@@ -1,4 +1,4 @@
-"""The architecture, checked on the source: who imports whom, what a module exports, how long it is."""
+"""The architecture, checked on the source: who imports whom, and what a module exports."""
 
 from __future__ import annotations
 
@@ -149,7 +149,6 @@ LAZY = {
 # Writing so that a crash leaves the old file or the new one takes fsync and rename in the right order: in one module.
 DURABLE = re.compile(r"\bos\.(replace|rename|renames|fsync|fdatasync)\b")
 MODULES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
-MAX_LINES = 400
 
 
 @functools.cache
@@ -464,12 +463,6 @@ def test_private_names_stay_in_their_module() -> None:
             base, _, name = module.rpartition(".")
             private = name.startswith("_") and not name.startswith("__") and base.partition(".")[0] in LAYERS
             assert not private, f"{path}:{line} imports the private {module}"
-
-
-@of_each_module
-def test_modules_are_short(path: Path) -> None:
-    lines = len(path.read_text(encoding="utf-8").splitlines())
-    assert lines <= MAX_LINES, f"{path} has {lines} lines: one idea per module"
 
 
 def test_the_version_is_the_same_in_both_places() -> None:
