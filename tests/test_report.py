@@ -20,11 +20,7 @@ from suites.programs import run_packer, run_python
 import readers
 from packer.report import Page, charts, svg_image, write_page
 from packer.report.diagnosis import diagnosis_page
-from readers.diagnosis.batch_sizes import BatchSize, BatchSizes
-from readers.diagnosis.findings import Advice, Applied, Change, Payload, PayloadFact, PayloadField
-from readers.diagnosis.ladder import Diagnosis, Rung, StageCost
-from readers.diagnosis.places import Place, Places
-from readers.diagnosis.reads import PlaceReads, Reads
+from readers.diagnosis.ladder import Advice, Diagnosis, Rung, StageCost
 from readers.diagnosis.text import diagnosis_lines, verdict_lines
 from readers.diagnosis.timing import StepTime
 from readers.usage.record import Mark, Series, Usage
@@ -70,20 +66,10 @@ def diagnosis(name: str = "Resize") -> Diagnosis:
     times = [20.0, 20.2, 20.9, 39.0, 39.4, 41.0]
     rungs = tuple(Rung(s, name, time_of(ms), s != "read") for s, ms in zip(stages, times, strict=True))
     costs = tuple(StageCost(s, name, 0.001, 0.002, True, 0.02, 0.01, name) for s in stages)
-    change = Change("workers", 4, name)
-    reads = PlaceReads(Reads(0.001, 0.002, 0.003, 1e8, 9), Reads(0.01, 0.02, 0.03, 1e8, 9))
-    field = PayloadField(name, "float32", (8, None), 1_000_000, None, (PayloadFact("uint8", name, 750_000),))
     return Diagnosis(
         rungs, costs, "transform 2", f"transform 2 ({name}) starves the training", 0.021, 8, 2, 4.2, 2, 1.5,
         notes=(name,),
-        payload=Payload(4, 1_000_000, 750_000, (field,), (name,)),
-        advice=(Advice("workers", name, ("a",), name, name, 0.021, 0.02, change),),
-        applied=(Applied(change, "workers", 0.041, 0.021, 0.022, True),
-                 Applied(change, "workers", 0.041, None, None, False, name)),
-        places=Places((Place(name, "shards", "ext4", 9, 9, reads, reads), Place("/b", "shards", error=name)), 8, 0, 0.0,
-                      name, (name,)),
-        batch_sizes=BatchSizes((BatchSize(8, time_of(10), time_of(20), 800, 400, 0.5, 999), BatchSize(16, error=name),
-                                BatchSize(32, time_of(30), time_of(40), 1000, 800, 0.2, 4000)), None, 8, name),
+        advice=(Advice("workers", name, name, name, 0.021, 0.02),),
         usage=Usage("node", 1.7e9, 1.0, (Series("cpu busy", "share", 1.0), Series(name[:200] or "x", "bytes/s")),
                     np.arange(1.0, 41.0), np.ones(40), np.stack([np.linspace(0, 1, 40), np.linspace(0, 9e6, 40)], 1),
                     tuple(Mark(stage, 6.0 * i) for i, stage in enumerate(stages))),
@@ -129,7 +115,7 @@ def test_what_is_not_known_has_no_section() -> None:
     few = Diagnosis(tuple(Rung(s, "", time_of(9)) for s in ("step", "loading")), (), "", "fine", 0.02, None, 1, None, 2,
                     None)  # fmt: skip
     page = Elements(diagnosis_page(few, "a", "b").render())
-    sections = [section for section in ("Payload", "Batch sizes", "Where the data are") if section in page.text]
+    sections = [section for section in ("What to change", "The machine meanwhile") if section in page.text]
     assert not sections and "The ladder" in page.text and "images/s" not in page.text
 
 
@@ -339,8 +325,7 @@ def test_a_browser_shows_the_page_at_two_widths(chromium: Any, tmp_path: Path, s
     done = chromium("--dump-dom", path.as_uri())
     assert "CONSOLE" not in done.stderr, "no errors, and nothing that the page's policy forbids"
     shown = Elements(done.stdout)
-    titles = ["The ladder", "What to change", "What a batch carries", "Batch sizes", "Where the data are",
-              "The machine meanwhile"]  # fmt: skip
+    titles = ["The ladder", "What to change", "The machine meanwhile"]
     assert all(title in shown.text for title in titles)
     for width in (1280, 400):
         picture = tmp_path / f"{width}.png"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +9,13 @@ import click
 
 import readers
 from packer.cli.compare import DiagnoseOrCompare, compare_option
-from packer.cli.held import cleaning_up
-from packer.cli.places import MOST_SECONDS, batch_sizes_option, places_of, places_option
 from packer.cli.report import report_option, written_file
 from packer.cli.script import Named, failed, find_loader, find_named, is_from
-from packer.cli.text import Duration, Emphasis, json_option, print_json, show, show_result, split_option, watcher, width
+from packer.cli.text import Duration, Emphasis, json_option, show_result, split_option, watcher, width
 from packer.report import write_page
-from packer.report.diagnosis import command_line, diagnosis_page, places_page
-from readers.diagnosis import Diagnosis, diagnose, measure_batch_sizes
-from readers.diagnosis.places import compare_packed
-from readers.diagnosis.text import diagnosis_lines, findings_lines, places_lines, verdict_lines
+from packer.report.diagnosis import command_line, diagnosis_page
+from readers.diagnosis import Diagnosis, diagnose
+from readers.diagnosis.text import advice_lines, diagnosis_lines, verdict_lines
 from readers.trace import Trace
 
 __all__ = ["command"]
@@ -38,10 +34,6 @@ __all__ = ["command"]
               "after a random crop and a flip. Default: 224.")  # fmt: skip
 @click.option("--threads", type=click.IntRange(min=1), metavar="N", help="SET: threads of the loader. Default: one "
               "for each CPU.")  # fmt: skip
-@click.option("--apply", is_flag=True, help="Also make the advised changes that are the loader's own, one at a time, "
-              "and compare what they bring with what was predicted. Nothing is left behind.")  # fmt: skip
-@places_option
-@batch_sizes_option
 @report_option("Write a report with charts, in one file.")
 @written_file("--trace", "Write a trace for Perfetto (ui.perfetto.dev): lines, waits, copies, steps, threads.")
 @compare_option
@@ -59,15 +51,11 @@ def command(
     NAME in FILE.py is the loader, or a function without arguments that returns it: any iterable of batches. A torch
     DataLoader is measured stage by stage: storage, reading, each member of the transform, collating, the transfer from
     its workers and to the device. An ImageLoader of this package by reading, decoding and augmenting; with SET, a
-    packed set or a folder of images, such a loader is made. Needs no GPU with --simulate-step, and no step at all with
-    --places alone.
+    packed set or a folder of images, such a loader is made. Needs no GPU with --simulate-step.
 
     Importing FILE.py runs what is at its top level; keep the training itself under `if __name__ == "__main__"`.
     """
     what = loader if isinstance(loader, str) else f"{loader[0].name}:{loader[1]}"
-    loop = (step, trace, *(options[name] for name in ("simulate_step", "batch_sizes")), options["apply"] or None)
-    if options["places"] is not None and not any(value is not None for value in loop):
-        return _measure_places(loader, what, html, as_json, options)
     if (step is None) == (options["simulate_step"] is None):
         raise click.UsageError("give either --step FILE.py:NAME or --simulate-step TIME")
     recorded = None if trace is None else Trace("packer diagnose")
@@ -86,7 +74,6 @@ def command(
         recorded.save(trace)
     written = [f"{what} is in {path}" for what, path in (("the report", html), ("the trace", trace)) if path]
     show_result(result, as_json, lambda: _lines(result, written))
-    return None
 
 
 def _measure(
@@ -96,7 +83,7 @@ def _measure(
     trace: Trace | None,
     options: dict[str, Any],
 ) -> Diagnosis:
-    """The diagnosis, with what else was asked for."""
+    """The diagnosis."""
     function = None if step is None else find_named(*step)
     if step is not None and not callable(function):
         found = type(function).__name__
@@ -104,44 +91,18 @@ def _measure(
     of_set = {name: options[name] for name in ("split", "batch_size", "image_size", "threads") if options[name]}
     usual: dict[str, Any] = {name: options[name] for name in ("device", "simulate_step", "seconds")}
     usual["watcher"] = watcher(as_json)
-    reader = None
     if isinstance(loader, str):
         reader = _open(loader, of_set.pop("split", None))
         made: Any = _image_loader(reader, options["device"], **of_set)
     else:
         made = find_loader(loader, of_set)
-    with cleaning_up():  # of copies that --apply makes
-        result = diagnose(made, function, apply=options["apply"], trace=trace, **usual)
-    if options["batch_sizes"] is not None:
-        usual["seconds"] = min(usual["seconds"], MOST_SECONDS)
-        result = replace(result, batch_sizes=measure_batch_sizes(made, options["batch_sizes"], function, **usual))
-    if options["places"] is not None:
-        result = replace(result, places=places_of(made, as_json, options))
-    elif reader is not None:
-        with cleaning_up():
-            note = compare_packed(reader, made.batch_size)
-        result = replace(result, notes=(*result.notes, *filter(None, [note])))
-    return result
-
-
-def _measure_places(
-    loader: tuple[Path, str] | str, what: str, html: Path | None, as_json: bool, options: dict[str, Any]
-) -> None:
-    """--places alone: no step and no loop."""
-    made = _open(loader, options["split"]) if isinstance(loader, str) else find_loader(loader, {})
-    places = places_of(made, as_json, options)
-    if html is not None:
-        write_page(html, places_page(places, f"Where {what} should be", command_line()))
-    if as_json:
-        print_json({"places": places.to_dict()})
-    else:
-        show(*places_lines(places, width()), *([f"the report is in {html}"] if html is not None else []))
+    return diagnose(made, function, trace=trace, **usual)
 
 
 def _lines(result: Diagnosis, written: list[str]) -> list[str]:
     """All of it for the terminal, the verdict first and last."""
     verdict = [Emphasis(line) for line in verdict_lines(result, width())]
-    lines = [*diagnosis_lines(result, width()), *findings_lines(result, width())]
+    lines = [*diagnosis_lines(result, width()), *advice_lines(result.advice, width())]
     return [*verdict, "", *lines, *written, "", *verdict]
 
 

@@ -155,8 +155,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "diagnose": (
         ("your loader and your step", "packer diagnose train.py:make_loader --step train.py:train_step"),
-        ("a set, without a GPU", "packer diagnose images-hdf5 --simulate-step 20ms --apply"),
-        ("where it is read fastest", "packer diagnose images-hdf5 --places /dev/shm,/tmp"),
+        ("a set, without a GPU", "packer diagnose images-hdf5 --simulate-step 20ms"),
         ("two runs", "packer diagnose --compare before.jsonl after.jsonl"),
     ),
     "monitor": (

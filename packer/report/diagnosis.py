@@ -13,20 +13,10 @@ from importlib import metadata
 from packer.report import charts
 from packer.report.page import Page
 from packer.report.usage import add_usage
-from readers.diagnosis.batch_sizes import BatchSizes
-from readers.diagnosis.findings import Advice, Applied, Payload
-from readers.diagnosis.ladder import Diagnosis
-from readers.diagnosis.places import Places
-from readers.diagnosis.text import (
-    batch_sizes_table,
-    facts_of,
-    ladder_table,
-    payload_summary,
-    payload_table,
-    places_table,
-)
+from readers.diagnosis.ladder import Advice, Diagnosis
+from readers.diagnosis.text import facts_of, ladder_table
 
-__all__ = ["command_line", "diagnosis_page", "environment", "places_page"]
+__all__ = ["command_line", "diagnosis_page", "environment"]
 
 _METHOD = (
     "The ladder: each line is the time of a step when one more stage of the loader runs for real, from the training "
@@ -53,29 +43,11 @@ def diagnosis_page(result: Diagnosis, title: str, command: str) -> Page:
     _show_ladder(page, result)
     _show_costs(page, result)
     _show_advice(page, result.advice)
-    _show_applied(page, result.applied)
-    if result.payload is not None:
-        _show_payload(page, result.payload)
-    if result.batch_sizes is not None:
-        _show_batch_sizes(page, result.batch_sizes)
-    if result.places is not None:
-        page.section("Where the data are")
-        page.text(_sentence(result.places.advice))
-        _show_places(page, result.places)
     if result.usage is not None and len(result.usage.times):
         page.section("The machine meanwhile")
         add_usage(page, result.usage)
     page.section("Method", collapsed=True)
     page.points(_METHOD)
-    page.section("Environment", collapsed=True)
-    page.facts(environment(command))
-    return page
-
-
-def places_page(places: Places, title: str, command: str) -> Page:
-    """The report of places alone."""
-    page = Page(title, lead=_sentence(places.advice))
-    _show_places(page, places)
     page.section("Environment", collapsed=True)
     page.facts(environment(command))
     return page
@@ -167,60 +139,3 @@ def _show_advice(page: Page, advice: Sequence[Advice]) -> None:
         page.card(
             each.title[:1].upper() + each.title[1:], badge=gain, why=_sentence(each.why), code=each.how, note=note
         )
-
-
-def _show_applied(page: Page, applied: Sequence[Applied]) -> None:
-    if not applied:
-        return
-    page.section("What was changed, predicted and measured")
-    made = [each for each in applied if each.measured is not None]
-    if made:
-        times: dict[str, list[float | None]] = {
-            "before": [1e3 * each.before for each in made],
-            "predicted": [None if each.predicted is None else 1e3 * each.predicted for each in made],
-            "measured": [1e3 * (each.measured or 0.0) for each in made],
-        }
-        page.chart(charts.bars([each.change.what for each in made], times, unit="ms"), "ms a step")
-    rows = []
-    for each in applied:
-        error = "–" if each.error is None else f"{each.error:+.0%}".replace("-", "−")
-        predicted, measured = ("–" if s is None else _ms(s) for s in (each.predicted, each.measured))
-        came = each.problem or ("kept" if each.kept else "not kept")
-        rows.append([each.change.what, _ms(each.before), predicted, measured, error, came])
-    page.table(["change", "before", "predicted", "measured", "off by", ""], rows)
-
-
-def _show_payload(page: Page, payload: Payload) -> None:
-    page.section("What a batch carries")
-    page.text(f"{payload_summary(payload)}; {payload.batches} batches were looked at.")
-    page.table(*payload_table(payload))
-    if payload.notes:
-        page.points([f"Note: {note}" for note in payload.notes])
-
-
-def _show_batch_sizes(page: Page, found: BatchSizes) -> None:
-    page.section("Batch sizes")
-    page.text(_sentence(found.advice))
-    good = [row for row in found.rows if row.full is not None and row.step is not None]
-    if len(good) > 1:
-        series = {
-            "with the loader": [row.images for row in good],
-            "the step alone": [row.step_images for row in good],
-        }
-        sizes = [row.batch_size for row in good]
-        page.chart(charts.lines(sizes, series, x_label="batch size", y_label="images/s", log_x=True))
-    page.table(*batch_sizes_table(found))
-    if found.scaled_from is not None:
-        page.text(f"The simulated step is for {found.scaled_from} samples, and in proportion for other sizes.")
-
-
-def _show_places(page: Page, found: Places) -> None:
-    for command in found.commands:
-        page.code(command)
-    good = [(number, row) for number, row in enumerate(found.rows) if row.first is not None]
-    batches = {name: [1e3 * getattr(row.first.batch, name) for _, row in good if row.first] for name in ("p50", "p99")}
-    if good:
-        strong = [place for place, (number, _) in enumerate(good) if number == found.best > 0]
-        chart = charts.bars([f"{row.path} ({row.form})" for _, row in good], batches, unit="ms", strong=strong)
-        page.chart(chart, f"ms for the reads of a batch of {found.batch_size}, the first time they are read")
-    page.table(*places_table(found), caption=f"Times in ms; here is {found.rows[0].path}")

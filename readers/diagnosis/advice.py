@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from readers.diagnosis.evidence import Evidence
-from readers.diagnosis.findings import Advice
-from readers.diagnosis.tips import SOURCES, TIPS, Suggestion, Tip
+from readers.diagnosis.ladder import Advice
+from readers.diagnosis.tips import TIPS, Suggestion, Tip
 
 __all__ = ["advise"]
 
@@ -14,7 +14,7 @@ _WORTH_SAYING = 0.03  # of a step
 
 
 def advise(evidence: Evidence, tips: Iterable[Tip] = TIPS) -> tuple[Advice, ...]:
-    """The advice of a diagnosis. If the data keep up with the training, only what its payload says."""
+    """The advice of a diagnosis. If the data keep up with the training, only that of tips marked `idle`."""
     full = evidence.diagnosis.full.seconds
     found = list[Advice]()
     for tip in tips:
@@ -24,15 +24,9 @@ def advise(evidence: Evidence, tips: Iterable[Tip] = TIPS) -> tuple[Advice, ...]
         if answer is None or (answer.seconds is not None and _is_useless(answer, full) and not tip.idle):
             continue
         gain = max(0.0, full - answer.seconds) if answer.seconds is not None else 0.0
-        found.append(
-            Advice(tip.id, tip.title, _cited(tip), answer.why, answer.how, answer.seconds, gain, answer.change)
-        )
+        found.append(Advice(tip.id, tip.title, answer.why, answer.how, answer.seconds, gain))
     return tuple(sorted(found, key=lambda advice: -advice.gain))
 
 
 def _is_useless(answer: Suggestion, full: float) -> bool:
     return answer.seconds is not None and answer.seconds > (1 - _WORTH_SAYING) * full
-
-
-def _cited(tip: Tip) -> tuple[str, ...]:
-    return tuple(f"{title}: {SOURCES[title][number - 1]}" for title, number in tip.sources)

@@ -23,8 +23,6 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_convert
 
-from readers.diagnosis.changed_dataloader import change_dataloader, forwarded, resized
-from readers.diagnosis.findings import Change
 from readers.diagnosis.pipeline import Pipeline, Stage, ending, endless, map_tree
 from readers.diagnosis.recording import Cuts, RecordedCuts, duplicate, name_of, own_container
 from readers.diagnosis.streams import StreamCuts
@@ -32,8 +30,12 @@ from readers.diagnosis.tiers import TierCuts
 from readers.diagnosis.workers import batches_of
 from readers.torch import ImageDataset
 
-__all__ = ["DataLoaderPipeline", "make_pipeline", "resized"]
+__all__ = ["DataLoaderPipeline", "make_pipeline"]
 
+_FORWARDED = (
+    "num_workers", "pin_memory", "worker_init_fn", "multiprocessing_context", "prefetch_factor", "pin_memory_device",
+    "in_order",
+)  # fmt: skip
 _COLLATE_TIMES = 3
 _COLLATE_SECONDS = 1.0
 _SLOW_BATCH = 1.0  # seconds in a worker; of slower ones no more are replayed than there are workers
@@ -90,18 +92,6 @@ class DataLoaderPipeline(Pipeline):
         data = self._cuts.without(number - self._wrapped - 1) if self._wrapped + 1 < number < self._before else None
         return None if data is None else self._over(data)
 
-    def changed(self, change: Change) -> Pipeline | None:
-        made = change_dataloader(self._loader, change)
-        if made is None:
-            return None
-        other = copy.copy(self)  # of which only the loader as it is has a meaning
-        other._loader, other.convert, other.close = made.loader, made.convert, made.close  # type: ignore[method-assign]
-        other._epochs = _Endless(made.loader.batch_sampler or made.loader.sampler)
-        workers = made.loader.num_workers
-        other.workers, other.concurrent = max(1, workers), workers > 0
-        other.warmup = (made.loader.prefetch_factor or 2) * workers + other.workers
-        return other
-
     # --- inside -----------------------------------------------------------------------------------------------------
     def _cut(self) -> Cuts:
         """The data set of the loader, cut into stages, over the samples of its first batches."""
@@ -135,7 +125,7 @@ class DataLoaderPipeline(Pipeline):
 
     def _batches(self, data: Any, sampler: Any, collate: Any) -> Iterator[Any]:
         loader = self._loader
-        options = forwarded(loader)
+        options = {name: getattr(loader, name) for name in _FORWARDED if hasattr(loader, name)}
         if self._stream:
             options |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
         elif loader.batch_sampler is None:

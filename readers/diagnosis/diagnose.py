@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -11,13 +11,11 @@ from typing import Any
 from cache.errors import PipelineError
 from cache.messages import Watcher
 from readers.diagnosis.advice import advise
-from readers.diagnosis.apply import apply_advice
 from readers.diagnosis.climb import climb
 from readers.diagnosis.evidence import Evidence
 from readers.diagnosis.facts import gather
 from readers.diagnosis.ladder import Diagnosis
-from readers.diagnosis.payload import inspect_payload
-from readers.diagnosis.pipeline import IterablePipeline, Pipeline, ending, leaves, module_for
+from readers.diagnosis.pipeline import IterablePipeline, Pipeline, ending, leaves, module_for, tree_bytes
 from readers.diagnosis.sampling import mark_line, start_sampler, with_rates
 from readers.diagnosis.training import Training, pinning
 from readers.trace import Trace
@@ -36,7 +34,6 @@ def diagnose(
     simulate_step: float | None = None,
     seconds: float = 30.0,
     watcher: Watcher | None = None,
-    apply: bool | Collection[str] = False,
     trace: Trace | None = None,
 ) -> Diagnosis:
     """Measure which stage of a loader starves a training step.
@@ -51,8 +48,6 @@ def diagnose(
     copy: how they get there, if not by `.to(device, non_blocking=True)` of all tensors in them.
     simulate_step: seconds that a step takes, in place of `step`: no model and no GPU is needed.
     seconds: about how long to measure; some seconds more are spent on starting workers.
-    apply: also make those changes of the advice that are the loader's own, one at a time on a copy of the loader, and
-        measure them, which takes about as long again. Ids of advice: only of these.
     watcher: shows the time of each line as soon as it is known.
     trace: gets each line and its waits, copies and steps, and of an `ImageLoader` what its threads do.
 
@@ -70,22 +65,15 @@ def diagnose(
     with sampler or nullcontext(), nullcontext() if trace is None else pipeline.record(trace):
         lines = replace(training, begins=lambda name: mark_line(sampler, name))
         result = climb(pipeline, lines, seconds=seconds, watcher=watcher)
-    payload = inspect_payload(batches, step, None if training.copy is None else training.on_device)
-    result = replace(result, batch_size=_batch_size(batches[0]), payload=payload)
+    result = replace(result, batch_size=_batch_size(batches[0]), batch_bytes=tree_bytes(batches[0]))
     result = replace(result, usage=with_rates(None if sampler is None else sampler.usage(), result))
     idle = result.step.cpu_busy if training.simulated else None  # of a step that only waits
     if idle is not None and idle > _OTHERS_BUSY:
         note = f"other processes kept the CPUs {idle:.0%} busy; repeat it on a quiet machine"
         result = replace(result, notes=(*result.notes, note))
     copies = training.copy is not None
-    facts = gather(loader, result, device=device, copies=copies, simulated=training.simulated)
-    evidence = Evidence.of(result, facts)
-    result = replace(result, advice=advise(evidence))
-    if apply:
-        chosen = [each for each in result.advice if apply is True or each.id in apply]
-        applied = apply_advice(pipeline, evidence, chosen, training, seconds=seconds, watcher=watcher)
-        result = replace(result, applied=applied)
-    return result
+    facts = gather(loader, result, batches[0], device=device, copies=copies, simulated=training.simulated)
+    return replace(result, advice=advise(Evidence.of(result, facts)))
 
 
 def _open(loader: Iterable[Any] | Pipeline) -> tuple[Pipeline, list[Any]]:

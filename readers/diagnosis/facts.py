@@ -25,6 +25,7 @@ from cache.node import available_memory_bytes, detect_ranks
 from cache.staging import candidates
 from cache.stores import LooseFiles
 from readers.diagnosis.ladder import Diagnosis
+from readers.diagnosis.pipeline import leaves
 from readers.headers import MEDIA
 from readers.reader import Reader
 from readers.sample import ImageInfo, headers_of
@@ -129,12 +130,12 @@ class Facts:
 
 
 def gather(
-    loader: Any, result: Diagnosis, *, device: Any = None, copies: bool = False, simulated: bool = False
+    loader: Any, result: Diagnosis, batch: Any, *, device: Any = None, copies: bool = False, simulated: bool = False
 ) -> Facts:
-    """The facts of any loader. device, copies: where and whether the training copies batches."""
+    """The facts of any loader. batch: one of its batches. device, copies: where and whether batches are copied."""
     facts = Facts(loader=type(loader).__name__, simulated=simulated, copies=copies, workers=result.workers)
     facts = replace(facts, batch_size=result.batch_size, omp_threads=os.environ.get("OMP_NUM_THREADS", ""))
-    for find in (_of_node, lambda: _of_loader(loader), lambda: _of_data(loader), lambda: _of_payload(result)):
+    for find in (_of_node, lambda: _of_loader(loader), lambda: _of_data(loader), lambda: _of_batch(batch)):
         with suppress(Exception):  # of an object that is not what it looks like
             facts = replace(facts, **find())
     if facts.device == "cpu" and device is not None:
@@ -213,14 +214,13 @@ def _of_loader(loader: Any) -> dict[str, Any]:
     return found
 
 
-def _of_payload(result: Diagnosis) -> dict[str, Any]:
+def _of_batch(batch: Any) -> dict[str, Any]:
     """The size of the images in a batch."""
-    for field in result.payload.fields if result.payload is not None else ():
-        channels = [d for d in (1, 3) if len(field.shape) == 4 and field.shape[d] in (1, 3, 4)]
+    for leaf in leaves(batch):
+        shape = tuple(getattr(leaf, "shape", ()))
+        channels = [d for d in (1, 3) if len(shape) == 4 and shape[d] in (1, 3, 4)]
         if channels:
-            sides = [side for d, side in enumerate(field.shape) if d not in (0, channels[0])]
-            if all(side is not None for side in sides):
-                return {"crop": min(side for side in sides if side is not None)}
+            return {"crop": min(side for d, side in enumerate(shape) if d not in (0, channels[0]))}
     return {}
 
 

@@ -7,29 +7,47 @@ are.
 
 from __future__ import annotations
 
-import copy
 import itertools
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from cache.errors import PipelineError
 from readers.augment.ops import Stage as OpStage
-from readers.diagnosis.changed_imageloader import Repeated, change_imageloader
-from readers.diagnosis.findings import Change
 from readers.diagnosis.pipeline import Pipeline, Stage, ending, endless
 from readers.diagnosis.recording import own_container
 from readers.diagnosis.tiers import Tiers
 from readers.loader import ImageLoader
+from readers.order.base import Int64s, PlainOrder, Spec
 from readers.trace import Trace
 
-__all__ = ["ImageLoaderPipeline", "make_pipeline", "resized"]
+__all__ = ["ImageLoaderPipeline", "Repeated", "make_pipeline"]
 
+_ENDLESS = 1 << 40
 _ALONE_SECONDS, _ALONE_BATCHES, _ALONE_ROUNDS = 0.2, 4, 4  # of one thread over each tier, in turns
 _LONG_ROUND_SECONDS = 2.0  # of which one must do
+
+
+@dataclass(frozen=True)
+class Repeated(PlainOrder):
+    """Some samples again and again, in an epoch that does not end. rows: of a reader of so many samples, int64 [n]."""
+
+    rows: Int64s
+    samples: int
+    seed: int = 0
+
+    def __len__(self) -> int:
+        return _ENDLESS - _ENDLESS % len(self.rows)
+
+    def spec(self) -> Spec:
+        return {"kind": "repeated", "samples": self.samples}
+
+    def _samples_at(self, epoch: int, positions: Int64s) -> Int64s:
+        return np.asarray(self.rows[positions % len(self.rows)], np.int64)
 
 
 class ImageLoaderPipeline(Pipeline):
@@ -72,16 +90,6 @@ class ImageLoaderPipeline(Pipeline):
         loader, reader = self._loader.with_options(augment=others), self._tiers[0]
         return endless(loader.over(reader, Repeated(np.arange(len(reader)), len(reader))))
 
-    def changed(self, change: Change) -> Pipeline | None:
-        made = change_imageloader(self._loader, change, self.distinct)
-        if made is None:
-            return None
-        other = copy.copy(self)  # of which only the loader as it is has a meaning
-        other._loader = other._whole = made.loader
-        other.convert, other.close = made.convert, made.close  # type: ignore[method-assign]
-        other.workers, other.warmup = made.loader.threads, made.loader.prefetch + 1
-        return other
-
     def _over(self, cut: int, threads: int) -> ImageLoader:
         reader = self._tiers[cut - 1]
         return self._loader.over(reader, Repeated(np.arange(len(reader)), len(reader)), threads=threads)
@@ -115,8 +123,3 @@ class ImageLoaderPipeline(Pipeline):
 def make_pipeline(loader: ImageLoader) -> Pipeline:
     """The loader, cut."""
     return ImageLoaderPipeline(loader)
-
-
-def resized(loader: ImageLoader, batch_size: int) -> ImageLoader:
-    """The same loader with batches of another size."""
-    return loader.with_options(batch_size=batch_size)

@@ -21,15 +21,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from readers.diagnosis.batch_sizes import BatchSizes
-from readers.diagnosis.findings import Advice, Applied, Payload
-from readers.diagnosis.places import Places
 from readers.diagnosis.timing import StepTime
 from readers.usage.record import Usage
 
-__all__ = ["Diagnosis", "Rung", "StageCost"]
+__all__ = ["Advice", "Diagnosis", "Rung", "StageCost"]
 
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +63,22 @@ class StageCost:
 
 
 @dataclass(frozen=True, slots=True)
+class Advice:
+    """A tip that the evidence calls for. id: of the row in the table of tips.
+
+    why: what was found, with its figures. how: a command, an option or a line of code. seconds: what a step would
+    take, predicted; None if that cannot be said. gain: seconds of a step that are gained, 0.0 where seconds is None.
+    """
+
+    id: str
+    title: str
+    why: str
+    how: str
+    seconds: float | None = None
+    gain: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Diagnosis:
     """Where the time of a training step goes.
 
@@ -79,12 +92,9 @@ class Diagnosis:
     cpus, cpus_needed: that this process may use, and that the stages of the loader need to keep up.
     notes: what limits the reading.
     pinned: the line "copy" with batches in page-locked memory; None where the loader's are, or there is no GPU.
-    payload: what the batches carry to the step; None where it was not looked at.
+    batch_bytes: bytes of the arrays in a batch.
     advice: what to change, the largest gain first.
-    applied: the changes that were made, in their order, with what they were to bring and what they brought.
     usage: of the machine meanwhile, with a mark where each line begins; None where it could not be sampled.
-    places: how fast samples are read where the set is, and in other directories; None where that was not asked for.
-    batch_sizes: the loop with batches of other sizes; None likewise.
     """
 
     rungs: tuple[Rung, ...]
@@ -99,12 +109,9 @@ class Diagnosis:
     cpus_needed: float | None
     notes: tuple[str, ...] = ()
     pinned: StepTime | None = None
-    payload: Payload | None = None
+    batch_bytes: int = 0
     advice: tuple[Advice, ...] = ()
-    applied: tuple[Applied, ...] = ()
     usage: Usage | None = None
-    places: Places | None = None
-    batch_sizes: BatchSizes | None = None
 
     @property
     def step(self) -> StepTime:

@@ -21,11 +21,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from cache.errors import PipelineError
-from readers.diagnosis.findings import Change
 from readers.trace import Trace
 
 __all__ = [
-    "CHANGES",
     "IterablePipeline",
     "Pipeline",
     "Stage",
@@ -33,16 +31,12 @@ __all__ = [
     "endless",
     "in_a_line",
     "leaves",
-    "map_paths",
     "map_tree",
     "module_for",
-    "paths",
     "to_device",
     "tree_bytes",
 ]
 
-# What `Pipeline.changed` may be asked for.
-CHANGES = ("workers", "prefetch", "pin_memory", "cache", "stage", "uint8", "batch_size", "device")
 # Loaders that can be cut and rebuilt: the module that defines the class, the class, and the module here that does it.
 _KNOWN = (("readers.loader", "ImageLoader", "imageloader"), ("torch.utils.data", "DataLoader", "dataloader"))
 
@@ -75,7 +69,6 @@ class Pipeline(ABC):
     warmup: int = 1  # batches that are in flight when a loop begins: of these the time says nothing
     notes: tuple[str, ...] = ()  # what could not be cut, and why
     size_error: float = 0.0  # share by which the samples that are replayed may be larger or smaller than all
-    convert: Callable[[Any], Any] | None = None  # what a change of the batches asks for after the copy
     fresh: bool = False  # whether the training changes its batches, so that each replayed one must be a copy
 
     @abstractmethod
@@ -86,20 +79,9 @@ class Pipeline(ABC):
         """Endless batches for which stage `number` alone costs nothing; None if it cannot be cut out alone."""
         return None
 
-    def changed(self, change: Change) -> Pipeline | None:
-        """The pipeline of the same loader with one option changed; None if it has no such option.
-
-        Raises PackerError or OSError if the change cannot be made here, as where there is no room for a copy. `close`
-        of the new pipeline removes what the change left on the disk or in memory.
-        """
-        return None
-
     def record(self, trace: Trace) -> AbstractContextManager[None]:
         """Inside the block, what the loader's own threads do is added to the trace, where it can say."""
         return nullcontext()
-
-    def close(self) -> None:  # noqa: B027  most hold nothing
-        """Give back what this pipeline alone holds."""
 
 
 class IterablePipeline(Pipeline):
@@ -120,7 +102,7 @@ class IterablePipeline(Pipeline):
 
 
 def module_for(loader: Any) -> Any:
-    """The module with `make_pipeline` and `resized` for loaders of this class; None if there is none."""
+    """The module with `make_pipeline` for loaders of this class; None if there is none."""
     for module, kind, here in _KNOWN:
         defined = sys.modules.get(module)  # where it was never imported, no loader is of this class
         if defined is not None and isinstance(loader, getattr(defined, kind)):
@@ -153,25 +135,19 @@ def ending(batches: Iterator[Any]) -> Iterator[Iterator[Any]]:
         getattr(batches, "close", lambda: None)()
 
 
-def map_paths(
-    value: Any,
-    function: Callable[[str, Any], Any],
-    is_leaf: Callable[[Any], bool] = lambda value: False,
-    path: str = "",
-) -> Any:
-    """Tuples, lists and mappings with `function` of the path of each leaf and the leaf in place of the leaf.
+def map_tree(value: Any, function: Callable[[Any], Any], is_leaf: Callable[[Any], bool] = lambda value: False) -> Any:
+    """Tuples, lists and mappings with `function` of each leaf in its place.
 
-    is_leaf: says of a container whether it is taken as a whole. A path is as `[0]`, `image` or `[1].mask`.
+    is_leaf: says of a container whether it is taken as a whole.
     """
 
-    def below(item: Any, name: Any, by_name: bool) -> Any:
-        inner = f"[{name!r}]" if not by_name else f".{name}" if path else name
-        return map_paths(item, function, is_leaf, f"{path}{inner}")
+    def below(item: Any) -> Any:
+        return map_tree(item, function, is_leaf)
 
     if is_leaf(value):
-        return function(path, value)
+        return function(value)
     if isinstance(value, Mapping):
-        mapped = {key: below(item, key, isinstance(key, str)) for key, item in value.items()}
+        mapped = {key: below(item) for key, item in value.items()}
         if type(value) is dict:
             return mapped
         copied = copy.copy(value)  # which keeps what its class has besides items
@@ -181,27 +157,17 @@ def map_paths(
             return mapped
         return copied
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(below(item, name, True) for name, item in zip(value._fields, value, strict=True)))
+        return type(value)(*map(below, value))
     if type(value) in (list, tuple):
-        return type(value)(below(item, number, False) for number, item in enumerate(value))
-    return function(path, value)
-
-
-def map_tree(value: Any, function: Callable[[Any], Any], is_leaf: Callable[[Any], bool] = lambda value: False) -> Any:
-    """The same with a function of the leaf alone."""
-    return map_paths(value, lambda path, leaf: function(leaf), is_leaf)
-
-
-def paths(value: Any) -> list[tuple[str, Any]]:
-    """(path, leaf) of the leaves of a tree, from left to right."""
-    found: list[tuple[str, Any]] = []
-    map_paths(value, lambda path, leaf: found.append((path, leaf)))
-    return found
+        return type(value)(map(below, value))
+    return function(value)
 
 
 def leaves(value: Any) -> list[Any]:
     """The leaves of a tree, from left to right."""
-    return [leaf for _, leaf in paths(value)]
+    found: list[Any] = []
+    map_tree(value, found.append)
+    return found
 
 
 def to_device(batch: Any, device: Any) -> Any:

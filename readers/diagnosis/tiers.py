@@ -17,7 +17,6 @@ import torch
 
 from cache.errors import PackerError
 from readers.caching import CachedReader, cached
-from readers.diagnosis.changes import MEMORY_BYTES, rows_that_fit
 from readers.diagnosis.pipeline import Stage
 from readers.diagnosis.recording import Cuts, RecordedCuts
 from readers.reader import Reader
@@ -26,6 +25,8 @@ from readers.torch import ImageDataset, Place
 __all__ = ["TierCuts", "Tiers"]
 
 _TOGETHER = 16  # samples
+_MEMORY_BYTES = 1 << 30  # of a cache
+_FILLED = 0.9
 _TIMED_SECONDS = 1.0
 
 
@@ -44,11 +45,11 @@ class Tiers:
     @classmethod
     def of(cls, reader: Reader, rows: Sequence[int]) -> Tiers:
         """rows: of the samples; where their pixels take more than 1 GiB, the first of them."""
-        rows = rows_that_fit(reader, rows)
+        rows = _rows_that_fit(reader, rows)
         few = reader.select(indices=list(rows))
         kept = "encoded" if few.for_decoding() is few else "coefficients"  # what a cache of the reader gives decoders
-        encoded = cached(few, MEMORY_BYTES, keep=kept, backend="memfd")
-        pixels = cached(few, MEMORY_BYTES, keep="decoded", backend="memfd")
+        encoded = cached(few, _MEMORY_BYTES, keep=kept, backend="memfd")
+        pixels = cached(few, _MEMORY_BYTES, keep="decoded", backend="memfd")
         try:
             error = abs(float(few.sizes().mean() / reader.sizes().mean()) - 1)
         except (OSError, PackerError, ZeroDivisionError):  # files that cannot all be listed
@@ -63,6 +64,13 @@ class Tiers:
             Stage("decode", decoder, *_less(*decode)),
             Stage("augment", names, *times[-1]),
         )
+
+
+def _rows_that_fit(reader: Reader, rows: Sequence[int]) -> Sequence[int]:
+    """The first of these rows, at least one, whose pixels fit into a cache of `_MEMORY_BYTES`."""
+    info = reader.image_info(np.asarray(rows, np.int64))
+    pixels = np.cumsum(3 * info.height.astype(np.int64) * info.width)
+    return rows[: max(1, int(np.searchsorted(pixels, _FILLED * _MEMORY_BYTES)))]
 
 
 def _less(more: tuple[float, float], few: tuple[float, float]) -> tuple[float, float]:

@@ -6,8 +6,7 @@ import shlex
 
 from cache.messages import human_bytes
 from readers.diagnosis.evidence import Evidence
-from readers.diagnosis.findings import Change
-from readers.diagnosis.tips.base import DALI, HPC, PART_8, WORKERS, Suggestion, Tip, in_ms, option
+from readers.diagnosis.tips.base import WORKERS, Suggestion, Tip, in_ms, option
 
 __all__ = ["DATA", "code_for_cache"]
 
@@ -59,21 +58,7 @@ def _stage(e: Evidence) -> Suggestion | None:
         return None
     why = f"{_where(e)}, and {_cost(e)}; {room} is nearer and has room for {human_bytes(f.set_bytes)}"
     waiting = [stage for stage in e.fetches if e.waits(stage)]
-    change = None
-    if f.ours and f.files == "shards":
-        share = tuple((stage, 0.0) for stage in waiting)
-        change = Change("stage", room, f"the shards in {room}", share=share)
-    return Suggestion(why, f"packer stage {f.source} --target {shlex.quote(room)}", e.predict(*waiting), change)
-
-
-def _places(e: Evidence) -> Suggestion | None:
-    f = e.facts
-    if not f.place or f.files == "remote" or f.in_memory or not e.costs("storage"):
-        return None
-    others = ",".join(place for place, _ in f.faster)
-    places = shlex.quote(f"{f.place},{others}") if others else "/scratch,/tmp,/dev/shm"
-    why = f"{_where(e)}; file systems of one machine differ, and {_cost(e)}"
-    return Suggestion(why, f"packer diagnose {f.source} --simulate-step 20ms --places {places}")
+    return Suggestion(why, f"packer stage {f.source} --target {shlex.quote(room)}", e.predict(*waiting))
 
 
 def _node_local(e: Evidence) -> Suggestion | None:
@@ -106,8 +91,8 @@ def _concurrency(e: Evidence) -> Suggestion | None:
     why = f"{_where(e)}: requests wait, and {f.workers} at a time do not use what it can serve"
     if f.files == "remote":
         return Suggestion(why, f"packer stage {f.source} --threads {more}")
-    how, change = option(e, "workers", more, WORKERS)
-    return Suggestion(why, how, None, change)
+    how = option(e, more, WORKERS)
+    return Suggestion(why, how)
 
 
 def _transfer_tool(e: Evidence) -> Suggestion | None:
@@ -133,8 +118,8 @@ def _overloaded(e: Evidence) -> Suggestion | None:
         f"{f.workers} workers of each process read from {f.filesystem} at a time, and still {_cost(e)}: it may be at "
         f"its limit, and more workers then make it worse for everyone"
     )
-    how, change = option(e, "workers", f.workers // 2, WORKERS)
-    return Suggestion(why, how, None, change)
+    how = option(e, f.workers // 2, WORKERS)
+    return Suggestion(why, how)
 
 
 def _compress(e: Evidence) -> Suggestion | None:
@@ -174,9 +159,7 @@ def _cache(e: Evidence) -> Suggestion | None:
     seconds = e.predict(*_raw(e))
     if not f.ours:
         return Suggestion(why, f"reader = readers.cached(readers.open_folder({f.place!r}))", seconds)
-    free = tuple((stage, 0.0) for stage in _raw(e))
-    change = Change("cache", "encoded", "readers.cached, from the second epoch", share=free)
-    return Suggestion(why, code_for_cache(), seconds, change)
+    return Suggestion(why, code_for_cache(), seconds)
 
 
 def _cache_part(e: Evidence) -> Suggestion | None:
@@ -217,19 +200,18 @@ def _nodes(e: Evidence) -> Suggestion | None:
 
 
 DATA = (
-    Tip("network", "a machine with more bandwidth", ((PART_8, 1),), _bandwidth),
-    Tip("stage", "copy the set to faster storage of the node", ((PART_8, 2), (HPC, 4), (HPC, 8)), _stage),
-    Tip("places", "find the best file system", ((HPC, 3),), _places),
-    Tip("node-local", "read where no other job interferes", ((HPC, 4),), _node_local),
-    Tip("concurrency", "more requests at a time", ((PART_8, 3), (PART_8, 7)), _concurrency),
-    Tip("requests", "fewer, larger reads", ((PART_8, 7),), _fewer_requests),
-    Tip("fewer-readers", "fewer readers at a time", ((DALI, 6),), _overloaded),
-    Tip("transfer", "fetch whole shards in parallel", ((PART_8, 6), (PART_8, 3)), _transfer_tool),
-    Tip("compress", "store the samples compressed", ((PART_8, 4), (DALI, 11)), _compress),
-    Tip("pack", "pack small files into shards", ((PART_8, 5), (HPC, 5)), _pack),
-    Tip("cache", "keep the encoded samples in shared memory", ((HPC, 6), (HPC, 7), (HPC, 8)), _cache),
-    Tip("cache-part", "keep a part of the samples in memory", ((HPC, 10),), _cache_part),
-    Tip("cache-elsewhere", "a cache without a tmpfs", ((HPC, 9),), _cache_elsewhere),
-    Tip("clean", "remove caches that are not used", ((HPC, 8),), _clean),
-    Tip("node-shuffle", "shuffle on the node, and between nodes now and then", ((HPC, 11),), _nodes),
+    Tip("network", "a machine with more bandwidth", _bandwidth),
+    Tip("stage", "copy the set to faster storage of the node", _stage),
+    Tip("node-local", "read where no other job interferes", _node_local),
+    Tip("concurrency", "more requests at a time", _concurrency),
+    Tip("requests", "fewer, larger reads", _fewer_requests),
+    Tip("fewer-readers", "fewer readers at a time", _overloaded),
+    Tip("transfer", "fetch whole shards in parallel", _transfer_tool),
+    Tip("compress", "store the samples compressed", _compress),
+    Tip("pack", "pack small files into shards", _pack),
+    Tip("cache", "keep the encoded samples in shared memory", _cache),
+    Tip("cache-part", "keep a part of the samples in memory", _cache_part),
+    Tip("cache-elsewhere", "a cache without a tmpfs", _cache_elsewhere),
+    Tip("clean", "remove caches that are not used", _clean),
+    Tip("node-shuffle", "shuffle on the node, and between nodes now and then", _nodes),
 )

@@ -7,8 +7,7 @@ import itertools
 from cache.messages import human_bytes, listed, plural
 from readers.diagnosis.evidence import Evidence
 from readers.diagnosis.facts import Member
-from readers.diagnosis.findings import Change
-from readers.diagnosis.tips.base import DALI, HPC, PART_8, WORKERS, Suggestion, Tip, in_ms, option
+from readers.diagnosis.tips.base import WORKERS, Suggestion, Tip, in_ms, option
 from readers.diagnosis.tips.data import code_for_cache
 
 __all__ = ["WORK"]
@@ -86,8 +85,8 @@ def _workers(e: Evidence) -> Suggestion | None:
         f"{in_ms(model.slowdown * work / max(1, model.workers))}, the training takes one in {in_ms(model.floor)}; a "
         f"batch is {in_ms(work)} of work, {in_ms(cpu)} of it on the CPU, and there are {plural(model.cpus, 'CPU')}"
     )
-    how, change = option(e, "workers", wanted, WORKERS)
-    return Suggestion(why, how, seconds, change)
+    how = option(e, wanted, WORKERS)
+    return Suggestion(why, how, seconds)
 
 
 def _prefetch(e: Evidence) -> Suggestion | None:
@@ -102,8 +101,8 @@ def _prefetch(e: Evidence) -> Suggestion | None:
         f"storage: more than {plural(f.prefetch, 'batch')} ahead can bridge waits that come now and then"
     )
     many = max(4, 2 * f.prefetch // (f.workers or 1)) if f.loader == "DataLoader" else 2 * f.prefetch
-    how, change = option(e, "prefetch", many, ("prefetch_factor", "prefetch"))
-    return Suggestion(why, how, None, change)
+    how = option(e, many, ("prefetch_factor", "prefetch"))
+    return Suggestion(why, how)
 
 
 def _cpus_short(e: Evidence) -> float:
@@ -124,11 +123,11 @@ def _more_cpus(e: Evidence) -> Suggestion | None:
 
 def _data_servers(e: Evidence) -> Suggestion | None:
     d = e.diagnosis
-    if not (needed := _cpus_short(e)) or d.payload is None:
+    if not (needed := _cpus_short(e)) or not d.batch_bytes:
         return None
     why = (
         f"{needed:.1f} CPUs are needed and {d.cpus} are there; other machines could prepare batches, if the network "
-        f"brings {human_bytes(d.payload.bytes / d.step.seconds)}/s from them"
+        f"brings {human_bytes(d.batch_bytes / d.step.seconds)}/s from them"
     )
     return Suggestion(why, "Another service must do that (as tf.data service or Ray Data); packer has none.")
 
@@ -162,11 +161,7 @@ def _shrink(e: Evidence) -> Suggestion | None:
         f"{_per_sample(e, *decoding)}; with {wanted} pixels that is about {left:.0%}"
     )
     how = f"packer convert {f.source} --to hdf5 --resize-short {wanted}\npacker advise {f.source}  # other sizes"
-    change = None
-    if f.ours and "decode" in decoding:
-        keep, share = f"recoded:{wanted}@90", (("storage", 0.0), ("read", 0.0), ("decode", left))
-        change = Change("cache", keep, f"images of {wanted} pixels, in a cache", share=share)
-    return Suggestion(why, how, e.predict(*decoding, left=left), change)
+    return Suggestion(why, how, e.predict(*decoding, left=left))
 
 
 def _decoded(e: Evidence) -> Suggestion | None:
@@ -184,9 +179,7 @@ def _decoded(e: Evidence) -> Suggestion | None:
         f"memory ({human_bytes(f.shm_bytes)})"
     )
     stages = [stage for stage in ("storage", "read", "decode") if stage in e.names]
-    free = tuple((stage, 0.0) for stage in stages)
-    change = Change("cache", keep, f"readers.cached, {keep}, from the second epoch", share=free)
-    return Suggestion(why, code_for_cache(keep), e.predict(*stages), change)
+    return Suggestion(why, code_for_cache(keep), e.predict(*stages))
 
 
 def _prepare(e: Evidence) -> Suggestion | None:
@@ -270,8 +263,7 @@ def _gpu_decode(e: Evidence) -> Suggestion | None:
     if not decoding or not e.costs(*decoding):
         return None
     why = f"decoding takes {_per_sample(e, *decoding)} of the CPUs, and the GPU can decode JPEG"
-    change = Change("device", "cuda", "decoding on the GPU") if f.loader == "ImageLoader" else None
-    return Suggestion(why, _GPU_DECODERS, None, change)
+    return Suggestion(why, _GPU_DECODERS)
 
 
 def _gpu_transforms(e: Evidence) -> Suggestion | None:
@@ -283,8 +275,7 @@ def _gpu_transforms(e: Evidence) -> Suggestion | None:
         return None
     seconds = sum(e.freed(stage) for stage in _augmenting(e))
     why = f"{listed(names)} cost {in_ms(seconds)} of a step on the CPUs; on whole batches on the GPU they cost little"
-    change = Change("device", "cuda", "augmenting on the GPU") if f.loader == "ImageLoader" else None
-    return Suggestion(why, "loader = ImageLoader(reader, 256, augment=ops, device='cuda')", None, change)
+    return Suggestion(why, "loader = ImageLoader(reader, 256, augment=ops, device='cuda')")
 
 
 def _gpu_decompress(e: Evidence) -> Suggestion | None:
@@ -309,21 +300,21 @@ def _generate(e: Evidence) -> Suggestion | None:
 
 
 WORK = (
-    Tip("workers", "more workers", ((PART_8, 8), (DALI, 5), (HPC, 12)), _workers),
-    Tip("prefetch", "more batches ahead", ((PART_8, 8),), _prefetch),
-    Tip("shrink", "shrink the images before training", ((PART_8, 9), (DALI, 10), (DALI, 11), (HPC, 14)), _shrink),
-    Tip("decoded", "keep pixels in shared memory", ((PART_8, 9),), _decoded),
-    Tip("prepare", "do before training what is the same in each epoch", ((PART_8, 9), (DALI, 10)), _prepare),
-    Tip("cpus", "a machine with more CPUs for each GPU", ((PART_8, 10), (DALI, 4), (HPC, 12)), _more_cpus),
-    Tip("servers", "prepare batches on other machines", ((PART_8, 14), (DALI, 12), (DALI, 13)), _data_servers),
-    Tip("order", "crop before the work on pixels", ((PART_8, 11),), _order),
-    Tip("compile", "compile transforms of your own", ((PART_8, 12), (PART_8, 13)), _compile),
-    Tip("library", "a faster library for augmentation", ((HPC, 15),), _library),
-    Tip("decoder", "a faster decoder", ((HPC, 13),), _decoder),
-    Tip("balance", "a format that is quicker to decode", ((HPC, 14),), _balance),
-    Tip("gpu-decode", "decode on the GPU", ((DALI, 1), (HPC, 16)), _gpu_decode),
-    Tip("gpu-transforms", "transforms on the GPU", ((PART_8, 15), (DALI, 1), (HPC, 18)), _gpu_transforms),
-    Tip("gpu-decompress", "decompress on the GPU", ((HPC, 17),), _gpu_decompress),
-    Tip("generate", "generate the data on the GPU", ((HPC, 19), (HPC, 20)), _generate),
-    Tip("threads", "one thread in each worker", ((PART_8, 16), (DALI, 9)), _threads),
+    Tip("workers", "more workers", _workers),
+    Tip("prefetch", "more batches ahead", _prefetch),
+    Tip("shrink", "shrink the images before training", _shrink),
+    Tip("decoded", "keep pixels in shared memory", _decoded),
+    Tip("prepare", "do before training what is the same in each epoch", _prepare),
+    Tip("cpus", "a machine with more CPUs for each GPU", _more_cpus),
+    Tip("servers", "prepare batches on other machines", _data_servers),
+    Tip("order", "crop before the work on pixels", _order),
+    Tip("compile", "compile transforms of your own", _compile),
+    Tip("library", "a faster library for augmentation", _library),
+    Tip("decoder", "a faster decoder", _decoder),
+    Tip("balance", "a format that is quicker to decode", _balance),
+    Tip("gpu-decode", "decode on the GPU", _gpu_decode),
+    Tip("gpu-transforms", "transforms on the GPU", _gpu_transforms),
+    Tip("gpu-decompress", "decompress on the GPU", _gpu_decompress),
+    Tip("generate", "generate the data on the GPU", _generate),
+    Tip("threads", "one thread in each worker", _threads),
 )
