@@ -4,7 +4,6 @@
     rocal         tar        <shard>.idx       the same as "v1.0 <samples>": rocAL reads names in no other version
     dali          tfrecord   <shard>.idx       one line a record: <offset> <bytes>, offset at the length field
     tfrecord      tfrecord   <shard>.tfindex   the same
-    energon       tar        <shard>.tar.idx   and the folder .nv-meta: `packer.energon`
     wids          tar        <split>.wids.json {"wids_version": 1, "shardlist": [{"url", "nsamples", "filesize"}], …}
 
 Sources: `tools/wds2idx.py` and `webdataset_loader.cc` of DALI; `webdataset_source_reader.cpp` of rocAL; `tfrecord2idx`
@@ -26,7 +25,6 @@ from typing import Literal
 from cache.errors import FormatError, StaleIndexError
 from cache.files import Folder
 from cache.messages import Silent, Watcher
-from packer.energon import export_energon
 from packer.formats import REGISTRY, format_named
 from packer.formats.base import Format
 from packer.formats.files import Window
@@ -35,14 +33,13 @@ from readers.layout import ShardInfo, SplitInfo, read_dataset_info
 
 __all__ = ["TARGETS", "ExportResult", "Target", "export_index"]
 
-Target = Literal["dali", "rocal", "tfrecord", "wids", "energon"]
-TARGETS: tuple[Target, ...] = ("dali", "rocal", "tfrecord", "wids", "energon")
+Target = Literal["dali", "rocal", "tfrecord", "wids"]
+TARGETS: tuple[Target, ...] = ("dali", "rocal", "tfrecord", "wids")
 _INSTEAD = {
     "dali": "feed the set through readers.dali, or repack it with  packer convert {path} --to tar",
     "rocal": "feed the set through readers.rocal.external_source, or repack it with  packer convert {path} --to tar",
     "tfrecord": "repack it with  packer convert {path} --to tfrecord",
     "wids": "repack it with  packer convert {path} --to tar",
-    "energon": "repack it with  packer convert {path} --to tar",
 }
 
 
@@ -67,8 +64,8 @@ def export_index(
     """Write the index files of a set for another library.
 
     path: the set.
-    target: the library: "dali", "rocal", "tfrecord", "wids" or "energon".
-    output: the directory of the files, under the names of the shards; default that of the set, where Energon's must be.
+    target: the library: "dali", "rocal", "tfrecord" or "wids".
+    output: the directory of the files, under the names of the shards; default that of the set.
     split: only this one.
 
     Each file appears whole or not at all, and replaces one of its name. Raises FormatError where the target has no
@@ -92,11 +89,7 @@ def export_index(
     chosen = dict([info.split(split, root)]) if split is not None else dict(info.splits)
     folder = local_output(output) if output is not None else root
     watcher = watcher or Silent()
-    if target == "energon":
-        if folder.resolve() != root.resolve():
-            raise ValueError("Energon looks for its index next to the shards; leave output out")
-        files = export_energon(root, info, list(chosen), suffix, watcher)
-    elif target == "wids":
+    if target == "wids":
         files = [_write(folder, f"{name}{suffix}", _wids(root, folder, name, part)) for name, part in chosen.items()]
     else:
         shards = [shard for part in chosen.values() for shard in part.shards]

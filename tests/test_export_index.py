@@ -212,7 +212,7 @@ def test_another_split_and_target(packed: Callable[[str], Path], tmp_path: Path)
     root = packed("tar")
     with pytest.raises(UnknownNameError, match="no split 'test'"):
         packer.export_index(root, "dali", split="test")
-    with pytest.raises(ValueError, match="an index is for one of dali, rocal, tfrecord, wids, energon, not 'ffcv'"):
+    with pytest.raises(ValueError, match="an index is for one of dali, rocal, tfrecord, wids, not 'ffcv'"):
         packer.export_index(root, "ffcv")  # type: ignore[arg-type]
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(OutputError, match=r"file: cannot be written: Not a directory"):

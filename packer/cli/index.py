@@ -107,7 +107,7 @@ def _class_names(path: Path) -> list[str]:
 @click.command("export-index")
 @click.argument("path", metavar="SET", type=click.Path(exists=True))
 @click.option("--for", "target", type=click.Choice(TARGETS), required=True, help="Who will read: dali and rocal want "
-              "<shard>.idx, tfrecord <shard>.tfindex, wids <split>.wids.json, energon .nv-meta.")  # fmt: skip
+              "<shard>.idx, tfrecord <shard>.tfindex, wids <split>.wids.json.")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(file_okay=False), metavar="DIR", help="Directory of the files. "
               "Default: that of SET.")  # fmt: skip
 @split_option()

@@ -181,7 +181,7 @@ class TarFormat(WalkedFormat):
     """WebDataset tars."""
 
     name = "tar"
-    exports: ClassVar = {"dali": ".idx", "rocal": ".idx", "wids": ".wids.json", "energon": ".tar.idx"}
+    exports: ClassVar = {"dali": ".idx", "rocal": ".idx", "wids": ".wids.json"}
 
     def shard_name(self, split: str, number: int, count: int) -> str:
         return f"{split}-{number:06d}.tar"
