@@ -1,4 +1,4 @@
-"""Does `readers.diagnose` name the culprit that was planted, and predict what is gained without it?
+"""Does `packer.diagnose` name the culprit that was planted, and predict what is gained without it?
 
     python benchmarks/diagnosis.py --runs 10 [--cases "slow reading" "ours: slow decoding"]
 
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from diagnosis_cases import STEP, Case, foreign_cases, our_cases
 
-import readers
+import packer
 
 
 def main() -> None:
@@ -43,11 +43,9 @@ def _row(case: Case, runs: int, seconds: float) -> str:
     for _ in range(runs):
         step = STEP if case.step is None else case.step()
         start = time.perf_counter()
-        result = readers.diagnose(case.make(), seconds=seconds, **{"simulate_step": step, **case.options})
+        result = packer.diagnose(case.make(), seconds=seconds, **{"simulate_step": step, **case.options})
         taken.append(time.perf_counter() - start)
-        mended = readers.diagnose(
-            case.without(), seconds=seconds / 2, **{"simulate_step": step, **case.options_without}
-        )
+        mended = packer.diagnose(case.without(), seconds=seconds / 2, **{"simulate_step": step, **case.options_without})
         found.append(result.culprit)
         steps.append(result.full.seconds)
         bounds.append(result.bound)

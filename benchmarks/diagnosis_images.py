@@ -31,6 +31,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
+import packer
 import readers
 from readers.augment import RandomHorizontalFlip, RandomResizedCrop
 from readers.loader import ImageLoader
@@ -137,9 +138,9 @@ def main() -> None:
         rates, looped, named, full, bounds = [], [], [], [], []
         for _ in range(arguments.runs):
             before = plain_loop(make())
-            rates.append(BATCH / readers.diagnose(make(), simulate_step=0.0, seconds=arguments.seconds).full.seconds)
+            rates.append(BATCH / packer.diagnose(make(), simulate_step=0.0, seconds=arguments.seconds).full.seconds)
             looped.append((before + plain_loop(make())) / 2)
-            result = readers.diagnose(make(), simulate_step=arguments.step, seconds=arguments.seconds)
+            result = packer.diagnose(make(), simulate_step=arguments.step, seconds=arguments.seconds)
             named.append(result.culprit or "nothing")
             full.append(1e3 * result.full.seconds)
             bounds.append(1e3 * result.bound)

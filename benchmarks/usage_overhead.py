@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from readers.usage import Sampler
-from readers.usage.sampler import INTERVAL
+from packer.tools.monitor import Sampler
+from packer.tools.monitor.sampler import INTERVAL
 
 
 def measure(samples: int, **options: Any) -> tuple[float, int]:

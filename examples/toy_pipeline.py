@@ -29,10 +29,10 @@ from numpy.lib.stride_tricks import sliding_window_view
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-import readers
+import packer
 from cache.node import usable_cpus
-from readers.diagnosis import Diagnosis
-from readers.diagnosis.text import diagnosis_lines, verdict_lines
+from packer.tools.diagnose import Diagnosis
+from packer.tools.diagnose.ladder import diagnosis_lines, verdict_lines
 
 RAW_SIDE, SMALL_RAW_SIDE, SIDE = 1024, 192, 160
 RADIUS = 10
@@ -247,7 +247,7 @@ def main() -> None:
     culprits = []
     for variant in VARIANTS:
         loader = make_loader(variant, arguments.batch_size, arguments.workers, pin_memory=bool(arguments.train))
-        result = readers.diagnose(loader, **how)
+        result = packer.diagnose(loader, **how)
         print(f"--- {variant}", *diagnosis_lines(result), *verdict_lines(result), "", sep="\n", flush=True)
         ours |= steps_per_second(variant, result)
         culprits.append(result.culprit or "none")

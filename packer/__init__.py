@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from packer.sets.save import SaveResult
     from packer.sets.table import SetTable, table
     from packer.sources import open_source
+    from packer.tools.diagnose import Diagnosis, diagnose
+    from packer.tools.monitor import monitor
+    from packer.tools.simulate import Simulation, simulate
     from packer.uploading import UploadResult, upload
     from packer.verification import VerifyResult, verify
     from packer.viewer import ViewExport, Viewing, export_view, view
@@ -72,6 +75,9 @@ _MODULES = {
     "packer.sets.save": ("SaveResult",),
     "packer.sets.table": ("SetTable", "table"),
     "packer.sources": ("open_source",),
+    "packer.tools.diagnose": ("Diagnosis", "diagnose"),
+    "packer.tools.monitor": ("monitor",),
+    "packer.tools.simulate": ("Simulation", "simulate"),
     "packer.uploading": ("UploadResult", "upload"),
     "packer.verification": ("VerifyResult", "verify"),
     "packer.viewer": ("ViewExport", "Viewing", "export_view", "view"),
@@ -84,6 +90,7 @@ __all__ = [
     "CleanResult",
     "ConvertResult",
     "DedupResult",
+    "Diagnosis",
     "ExportResult",
     "ExtractResult",
     "IndexResult",
@@ -95,6 +102,7 @@ __all__ = [
     "SaveResult",
     "SetTable",
     "SetWriter",
+    "Simulation",
     "StagedCopy",
     "UploadResult",
     "VerifyResult",
@@ -109,6 +117,7 @@ __all__ = [
     "compare_orders",
     "convert",
     "dedup",
+    "diagnose",
     "drop",
     "export_index",
     "export_view",
@@ -117,12 +126,14 @@ __all__ = [
     "index_jpeg_rows",
     "inspect",
     "merge",
+    "monitor",
     "open_engine",
     "open_shard",
     "open_source",
     "prune",
     "relabel",
     "reshard",
+    "simulate",
     "split",
     "staged_copies",
     "subset",

@@ -51,13 +51,10 @@ from readers.table import Table
 if TYPE_CHECKING:
     from readers import order as order
     from readers.caching import CachedReader, CachedStats, Capacity, Coefficients, Decoded, Recoded, cached
-    from readers.diagnosis import diagnose
     from readers.folder import open_folder
     from readers.joined import concat
     from readers.sharing import Shared, ShareOptions, share
-    from readers.simulation import Simulation, simulate
     from readers.staging import Staged, StageOptions, stage
-    from readers.usage import monitor
 
 __all__ = [
     "NO_LABEL",
@@ -85,7 +82,6 @@ __all__ = [
     "ServingError",
     "ShareOptions",
     "Shared",
-    "Simulation",
     "SourceError",
     "StageOptions",
     "Staged",
@@ -96,12 +92,9 @@ __all__ = [
     "WorkerError",
     "cached",
     "concat",
-    "diagnose",
-    "monitor",
     "open",
     "open_folder",
     "share",
-    "simulate",
     "stage",
 ]
 
@@ -114,18 +107,14 @@ _LAZY = {
     "Coefficients": "readers.caching",
     "Decoded": "readers.caching",
     "Recoded": "readers.caching",
-    "Simulation": "readers.simulation",
     "ShareOptions": "readers.sharing",
     "Shared": "readers.sharing",
     "StageOptions": "readers.staging",
     "Staged": "readers.staging",
     "cached": "readers.caching",
     "concat": "readers.joined",
-    "diagnose": "readers.diagnosis",
-    "monitor": "readers.usage",
     "open_folder": "readers.folder",
     "order": "readers.order",
-    "simulate": "readers.simulation",
     "share": "readers.sharing",
     "stage": "readers.staging",
 }
@@ -133,7 +122,8 @@ _LAZY = {
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
-        raise AttributeError(f"module 'readers' has no attribute {name!r}")
+        moved = f"; it is packer.{name}" if name in ("diagnose", "monitor", "simulate") else ""
+        raise AttributeError(f"module 'readers' has no attribute {name!r}{moved}")
     module = importlib.import_module(_LAZY[name])
     if name not in globals():
         globals()[name] = getattr(module, name)

@@ -13,13 +13,10 @@ import pytest
 from click.testing import CliRunner
 
 from packer.cli.group import cli
-from readers.diagnosis import Advice, Diagnosis, Rung, StageCost, StepTime
-from readers.diagnosis.advice import advise
-from readers.diagnosis.evidence import Evidence
-from readers.diagnosis.facts import Facts, Member
-from readers.diagnosis.model import Model, fit
-from readers.diagnosis.text import advice_lines
-from readers.diagnosis.tips import TIPS
+from packer.tools.diagnose import Advice, Diagnosis, Rung, StageCost, StepTime
+from packer.tools.diagnose.evidence import Evidence, Facts, Member, Model, fit
+from packer.tools.diagnose.ladder import advice_lines
+from packer.tools.diagnose.tips import TIPS, advise
 
 GB = 1 << 30
 BY_ID = {tip.id: tip for tip in TIPS}

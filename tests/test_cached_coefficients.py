@@ -25,11 +25,11 @@ from torch.utils.data import DataLoader
 import packer
 import readers
 from cache.errors import BadSampleError, MissingExtraError
+from packer.tools.diagnose.tiers import Tiers
 from readers.augment import CenterCrop, Normalize, Op, RandomHorizontalFlip, RandomResizedCrop, RandomRotation, Resize
 from readers.coefficients import unsupported_reason
 from readers.dali import Source
 from readers.decode.batch import routes
-from readers.diagnosis.tiers import Tiers
 from readers.headers import parse_any
 from readers.loader import ImageLoader
 from readers.order import Sequential

@@ -24,11 +24,11 @@ from test_loader_timers import Clock
 import packer
 import readers
 from cache.errors import BadSampleError
+from packer.tools.diagnose.imageloader import ImageLoaderPipeline
 from readers.augment import RandomHorizontalFlip, RandomResizedCrop, cpu
 from readers.decode.batch import routes
 from readers.decode.device import DecodeStream
 from readers.decode.share import Share, Spent
-from readers.diagnosis.imageloader import ImageLoaderPipeline
 from readers.headers import parse_any
 from readers.loader import ImageLoader
 

@@ -1,4 +1,4 @@
-"""`readers.diagnose` and `packer diagnose`: planted culprits are found, and what is cut is otherwise what it was."""
+"""`packer.diagnose` and `packer diagnose`: planted culprits are found, and what is cut is otherwise what it was."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ import torch
 from diagnosis_loaders import BATCH, FAST, SLOW, STEP, Images, Plain, loader
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
+import packer
 import readers
+from packer.tools.diagnose.dataloader import DataLoaderPipeline
+from packer.tools.diagnose.imageloader import ImageLoaderPipeline
+from packer.tools.diagnose.ladder import diagnosis_lines, verdict_lines
+from packer.tools.diagnose.pipeline import IterablePipeline, Pipeline, Stage
 from readers.augment import CenterCrop, Resize
-from readers.diagnosis.dataloader import DataLoaderPipeline
-from readers.diagnosis.imageloader import ImageLoaderPipeline
-from readers.diagnosis.pipeline import IterablePipeline, Pipeline, Stage
-from readers.diagnosis.text import diagnosis_lines, verdict_lines
 from readers.loader import ImageLoader
 from readers.torch import ImageDataset
 
@@ -85,12 +86,12 @@ class Steady(Pipeline):
     ids=["read", "transform", "collate", "copy", "workers", "training", "no-workers", "any-iterable"],
 )  # fmt: skip
 def test_the_planted_culprit_is_named(make: Callable[[], Any], options: dict[str, Any], culprit: str) -> None:
-    result = readers.diagnose(make(), seconds=SECONDS, **{"simulate_step": STEP, **options})
+    result = packer.diagnose(make(), seconds=SECONDS, **{"simulate_step": STEP, **options})
     assert result.culprit == culprit, "\n".join(diagnosis_lines(result))
 
 
 def test_a_diagnosis_has_a_line_for_each_stage() -> None:
-    result = readers.diagnose(loader(Images(0.0, (0.0, 0.0, 0.0))), simulate_step=0.002, copy=lambda x: x, seconds=1)
+    result = packer.diagnose(loader(Images(0.0, (0.0, 0.0, 0.0))), simulate_step=0.002, copy=lambda x: x, seconds=1)
     names = ["step", "copy", "transfer", "collate", "transform 3", "transform 2", "transform 1", "read", "storage"]
     assert [rung.stage for rung in result.rungs] == names == [cost.stage for cost in result.costs]
     assert all(rung.time.low <= rung.time.seconds <= rung.time.high for rung in result.rungs)
@@ -349,7 +350,7 @@ def test_epochs_follow_one_another_without_an_end() -> None:
 @pytest.mark.parametrize("empty", [[], DataLoader(Subset(Images(), []), batch_size=4)], ids=["list", "DataLoader"])
 def test_a_loader_without_batches_is_an_error(empty: Any) -> None:
     with pytest.raises(readers.PipelineError, match="gave no batch"):
-        readers.diagnose(empty, simulate_step=0.001, seconds=1)
+        packer.diagnose(empty, simulate_step=0.001, seconds=1)
 
 
 def test_what_cannot_be_cut_is_measured_as_a_whole() -> None:
@@ -359,20 +360,20 @@ def test_what_cannot_be_cut_is_measured_as_a_whole() -> None:
         def __iter__(self) -> Iterator[Any]:
             return (map(int, (row, row + 1)) for row in range(0, 100, 2))
 
-    result = readers.diagnose(DataLoader(Plain(), batch_sampler=Batches()), simulate_step=0.001, seconds=0.1)  # type: ignore[arg-type]
+    result = packer.diagnose(DataLoader(Plain(), batch_sampler=Batches()), simulate_step=0.001, seconds=0.1)  # type: ignore[arg-type]
     assert [rung.stage for rung in result.rungs] == ["step", "loading"]
     assert "could not be cut into stages (TypeError" in result.notes[0]
 
 
 def test_a_loader_that_hangs_is_an_error() -> None:
     with pytest.raises(readers.PipelineError, match="gave no batch for 1 s"):
-        readers.diagnose(loader(Images(read=0.8), 1, timeout=1), simulate_step=0.001, seconds=1)
+        packer.diagnose(loader(Images(read=0.8), 1, timeout=1), simulate_step=0.001, seconds=1)
 
 
 @pytest.mark.parametrize("options", [{}, {"step": print, "simulate_step": 0.1}, {"simulate_step": -1}])
 def test_arguments_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="simulate_step"):
-        readers.diagnose([1], **options)
+        packer.diagnose([1], **options)
 
 
 # --- the command -----------------------------------------------------------------------------------------------------

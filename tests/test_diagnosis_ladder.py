@@ -12,13 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-import readers
-from readers.diagnosis import Diagnosis, Pipeline, Rung, Stage, StepTime
-from readers.diagnosis.caveats import caveats
-from readers.diagnosis.climb import climb
-from readers.diagnosis.ladder import StageCost
-from readers.diagnosis.random_data import random_batches
-from readers.diagnosis.training import Training
+import packer
+from packer.tools.diagnose import Diagnosis, Pipeline, Rung, Stage, StepTime
+from packer.tools.diagnose.diagnose import climb
+from packer.tools.diagnose.ladder import StageCost, caveats
+from packer.tools.diagnose.pipeline import Training, random_batches
 
 
 class Clock:
@@ -36,7 +34,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(time, "perf_counter", lambda: made.now)
     monkeypatch.setattr(time, "sleep", made.wait)
-    monkeypatch.setattr("readers.diagnosis.timing.cpu_times", lambda: (0.0, 0.0))
+    monkeypatch.setattr("packer.tools.diagnose.ladder.cpu_times", lambda: (0.0, 0.0))
     return made
 
 
@@ -107,7 +105,7 @@ def test_each_line_is_announced(clock: Clock) -> None:
 
         begin = end = note
 
-    readers.diagnose(Planted(clock, loading=0.001), simulate_step=0.01, seconds=1, watcher=Listener())  # type: ignore[arg-type]
+    packer.diagnose(Planted(clock, loading=0.001), simulate_step=0.01, seconds=1, watcher=Listener())  # type: ignore[arg-type]
     assert said == ["reading the first samples", "step: 10.0 ms a step", "loading: 11.0 ms a step"]
 
 
@@ -254,6 +252,6 @@ def with_error(error: float) -> Quiet:
 def test_notes_are_said_where_they_apply(
     result: Diagnosis, pipeline: Pipeline, sizes: list[int], replayed: list[int], note: str, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("readers.diagnosis.caveats.cpu_cache_bytes", lambda: 32 << 20)
+    monkeypatch.setattr("packer.tools.diagnose.ladder.cpu_cache_bytes", lambda: 32 << 20)
     notes = list(caveats(result, pipeline, None, result.step, sizes, replayed))
     assert len(notes) == bool(note) and note in "".join(notes), notes

@@ -85,6 +85,7 @@ ALLOWED = {  # third-party packages that a layer may name at all, lazily or not
         "ray",
     },
 }
+ALLOWED["packer.tools"] = ALLOWED["packer"] | {"torch", "pynvml", "amdsmi"}
 # What runs on torch; everything else must do without. `import readers` loads none of it.
 ON_TORCH = (
     "readers.torch",
@@ -100,11 +101,10 @@ ON_TORCH = (
     "readers.decode.device",
     "readers.decode.torchcodec",
     "readers.decode.torchvision",
-    "readers.diagnosis.dataloader",
-    "readers.diagnosis.recording",
-    "readers.diagnosis.streams",
-    "readers.diagnosis.tiers",
-    "readers.diagnosis.workers",
+    "packer.tools.diagnose.cuts",
+    "packer.tools.diagnose.dataloader",
+    "packer.tools.diagnose.imageloader",
+    "packer.tools.diagnose.tiers",
     "readers.parity",
     "readers.transformers",
 )
@@ -131,7 +131,7 @@ LAZY = {
     "readers.coefficients.kernels": "numba: 0.5 s, and all functions are compiled when they are imported",
     "readers.caching.convert": "60 ms: decoders",
     "readers.decode.device": "torch",
-    "readers.diagnosis.dataloader": "torch",
+    "packer.tools.diagnose.dataloader": "torch",
     "readers.forked": "16 ms: multiprocessing, concurrent.futures; few trees are large",
     "readers.headers": "6 ms: 12 modules; an index has the header facts",
     "readers.loader": "torch",
@@ -249,8 +249,17 @@ def test_imports_point_down(path: Path) -> None:
     for line, module in imports(path):
         top = module.partition(".")[0]
         assert top not in LAYERS or top in below, f"{path}:{line} imports {module}: {layer} must not know {top}"
-        known = top in LAYERS or top in sys.stdlib_module_names or top in ALLOWED[layer]
+        room = "packer.tools" if name_of(path).startswith("packer.tools") else layer
+        known = top in LAYERS or top in sys.stdlib_module_names or top in ALLOWED[room]
         assert known, f"{path}:{line} imports {module}, which {layer} must not need"
+
+
+@of_each_module
+def test_only_the_command_line_imports_tools(path: Path) -> None:
+    name = name_of(path)
+    if not name.startswith(("packer.cli", "packer.report", "packer.tools")) and name != "packer":
+        for line, module in imports(path):
+            assert not module.startswith("packer.tools"), f"{path}:{line} imports {module}, a tool"
 
 
 @of_each_module

@@ -17,12 +17,10 @@ import numpy as np
 import pytest
 from suites.programs import run_packer
 
-import readers
+import packer
 from packer.report.usage import comparison_page, usage_page
-from readers.usage import Mark, Series, Usage, load, save
-from readers.usage.compare import compare
-from readers.usage.reading import read_usage
-from readers.usage.text import usage_lines
+from packer.tools.monitor import Mark, Series, Usage, load, save
+from packer.tools.monitor.record import compare, read_usage, usage_lines
 
 READY = "import os, sys, time; print('ready', flush=True); "
 
@@ -190,7 +188,7 @@ def test_two_records_are_compared_series_by_series_and_span_by_span() -> None:
 
 
 def test_a_diagnosis_records_each_of_its_lines() -> None:
-    result = readers.diagnose([np.zeros(8)] * 3, simulate_step=0.001, seconds=0.5)
+    result = packer.diagnose([np.zeros(8)] * 3, simulate_step=0.001, seconds=0.5)
     assert result.usage is not None
     rates = {mark.name: (mark.steps, mark.images) for mark in result.usage.marks}
     lines = {rung.stage: (rung.time.per_second, 8 * rung.time.per_second) for rung in result.rungs}

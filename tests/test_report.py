@@ -20,10 +20,8 @@ from suites.programs import run_packer, run_python
 import readers
 from packer.report import Page, charts, svg_image, write_page
 from packer.report.diagnosis import diagnosis_page
-from readers.diagnosis.ladder import Advice, Diagnosis, Rung, StageCost
-from readers.diagnosis.text import diagnosis_lines, verdict_lines
-from readers.diagnosis.timing import StepTime
-from readers.usage.record import Mark, Series, Usage
+from packer.tools.diagnose.ladder import Advice, Diagnosis, Rung, StageCost, StepTime, diagnosis_lines, verdict_lines
+from packer.tools.monitor.record import Mark, Series, Usage
 
 HOSTILE = "<script>alert(1)</script>\"'&\u202e\x1b[2J</style>"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

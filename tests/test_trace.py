@@ -15,6 +15,7 @@ from conftest import make_jpeg, tree_of
 from diagnosis_loaders import plain_loader
 from gpu_doubles import install
 
+import packer
 import readers
 from readers.augment import RandomHorizontalFlip, RandomResizedCrop
 from readers.loader import ImageLoader
@@ -97,7 +98,7 @@ def test_a_trace_keeps_the_last_events(reader: readers.Reader, tmp_path: Path) -
 
 def test_a_diagnosis_of_any_loader_has_lines_waits_copies_and_steps(tmp_path: Path) -> None:
     trace, copied = Trace(), []
-    result = readers.diagnose(
+    result = packer.diagnose(
         plain_loader(), lambda batch: None, copy=lambda batch: copied.append(0) or batch, seconds=1, trace=trace
     )
     trace.save(tmp_path / "trace.json")

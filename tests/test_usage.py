@@ -11,11 +11,12 @@ import pytest
 from suites.staging import wait_for
 from usage_doubles import MEMINFO, FakeMachine, sampler
 
+import packer
 import readers
+from packer.tools.monitor import load
+from packer.tools.monitor.record import Buffer
 from readers.augment import CenterCrop, Resize
 from readers.loader import ImageLoader
-from readers.usage import load
-from readers.usage.buffer import Buffer
 
 
 def test_a_training_marks_counts_and_gauges(machine: FakeMachine) -> None:
@@ -39,7 +40,7 @@ def test_a_training_marks_counts_and_gauges(machine: FakeMachine) -> None:
 def test_a_probe_that_fails_is_noted_and_no_more(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.write(meminfo=MEMINFO)
     found = sampler(machine)
-    monkeypatch.setattr("readers.usage.probes.meminfo", lambda text: 1 // 0)
+    monkeypatch.setattr("packer.tools.monitor.probes.meminfo", lambda text: 1 // 0)
     for _ in range(3):
         machine.pass_time()
         found.sample()
@@ -49,7 +50,7 @@ def test_a_probe_that_fails_is_noted_and_no_more(machine: FakeMachine, monkeypat
 
 def test_a_probe_that_hangs_keeps_no_one_waiting(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a GPU that has fallen off the bus: marks are taken, and the end comes."""
-    monkeypatch.setattr("readers.usage.sampler._PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr("packer.tools.monitor.sampler._PATIENCE_SECONDS", 0.05)
     found, hangs, go = sampler(machine), threading.Event(), threading.Event()
     machine.pass_time()
     found.sample()
@@ -112,7 +113,7 @@ def test_each_node_has_one_record(
     }
     for variable, value in given.items():
         monkeypatch.setenv(variable, str(value))
-    with readers.monitor(tmp_path / "run.jsonl") as usage:
+    with packer.monitor(tmp_path / "run.jsonl") as usage:
         usage.mark("begin")
     assert [path.name for path in tmp_path.iterdir()] == ([name] if name else [])
 

@@ -12,7 +12,7 @@ import pytest
 from usage_doubles import MEMINFO, STAT, FakeMachine, sampler
 
 import readers
-from readers.usage import Usage, load, save
+from packer.tools.monitor import Usage, load, save
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ import pytest
 from usage_doubles import DISKS, LUSTRE, MEMINFO, NET, NFS, STAT, FakeMachine, NvmlLibrary, amdsmi_module, last, sampler
 
 import readers
-from readers.usage import Sampler
-from readers.usage.proc import cpu_times, key_values, net_counters, pressure, process_times
+from packer.tools.monitor import Sampler
+from packer.tools.monitor.probes import cpu_times, key_values, net_counters, pressure, process_times
 
 
 def test_counters_become_rates_and_shares(machine: FakeMachine) -> None:

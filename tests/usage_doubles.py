@@ -16,7 +16,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from readers.usage import Sampler, Usage
+from packer.tools.monitor import Sampler, Usage
 
 STAT = """cpu  300 0 100 1000 60 0 0 40 7 0
 cpu0 {0} 0 50 500 30 0 0 20 7 0

@@ -3,7 +3,7 @@
     python benchmarks/seeds/s001.py [--seconds 20] [--batch-size 32] [--smoke]
 
 The pipeline, its repairs and the figures of the article are those of `examples/toy_pipeline.py`. A row is a diagnosis
-of one variant by `readers.diagnose`. On the CPU the step is simulated, since a network would take the cores from the
+of one variant by `packer.diagnose`. On the CPU the step is simulated, since a network would take the cores from the
 workers; the rows with a GPU train one. --s3 s3://BUCKET/SET compares the download of a packed set by s5cmd with ours.
 """
 
@@ -28,6 +28,7 @@ from harness import REPOSITORY, Benchmark, Contender, NotHere, Results, contende
 from machine import folder_bytes, has_gpu
 from report import Column
 
+import packer
 from cache.node import usable_cpus
 from packer.report import charts
 
@@ -52,7 +53,6 @@ def toy() -> Any:
 # --- rows -------------------------------------------------------------------------------------------------------------
 def _diagnosed(arguments: argparse.Namespace, variant: str, device: str | None = None) -> dict[str, Any]:
     """A diagnosis; without a device of a simulated step, which takes the same time in all rows."""
-    import readers
 
     example = toy()
     if device is None:
@@ -60,7 +60,7 @@ def _diagnosed(arguments: argparse.Namespace, variant: str, device: str | None =
     else:
         how = {"step": example.make_step(device), "device": device}
     loader = example.make_loader(variant, _batch_size(arguments), usable_cpus(), pin_memory=device is not None)
-    result = readers.diagnose(loader, seconds=_seconds(arguments), **how)
+    result = packer.diagnose(loader, seconds=_seconds(arguments), **how)
     lines = {ALONE: result.step.per_second, **example.steps_per_second(variant, result)}
     return {
         **lines,
@@ -349,7 +349,7 @@ EXPERIMENT = Experiment(
     about=(
         "The article keeps batches, samples and raw images in memory, one after the other, measures the steps a second "
         "of each, and so finds which stage of the input starves the GPU: 0.89 steps/s as it is, 3.45 with a batch that "
-        "stays on the GPU. `readers.diagnose` climbs the same ladder by itself; here it does so on a pipeline with the "
+        "stays on the GPU. `packer.diagnose` climbs the same ladder by itself; here it does so on a pipeline with the "
         "same two bottlenecks."
     ),
     benchmark=Benchmark(

@@ -12,7 +12,7 @@ from s002_rows import DALI, DALI_GPU, OURS, OURS_GPU, OURS_NEAREST, PYTORCH, PYT
 from s002_steps import MODELS, QUANTILES, Sleeps, doc_gain, doc_ms
 
 from packer.report import charts
-from readers.usage import Usage
+from packer.tools.monitor import Usage
 
 __all__ = ["publish"]
 
@@ -194,7 +194,7 @@ def _usage(page: Page, results: Results, loads: Sequence[int], records: dict[str
 
 
 def _heat_map(page: Page, name: str, path: Path) -> None:
-    from readers.usage import load
+    from packer.tools.monitor import load
 
     record: Usage = load(path).summary()
     count = max(1, min(100, len(record.times)))

@@ -19,6 +19,8 @@ from typing import Any
 from machine import cpu_seconds_of_tree
 from s002_rows import BATCH, SIZE
 
+import packer
+
 __all__ = [
     "MODELS",
     "QUANTILES",
@@ -156,11 +158,10 @@ class _Busy:
 def watch(batches: Iterable[Any], step: Step, seconds: float, path: Path) -> dict[str, float]:
     """Percentiles of what is busy during such a loop, in per cent: "cpu_p95", "step_p95", and "gpu_p95" where there is
     a GPU. path: of the record."""
-    import readers
 
     busy = _Busy(step)
     path.unlink(missing_ok=True)
-    with readers.monitor(path, interval=0.2) as sampler:
+    with packer.monitor(path, interval=0.2) as sampler:
         sampler.gauge("step busy", busy.share, full=1.0)
         started = time.perf_counter()
         for images, labels in batches:

@@ -11,9 +11,8 @@ from packer.cli.report import report_option
 from packer.cli.text import json_option, show_result, width
 from packer.report import write_page
 from packer.report.usage import comparison_page
-from readers.usage import load
-from readers.usage.compare import compare
-from readers.usage.text import comparison_lines
+from packer.tools.monitor import load
+from packer.tools.monitor.record import compare, comparison_lines
 
 __all__ = ["DiagnoseOrCompare", "compare_command", "compare_option"]
 
@@ -40,7 +39,7 @@ class DiagnoseOrCompare(click.Command):
 @report_option("Write a report with both heat maps, one over the other.")
 @json_option
 def compare_command(paths: tuple[Path, Path], html: Path | None, as_json: bool) -> None:
-    """Compare two runs, each a record of `packer monitor`, of readers.monitor, or the JSON of a diagnosis."""
+    """Compare two runs, each a record of `packer monitor`, of packer.monitor, or the JSON of a diagnosis."""
     result = compare(*map(load, paths))
     if html is not None:
         write_page(html, comparison_page(result, (paths[0].name, paths[1].name)))

@@ -13,9 +13,8 @@ from packer.cli.report import report_option
 from packer.cli.text import Duration, json_option, print_json, show, width
 from packer.report import write_page
 from packer.report.usage import usage_page
-from readers.usage import Sampler
-from readers.usage.reading import read_usage
-from readers.usage.text import usage_lines
+from packer.tools.monitor import Sampler
+from packer.tools.monitor.record import read_usage, usage_lines
 
 __all__ = ["command"]
 
@@ -36,7 +35,7 @@ def command(output: Path | None, interval: float, html: Path | None, as_json: bo
     COMMAND has stdin, stdout and signals for itself, and its exit status is returned. When it has ended, a table with
     percentiles of each device and what they say is printed on stderr; with --json, all of it on stdout.
 
-    For marks of epochs, and steps and images a second, use readers.monitor in the training code.
+    For marks of epochs, and steps and images a second, use packer.monitor in the training code.
     """
     signals = HeldSignals(lambda: False, lambda: None)
     with signals.handling():

@@ -5,20 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 import readers
-from packer.cli.report import report_option
 from packer.cli.text import Duration, Rate, SetPlace, Size, json_option, show_result, split_option, watcher, width
-from packer.output import output_errors
-from packer.report import write_page
-from packer.report.diagnosis import command_line
-from packer.report.simulation import simulation_page
-from readers.simulation import ORDERS, Job, Machine, Shuffles, Simulation, planned_set, simulate, subject_of
-from readers.simulation.text import simulation_lines
+from packer.tools.simulate import ORDERS, Job, Machine, Shuffles, planned_set, simulate, simulation_lines, subject_of
 
 __all__ = ["command"]
 
@@ -91,7 +84,6 @@ def _count(flag: str, default: int | None, help: str, metavar: str = "N") -> Cal
 @_count("--samples", None, "Without SET: samples of a set that is not packed yet.")
 @click.option("--mean-bytes", type=Size(), metavar="SIZE", help="Of it: bytes of a sample on average. Default: 110kB.")
 @_count("--shards", None, "Of it: shards. Default: of 1 GiB.")
-@report_option("Also write a page with charts.")
 @json_option
 def command(
     dataset: str | None,
@@ -99,7 +91,6 @@ def command(
     caches: tuple[float | int, ...],
     orders: tuple[str, ...],
     as_json: bool,
-    html: Path | None,
     **options: Any,
 ) -> None:
     """Simulate how a job would read SET: who reads what, when, from where, for each order and each cache.
@@ -122,15 +113,7 @@ def command(
     else:
         with readers.open(dataset, split) as reader:
             found = simulate(subject_of(reader, reader.fields[0]), job, **rest)
-    if html is not None:
-        with output_errors():
-            write_page(html, simulation_page(found, command_line()))
-    written = [f"the report is in {html}"] if html is not None else []
-    show_result(found, as_json, lambda: [*_lines(found), *written])
-
-
-def _lines(found: Simulation) -> list[str]:
-    return simulation_lines(found, width(other=120))
+    show_result(found, as_json, lambda: simulation_lines(found, width(other=120)))
 
 
 def _machine(options: dict[str, Any]) -> Machine:

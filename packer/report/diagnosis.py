@@ -13,8 +13,7 @@ from importlib import metadata
 from packer.report import charts
 from packer.report.page import Page
 from packer.report.usage import add_usage
-from readers.diagnosis.ladder import Advice, Diagnosis
-from readers.diagnosis.text import facts_of, ladder_table
+from packer.tools.diagnose.ladder import Advice, Diagnosis, facts_of, ladder_table
 
 __all__ = ["command_line", "diagnosis_page", "environment"]
 

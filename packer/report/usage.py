@@ -8,11 +8,15 @@ from dataclasses import replace
 from cache.messages import human_seconds
 from packer.report import charts
 from packer.report.page import Page
-from readers.usage import Usage
-from readers.usage.compare import Comparison
-from readers.usage.reading import format_value, read_usage
-from readers.usage.record import HeatRow
-from readers.usage.text import comparison_tables, percentiles_table
+from packer.tools.monitor import Usage
+from packer.tools.monitor.record import (
+    Comparison,
+    HeatRow,
+    comparison_tables,
+    format_value,
+    percentiles_table,
+    read_usage,
+)
 
 __all__ = ["add_usage", "comparison_page", "usage_page"]
 

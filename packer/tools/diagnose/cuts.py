@@ -1,0 +1,452 @@
+"""A data set cut into stages: reading, and each member of its transform.
+
+Samples are recorded at each stage, in a worker of the loader's own kind where it has workers, so that what a data set
+opens is not open in the processes that are forked later. A stage is then cut out by a data set that starts from a
+recorded value. Each time a value is used it is copied, because some transforms change their argument.
+
+The transform is the attribute `transform` of the data set, or else its only attribute that is a `Compose`, also below
+`Subset` and similar wrappers. The members of a `Compose` and of a `Sequential` run one after the other; what another
+transform does with its members is not known, so it is one member itself. Where a data set calls its transform in
+another way than with one value, or does more with the result than return it, in tuples, lists or dictionaries, the
+transform cannot be cut, and the whole of `__getitem__` is one stage, "read".
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import pickle
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, pstdev
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from cache.errors import PipelineError
+from packer.tools.diagnose.pipeline import Stage, leaves, map_tree, tree_bytes
+
+__all__ = ["Cuts", "RecordedCuts", "StreamCuts", "batches_of", "duplicate", "name_of", "own_container"]
+
+RECORD_SECONDS = 5.0
+RECORD_BYTES = 256 << 20
+_LEAST_SAMPLES = 2
+
+
+class Cuts(ABC):
+    """A data set of which stages can be replaced by memory. Its items have numbers from 0, called slots.
+
+    stages: their seconds are of a sample and not of a batch, in one process that nothing disturbs.
+    """
+
+    stages: tuple[Stage, ...]
+    notes: tuple[str, ...] = ()
+    size_error: float = 0.0
+    count: int
+
+    @abstractmethod
+    def data(self, cut: int) -> Any:
+        """The data set with its first `cut` stages in memory; 0: only the choice of the samples is fixed."""
+
+    def without(self, number: int) -> Any | None:
+        """The data set with stage `number` alone in memory; None if that is not possible."""
+        return None
+
+
+@dataclass
+class _Sample:
+    """A sample at each stage. values[m]: what enters member m of the transform, for each call of it.
+
+    seconds, cpu: of reading and of each member. copying: of values[m]. result: what `__getitem__` returned, with an
+    `_Output` where an output of the transform was. found: whether there is one for each call of the transform.
+    """
+
+    index: Any
+    values: list[list[Any]]
+    seconds: list[float]
+    cpu: list[float]
+    copying: list[float]
+    result: Any = None
+    found: bool = True
+
+
+@dataclass(frozen=True)
+class _Output:
+    """The place in a result where the output of a call of the transform was."""
+
+    call: int
+
+
+@dataclass
+class _Tap:
+    """Stands in for a transform: runs its members, and records or replaces what passes between them.
+
+    replace: (member, values): the results of that member come from memory, one for each call.
+    """
+
+    transform: Callable[..., Any]
+    members: Sequence[Callable[[Any], Any]]
+    recording: _Sample | None = None
+    replace: tuple[int, Sequence[Any]] | None = None
+    outputs: list[Any] = field(default_factory=list)
+    calls: int = 0
+
+    def __call__(self, *values: Any, **named: Any) -> Any:
+        if len(values) != 1 or named:
+            if self.recording is not None:
+                self.recording.found = False
+            return self.transform(*values, **named)
+        value, call, sample = values[0], self.calls, self.recording
+        self.calls += 1
+        for number, member in enumerate(self.members):
+            if sample is not None:
+                self._record(sample, number, value)
+            if self.replace is not None and self.replace[0] == number and call < len(self.replace[1]):
+                value = duplicate(self.replace[1][call])
+                continue
+            start, cpu = time.perf_counter(), time.thread_time()
+            value = member(value)
+            if sample is not None:
+                sample.seconds[number + 1] += time.perf_counter() - start
+                sample.cpu[number + 1] += time.thread_time() - cpu
+        if sample is not None:
+            self._record(sample, len(self.members), value)
+            self.outputs.append(value)
+        return value
+
+    def __getattr__(self, name: str) -> Any:
+        """What data sets ask of their transform, besides to be called."""
+        if name.startswith("__") or "transform" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self.transform, name)
+
+    @staticmethod
+    def _record(sample: _Sample, number: int, value: Any) -> None:
+        if hasattr(value, "load") and type(value).__module__.startswith("PIL."):
+            value.load()  # a file that was opened only: decoding is not copying
+        start = time.perf_counter()
+        try:
+            sample.values[number].append(duplicate(value))
+        except Exception:  # whatever the classes of the user raise
+            sample.found = False
+        sample.copying[number] += time.perf_counter() - start
+
+
+class RecordedCuts(Cuts):
+    """Any data set with numbered samples.
+
+    loader: whose data set it is. indices: of the samples to record, in order; recording ends early where it takes
+    more than 5 s or 256 MB at one stage.
+    """
+
+    def __init__(self, loader: DataLoader[Any], data: Any, indices: Sequence[Any]) -> None:
+        self._data = data
+        self._whole, self._tap = _tapped(data)
+        self._samples = self._record(loader, indices)
+        if self._tap is not None and not all(sample.found for sample in self._samples):
+            self._whole, self._tap = data, None
+            self._samples = self._record(loader, indices)
+            self.notes = (
+                f"the transform of {type(data).__name__} is part of 'read': it is not called with one value that can "
+                f"be copied, or its result is not what __getitem__ returns",
+            )
+        self.count = len(self._samples)
+        members = list(self._tap.members) if self._tap is not None else []
+        names = ["read", *(f"transform {i}" for i in range(1, len(members) + 1))]
+        whats = [f"{type(data).__name__}.__getitem__", *map(name_of, members)]
+        self.stages = tuple(self._stage(i, *each) for i, each in enumerate(zip(names, whats, strict=True)))
+        sizes = [tree_bytes(sample.values[0] or sample.result) for sample in self._samples]
+        mean = fmean(sizes)
+        self.size_error = pstdev(sizes) / mean / len(sizes) ** 0.5 if mean else 0.0
+
+    def data(self, cut: int) -> Any:
+        return _Replay(self._whole, self._tap, self._samples, cut)
+
+    def without(self, number: int, data: Any = None) -> Any | None:
+        """As of `Cuts`. data: another data set of the same items, which is cut in place of the recorded one."""
+        whole, tap = (self._whole, self._tap) if data is None else _tapped(data)
+        return _Replay(whole, tap, self._samples, 0, number - 1) if number and self._tap is not None else None
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+    def _record(self, loader: DataLoader[Any], indices: Sequence[Any]) -> list[_Sample]:
+        stages = 1 + (len(self._tap.members) if self._tap is not None else 0)
+        recorder = _Recorder(self._whole, self._tap, stages)
+        found, left, end = list[_Sample](), [RECORD_BYTES] * (stages + 1), time.perf_counter() + RECORD_SECONDS
+        for sample in first_of(loader, recorder, indices):
+            found.append(sample)
+            for stage, value in enumerate((*sample.values, sample.result)):
+                left[stage] -= tree_bytes(value)
+            if len(found) >= _LEAST_SAMPLES and (min(left) < 0 or time.perf_counter() > end):
+                break
+        return found
+
+    def _stage(self, number: int, name: str, what: str) -> Stage:
+        samples = self._samples
+        return Stage(
+            name,
+            what,
+            fmean(sample.seconds[number] for sample in samples),
+            fmean(sample.cpu[number] for sample in samples),
+            fmean(sample.copying[number - 1] for sample in samples) if number else 0.0,
+            sum(tree_bytes(sample.values[number - 1]) for sample in samples) if number else 0,
+        )
+
+
+class _Recorder:
+    """A data set whose items are the samples of another one, recorded."""
+
+    def __init__(self, whole: Any, tap: _Tap | None, stages: int) -> None:
+        self.whole, self.tap, self.stages = whole, tap, stages
+
+    def __getitem__(self, index: Any) -> _Sample:
+        tap, zeros = self.tap, [0.0] * self.stages
+        sample = _Sample(index, [[] for _ in zeros], zeros[:], zeros[:], zeros[:])
+        self.whole[index]  # so that the clocks below are those of a read from the page cache
+        if tap is not None:
+            tap.recording, tap.calls, tap.outputs = sample, 0, []
+        start, cpu = time.perf_counter(), time.thread_time()
+        try:
+            result = self.whole[index]
+        finally:
+            if tap is not None:
+                tap.recording = None
+        others = sum(sample.copying)
+        sample.seconds[0] = max(0.0, time.perf_counter() - start - sum(sample.seconds) - others)
+        sample.cpu[0] = max(0.0, time.thread_time() - cpu - sum(sample.cpu) - others)
+        sample.result = result
+        if tap is not None:
+            calls = {id(output): call for call, output in enumerate(tap.outputs)}
+            sample.result = map_tree(
+                result,
+                lambda leaf: _Output(calls[id(leaf)]) if id(leaf) in calls else leaf,
+                lambda leaf: id(leaf) in calls,
+            )
+            found = [leaf.call for leaf in leaves(sample.result) if isinstance(leaf, _Output)]
+            sample.found = sample.found and len(calls) > 0 and sorted(found) == list(range(len(tap.outputs)))
+            tap.outputs = []
+        return sample
+
+
+class _Replay:
+    """A data set of recorded samples: the first `cut` stages, or member `alone` of the transform, are in memory.
+
+    whole: the data set itself with a tap in it, for what is not in memory.
+    """
+
+    def __init__(self, whole: Any, tap: _Tap | None, samples: Sequence[_Sample], cut: int, alone: int = -1) -> None:
+        self.whole, self.tap, self.samples, self.cut, self.alone = whole, tap, samples, cut, alone
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, slot: int) -> Any:
+        if self.cut == 0:
+            self._replace([slot])
+            return self.whole[self.samples[slot].index]
+        sample = self.samples[slot]
+        if self.tap is None:
+            return own_container(sample.result)
+        outputs = []
+        for value in sample.values[self.cut - 1]:
+            value = duplicate(value)
+            for member in self.tap.members[self.cut - 1 :]:
+                value = member(value)
+            outputs.append(value)
+        return map_tree(sample.result, lambda leaf: outputs[leaf.call] if isinstance(leaf, _Output) else leaf)
+
+    def __getitems__(self, slots: Sequence[int]) -> list[Any]:
+        many = getattr(self.whole, "__getitems__", None)
+        if self.cut == 0 and callable(many):
+            self._replace(slots)
+            return list(many([self.samples[slot].index for slot in slots]))
+        return [self[slot] for slot in slots]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Tensors as bytes: each would be a file descriptor of its own on its way to a process that is spawned."""
+        return {**self.__dict__, "samples": pickle.dumps(self.samples, pickle.HIGHEST_PROTOCOL)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, samples=pickle.loads(state["samples"]))
+
+    def _replace(self, slots: Sequence[int]) -> None:
+        if self.tap is not None:
+            self.tap.calls, self.tap.replace = 0, None
+            if self.alone >= 0:
+                values = [self.samples[slot].values[self.alone + 1] for slot in slots]
+                self.tap.replace = self.alone, list(itertools.chain.from_iterable(values))
+
+
+# --- transforms and values ------------------------------------------------------------------------------------------
+def _tapped(data: Any) -> tuple[Any, _Tap | None]:
+    """A copy of a data set with a tap in place of its transform; the data set itself and None where there is none."""
+    name = _transform_of(data)
+    if name is not None:
+        transform = getattr(data, name)
+        tap = _Tap(transform, _members(transform))
+        found = copy.copy(data)
+        setattr(found, name, tap)
+        both = getattr(data, "transforms", None)  # torchvision's pair of transforms, of image and target
+        if getattr(both, "transform", None) is transform:
+            found.transforms = copy.copy(both)
+            found.transforms.transform = tap
+        return found, tap
+    inner = getattr(data, "dataset", None)  # Subset, and wrappers like it
+    if inner is not None and hasattr(inner, "__getitem__"):
+        below, inner_tap = _tapped(inner)
+        if inner_tap is not None:
+            found = copy.copy(data)
+            found.dataset = below
+            return found, inner_tap
+    return data, None
+
+
+def _transform_of(data: Any) -> str | None:
+    """The attribute that has the transform of a data set."""
+    if callable(getattr(data, "transform", None)):
+        return "transform"
+    found = [name for name, value in getattr(data, "__dict__", {}).items() if callable(value) and _is_compose(value)]
+    return found[0] if len(found) == 1 and "target" not in found[0] else None
+
+
+def _is_compose(transform: Any) -> bool:
+    named = any(kind.__name__ == "Compose" for kind in type(transform).__mro__)
+    return named and isinstance(getattr(transform, "transforms", None), list | tuple | torch.nn.ModuleList)
+
+
+def _members(transform: Any) -> tuple[Callable[[Any], Any], ...]:
+    if isinstance(transform, torch.nn.Sequential):
+        return tuple(transform)
+    return tuple(transform.transforms) if _is_compose(transform) else (transform,)
+
+
+def own_container(value: Any) -> Any:
+    """The same leaves in tuples, lists and mappings of their own."""
+    return map_tree(value, lambda leaf: leaf)
+
+
+def duplicate(value: Any) -> Any:
+    """A copy that a transform may change in place."""
+    if type(value).__module__.startswith("PIL."):
+        return value.copy()
+    return copy.deepcopy(value)
+
+
+def name_of(function: Any) -> str:
+    return getattr(function, "__name__", None) or type(function).__name__
+
+
+# --- A stream cut into stages: making its items is one of them, since they have no numbers.
+class StreamCuts(Cuts):
+    """The first items of the stream of a loader: samples, or batches where the stream makes them itself."""
+
+    def __init__(self, loader: DataLoader[Any], most: int) -> None:
+        self._stream = loader.dataset
+        name = type(self._stream).__name__
+        timed, left, end = list[tuple[Any, float, float]](), RECORD_BYTES, time.perf_counter() + RECORD_SECONDS
+        for each in first_of(loader, _Timed(self._stream), None):
+            timed.append(each)
+            left -= tree_bytes(each[0])
+            if len(timed) == most or left < 0 or time.perf_counter() > end:
+                break
+        if not timed:
+            raise PipelineError(f"{name}: gave no sample; a diagnosis needs at least one")
+        self._items = [item for item, _, _ in timed]
+        self.count = len(timed)
+        later = timed[1:] or timed  # the first one also opens files
+        means = fmean(seconds for _, seconds, _ in later), fmean(cpu for _, _, cpu in later)
+        self.stages = (Stage("loading", name, *means),)
+        self.notes = (f"{name} is an IterableDataset, whose samples have no numbers: its work is one stage, 'loading'",)
+
+    def data(self, cut: int) -> Any:
+        return _Again(self._items) if cut else self._stream
+
+
+class _Timed(IterableDataset[Any]):
+    """(item, seconds, CPU seconds) of a stream."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def __iter__(self) -> Iterator[tuple[Any, float, float]]:
+        start, cpu = time.perf_counter(), time.thread_time()
+        for item in self.stream:
+            yield item, time.perf_counter() - start, time.thread_time() - cpu
+            start, cpu = time.perf_counter(), time.thread_time()
+
+
+class _Again(IterableDataset[Any]):
+    """The same items without an end; each worker has all of them."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(own_container, itertools.cycle(self.items))
+
+    def __getitem__(self, number: int) -> Any:
+        return self.items[number]
+
+
+# --- Items and batches of data sets, made in workers as those of a DataLoader are.
+_TIMEOUT = 120.0  # seconds after which a worker that gives nothing is taken to hang, if the loader does not say
+_WORKER_OPTIONS = ("worker_init_fn", "multiprocessing_context")
+
+
+def first_of(loader: DataLoader[Any], data: Any, indices: Sequence[Any] | None) -> Iterator[Any]:
+    """The items of `data` that have these indices, or all if it is a stream; made in a worker of the loader's kind, one
+    after the other, where it has workers, and in this process where they cannot leave one."""
+    done = 0
+    if loader.num_workers:
+        options = {name: getattr(loader, name) for name in _WORKER_OPTIONS}
+        items = batches_of(
+            DataLoader, loader, data, batch_size=None, sampler=indices, num_workers=1, prefetch_factor=1,
+            collate_fn=_sealed, **options,
+        )  # fmt: skip
+        try:
+            for sealed in items:
+                if sealed is None:
+                    break
+                yield pickle.loads(sealed)
+                done += 1
+            else:
+                return
+        finally:
+            items.close()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in a worker
+    try:
+        yield from itertools.islice(data, done, None) if indices is None else (data[index] for index in indices[done:])
+    finally:
+        torch.set_num_threads(threads)
+
+
+def batches_of(kind: Any, loader: DataLoader[Any], data: Any, **options: Any) -> Generator[Any, None, None]:
+    """The batches of a loader of class `kind` with these options, and the timeout of `loader`; closing ends workers.
+
+    Raises PipelineError where they give no batch for so long.
+    """
+    timeout = (loader.timeout or _TIMEOUT) if loader.num_workers else 0
+    iterator = iter(kind(data, timeout=timeout, **options))
+    try:
+        yield from iterator
+    except RuntimeError as error:
+        if "timed out after" in str(error):
+            raise PipelineError(
+                f"the workers of the DataLoader gave no batch for {timeout:g} s: they wait for something that does not "
+                f"come, or need a longer timeout= of the loader"
+            ) from error
+        raise
+    finally:
+        if hasattr(iterator, "_shutdown_workers"):
+            iterator._shutdown_workers()
+
+
+def _sealed(item: Any) -> bytes | None:
+    """An item as bytes, so that its tensors are not a file descriptor each; None if that is not possible."""
+    try:
+        return pickle.dumps(item, pickle.HIGHEST_PROTOCOL)
+    except Exception:  # whatever the classes of the user raise
+        return None

@@ -1,0 +1,489 @@
+"""What a step would take if the loader were another: a model with few parameters, fitted to one diagnosis.
+
+    step = max(floor, slowdown × max(work of a batch / workers, CPU time of a batch / CPUs, serial work of a batch))
+    step = floor + slowdown × work of a batch                                                 without workers
+
+The floor is the step with the copy and the transfer, measured. The work of a batch is the sum of its stages, each timed
+alone in one worker; slowdown is what the workers really took more or less, where the diagnosis could see it, that is
+where they are the limit. What storage adds to the warm pipeline is work that waits.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from cache import list_caches
+from cache.filesystem import cache_budget, filesystem_type, free_space, is_in_memory, is_local
+from cache.node import available_memory_bytes, detect_ranks
+from cache.staging import candidates
+from cache.stores import LooseFiles
+from packer.tools.diagnose.ladder import Diagnosis, StageCost
+from packer.tools.diagnose.pipeline import leaves
+from packer.tools.monitor.probes import key_values
+from readers.headers import MEDIA
+from readers.reader import Reader
+from readers.sample import ImageInfo, headers_of
+
+__all__ = ["Evidence", "Facts", "Member", "Model", "fit", "gather"]
+
+_LIMITED = 1.05  # a step that takes so many times the floor waits for the workers
+_SAME = 1.03
+_SLOWEST = 3.0  # times the work alone; what takes longer is not the workers'
+_COMPUTES, _COMPUTES_ON_BUSY = 0.5, 0.1  # of its time on the CPU
+_BUSY = 0.95  # of the CPUs
+_COMPUTING = ("decode", "augment")  # of our own loaders: they never wait
+_MOST_WORKERS = 4  # for each CPU: for work that waits
+
+
+@dataclass(frozen=True)
+class Model:
+    """work, cpu: seconds and CPU seconds of a batch in one worker, by stage. workers: 0 for none.
+
+    serial: the stages that only one worker does at a time.
+    """
+
+    floor: float
+    work: Mapping[str, float]
+    cpu: Mapping[str, float]
+    workers: int
+    cpus: int
+    slowdown: float = 1.0
+    serial: tuple[str, ...] = ()
+
+    def seconds(
+        self, *, workers: int | None = None, share: Mapping[str, float] | None = None, saved: float = 0.0
+    ) -> float:
+        """Seconds of a step with so many workers, each stage at a share of its work, and a lower floor."""
+        left = share or {}
+        count = self.workers if workers is None else workers
+        work = sum(seconds * left.get(stage, 1.0) for stage, seconds in self.work.items())
+        serial = sum(self.work.get(stage, 0.0) * left.get(stage, 1.0) for stage in self.serial)
+        cpu = sum(seconds * left.get(stage, 1.0) for stage, seconds in self.cpu.items())
+        floor = max(0.0, self.floor - saved)
+        if count < 1:
+            return floor + self.slowdown * work
+        return max(floor, self.slowdown * max(work / count, cpu / self.cpus, serial))
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the step waits for the workers."""
+        return self.seconds() > _LIMITED * self.floor
+
+    def enough_workers(self) -> int:
+        """The fewest workers with which a step takes as little as with any number of them."""
+        most = max(self.workers, _MOST_WORKERS * self.cpus)
+        best = self.seconds(workers=most)
+        return next((n for n in range(1, most) if self.seconds(workers=n) <= _SAME * best), most)
+
+
+def is_computing(cost: StageCost, cpu_busy: float | None) -> bool:
+    """Whether a stage computes, rather than waits. On busy CPUs, what computes waits for them, too."""
+    if cost.busy is None or cost.cpu is None:
+        return False
+    least = _COMPUTES_ON_BUSY if cpu_busy is not None and cpu_busy >= _BUSY else _COMPUTES
+    return cost.stage in _COMPUTING or cost.cpu >= least * cost.busy
+
+
+def fit(result: Diagnosis, workers: int | None = None, serial: tuple[str, ...] = ()) -> Model | None:
+    """The model of a diagnosis; None where the times of the stages are not known. workers: 0 if there are none."""
+    alone = {cost.stage: cost.busy for cost in result.costs if cost.busy is not None}
+    computing = [cost for cost in result.costs if is_computing(cost, result.full.cpu_busy)]
+    # What computes takes its CPU time; the rest is what other processes took.
+    work = {**alone, **{cost.stage: min(cost.cpu or 0.0, cost.busy or 0.0) for cost in computing}}
+    cpu = {cost.stage: min(cost.cpu, cost.busy) for cost in result.costs if cost.cpu is not None and cost.busy}
+    if not work or not sum(work.values()):
+        return None
+    count = result.workers if workers is None else workers
+    # From the step up: what runs in the training process, what runs in workers, and what only waits.
+    first = next(number for number, rung in enumerate(result.rungs) if rung.stage in work)
+    floor, full = result.rungs[first - 1].time.seconds, result.full.seconds
+    warm = next(rung.time.seconds for rung in reversed(result.rungs) if rung.stage in work)
+    model = Model(floor, work, cpu, count, result.cpus, 1.0, serial)
+    if count < 1:
+        slowdown = max(0.0, warm - floor) / sum(work.values())
+        waited = max(0.0, full - max(warm, floor)) / (slowdown or 1.0)
+    else:
+        least = replace(model, floor=0.0).seconds()
+        limited = _LIMITED * floor < warm < _SLOWEST * replace(model, floor=0.0, work=alone).seconds()
+        slowdown = warm / least if limited and least else 1.0
+        waited = 0.0
+        if full > _LIMITED * max(floor, warm):
+            # What makes the work of a batch what the whole loader shows.
+            one_at_a_time = sum(work.get(stage, 0.0) for stage in serial)
+            waits = [full * count / slowdown - sum(work.values())]
+            waits += [full / slowdown - one_at_a_time] if serial else []
+            waited = max(0.0, min(waits))
+    storage = "storage" if any(rung.stage == "storage" for rung in result.rungs) else result.rungs[-1].stage
+    return replace(model, work={storage: waited, **work}, slowdown=slowdown)
+
+
+# --- What is known of a loader, its data and its machine besides times.
+# Nothing here raises, and nothing is opened but a few files of the data set, for their sizes and headers; what cannot
+# be found out stays None, 0 or "".
+_PEEKED = 32
+_PEEK_SECONDS = 2.0
+_PEEK_BYTES = 16 << 20
+_NO_BYTES = 4096  # /proc/self/io itself is read, too
+_LISTS = ("samples", "imgs", "images", "files", "paths", "image_paths", "filenames", "image_files", "data")
+
+
+@dataclass(frozen=True)
+class Member:
+    """A member of the transform. stage: its stage in the diagnosis. module: where its class is defined."""
+
+    stage: str
+    name: str
+    module: str = ""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts of the loader, its data and the node.
+
+    loader, dataset: names of their classes. ours: the samples come through a reader of this package.
+    place: directory or address of the data. files: "loose", "shards", "remote", "none" if samples are read from no
+    file, "" if unknown. filesystem: its type. local: whether it belongs to the node; in_memory: whether it is a tmpfs.
+    samples, mean_bytes: of the set, encoded. short_side: median, in pixels. media: the most frequent one. crop: short
+    side of the images in a batch. members: of the transform. ops: the ops of one of our recipes, by class name.
+    cached: the form that a cache keeps already.
+    workers: 0 if the loader works in the training process. prefetch: batches ahead, in all. pin_memory, device: of the
+    loader. batch_size. shuffled: in a random order over the whole set. decoder: "cpu", "pillow", "torchcodec/cuda", ….
+    gpus; gpu_bytes, gpu_free_bytes: memory of the first one. copies: whether batches are copied to a device.
+    memory_bytes, shm_bytes: free. faster: (directory, free bytes) to which the data could be staged. nodes: of the job.
+    unused_cache_bytes: of caches in /dev/shm that no process uses. simulated: the step only waits.
+    omp_threads: OMP_NUM_THREADS.
+    """
+
+    loader: str = ""
+    dataset: str = ""
+    ours: bool = False
+    place: str = ""
+    files: str = ""
+    filesystem: str = ""
+    local: bool | None = None
+    in_memory: bool = False
+    samples: int = 0
+    mean_bytes: float = 0.0
+    short_side: int = 0
+    long_side: int = 0
+    media: str = ""
+    crop: int = 0
+    members: tuple[Member, ...] = ()
+    ops: tuple[str, ...] = ()
+    cached: str = ""
+    workers: int = 0
+    prefetch: int | None = None
+    pin_memory: bool | None = None
+    device: str = "cpu"
+    batch_size: int | None = None
+    shuffled: bool | None = None
+    decoder: str = ""
+    gpus: int = 0
+    gpu_bytes: int = 0
+    gpu_free_bytes: int = 0
+    copies: bool = False
+    memory_bytes: int = 0
+    shm_bytes: int = 0
+    faster: tuple[tuple[str, int], ...] = ()
+    nodes: int = 1
+    unused_cache_bytes: int = 0
+    simulated: bool = False
+    omp_threads: str = ""
+
+    @property
+    def set_bytes(self) -> float:
+        """Encoded bytes of the whole set; 0 if unknown."""
+        return self.samples * self.mean_bytes
+
+    @property
+    def pixel_bytes(self) -> float:
+        """Bytes of the whole set as pixels; 0 if unknown."""
+        return 3.0 * self.samples * self.short_side * self.long_side
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the data come from a server."""
+        return self.files == "remote" or self.local is False
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the options of the loader are known."""
+        return self.loader in ("DataLoader", "ImageLoader")
+
+    @property
+    def source(self) -> str:
+        """The set, as a command takes it."""
+        return shlex.quote(self.place or "SET")
+
+
+def gather(
+    loader: Any, result: Diagnosis, batch: Any, *, device: Any = None, copies: bool = False, simulated: bool = False
+) -> Facts:
+    """The facts of any loader. batch: one of its batches. device, copies: where and whether batches are copied."""
+    facts = Facts(loader=type(loader).__name__, simulated=simulated, copies=copies, workers=result.workers)
+    facts = replace(facts, batch_size=result.batch_size, omp_threads=os.environ.get("OMP_NUM_THREADS", ""))
+    for find in (_of_node, lambda: _of_loader(loader), lambda: _of_data(loader), lambda: _of_batch(batch)):
+        with suppress(Exception):  # of an object that is not what it looks like
+            facts = replace(facts, **find())
+    if facts.device == "cpu" and device is not None:
+        facts = replace(facts, device=str(device))
+    if facts.place and facts.files != "remote":
+        with suppress(OSError):
+            kind = filesystem_type(Path(facts.place))
+            memory = is_in_memory(Path(facts.place))
+            facts = replace(facts, filesystem=kind, local=is_local(kind), in_memory=memory)
+    return replace(facts, faster=_places_nearby(facts))
+
+
+def reader_of(loader: Any) -> Reader | None:
+    """The reader of this package that a loader's samples come from, if there is one."""
+    for owner in _owners(loader):
+        if isinstance(found := getattr(owner, "reader", None), Reader):
+            return found
+    return None
+
+
+def _owners(loader: Any) -> Iterator[Any]:
+    """The loader, its data set, and the data sets below that."""
+    owner, seen = loader, 0
+    while owner is not None and seen < 8:
+        yield owner
+        owner, seen = getattr(owner, "dataset", None), seen + 1
+
+
+# --- the node ---------------------------------------------------------------------------------------------------------
+def _of_node() -> dict[str, Any]:
+    found: dict[str, Any] = {"memory_bytes": available_memory_bytes()}
+    with suppress(Exception):
+        found["shm_bytes"] = cache_budget("/dev/shm").bytes
+    with suppress(Exception):
+        found["unused_cache_bytes"] = sum(
+            each.capacity_bytes for each in list_caches() if not each.in_use and not each.persist
+        )
+    with suppress(Exception):
+        found["nodes"] = detect_ranks().nodes
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        found |= {"gpus": torch.cuda.device_count(), "gpu_free_bytes": free, "gpu_bytes": total}
+    return found
+
+
+def _places_nearby(facts: Facts) -> tuple[tuple[str, int], ...]:
+    """Directories of this node that are faster than where the data lie, with their free bytes: memory last.
+
+    On a local disk only memory is faster; in memory nothing is.
+    """
+    if facts.in_memory or not facts.place:
+        return ()
+    found = list[tuple[str, int]]()
+    for target in candidates(None):
+        with suppress(OSError):
+            kind = filesystem_type(target.path)
+            memory = is_in_memory(target.path)
+            if target.path.is_dir() and is_local(kind) and (memory or facts.local is False):
+                found.append((str(target.path), free_space(target.path, kind).bytes))
+    return tuple(found)
+
+
+# --- the loader -------------------------------------------------------------------------------------------------------
+def _of_loader(loader: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if (workers := getattr(loader, "num_workers", None)) is not None:  # a torch DataLoader
+        ahead = (getattr(loader, "prefetch_factor", None) or 2) * workers
+        found |= {"workers": int(workers), "prefetch": ahead, "pin_memory": bool(loader.pin_memory)}
+        sampler = type(getattr(loader, "sampler", None)).__name__
+        found["shuffled"] = "Random" in sampler or "Distributed" in sampler or "Epoch" in sampler
+    elif (threads := getattr(loader, "threads", None)) is not None:
+        found |= {"workers": int(threads), "prefetch": getattr(loader, "prefetch", None)}
+        found |= {"device": str(getattr(loader, "device", "cpu")), "decoder": str(getattr(loader, "decoder", ""))}
+        found["shuffled"] = type(getattr(loader, "order", None)).__name__ == "Shuffled"
+    return found
+
+
+def _of_batch(batch: Any) -> dict[str, Any]:
+    """The size of the images in a batch."""
+    for leaf in leaves(batch):
+        shape = tuple(getattr(leaf, "shape", ()))
+        channels = [d for d in (1, 3) if len(shape) == 4 and shape[d] in (1, 3, 4)]
+        if channels:
+            return {"crop": min(side for d, side in enumerate(shape) if d not in (0, channels[0]))}
+    return {}
+
+
+# --- the data ---------------------------------------------------------------------------------------------------------
+def _of_data(loader: Any) -> dict[str, Any]:
+    owners = list(_owners(loader))
+    data = owners[-1]
+    found: dict[str, Any] = {"dataset": "" if data is loader else type(data).__name__}
+    for owner in owners:
+        transform = getattr(owner, "transform", None)
+        members = getattr(transform, "transforms", None)
+        if callable(transform):
+            several = list(members) if members is not None else [transform]
+            found["members"] = tuple(
+                Member(f"transform {n}", type(each).__name__, type(each).__module__)
+                for n, each in enumerate(several, 1)
+            )
+        ops = getattr(getattr(owner, "recipe", None), "ops", transform if isinstance(transform, list | tuple) else ())
+        if ops:
+            found["ops"] = tuple(type(op).__name__ for op in ops)
+    reader = reader_of(loader)
+    return found | (_of_reader(reader) if reader is not None else _of_files(owners))
+
+
+def _of_reader(reader: Reader) -> dict[str, Any]:
+    rows = np.unique(np.linspace(0, len(reader) - 1, min(_PEEKED, len(reader))).astype(np.int64))
+    place = reader.byte_range(int(rows[0]))
+    store, forms = reader.store, reader.table.forms
+    while hasattr(store, "source"):
+        store = store.source
+    found: dict[str, Any] = {"ours": True, "samples": len(reader), "mean_bytes": float(np.mean(reader.sizes()))}
+    if place is not None:
+        remote = not isinstance(place[0], Path)
+        found["place"] = str(place[0]).rpartition("/")[0]
+        found["files"] = "remote" if remote else "loose" if isinstance(store, LooseFiles) else "shards"
+        with suppress(Exception):  # of a set: its own directory, which commands take
+            found["place"] = str(reader.path)
+    if type(reader).__name__ == "CachedReader":
+        found["cached"] = forms[-1].kind if forms else reader.keep.kind  # type: ignore[attr-defined]
+    return found | _of_images(reader.image_info(rows))
+
+
+def _of_images(info: ImageInfo) -> dict[str, Any]:
+    known = np.flatnonzero(np.asarray(info.height) > 0)
+    if not len(known):
+        return {}
+    sides = np.stack([np.asarray(info.height)[known], np.asarray(info.width)[known]])
+    media = np.bincount(np.asarray(info.media)[known].astype(np.int64)).argmax()
+    return {
+        "short_side": int(median(sides.min(0).tolist())),
+        "long_side": int(median(sides.max(0).tolist())),
+        "media": MEDIA[int(media)],
+    }
+
+
+def _of_files(owners: Sequence[Any]) -> dict[str, Any]:
+    """Facts of a data set that keeps a list of its files."""
+    for owner in owners:
+        for name in _LISTS:
+            listed = getattr(owner, name, None)
+            if not isinstance(listed, Sequence) or isinstance(listed, str | bytes) or not len(listed):
+                continue
+            path_of = _path_of(listed[0], str(getattr(owner, "root", "") or ""))
+            if path_of is not None:
+                return _of_paths([path_of(item) for item in _spread(listed)], len(listed))
+    data = owners[-1]
+    if len(owners) > 1 and hasattr(data, "__getitem__"):
+        before = _bytes_read()
+        data[0], data[len(data) - 1]
+        after = _bytes_read()
+        if before is not None and after is not None and after - before < _NO_BYTES:
+            return {"files": "none"}
+    return {}
+
+
+def _bytes_read() -> int | None:
+    """Bytes that this process has read from files so far, cached or not."""
+    with suppress(OSError):
+        return key_values(Path("/proc/self/io").read_text()).get("rchar")
+    return None
+
+
+def _spread(listed: Sequence[Any]) -> list[Any]:
+    step = max(1, len(listed) // _PEEKED)
+    return [listed[i] for i in range(0, len(listed), step)][:_PEEKED]
+
+
+def _path_of(item: Any, root: str) -> Callable[[Any], Path] | None:
+    """How the path of a file is found in an item of a list of them."""
+    first = item[0] if isinstance(item, list | tuple) and item else item
+    if not isinstance(first, str | os.PathLike):
+        return None
+    base = Path(root) if not Path(first).is_file() else Path()
+    if not (base / first).is_file():
+        return None
+    return lambda item: base / (item[0] if isinstance(item, list | tuple) else item)
+
+
+def _of_paths(paths: list[Path], samples: int) -> dict[str, Any]:
+    end, images = time.monotonic() + _PEEK_SECONDS, list[bytes]()
+    sizes = [path.stat().st_size for path in paths]
+    for path, size in zip(paths, sizes, strict=True):
+        if time.monotonic() > end:
+            break
+        if size <= _PEEK_BYTES:
+            images.append(path.read_bytes())
+    folder = os.path.commonpath([str(path.absolute().parent) for path in paths])
+    found = {"place": folder, "files": "loose", "samples": samples, "mean_bytes": sum(sizes) / len(sizes)}
+    return {**found, "decoder": "pillow", **_of_images(headers_of(images))}
+
+
+# --- What advice is made from: a diagnosis, the facts of the loader, and the model that predicts other loaders.
+_WORTHWHILE = 0.1  # of a step
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A diagnosis with the facts, and the model that is fitted to it: None where the stages have no times."""
+
+    diagnosis: Diagnosis
+    facts: Facts
+    model: Model | None
+
+    @classmethod
+    def of(cls, diagnosis: Diagnosis, facts: Facts) -> Evidence:
+        """With the model of the diagnosis."""
+        if facts.loader == "ImageLoader":  # whose threads decode together and read one after the other
+            return cls(diagnosis, facts, fit(diagnosis, serial=("storage", "read")))
+        return cls(diagnosis, facts, fit(diagnosis, facts.workers if facts.loader == "DataLoader" else None))
+
+    def freed(self, stage: str) -> float:
+        """Seconds of a step that are gained if a stage is free; 0 for one that there is not."""
+        return next((cost.freed for cost in self.diagnosis.costs if cost.stage == stage), 0.0)
+
+    def added(self, stage: str) -> float:
+        """Seconds of a step that the line of a stage adds; 0 for one that there is not."""
+        return next((cost.added for cost in self.diagnosis.costs if cost.stage == stage), 0.0)
+
+    def costs(self, *stages: str) -> bool:
+        """Whether a step gains a tenth if these stages are free, alone or together."""
+        full = self.diagnosis.full.seconds
+        gain = max(map(self.freed, stages), default=0.0)
+        if (left := self.predict(*stages)) is not None:
+            gain = max(gain, full - left)
+        return any(map(self.freed, stages)) and gain > _WORTHWHILE * full
+
+    def predict(self, *stages: str, left: float = 0.0) -> float | None:
+        """Seconds of a step with so much left of the work of these stages; None if that cannot be said."""
+        return None if self.model is None else self.model.seconds(share=dict.fromkeys(stages, left))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all stages, "step" first."""
+        return tuple(cost.stage for cost in self.diagnosis.costs)
+
+    @property
+    def fetches(self) -> tuple[str, ...]:
+        """The stages that take data from their files, and may do more."""
+        return tuple(stage for stage in ("storage", "read") if stage in self.names)
+
+    def stages_of(self, *prefixes: str) -> tuple[str, ...]:
+        """The stages whose names begin so."""
+        return tuple(stage for stage in self.names if stage.startswith(prefixes))
+
+    def waits(self, stage: str) -> bool:
+        """Whether a stage mostly waits and does not compute; also storage, of which only the wait is known."""
+        busy = self.diagnosis.full.cpu_busy
+        return any(cost.stage == stage and not is_computing(cost, busy) for cost in self.diagnosis.costs)

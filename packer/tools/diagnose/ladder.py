@@ -1,0 +1,595 @@
+"""Which stage starves the training: the ladder of caches, read in both directions.
+
+    random      random data made on the device, new in each step: does the time of a step depend on the data?
+    step        batches in the memory of the device: what training itself takes
+    copy        batches in the memory of the host, copied in each step
+    …           one more stage at a time runs for real, from the consumer back to storage
+    storage     the loader as it is
+
+What a rung adds to the time of a step is what its stage costs *with everything behind it for free* (added). The other
+reading leaves the loader as it is and replaces one stage alone by memory (freed). They differ where stages hide behind
+one another: what a rung adds hides behind the training step until the workers are slower than it, and a stage that
+only tips over a limit, as of CPUs that are all busy, gets the blame of those before it. Therefore the verdict follows
+`freed`, and a stage whose two figures disagree carries the reason.
+
+The differential reading is that of J. Mohan et al., "Analyzing and Mitigating Data Stalls in DNN Training", PVLDB
+14(5), 2021.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean, median, pstdev
+from typing import Any, TypeAlias
+
+from cache.messages import parse_size, shortened, table, wrapped
+from cache.node import usable_cpus
+from packer.tools.diagnose.pipeline import Pipeline, Stage
+from packer.tools.monitor.probes import cpu_times as read_cpus
+from packer.tools.monitor.record import Usage
+
+__all__ = [
+    "BUSY",
+    "SAME",
+    "Advice",
+    "Diagnosis",
+    "Rung",
+    "StageCost",
+    "StepTime",
+    "advice_lines",
+    "caveats",
+    "costs_of",
+    "cpu_cache_bytes",
+    "cpu_times",
+    "diagnosis_lines",
+    "explained",
+    "facts_of",
+    "judge",
+    "ladder_table",
+    "time_steps",
+    "verdict_lines",
+    "warm_seconds",
+]
+
+_VERSION = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """The time of a step when `stage` and all stages nearer to the training run for real.
+
+    measured: False where the lines on both sides of it take equally long, so that its time is that of the one before;
+    done where the loader is too slow to measure all.
+    """
+
+    stage: str
+    what: str
+    time: StepTime
+    measured: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class StageCost:
+    """What a stage costs, in seconds of a step.
+
+    added: by the ladder, with all stages before it for free. freed: what a step gains if it alone is free; measured
+    says whether that was seen or computed from `busy`, the seconds of one batch in one undisturbed worker, of which
+    `cpu` are on the CPU. reason: why the two readings disagree, "" where they agree.
+    """
+
+    stage: str
+    what: str
+    added: float
+    freed: float
+    measured: bool = False
+    busy: float | None = None
+    cpu: float | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """A tip that the evidence calls for. id: of the row in the table of tips.
+
+    why: what was found, with its figures. how: a command, an option or a line of code. seconds: what a step would
+    take, predicted; None if that cannot be said. gain: seconds of a step that are gained, 0.0 where seconds is None.
+    """
+
+    id: str
+    title: str
+    why: str
+    how: str
+    seconds: float | None = None
+    gain: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Where the time of a training step goes.
+
+    rungs: from the step alone to the loader as it is; where there is a model, "random" is before the step.
+    costs: of each stage from the step on, in the same order.
+    culprit: the name of the costliest stage; "workers" if a few more of them would be enough; "" if the data keep up.
+    verdict: the same in a sentence.
+    bound: seconds of a step if the culprit cost nothing.
+    batch_size: samples in a batch, None if unknown.
+    workers, workers_needed: that the loader has, and that would keep up; None if the times of the stages are unknown.
+    cpus, cpus_needed: that this process may use, and that the stages of the loader need to keep up.
+    notes: what limits the reading.
+    pinned: the line "copy" with batches in page-locked memory; None where the loader's are, or there is no GPU.
+    batch_bytes: bytes of the arrays in a batch.
+    advice: what to change, the largest gain first.
+    usage: of the machine meanwhile, with a mark where each line begins; None where it could not be sampled.
+    """
+
+    rungs: tuple[Rung, ...]
+    costs: tuple[StageCost, ...]
+    culprit: str
+    verdict: str
+    bound: float
+    batch_size: int | None
+    workers: int
+    workers_needed: float | None
+    cpus: int
+    cpus_needed: float | None
+    notes: tuple[str, ...] = ()
+    pinned: StepTime | None = None
+    batch_bytes: int = 0
+    advice: tuple[Advice, ...] = ()
+    usage: Usage | None = None
+
+    @property
+    def step(self) -> StepTime:
+        """The training step with its batch in the memory of the device."""
+        return next(rung.time for rung in self.rungs if rung.stage == "step")
+
+    @property
+    def full(self) -> StepTime:
+        """The training step with the loader as it is."""
+        return self.rungs[-1].time
+
+    @property
+    def utilization(self) -> float:
+        """Share of the time in which the device has work, 0 to 1: that of the step alone, of the whole."""
+        return min(1.0, self.step.seconds / self.full.seconds)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as numbers, texts, lists and dictionaries. version: of this form, for programs that read it."""
+        usage = None if self.usage is None else self.usage.to_dict()
+        values = asdict(replace(self, usage=None))
+        return {"version": _VERSION, **values, "utilization": self.utilization, "usage": usage}
+
+
+# --- The time of a training step, with an interval, and how busy the CPUs were meanwhile.
+_BLOCKS = 8
+_LEAST = 1e-9  # seconds: no step takes no time
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Seconds of a step: the median over blocks of steps, and the interval from `low` to `high` that it is in.
+
+    The interval is that of order statistics, which assumes nothing of the distribution: with 8 blocks from the second
+    to the seventh, which has the median in 93 % of all cases; with fewer from the smallest to the largest.
+    wait: seconds of it in which the loop waited for its batch. cpu_busy: share of the CPUs that were busy, of all
+    processes, 0 to 1, None where the kernel does not say.
+    """
+
+    seconds: float
+    low: float
+    high: float
+    wait: float
+    steps: int
+    cpu_busy: float | None
+
+    @property
+    def per_second(self) -> float:
+        return 1 / self.seconds
+
+
+def time_steps(
+    batches: Iterator[Any],
+    step: Callable[[Any], object],
+    *,
+    warmup: int,
+    seconds: float,
+    workers: int = 1,
+    least_blocks: int = 2,
+    count_wait: bool = True,
+    synchronize: Callable[[], object] = lambda: None,
+) -> StepTime:
+    """Run `warmup` steps, then steps for about `seconds`, in blocks whose means give the interval.
+
+    Slow batches end both earlier: the warm-up after one batch of each worker, the measurement after `least_blocks`.
+    workers: steps that a block has at least, because workers deliver in turns. count_wait: whether the wait for batches
+    is part of the time. synchronize: waits for the device at the end of a block, so that its work is part of the time.
+    """
+    start = time.perf_counter()
+    for number in range(warmup):
+        if number >= workers and time.perf_counter() - start > seconds:
+            break
+        step(next(batches))
+    synchronize()
+    busy, waits, means = cpu_times(), 0.0, list[float]()
+    start = begin = time.perf_counter()
+    steps = in_block = 0
+    waited = 0.0  # in this block
+    while len(means) < _BLOCKS:
+        before = time.perf_counter()
+        batch = next(batches)
+        waited += time.perf_counter() - before
+        step(batch)
+        in_block += 1
+        if time.perf_counter() - begin < seconds / _BLOCKS or in_block < workers:
+            continue
+        synchronize()
+        end = time.perf_counter()
+        means.append(max(_LEAST, end - begin - (0.0 if count_wait else waited)) / in_block)
+        steps, waits, in_block, waited, begin = steps + in_block, waits + waited, 0, 0.0, end
+        if end - start > 1.5 * seconds and len(means) >= least_blocks:  # too slow for all blocks
+            break
+    means.sort()
+    inner = means[1:-1] if len(means) == _BLOCKS else means
+    return StepTime(median(means), inner[0], inner[-1], waits / steps, steps, _busy_share(busy, cpu_times()))
+
+
+def cpu_times() -> tuple[int, int]:
+    """(busy, all) clock ticks of the CPUs that this process may use, since boot; (0, 0) where the kernel does not say.
+
+    Busy is also what a hypervisor took.
+    """
+    with suppress(OSError):
+        found = read_cpus(Path("/proc/stat").read_text())
+        mine = [found[number] for number in os.sched_getaffinity(0) if number in found]
+        return sum(cpu.busy + cpu.steal for cpu in mine), sum(cpu.total for cpu in mine)
+    return 0, 0
+
+
+def _busy_share(before: tuple[int, int], after: tuple[int, int]) -> float | None:
+    total = after[1] - before[1]
+    return (after[0] - before[0]) / total if total > 0 else None
+
+
+# --- What may make a ladder mislead, said where it applies and nowhere else.
+_NOTICEABLE = 0.2  # of the time of a stage
+_COMPUTES = 0.5  # of the time of a stage that computes
+_SMALL = 0.02  # of the time of a step, in a worker: too little to say anything about
+_BANDWIDTH = 1e9  # bytes/s; what moves data faster than this depends on where they are
+
+
+def caveats(
+    result: Diagnosis,
+    pipeline: Pipeline,
+    uneven: tuple[float, float] | None,
+    step: StepTime,
+    sizes: Sequence[int] = (),
+    replayed: Sequence[int] = (),
+) -> Iterator[str]:
+    """The notes that apply.
+
+    uneven: (shortest, longest) seconds of a step over different cached batches, None where they do not differ.
+    step: the time of the step next to that of random data.
+    sizes, replayed: bytes of the batches of the whole loader, and of those that are replayed.
+    """
+    yield from _tipped_over(result)
+    yield from _sizes_vary(pipeline, sizes, replayed)
+    yield from _dynamic(result, uneven, step)
+    yield from _memory(result, pipeline)
+
+
+def _tipped_over(result: Diagnosis) -> Iterator[str]:
+    """CPUs that are all busy where the time jumps."""
+    if not result.culprit:
+        return
+    rungs = result.rungs[[rung.stage for rung in result.rungs].index("step") :]
+    steps = [(rung.time.seconds - below.time.seconds, rung) for below, rung in itertools.pairwise(rungs)]
+    jump, rung = max(steps, key=lambda step: step[0])
+    busy = rung.time.cpu_busy
+    cost = next(cost for cost in result.costs if cost.stage == rung.stage)
+    if cost.busy and cost.cpu is not None and cost.cpu < _COMPUTES * cost.busy:
+        return  # it waits, and needs no CPU
+    if busy is not None and busy >= BUSY and jump > SAME * result.full.seconds:
+        yield (
+            f"the CPUs are {busy:.0%} busy on the line '{rung.stage}', where the time jumps: that stage may only have "
+            f"tipped them over, so compare the stages by 'if free'"
+        )
+
+
+def _sizes_vary(pipeline: Pipeline, sizes: Sequence[int], replayed: Sequence[int]) -> Iterator[str]:
+    mean = fmean(sizes) if sizes else 0.0
+    few = fmean(replayed) if replayed else 0.0
+    if mean > 0 and (pstdev(sizes) > SAME * mean or abs(few - mean) > SAME * mean):
+        yield (
+            f"batches vary in size, from {min(sizes) / 1e6:.3g} to {max(sizes) / 1e6:.3g} MB, and those that are "
+            f"replayed have {few / 1e6:.3g} MB: only the last line is of all of them"
+        )
+    if pipeline.size_error > SAME:
+        yield (
+            f"samples vary in size: those that are replayed may be {pipeline.size_error:.0%} larger or smaller than "
+            f"the average, and 'storage' has the difference"
+        )
+
+
+def _dynamic(result: Diagnosis, uneven: tuple[float, float] | None, step: StepTime) -> Iterator[str]:
+    """A step whose time depends on what is in its batch."""
+    if uneven is not None:
+        low, high = uneven
+        yield (
+            f"the time of the step depends on its batch: {1e3 * low:.1f} to {1e3 * high:.1f} ms over the batches that "
+            f"are replayed, so the lines above 'storage' are of these batches"
+        )
+    lowest = result.rungs[0]
+    if lowest.stage == "random" and _differ(lowest, step.low, step.high):
+        yield (
+            f"the step takes {1e3 * lowest.time.seconds:.1f} ms with random data and "
+            f"{1e3 * step.seconds:.1f} ms with cached batches: the model is dynamic, or caches help"
+        )
+
+
+def _differ(rung: Rung, low: float, high: float) -> bool:
+    time = rung.time
+    return (time.low > high and time.low > (1 + SAME) * low) or (time.high < low and time.high < (1 - SAME) * high)
+
+
+def _memory(result: Diagnosis, pipeline: Pipeline) -> Iterator[str]:
+    """Where the values that are replayed are: not where they are in training."""
+    in_worker = result.full.seconds * pipeline.workers
+    for stage in pipeline.stages:
+        seconds = stage.seconds or 0.0
+        if stage.copying > max(_NOTICEABLE * seconds, _SMALL * in_worker):
+            yield (
+                f"copying recorded values takes {1e3 * stage.copying:.1f} ms a batch before '{stage.name}', which "
+                f"takes {1e3 * seconds:.1f} ms: its line is that much too long"
+            )
+        per_batch = stage.kept_bytes / pipeline.distinct
+        small = seconds < _SMALL * in_worker or per_batch < _BANDWIDTH * seconds
+        if not small and 0 < stage.kept_bytes <= cpu_cache_bytes():
+            yield (
+                f"the {stage.kept_bytes / 1e6:.3g} MB that are replayed before '{stage.name}' fit into the cache of "
+                f"the CPU, those of a training do not: '{stage.name}' may take longer there"
+            )
+    copying = next((rung.time for rung in result.rungs if rung.stage == "copy"), None)
+    if result.pinned is not None and copying is not None and result.pinned.high < copying.low:
+        yield (
+            f"batches are not in page-locked memory: with pin_memory=True in the loader, the line 'copy' takes "
+            f"{1e3 * result.pinned.seconds:.1f} ms and not {1e3 * copying.seconds:.1f} ms"
+        )
+
+
+def cpu_cache_bytes() -> int:
+    """Bytes of the largest cache of a CPU, 0 where the kernel does not say."""
+    largest = 0
+    for size in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        with suppress(OSError, ValueError):
+            largest = max(largest, parse_size(size.read_text().strip().replace("K", "KiB")))
+    return largest
+
+
+# --- The rungs of a ladder as costs, and the costs as a verdict.
+SAME = 0.1  # times that differ by less are taken as equal
+_KEEPS_UP = 0.15  # of the time of a step: a training that waits less is not starved
+BUSY = 0.95  # of the CPUs: no room for more work
+_UNTIMED = ("storage", "loading")  # stages of the workers whose time in one of them is not known
+_FEW_WORKERS = 1.1  # so many more are a better answer than the name of a stage
+_UNSURE = 0.2  # times that differ by less are taken as equal where their intervals overlap
+
+
+def costs_of(rungs: list[Rung], pipeline: Pipeline) -> list[StageCost]:
+    """The costs as the ladder and the clocks of the stages give them; the first of both readings is the step itself."""
+    stages = pipeline.stages
+    known = {stage.name: stage for stage in stages}
+    warm = warm_seconds(rungs)
+    floor = _floor(rungs, stages)
+    costs = [StageCost("step", rungs[0].what, rungs[0].time.seconds, 0.0, True)]
+    work = sum(map(_work, stages))
+    for below, rung in itertools.pairwise(rungs):
+        added = max(0.0, rung.time.seconds - below.time.seconds)
+        stage = known.get(rung.stage, Stage(rung.stage))
+        freed, measured = added, stage.seconds is None or not pipeline.concurrent
+        if rung.stage == "read" and (measured or not work):  # nothing is before it but what it waits for
+            freed, measured = max(0.0, warm - below.time.seconds), True
+        elif work > 0 and not measured:
+            freed = max(0.0, warm - max(floor, warm - warm * _work(stage) / work))
+        elif rung.time.low <= below.time.high:  # a difference that may be chance
+            freed = 0.0
+        costs.append(StageCost(rung.stage, rung.what, added, freed, measured, stage.seconds, stage.cpu_seconds))
+    return costs
+
+
+def _in_workers(stages: tuple[Stage, ...]) -> set[str]:
+    return {stage.name for stage in stages if stage.seconds is not None or stage.name in _UNTIMED}
+
+
+def _floor(rungs: Sequence[Rung], stages: tuple[Stage, ...]) -> float:
+    """Seconds of a step if the workers cost nothing."""
+    in_workers = _in_workers(stages)
+    return list(itertools.takewhile(lambda rung: rung.stage not in in_workers, rungs))[-1].time.seconds
+
+
+def warm_seconds(rungs: list[Rung]) -> float:
+    """Seconds of a step of the whole pipeline over the few samples that are replayed: what a freed stage is compared
+    with, so that its gain is not that of a warm page cache."""
+    return _warm(rungs).seconds
+
+
+def _warm(rungs: Sequence[Rung]) -> StepTime:
+    return next((rung.time for rung in rungs if rung.stage == "read"), rungs[-1].time)
+
+
+def _work(stage: Stage) -> float:
+    """Seconds of a batch in a worker: on the CPU if that is most of it, since the rest is then other processes'."""
+    wall, cpu = stage.seconds or 0.0, stage.cpu_seconds or 0.0
+    return cpu if cpu > 0.5 * wall else wall
+
+
+def explained(costs: list[StageCost], rungs: list[Rung]) -> tuple[StageCost, ...]:
+    """The costs, each with the reason why its two readings disagree."""
+    full, step = rungs[-1].time, costs[0].added
+    found = [costs[0]]
+    for cost in costs[1:]:
+        reason = ""
+        if abs(cost.added - cost.freed) > 0.2 * full.seconds:
+            if full.cpu_busy is not None and full.cpu_busy >= BUSY:
+                reason = f"the CPUs are {full.cpu_busy:.0%} busy, so the stage that comes last tips them over"
+            elif cost.added < cost.freed:
+                reason = f"the rungs below it hide behind the step of {1e3 * step:.0f} ms"
+            else:
+                reason = "with it free, another stage is the limit"
+        found.append(replace(cost, reason=reason))
+    return tuple(found)
+
+
+def judge(pipeline: Pipeline, rungs: tuple[Rung, ...], costs: tuple[StageCost, ...]) -> Diagnosis:
+    """What the costs say."""
+    step, full = next(rung.time for rung in rungs if rung.stage == "step"), rungs[-1].time
+    cpus, workers = usable_cpus(), pipeline.workers
+    floor = _floor(rungs, pipeline.stages)
+    busy = [stage.seconds for stage in pipeline.stages if stage.seconds is not None]
+    cpu = [stage.cpu_seconds for stage in pipeline.stages if stage.cpu_seconds is not None]
+    worst = max(costs[1:], key=lambda cost: cost.freed)
+    limited = worst.stage in _in_workers(pipeline.stages)  # then the workers are busy all the time
+    needed = max(sum(busy), full.seconds * workers if limited else 0.0) / floor if busy else None
+    cpus_needed = sum(cpu) / floor if cpu else None
+    result = Diagnosis(rungs, costs, "", "", step.seconds, None, workers, needed, cpus, cpus_needed, pipeline.notes)
+    gap = (full.seconds - step.seconds) / full.seconds
+    if gap <= _KEEPS_UP or (gap <= _UNSURE and full.low < step.high):
+        verdict = "the data keep up: the training step itself is the limit"
+        if gap > SAME:
+            verdict += f", but for {1e3 * (full.seconds - step.seconds):.1f} ms of {1e3 * full.seconds:.1f} ms"
+        return replace(result, verdict=verdict, bound=full.seconds)
+    if full.low < step.high:
+        note = "the times vary so much that the verdict may be wrong: measure longer (seconds=), on a quiet machine"
+        result = replace(result, notes=(*result.notes, note))
+    gain = f"a step takes {1e3 * full.seconds:.1f} ms, and {1e3 * step.seconds:.1f} ms if it never waits"
+    enough = limited and needed is not None and workers < needed <= max(workers + _FEW_WORKERS, 1.25 * workers)
+    if enough and needed is not None and (cpus_needed or 0.0) < cpus and pipeline.more_workers:
+        verdict = f"too few workers: {workers}, and {math.ceil(needed)} would keep up; {gain}"
+        return replace(
+            result,
+            culprit="workers",
+            verdict=verdict,
+            bound=min(full.seconds, max(floor, full.seconds * workers / needed)),
+        )
+    waits = ""
+    room = full.cpu_busy is None or full.cpu_busy < BUSY  # otherwise it may just wait for a CPU
+    if room and worst.busy and worst.cpu is not None and worst.cpu < 0.5 * worst.busy:
+        waits = f", which waits {1 - worst.cpu / worst.busy:.0%} of its time and does not compute"
+    verdict = f"{worst.stage} ({worst.what}) starves the training{waits}; {gain}"
+    return replace(result, culprit=worst.stage, verdict=verdict, bound=max(step.seconds, _bound(worst, rungs)))
+
+
+def _bound(cost: StageCost, rungs: tuple[Rung, ...]) -> float:
+    """Seconds of a step of the whole loader if a stage cost nothing.
+
+    What storage adds is added to the rest where a worker waits for it. On busy CPUs all work takes so much longer; so
+    it does where the two lines differ by chance.
+    """
+    full, warm = rungs[-1].time, _warm(rungs)
+    waits = full.low > warm.high and (full.cpu_busy is None or full.cpu_busy < BUSY)
+    if cost.stage in _UNTIMED or waits:
+        return full.seconds - cost.freed
+    return (warm.seconds - cost.freed) * full.seconds / warm.seconds
+
+
+# --- A diagnosis for people: lines for a terminal of a given width, and the tables that reports show, too.
+# A table is its headings and its rows of texts. Where the last heading is "", the last cells are remarks; see
+# `cache.messages.table`.
+_LEAST_WIDTH, _NAME = 60, 12
+Table: TypeAlias = tuple[Sequence[str], list[list[str]]]
+
+
+def verdict_lines(result: Diagnosis, width: int = 80) -> list[str]:
+    """The verdict."""
+    return wrapped(result.verdict, max(_LEAST_WIDTH, width), "")
+
+
+def diagnosis_lines(result: Diagnosis, width: int = 80) -> list[str]:
+    """The ladder with bars, the costs of the stages in both readings, what would keep up, and notes."""
+    width = max(_LEAST_WIDTH, width)
+    facts = [f"the device has work {result.utilization:.0%} of the time"]
+    facts += [f"{name}: {fact}" for name, fact in facts_of(result)]
+    facts += [f"note: {note}" for note in result.notes]
+    below = [line for fact in facts for line in wrapped(fact, width)]
+    return [*_ladder_lines(result, width), "", *_cost_lines(result, width), "", *below]
+
+
+# --- the ladder -------------------------------------------------------------------------------------------------------
+def ladder_table(result: Diagnosis) -> Table:
+    """A row for each rung, with what it is."""
+    size, rows = result.batch_size, []
+    for rung in result.rungs:
+        time = rung.time
+        rates = [] if size is None else [f"{size * time.per_second:,.0f}"]
+        interval = f"{1e3 * time.low:.2f}–{1e3 * time.high:.2f}"
+        busy = "–" if time.cpu_busy is None else f"{time.cpu_busy:.0%}"
+        what = rung.what if rung.measured else f"{rung.what} (not measured: as the line before)"
+        rows.append([rung.stage, f"{1e3 * time.seconds:.2f}", *rates, interval, f"{time.per_second:,.2f}", busy, what])
+    return ["with", "ms/step", *([] if size is None else ["images/s"]), "from–to", "steps/s", "CPUs busy", ""], rows
+
+
+def _ladder_lines(result: Diagnosis, width: int) -> list[str]:
+    headings, rows = ladder_table(result)
+    names = [shortened(rung.stage, _NAME) if rung.measured else f"{shortened(rung.stage, _NAME - 1)}*"
+             for rung in result.rungs]  # fmt: skip
+    rows = [[name, *row[1:-1]] for name, row in zip(names, rows, strict=True)]
+    longest = max(rung.time.seconds for rung in result.rungs)
+    bars = [rung.time.seconds / longest for rung in result.rungs]
+    optional = ["CPUs busy", "from–to", "steps/s", "images/s"]
+    if result.batch_size is not None:  # steps/s say the same as images/s
+        optional[1:3] = ["steps/s", "from–to"]
+    lines = table(headings[:-1], rows, width, bars=bars, optional=optional)
+    return lines if all(rung.measured for rung in result.rungs) else [*lines, "* not measured: as the line before"]
+
+
+def _cost_lines(result: Diagnosis, width: int) -> list[str]:
+    costs = [cost for cost in result.costs if cost.stage not in ("random", "step")]
+    rows = [
+        [shortened(cost.stage, _NAME), f"{1e3 * cost.added:.2f}", f"{1e3 * cost.freed:.2f}", _described(cost)]
+        for cost in costs
+    ]
+    return table(["stage", "added ms", "if free", ""], rows, width) if rows else []
+
+
+def _described(cost: StageCost) -> str:
+    parts = [cost.what + ("" if cost.measured else " (computed)")]
+    if cost.busy and cost.cpu is not None:
+        share = min(1.0, cost.cpu / cost.busy)
+        parts.append(f"{1e3 * cost.busy:.1f} ms a batch in a worker, {share:.0%} of it on the CPU")
+    return "; ".join(part for part in (*parts, cost.reason) if part)
+
+
+def facts_of(result: Diagnosis) -> list[tuple[str, str]]:
+    """(name, fact): the bound, and the workers and CPUs that would keep up."""
+    facts = []
+    if result.workers_needed is not None:
+        facts.append(("workers", f"{result.workers}; {result.workers_needed:.1f} would keep up with the training"))
+    if result.cpus_needed is not None:
+        facts.append(("CPUs", f"{result.cpus} may be used; {result.cpus_needed:.1f} would keep up"))
+    if result.pinned is not None:
+        facts.append(("pinned", f"{1e3 * result.pinned.seconds:.2f} ms a step with batches in page-locked memory"))
+    if result.culprit:
+        free = "there were enough workers" if result.culprit == "workers" else f"{result.culprit} cost nothing"
+        facts.append(("bound", f"{1e3 * result.bound:.1f} ms a step if {free}"))
+    return facts
+
+
+# --- findings ---------------------------------------------------------------------------------------------------------
+def advice_lines(advice: Iterable[Advice], width: int = 80) -> list[str]:
+    """Advice for a terminal, after an empty line: what, why, how, and what it should bring.
+
+    Commands and code are not wrapped.
+    """
+    width = max(_LEAST_WIDTH, width)
+    lines = list[str]()
+    for number, each in enumerate(advice, 1):
+        gain = f" (to {1e3 * each.seconds:.1f} ms a step)" if each.seconds is not None and each.gain else ""
+        how = [f"   {'how:' if not n else '    '} {line}" for n, line in enumerate(each.how.split("\n"))]
+        lines += [f"{number}. {each.title}{gain}", *wrapped(f"   why: {each.why}", width, " " * 8), *how]
+    return ["", "advice, the largest predicted gain first:", *lines] if lines else []

@@ -1,0 +1,16 @@
+"""Utilisation over time: CPUs, memory, disks, network, GPUs and the loader's queue, sampled while something runs.
+
+    with packer.monitor("run.jsonl") as usage:
+        usage.mark("epoch 1")
+        …
+    print(packer.tools.monitor.load("run.jsonl").percentiles()["cpu busy"].p95)
+
+Imports no library of a GPU's vendor before a `Sampler` is made.
+"""
+
+from __future__ import annotations
+
+from packer.tools.monitor.record import HeatRow, Mark, Percentiles, Series, Usage, load, save
+from packer.tools.monitor.sampler import Sampler, monitor
+
+__all__ = ["HeatRow", "Mark", "Percentiles", "Sampler", "Series", "Usage", "load", "monitor", "save"]

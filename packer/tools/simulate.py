@@ -1,0 +1,1310 @@
+"""Reading at scale, before there is a job: who reads what, when and from where, for each order and each cache.
+
+    found = packer.simulate("imagenet-hdf5", packer.tools.simulate.Job(nodes=1000, ranks=8), caches=[0.0, 0.3])
+    print(found.rows[found.best].name, found.reason)
+
+No payload is read. Positions come from the schedules of all ranks, samples from the orders, extents from the index,
+requests from the rule that merges reads, what caches keep from `readers.caching`, and what is staged from
+`readers.staging`: the functions that a training runs, called for all nodes in one process. Only times are a model, of
+the bandwidths that are given (`packer.tools.simulate.timing`).
+
+job        what is simulated                 subject    the set                deal     positions by step and rank
+reads      requests of batches               holding    what nodes keep        tally    bytes by step and node
+timing     the time of an epoch              advice     which to take          result   what is returned
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, NamedTuple, NoReturn, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from cache import SharedByteCache
+from cache.errors import DatasetError
+from cache.messages import Silent, Watcher, human_bytes, human_seconds, parse_size, plural, table, wrapped
+from cache.stores import Store
+from cache.stores.ranges import GAP_BYTES, RUN_BYTES
+from readers.caching.budget import Capacity, Measures, Slots, Subset, budget
+from readers.caching.form import Encoded
+from readers.index import MemoryColumns
+from readers.order import NodeLocal, Order, Schedule, Sequential, Shuffled, StagedFirst, block_shuffled
+from readers.order.base import Int64s
+from readers.order.local import shard_starts
+from readers.order.permutation import derive_keys, uniform
+from readers.order.quality import quality_of, step_quality
+from readers.order.schedule import Tail
+from readers.packed import open_packed
+from readers.reader import Reader
+from readers.remote import open_remote
+from readers.staged_files import shards_of_fraction
+from readers.strings import Strings
+from readers.table import Table
+
+__all__ = [
+    "ORDERS",
+    "Job",
+    "Machine",
+    "Row",
+    "Samples",
+    "Shuffles",
+    "Simulation",
+    "merge",
+    "planned_set",
+    "simulate",
+    "simulation_lines",
+    "subject_of",
+]
+
+
+# --- What is simulated: the nodes of a job, the shuffles to compare, and what the machine delivers.
+ORDERS = ("global", "block", "node-local", "staged-first", "stored")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A training. Raises ValueError.
+
+    nodes, ranks: nodes, and ranks of each; rank r is on node r // ranks.
+    batch_size: samples of one rank in a step.
+    step_seconds: a training step that never waits for data.
+    epochs: how many to simulate, from epoch 0.
+    prefetch: batches that each rank has ahead.
+    tail: "drop_last", or "exact": what the last positions of an epoch are for.
+    peers: nodes serve each other from their caches; see `packer.tools.simulate.holding`.
+    most_reads: of an epoch, to simulate; of larger ones some nodes are simulated, at least 8.
+    """
+
+    nodes: int = 1
+    ranks: int = 1
+    batch_size: int = 64
+    step_seconds: float = 0.25
+    epochs: int = 10
+    prefetch: int = 3
+    tail: Tail = "drop_last"
+    peers: bool = False
+    most_reads: int = 1 << 22
+
+    def __post_init__(self) -> None:
+        for name in ("nodes", "ranks", "batch_size", "epochs", "prefetch", "most_reads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1")
+        if not 0 < self.step_seconds < math.inf:
+            raise ValueError(f"step_seconds is {self.step_seconds}, expected a time above 0")
+        if self.tail not in ("drop_last", "exact"):
+            raise ValueError(f"tail is {self.tail!r}; a simulation knows drop_last and exact")
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the machine delivers, bytes a second. Raises ValueError.
+
+    filesystem: the parallel filesystem, to all nodes together.
+    node: the network of one node, in each direction.
+    disk: the local disk of a node.
+    filesystem_requests: requests a second that the parallel filesystem answers, to all nodes together.
+    latency_seconds: of one request to it.
+    outstanding: requests that a rank has under way at a time.
+    """
+
+    filesystem: float = 40e9
+    node: float = 2e9
+    disk: float = 3e9
+    filesystem_requests: float = math.inf
+    latency_seconds: float = 0.001
+    outstanding: int = 16
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            least = 0.0 if each.name == "latency_seconds" else math.nextafter(0.0, 1.0)
+            if not value >= least:
+                raise ValueError(f"{each.name} is {value}, expected a number above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Shuffles:
+    """The orders to compare, and their parameters. Raises ValueError.
+
+    names: of `ORDERS`; node-local and staged-first have copies that fit them, see `packer.tools.simulate.holding`.
+    block_bytes, window: of the block shuffle.
+    exchange_every: of node-local. shards: the window of staged-first.
+    """
+
+    names: Sequence[str] = ORDERS[:4]
+    block_bytes: int = 8 << 20
+    window: int = 64
+    exchange_every: int = 8
+    shards: int = 4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        wrong = [name for name in self.names if name not in ORDERS]
+        if wrong or not self.names:
+            raise ValueError(f"orders are some of {', '.join(ORDERS)}, not {', '.join(wrong) or 'none'}")
+        for name in ("block_bytes", "window", "exchange_every", "shards"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1")
+
+
+# --- The set that is simulated: the index of one that exists, or columns made for one that does not exist yet.
+# A set that is only planned has `shards` shards of equally many samples. Sizes are uniform between half and one and a
+# half of the mean, drawn by the number of the sample, in pairs that add up to twice the mean; between two payloads are
+# 1,024 bytes of headers. Memory: 28 bytes a sample.
+HEADER_BYTES = 1024
+_MOST_SAMPLES = 1 << 28
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """reader: whose table is simulated; no payload is read.
+
+    field: the one that training reads.
+    starts: the first sample of each shard and the number of all, int64 [shards + 1]; None where shards are not known.
+    shard_bytes: sizes of the shards, int64 [shards].
+    is_planned: whether the sizes are made up.
+    """
+
+    reader: Reader
+    field: str
+    starts: Int64s | None
+    shard_bytes: Int64s
+    is_planned: bool = False
+
+    def __len__(self) -> int:
+        return len(self.reader)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Of all samples."""
+        return int(self.reader.sizes(self.field).sum())
+
+
+def subject_of(reader: Reader, field: str = "image") -> Subject:
+    """A set that exists. Raises UnknownNameError for a field that it lacks, ValueError where it has no samples."""
+    reader.table.number(field)
+    if not len(reader):
+        raise ValueError(f"{reader.table.title}: no samples, so there is nothing to simulate")
+    sizes = np.asarray(reader.table.columns.shard_bytes, np.int64)
+    starts = None
+    if reader.table.rows is None:
+        try:
+            starts = shard_starts(reader.split_info)
+        except DatasetError:  # a folder, or anything else that is not a packed set
+            pass
+        if starts is not None and int(starts[-1]) != len(reader):
+            starts = None
+    return Subject(reader, field, starts, sizes)
+
+
+def planned_set(samples: int, mean_bytes: int, shards: int) -> Subject:
+    """A set that is not packed yet. Raises ValueError."""
+    if not 1 <= samples <= _MOST_SAMPLES or mean_bytes < 2 or not 1 <= shards <= samples:
+        raise ValueError(
+            f"samples={samples}, mean_bytes={mean_bytes}, shards={shards}: expected 1 to {_MOST_SAMPLES:,} samples of "
+            f"at least 2 bytes, in 1 to as many shards"
+        )
+    drawn = uniform(derive_keys(0, 0, "planned sizes")[0], np.arange(samples // 2, dtype=np.int64))
+    change: Int64s = ((drawn - 0.5) * mean_bytes).astype(np.int64)
+    length = np.full(samples, mean_bytes, np.int64)
+    length[: 2 * len(change) : 2] += change
+    length[1 : 2 * len(change) : 2] -= change
+    size, longer = divmod(samples, shards)
+    starts = np.append(0, np.cumsum(size + (np.arange(shards) < longer)))
+    shard = np.repeat(np.arange(shards, dtype=np.uint32), np.diff(starts))
+    ends = np.cumsum(length + HEADER_BYTES)
+    begins = np.append(0, ends)[starts]
+    columns = MemoryColumns(
+        Strings(np.zeros(0, np.uint8), np.zeros(samples + 1, np.uint64)),
+        {"shard": shard, "image.offset": ends - length - begins[shard], "image.length": length},
+        shard_bytes=np.diff(begins),
+        title="a planned set",
+    )
+    return Subject(Reader(Table(columns), _NoBytes()), "image", starts, np.diff(begins), is_planned=True)
+
+
+class _NoBytes(Store):
+    """In place of the bytes of a set that does not exist."""
+
+    def read_one(self, row: int, shard: int, offset: int, length: int) -> NoReturn:
+        raise DatasetError("a planned set has no bytes to read")
+
+
+# --- Who reads which positions when: the schedules of all ranks that are simulated, a few steps at a time.
+# Whole steps differ by a constant, so the schedule of a rank is asked for its first step, and for the last one where
+# that is not whole.
+_PART_READS = 1 << 20
+
+
+class Part(NamedTuple):
+    """Consecutive steps of the ranks that are simulated.
+
+    first, steps: the steps. positions: int64 [k], by batch. batches: to which batch each belongs, int64 [k]: step *
+    ranks + rank, both counted from the first that is here.
+    """
+
+    first: int
+    steps: int
+    positions: Int64s
+    batches: Int64s
+
+
+class Deal:
+    """The positions of an epoch, by step and rank.
+
+    nodes: those that are simulated, rising. Raises ValueError where an epoch has no step.
+    """
+
+    def __init__(self, order: Order, job: Job, nodes: Int64s) -> None:
+        ranks = (nodes[:, None] * job.ranks + np.arange(job.ranks)).ravel().tolist()
+        schedules = [Schedule(order, job.batch_size, rank, job.world_size, job.tail) for rank in ranks]
+        self.ranks = len(ranks)
+        self.steps = schedules[0].steps()
+        self._whole = len(order) // schedules[0].step_samples
+        self._step_samples = schedules[0].step_samples
+        self._part_reads = min(_PART_READS, job.most_reads)
+        if not self.steps:
+            raise ValueError(
+                f"an epoch of {len(order):,} samples has no step of {job.world_size:,} ranks with {job.batch_size} "
+                f"each (drop_last): take fewer ranks, a smaller batch_size, or tail='exact'"
+            )
+        self._first = np.stack([s.positions(0) for s in schedules]) if self._whole else np.zeros((0, 0), np.int64)
+        self._last = [s.positions(self._whole) for s in schedules] if self.steps > self._whole else []
+        self.samples = self._whole * self._first.size + sum(map(len, self._last))
+
+    def parts(self) -> Iterator[Part]:
+        """The whole epoch, about a million reads at a time."""
+        at_once = max(1, self._part_reads // max(1, self._first.size))
+        for first in range(0, self._whole, at_once):
+            steps = min(at_once, self._whole - first)
+            moved = self._step_samples * (first + np.arange(steps, dtype=np.int64))
+            positions = self._first + moved[:, None, None]
+            batches = np.repeat(np.arange(steps * self.ranks), self._first.shape[1])
+            yield Part(first, steps, positions.ravel(), batches)
+        if self._last:
+            sizes = [len(positions) for positions in self._last]
+            yield Part(self._whole, 1, np.concatenate(self._last), np.repeat(np.arange(self.ranks), sizes))
+
+
+# --- The requests that a reader makes for batches: all batches of some steps at a time.
+# A batch is read as `Reader.read_many` reads it: its samples that are nowhere nearer are sorted by place, and
+# neighbours with gaps of at most GAP_BYTES are one request of at most about RUN_BYTES (`cache.stores.ranges`, where the
+# same is done for one batch).
+Bools = npt.NDArray[np.bool_]
+
+
+class Samples(NamedTuple):
+    """Samples that are read, by batch and in each batch by place; int64 [k] each.
+
+    address: where the payload begins, if all shards were one file, with more than a gap between them.
+    """
+
+    batch: Int64s
+    sample: Int64s
+    shard: Int64s
+    address: Int64s
+    length: Int64s
+
+    def where(self, chosen: Bools) -> Samples:
+        return self if chosen.all() else Samples(*(column[chosen] for column in self))
+
+
+class Requests(NamedTuple):
+    """Requests, by batch: of which batch, where from (address), and how many bytes; int64 [r] each."""
+
+    batch: Int64s
+    address: Int64s
+    bytes: Int64s
+
+
+def sort_by_place(subject: Subject, samples: Int64s, batches: Int64s) -> Samples:
+    """The samples of some batches, given by batch (int64 [k] both)."""
+    extents = subject.reader.table.extents(samples, subject.field)
+    sizes = subject.shard_bytes + (GAP_BYTES + 1)
+    address = (np.cumsum(sizes) - sizes)[extents.shard] + extents.offset
+    count = int(batches[-1]) + 1
+    if len(samples) % count == 0 and int(batches[len(samples) // count - 1]) == 0:  # batches of one size
+        size = len(samples) // count
+        order = address.reshape(count, size).argsort(axis=1, kind="stable")
+        order += size * np.arange(count)[:, None]
+        order = order.ravel()
+    else:
+        order = np.lexsort((address, batches))
+    return Samples(batches, samples[order], extents.shard[order], address[order], extents.length[order])
+
+
+def merge(samples: Samples, gap_bytes: int = GAP_BYTES) -> Requests:
+    """The requests for samples, which are sorted by batch and place; those with gaps of at most `gap_bytes` are one."""
+    batch, start = samples.batch, samples.address
+    if not len(batch):
+        return Requests(batch, start, start)
+    end = _reach(batch, start + samples.length)
+    joins = batch[1:] == batch[:-1]
+    joins &= start[1:] <= end[:-1] + gap_bytes
+    first = np.flatnonzero(np.append(True, ~joins))
+    last = np.append(first[1:], len(batch)) - 1
+    if int((end[last] - start[first]).max()) > RUN_BYTES:
+        first = _cut(first, last, start, end)
+        last = np.append(first[1:], len(batch)) - 1
+    return Requests(batch[first], start[first], end[last] - start[first])
+
+
+def _reach(batch: Int64s, end: Int64s) -> Int64s:
+    """The furthest end up to each sample, in its batch. Payloads seldom overlap, and then it is its own end."""
+    if bool(((end[1:] >= end[:-1]) | (batch[1:] != batch[:-1])).all()):
+        return end
+    ends, rank = np.unique(end, return_inverse=True)
+    furthest = np.maximum.accumulate(batch * len(ends) + rank)
+    reach: Int64s = ends[furthest - batch * len(ends)]
+    return reach
+
+
+def _cut(first: Int64s, last: Int64s, start: Int64s, end: Int64s) -> Int64s:
+    """Split runs longer than RUN_BYTES where a sample begins at or after everything before it has ended."""
+    cuts: list[Int64s] = [first]
+    for i in np.flatnonzero(end[last] - start[first] > RUN_BYTES).tolist():
+        at, stop = int(first[i]), int(last[i]) + 1
+        while True:
+            after = at + 1 + int(end[at + 1 : stop].searchsorted(start[at] + RUN_BYTES, side="right"))
+            while after < stop and start[after] < end[after - 1]:
+                after += 1
+            if after >= stop:
+                break
+            cuts.append(np.array([after]))
+            at = after
+    return np.sort(np.concatenate(cuts))
+
+
+# --- What nodes keep, and therefore read once or from each other: the rules of `readers.cached` and `readers.stage`.
+#   global, block, stored   readers.cached(reader, capacity): the same share of the set on every node; a sample is kept
+#                           when the node reads it for the first time
+#   node-local              readers.cached(reader, capacity, partition=(node, nodes)): a share of the node's part, in as
+#                           many bytes as the share of the set would take
+#   staged-first            readers.stage(set, order=order, background=True, fraction=…): shards on a local disk, whole,
+#                           from the front of the list, copied in the order of `StagedFirst.shards`; reads wait for them
+#   peers                   readers.share over caches of parts, under every order: a sample of another node's part is
+#                           asked from that node, which reads it through its own cache
+#
+# Which samples a cache keeps is the choice of `readers.caching.budget`, made by the same functions.
+_RUN = 1 << 20
+
+
+@dataclass(frozen=True, eq=False)
+class Holding:
+    """What the memory of nodes keeps.
+
+    kept: which samples have a slot, on all nodes or on the one whose part they are in; bool [n], None for none.
+    parts: the first sample of each node's part and the number of all, where nodes keep parts; int64 [nodes + 1].
+    node_bytes: memory that a node reserves, at most.
+    shared: nodes ask each other.
+    """
+
+    kept: Bools | None
+    parts: Int64s | None = None
+    node_bytes: int = 0
+    shared: bool = False
+
+    def homes(self, samples: Int64s) -> Int64s:
+        """The node whose part each sample is in."""
+        assert self.parts is not None
+        return self.parts.searchsorted(samples, side="right") - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Staging:
+    """What nodes copy to their disks.
+
+    arrives: bytes that a node has copied when each shard is whole, int64 [shards]; -1 for those that are not staged.
+    node_bytes: of a node.
+    """
+
+    arrives: Int64s
+    node_bytes: int
+
+
+class History:
+    """Which samples were read in earlier epochs, and by which node."""
+
+    def __init__(self, samples: int, nodes: int, is_whole: bool) -> None:
+        """is_whole: all nodes are simulated, so each read of an epoch is known: 2 or 4 bytes a sample and epoch.
+        Otherwise 8 bytes a read.
+        """
+        self._samples, self._epoch = samples, -1
+        self._kind = np.uint16 if nodes < 1 << 16 else np.uint32
+        self._whole: list[npt.NDArray[Any]] | None = [] if is_whole else None
+        self._keys = np.zeros(0, np.int64)
+        self._waiting: list[Int64s] = []
+
+    def begin_epoch(self) -> None:
+        self._epoch += 1
+        if self._whole is not None:
+            self._whole.append(np.full(self._samples, np.iinfo(self._kind).max, self._kind))
+        elif self._waiting:
+            self._keys = np.sort(np.concatenate([self._keys, *self._waiting]))
+            self._waiting = []
+
+    def visit(self, samples: Int64s, nodes: Int64s) -> tuple[Bools, Bools]:
+        """Whether these nodes have read these samples in an earlier epoch, and whether any node has; they have from now
+        on. Where nodes are sampled, any node has from the second epoch on: what drop_last leaves out is not known.
+        """
+        if self._whole is not None:
+            wanted = nodes.astype(self._kind)
+            seen, by_any = np.zeros((2, len(samples)), np.bool_)
+            for before in self._whole[:-1]:
+                reader = before[samples]
+                seen |= reader == wanted
+                by_any |= reader != np.iinfo(self._kind).max
+            self._whole[-1][samples] = wanted
+            return seen, by_any
+        keys = nodes * self._samples + samples
+        self._waiting.append(keys)
+        by_any = np.full(len(samples), self._epoch > 0)
+        if not len(self._keys):
+            return np.zeros(len(samples), np.bool_), by_any
+        at = np.minimum(self._keys.searchsorted(keys), len(self._keys) - 1)
+        return self._keys[at] == keys, by_any
+
+
+def holding_of(subject: Subject, order: Order, capacity: Capacity, job: Job) -> Holding:
+    """What memory keeps under an order. Raises ValueError for a capacity that is none."""
+    n = len(subject)
+    if not job.peers and not isinstance(order, NodeLocal):
+        threshold, size = _budget(subject, range(n), capacity)
+        return Holding(_mask(subject, 0, n, threshold), None, _with_slots(size, n)) if size else Holding(None)
+    local = NodeLocal(n, job.nodes)
+    parts = np.array([local.local_part(node).start for node in range(job.nodes)] + [n], np.int64)
+    share = share_of(capacity)
+    if share is not None:
+        capacity = min(1.0, share * job.nodes)
+    kept, most = np.zeros(n, np.bool_), 0
+    for node in range(job.nodes):
+        part = local.local_part(node)
+        threshold, size = _budget(subject, part, capacity)
+        if size:
+            kept[part.start : part.stop] = _mask(subject, part.start, part.stop, threshold)
+            most = max(most, _with_slots(size, len(part)))
+    if not most:
+        return Holding(None)
+    return Holding(kept, parts, most, job.peers)
+
+
+def staging_of(subject: Subject, order: StagedFirst, capacity: Capacity) -> Staging | None:
+    """What is staged under an order; None for nothing."""
+    share = share_of(capacity)
+    if share is None:
+        share = min(1.0, parse_size(str(capacity)) / max(1, int(subject.shard_bytes.sum())))
+    if not share:
+        return None
+    count = shards_of_fraction(subject.shard_bytes.tolist(), share)
+    turns = order.shards()
+    turns = turns[turns < count]
+    arrives = np.full(len(subject.shard_bytes), -1, np.int64)
+    arrives[turns] = np.cumsum(subject.shard_bytes[turns])
+    return Staging(arrives, int(arrives.max()))
+
+
+def share_of(capacity: Capacity) -> float | None:
+    """The share of the set that a capacity is; None for one in bytes."""
+    if isinstance(capacity, str) and capacity.strip().endswith("%"):
+        return float(capacity.strip()[:-1]) / 100
+    return capacity if isinstance(capacity, float) else None
+
+
+def _budget(subject: Subject, part: range, capacity: Capacity) -> tuple[int, int]:
+    rows = subject.reader.table.rows
+    subset = Subset(part if rows is None else np.unique(rows[part.start : part.stop]))
+    number = subject.reader.table.number(subject.field)
+    slots = Slots((subject.field,), (number,), len(subject.reader.fields), subset)
+    whole = Reader(Table(subject.reader.table.columns), subject.reader.store)
+    return budget(capacity, Measures(whole, slots, Encoded(), {}, 0.0), None)
+
+
+def _mask(subject: Subject, start: int, stop: int, threshold: int) -> Bools:
+    subset, table = Subset(range(len(subject.reader.table.columns)), threshold), subject.reader.table
+    runs = [np.arange(first, min(stop, first + _RUN), dtype=np.int64) for first in range(start, stop, _RUN)]
+    return np.concatenate([subset.mask(table.at(run)) for run in runs])
+
+
+def _with_slots(size: int, samples: int) -> int:
+    return size + SharedByteCache.table_bytes(1 + samples)
+
+
+# --- Count, for an epoch, the bytes and requests of every node in every step, for one order and several capacities.
+_PAGE = 4096
+_SIZES = 64  # powers of two
+
+
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """What nodes keep, in memory or on disks."""
+
+    holding: Holding
+    staging: Staging | None = None
+
+
+@dataclass(eq=False)
+class Traffic:
+    """An epoch. Arrays are [steps, nodes that are simulated], int64.
+
+    source, requests: bytes and requests to the parallel filesystem; pages: the former in whole pages of 4,096 bytes.
+    local: bytes from the node's own memory or disk. peers: bytes from other nodes; served: to them. What a node reads
+    from the filesystem for another one counts as its own.
+    most_requests: of one rank in a step, by itself or by others for it, int64 [steps].
+    staged: bytes that a node must have copied before the batches of a step can be read, int64 [steps].
+    sizes: requests by the power of two that their bytes reach, int64 [64].
+    payload: bytes that training reads.
+    """
+
+    source: Int64s
+    requests: Int64s
+    local: Int64s
+    peers: Int64s
+    served: Int64s
+    most_requests: Int64s
+    staged: Int64s
+    sizes: Int64s = field(default_factory=lambda: np.zeros(_SIZES, np.int64))
+    payload: int = 0
+    pages: int = 0
+
+    @classmethod
+    def empty(cls, steps: int, nodes: int) -> Traffic:
+        a, b, c, d, e = np.zeros((5, steps, nodes), np.int64)
+        return cls(a, b, c, d, e, np.zeros(steps, np.int64), np.zeros(steps, np.int64))
+
+
+class Step(NamedTuple):
+    """Some steps of an epoch, as all variants see them.
+
+    nodes: of each sample, by the number of the node in the job. seen: whether that node has read it before. by_any:
+    whether any node has.
+    """
+
+    part: Part
+    samples: Samples
+    nodes: Int64s
+    seen: Bools
+    by_any: Bools
+
+
+def count(traffic: Traffic, variant: Variant, step: Step, deal: Deal, job: Job) -> None:
+    """Add some steps of an epoch."""
+    part, samples = step.part, step.samples
+    width = traffic.source.shape[1]
+    table = _Table(part, width)
+    cell = samples.batch // job.ranks
+    held = _held(variant, step)
+    traffic.payload += int(samples.length.sum())
+    most = np.zeros(part.steps * deal.ranks, np.int64)
+    own = np.ones(len(held), np.bool_)
+    if variant.holding.shared:
+        homes = variant.holding.homes(samples.sample)
+        own = homes == step.nodes
+        asked = np.flatnonzero(~own)
+        # Where only some nodes are simulated, each does for others as much as others do for it.
+        at = cell[asked] if width != job.nodes else cell[asked] // width * width + homes[asked]
+        table.add(traffic.peers, cell[asked], samples.length[asked])
+        table.add(traffic.served, at, samples.length[asked])
+        # A range of neighbouring payloads is one request to the node that has them, which reads it by itself.
+        lacking = ~held[asked]
+        found = samples.where(~own & ~held)
+        requests = merge(found._replace(batch=found.batch * job.nodes + homes[asked][lacking]), 0)
+        batch, home = np.divmod(requests.batch, job.nodes)
+        cells = batch // job.ranks
+        _add_requests(traffic, table, requests, cells if width != job.nodes else cells // width * width + home)
+        most += np.bincount(batch, minlength=len(most))
+    near = own & held
+    table.add(traffic.local, cell[near], samples.length[near])
+    if variant.staging is not None:
+        np.maximum.at(traffic.staged, part.first + cell[near] // width, variant.staging.arrives[samples.shard[near]])
+    requests = merge(samples.where(own & ~held))
+    _add_requests(traffic, table, requests, requests.batch // job.ranks)
+    most += np.bincount(requests.batch, minlength=len(most))
+    traffic.most_requests[table.rows] = most.reshape(part.steps, deal.ranks).max(axis=1)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Adds to tables of [steps, nodes]."""
+
+    part: Part
+    width: int
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.part.first, self.part.first + self.part.steps)
+
+    def add(self, table: Int64s, cells: Int64s, weights: Int64s | None = None) -> None:
+        """cells: step * nodes + node, from the first step of the part on."""
+        if len(cells):
+            sums = np.bincount(cells, weights, minlength=self.part.steps * self.width)
+            table[self.rows] += sums.astype(np.int64).reshape(self.part.steps, self.width)
+
+
+def _add_requests(traffic: Traffic, table: _Table, requests: Requests, cells: Int64s) -> None:
+    table.add(traffic.source, cells, requests.bytes)
+    table.add(traffic.requests, cells)
+    traffic.sizes += np.bincount(np.frexp(requests.bytes)[1], minlength=_SIZES)
+    ends = -(-(requests.address + requests.bytes) // _PAGE)
+    traffic.pages += _PAGE * int((ends - requests.address // _PAGE)[requests.bytes > 0].sum())
+
+
+def _held(variant: Variant, step: Step) -> Bools:
+    """Which samples are read from memory or a disk: of the node itself, or of the one whose part they are in."""
+    holding, samples = variant.holding, step.samples
+    if variant.staging is not None:
+        staged: Bools = variant.staging.arrives[samples.shard] >= 0
+        return staged
+    if holding.kept is None:
+        return np.zeros(len(step.nodes), np.bool_)
+    kept: Bools = holding.kept[samples.sample]
+    if holding.shared:
+        return kept & step.by_any
+    if holding.parts is not None:
+        kept &= holding.homes(samples.sample) == step.nodes
+    return kept & step.seen
+
+
+# --- The time of an epoch from its traffic and what the machine delivers.
+# All ranks wait for each other at the end of a step, so the slowest node decides when the batches of a step are there:
+#
+#   filesystem   bytes of all nodes / filesystem
+#   requests     requests of all nodes / filesystem_requests
+#   network      of one node, the larger of what it receives and what it sends / node
+#   latency      the most requests of a rank, `outstanding` at a time * latency
+#   disk         bytes of a node / disk, of a staged copy only: memory costs nothing here
+#
+# The largest of them is the time to read a step. Ranks have up to `prefetch` batches ahead, so reading of step s begins
+# when step s - prefetch has begun and step s - 1 is read; a step begins when its batches are read, staged, and the step
+# before it has ended. Copying continues meanwhile at the rate of a node's share of the filesystem, of its network or of
+# its disk, whichever is least, and is taken to leave the rest of the reads undisturbed.
+Floats: TypeAlias = npt.NDArray[np.floating[Any]]
+RESOURCES = ("filesystem", "requests", "network", "latency", "disk")
+
+
+@dataclass(frozen=True, slots=True)
+class Copying:
+    """Bytes that each node copies from the filesystem during its first epoch, and the time that it takes."""
+
+    node_bytes: float
+    seconds: float
+
+    @classmethod
+    def of(cls, node_bytes: float, job: Job, machine: Machine) -> Copying:
+        return cls(node_bytes, node_bytes / min(machine.filesystem / job.nodes, machine.node, machine.disk))
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """An epoch. binds: what it waits for: one of RESOURCES, "staging", or "GPU" where it is never starved for long.
+
+    first_step: seconds until the first step begins.
+    waited: seconds in which no step ran, the first one's included.
+    """
+
+    seconds: float
+    first_step: float
+    waited: float
+    binds: str
+
+
+def run_epoch(traffic: Traffic, job: Job, machine: Machine, *, is_staged: bool, copying: Copying | None) -> Clock:
+    """An epoch whose traffic is of some of the nodes. is_staged: what is local is on a disk. copying: meanwhile."""
+    costs = _costs(traffic, job, machine, is_staged)
+    reading = np.max(np.stack(list(costs.values())), axis=0)
+    rate = 0.0 if copying is None else copying.seconds / copying.node_bytes
+    arrives = traffic.staged.astype(np.float64) * rate
+    begins = _begins(reading, arrives, job)
+    seconds = begins[-1] + job.step_seconds
+    waited = seconds - len(reading) * job.step_seconds
+    return Clock(seconds, begins[0], waited, _binding(costs, reading, arrives, job, waited))
+
+
+def _costs(traffic: Traffic, job: Job, machine: Machine, is_staged: bool) -> dict[str, Floats]:
+    """Seconds of each step by resource."""
+    whole = job.nodes / traffic.source.shape[1]
+    received = (traffic.source + traffic.peers).max(axis=1)
+    return {
+        "filesystem": traffic.source.sum(axis=1) * whole / machine.filesystem,
+        "requests": traffic.requests.sum(axis=1) * whole / machine.filesystem_requests,
+        "network": np.maximum(received, traffic.served.max(axis=1)) / machine.node,
+        "latency": -(-traffic.most_requests // machine.outstanding) * machine.latency_seconds,
+        "disk": traffic.local.max(axis=1) / (machine.disk if is_staged else math.inf),
+    }
+
+
+def _begins(reading: Floats, arrives: Floats, job: Job) -> list[float]:
+    """When each step begins."""
+    begins: list[float] = []
+    read = 0.0
+    for step, (seconds, arrival) in enumerate(zip(reading.tolist(), arrives.tolist(), strict=True)):
+        earliest = begins[step - job.prefetch] if step >= job.prefetch else 0.0
+        read = max(read, earliest, arrival) + seconds
+        begins.append(max(read, begins[-1] + job.step_seconds if begins else 0.0))
+    return begins
+
+
+def _binding(
+    costs: dict[str, Floats],
+    reading: Floats,
+    arrives: Floats,
+    job: Job,
+    waited: float,
+) -> str:
+    steps = len(reading)
+    if waited <= 0.05 * steps * job.step_seconds:
+        return "GPU"
+    if float(arrives.max()) > float(reading.sum()) / 2 and float(arrives.max()) > 0.5 * waited:
+        return "staging"
+    return max(costs, key=lambda name: float(costs[name].sum()))
+
+
+# --- What a simulation found. Bytes are of all nodes unless a name says otherwise; times are seconds.
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How values are spread: least, median, mean, most."""
+
+    least: float
+    median: float
+    mean: float
+    most: float
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Of one node, bytes.
+
+    cache: shared memory that a cache reserves, its slots included. tables: of the orders of all ranks. readahead:
+    encoded batches that all ranks have ahead. disk: a staged copy.
+    """
+
+    cache: int = 0
+    tables: int = 0
+    readahead: int = 0
+    disk: int = 0
+
+    @property
+    def total(self) -> int:
+        """Without the disk."""
+        return self.cache + self.tables + self.readahead
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """One epoch.
+
+    source: bytes requested from the parallel filesystem, copies to nodes included. copied: of them, the copies.
+    error: half of the interval that holds the source bytes in 95 % of the cases, where nodes were sampled; else 0.
+    pages: the bytes of the requests, not of the copies, in whole pages of 4,096 bytes.
+    requests: to the filesystem, without those of copying, which are whole files.
+    sizes: requests by size: those of at least 2^(k-1) and below 2^k bytes under 2^k.
+    local, peers: bytes that a node had itself, and that another one served.
+    nodes: source bytes of each node. steps: source bytes of each step, without copies.
+    seconds, first_step, waited, binds: see `packer.tools.simulate.timing.Clock`.
+    """
+
+    epoch: int
+    payload: int
+    source: int
+    copied: int
+    error: int
+    pages: int
+    requests: int
+    sizes: dict[int, int]
+    local: int
+    peers: int
+    nodes: Spread
+    steps: Spread
+    seconds: float
+    first_step: float
+    waited: float
+    binds: str
+
+    @property
+    def requested(self) -> int:
+        """The bytes of the requests."""
+        return self.source - self.copied
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One order with one capacity.
+
+    order: of `packer.tools.simulate.ORDERS`. cache: the capacity as it was asked for. spec: of the order.
+    mixes: how well the steps of all ranks mix the set in the first epoch, by `readers.order.quality.step_quality`;
+    rank_mixes: the same of the batches of single ranks.
+    staged_after: seconds until all is copied to the nodes, where something is; else 0.
+    node_source: source bytes of each node that was simulated, over all epochs.
+    step_source: source bytes of the steps of the first epoch and of the last, of all nodes; in at most 200 parts.
+    """
+
+    order: str
+    cache: str
+    spec: dict[str, Any]
+    epochs: tuple[Epoch, ...]
+    memory: Memory
+    mixes: float
+    rank_mixes: float
+    staged_after: float
+    node_source: tuple[int, ...]
+    step_source: dict[str, tuple[int, ...]]
+
+    @property
+    def name(self) -> str:
+        return f"{self.order}, cache {self.cache}"
+
+    @property
+    def first(self) -> Epoch:
+        return self.epochs[0]
+
+    @property
+    def later(self) -> tuple[Epoch, ...]:
+        """The epochs after the first, or that one where it is alone."""
+        return self.epochs[1:] or self.epochs
+
+    @property
+    def seconds(self) -> float:
+        """Of all epochs."""
+        return sum(epoch.seconds for epoch in self.epochs)
+
+    @property
+    def source(self) -> int:
+        """Bytes of all epochs from the filesystem."""
+        return sum(epoch.source for epoch in self.epochs)
+
+    def imbalance(self, name: str) -> float:
+        """Of "nodes" or "steps": the most over the mean, in the later epochs together."""
+        spreads = [getattr(epoch, name) for epoch in self.later]
+        mean = sum(spread.mean for spread in spreads)
+        return sum(spread.most for spread in spreads) / mean if mean else 1.0
+
+    def mean(self, name: str) -> float:
+        """Of a number of the later epochs."""
+        return sum(float(getattr(epoch, name)) for epoch in self.later) / len(self.later)
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """The result.
+
+    samples, payload_bytes, shards: of the set. is_planned: whether its sizes are made up.
+    steps: of an epoch. unread: samples of an epoch that no rank reads (drop_last).
+    nodes_simulated: all of them, or some that stand for all.
+    best: number of the recommended row; reason: why.
+    """
+
+    title: str
+    is_planned: bool
+    samples: int
+    payload_bytes: int
+    shards: int
+    job: Job
+    machine: Machine
+    steps: int
+    unread: int
+    nodes_simulated: int
+    rows: tuple[Row, ...]
+    best: int
+    reason: str
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def is_exact(self) -> bool:
+        return self.nodes_simulated == self.job.nodes
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON; an unlimited rate is null."""
+        found = asdict(self)
+        found["is_exact"] = self.is_exact
+        found["machine"] = {k: None if v == float("inf") else v for k, v in found["machine"].items()}
+        for row, plain in zip(self.rows, found["rows"], strict=True):
+            plain |= {"name": row.name, "seconds": row.seconds, "source": row.source}
+        return found
+
+
+# --- The row to take and why; what limits the figures.
+_LIKE = 1.05  # times and bytes that differ by less count as equal
+_MIXES = 0.5
+
+
+def recommend(rows: Sequence[Row]) -> tuple[int, str]:
+    """(number, reason) of the row to take: the quickest; of several the one that reads least, then the one whose
+    ranks mix best, then the one that keeps least.
+
+    Rows that mix less than half as well as a global shuffle are taken only where all do.
+    """
+    good = [row for row in rows if row.mixes >= _MIXES] or list(rows)
+    quick = [row for row in good if row.seconds <= _LIKE * min(row.seconds for row in good)]
+    little = [row for row in quick if row.source <= _LIKE * min(row.source for row in quick)]
+    best = min(little, key=lambda row: (-round(row.rank_mixes, 1), row.memory.total + row.memory.disk))
+    reason = f"{human_seconds(best.seconds)} for {len(best.epochs)} epochs"
+    slowest = max(good, key=lambda row: row.seconds)
+    if len(quick) < len(good):
+        reason += f", of up to {human_seconds(slowest.seconds)}"
+    most = max(quick, key=lambda row: row.source)
+    reason += f"; {human_bytes(best.source)} from the filesystem"
+    if len(little) < len(quick):
+        reason += f", where {most.name} takes as long and reads {human_bytes(most.source)}"
+    waited = sum(epoch.waited for epoch in best.epochs) / best.seconds
+    binds = [epoch.binds for epoch in best.epochs if epoch.binds != "GPU"]
+    if binds:
+        reason += f"; the GPUs wait {waited:.0%} of it, for: {', '.join(dict.fromkeys(binds))}"
+    else:
+        reason += "; the GPUs hardly wait"
+    return list(rows).index(best), reason
+
+
+def with_notes(found: Simulation, skipped: Sequence[str]) -> Simulation:
+    """The simulation with what limits its figures. skipped: orders that the set does not allow."""
+    job, notes = found.job, []
+    if found.is_planned:
+        notes.append(
+            f"the set is planned: {found.samples:,} samples of {human_bytes(found.payload_bytes / found.samples)} on "
+            f"average, between half and one and a half of that, in {found.shards:,} shards"
+        )
+    if not found.is_exact:
+        error = max(epoch.error for row in found.rows for epoch in row.epochs)
+        notes.append(
+            f"{found.nodes_simulated} of {job.nodes:,} nodes were simulated, drawn at random; bytes of an epoch are "
+            f"within {human_bytes(error)} of what all read, 95 times of 100; the slowest node of all may read more"
+        )
+    notes += [f"{name} was left out: the set has no list of shards" for name in skipped]
+    notes.append("what the page cache of a node may save is not counted, nor is reading the index")
+    return replace(found, notes=tuple(notes))
+
+
+# --- The simulation: every order once, with all capacities at the same time.
+Source: TypeAlias = "Subject | Reader | str | os.PathLike[str]"
+_LEAST_NODES = 8
+_CURVE = 200
+
+
+def simulate(
+    dataset: Source,
+    job: Job,
+    *,
+    split: str | None = None,
+    caches: Sequence[Capacity] = (0.0, 0.1, 0.3, 1.0),
+    shuffles: Shuffles | None = None,
+    machine: Machine | None = None,
+    watcher: Watcher | None = None,
+) -> Simulation:
+    """Simulate a job over a set, with each order and each capacity of the nodes' caches.
+
+    dataset: a path or address of a packed set, a reader, or `planned_set(…)`. split: of a path or address.
+    caches: what each node may keep: a share of the set, or bytes, as `readers.cached` takes them.
+    shuffles, machine: default: four orders, and the bandwidths of `Machine`.
+
+    Where an epoch has more than `job.most_reads` reads, some of the nodes are simulated, at least 8, chosen at random,
+    and numbers are estimates with an interval. Raises ValueError, and what opening the set raises.
+    """
+    if isinstance(dataset, Subject):
+        return _simulate(dataset, job, caches, shuffles or Shuffles(), machine or Machine(), watcher or Silent())
+    if isinstance(dataset, Reader):
+        subject = subject_of(dataset)
+        return _simulate(subject, job, caches, shuffles or Shuffles(), machine or Machine(), watcher or Silent())
+    is_address = isinstance(dataset, str) and "://" in dataset
+    with open_remote(str(dataset), split) if is_address else open_packed(dataset, split) as reader:
+        return simulate(reader, job, caches=caches, shuffles=shuffles, machine=machine, watcher=watcher)
+
+
+def _simulate(
+    subject: Subject, job: Job, caches: Sequence[Capacity], shuffles: Shuffles, machine: Machine, watcher: Watcher
+) -> Simulation:
+    if not caches:
+        raise ValueError("caches: give at least one capacity, as 0.0 for none")
+    nodes = _simulated_nodes(len(subject), job, shuffles.seed)
+    names = [name for name in dict.fromkeys(shuffles.names) if name != "staged-first" or subject.starts is not None]
+    if not names:
+        raise ValueError(f"staged-first is for packed sets, and {subject.reader.table.title} has no list of shards")
+    reads = len(subject) * len(nodes) // job.nodes * job.epochs
+    done = [0]
+    rows: list[Row] = []
+    watcher.begin(reads * len(names), 0, lambda: (done[0], 0))
+    try:
+        for name in names:
+            order = _order(name, subject, job, shuffles)
+            rows += _OrderRun(name, order, subject, job, machine, nodes, done).rows(caches)
+    finally:
+        watcher.end()
+    deal = Deal(Sequential(len(subject)), job, nodes[:1])
+    whole = deal.steps * job.batch_size * job.world_size
+    best, reason = recommend(rows)
+    found = Simulation(
+        title=subject.reader.table.title,
+        is_planned=subject.is_planned,
+        samples=len(subject),
+        payload_bytes=subject.payload_bytes,
+        shards=len(subject.shard_bytes),
+        job=job,
+        machine=machine,
+        steps=deal.steps,
+        unread=max(0, len(subject) - whole) if job.tail == "drop_last" else 0,
+        nodes_simulated=len(nodes),
+        rows=tuple(rows),
+        best=best,
+        reason=reason,
+    )
+    return with_notes(found, skipped=[name for name in shuffles.names if name not in names])
+
+
+def _simulated_nodes(samples: int, job: Job, seed: int) -> Int64s:
+    most = max(_LEAST_NODES, job.most_reads * job.nodes // max(1, samples))
+    if most >= job.nodes:
+        return np.arange(job.nodes, dtype=np.int64)
+    return np.sort(np.random.default_rng(seed).choice(job.nodes, most, replace=False))
+
+
+def _order(name: str, subject: Subject, job: Job, shuffles: Shuffles) -> Order:
+    n, seed = len(subject), shuffles.seed
+    if name == "block":
+        return block_shuffled(subject.reader, seed, shuffles.block_bytes, shuffles.window, subject.field)
+    if name == "node-local":
+        return NodeLocal(n, job.nodes, shuffles.exchange_every, seed)
+    if name == "staged-first" and subject.starts is not None:
+        return StagedFirst(subject.starts, shuffles.shards, seed=seed)
+    return Shuffled(n, seed) if name == "global" else Sequential(n, seed)
+
+
+@dataclass(eq=False)
+class _OrderRun:
+    """One order. nodes: those that are simulated. done: reads so far, for the watcher."""
+
+    name: str
+    order: Order
+    subject: Subject
+    job: Job
+    machine: Machine
+    nodes: Int64s
+    done: list[int]
+
+    def rows(self, caches: Sequence[Capacity]) -> list[Row]:
+        variants = [self._variant(capacity) for capacity in caches]
+        deal = Deal(self.order, self.job, self.nodes)
+        history = History(len(self.subject), self.job.nodes, len(self.nodes) == self.job.nodes)
+        epochs: list[list[Epoch]] = [[] for _ in variants]
+        nodes_source = [np.zeros(len(self.nodes), np.int64) for _ in variants]
+        curves: list[dict[str, tuple[int, ...]]] = [{} for _ in variants]
+        rank_mixes = 1.0
+        for epoch in range(self.job.epochs):
+            history.begin_epoch()
+            traffics = [Traffic.empty(deal.steps, len(self.nodes)) for _ in variants]
+            means: list[Floats] = []
+            for part in deal.parts():
+                samples = sort_by_place(self.subject, self.order.indices(epoch, part.positions), part.batches)
+                node = self.nodes[samples.batch // self.job.ranks % len(self.nodes)]
+                step = Step(part, samples, node, *history.visit(samples.sample, node))
+                if epoch == 0:
+                    sizes = np.maximum(1, np.bincount(samples.batch))
+                    means.append(np.bincount(samples.batch, samples.sample)[sizes == self.job.batch_size]
+                                 / self.job.batch_size)  # fmt: skip
+                for traffic, variant in zip(traffics, variants, strict=True):
+                    count(traffic, variant, step, deal, self.job)
+                self.done[0] += len(part.positions)
+            if epoch == 0:
+                rank_mixes = quality_of(np.concatenate(means), self.job.batch_size, len(self.subject))
+            for i, (traffic, variant) in enumerate(zip(traffics, variants, strict=True)):
+                epochs[i].append(self._epoch(epoch, traffic, variant))
+                nodes_source[i] += traffic.source.sum(axis=0) + self._copied(epoch, variant) // self.job.nodes
+                if epoch in (0, self.job.epochs - 1):
+                    curves[i]["first" if epoch == 0 else "last"] = _curve(traffic, self.job)
+        mixes = step_quality(self.order, self.job.world_size * self.job.batch_size)
+        return [
+            Row(
+                order=self.name,
+                cache=_capacity_text(capacity),
+                spec=self.order.spec(),
+                epochs=tuple(epochs[i]),
+                memory=self._memory(variants[i]),
+                mixes=mixes,
+                rank_mixes=rank_mixes,
+                staged_after=0.0 if (copying := self._copying(0, variants[i])) is None else copying.seconds,
+                node_source=tuple(nodes_source[i].tolist()),
+                step_source=curves[i],
+            )
+            for i, capacity in enumerate(caches)
+        ]
+
+    def _variant(self, capacity: Capacity) -> Variant:
+        if isinstance(self.order, StagedFirst) and not self.job.peers:
+            return Variant(Holding(None), staging_of(self.subject, self.order, capacity))
+        return Variant(holding_of(self.subject, self.order, capacity, self.job))
+
+    def _copied(self, epoch: int, variant: Variant) -> int:
+        """Bytes that all nodes together copy in this epoch."""
+        return 0 if epoch or variant.staging is None else variant.staging.node_bytes * self.job.nodes
+
+    def _copying(self, epoch: int, variant: Variant) -> Copying | None:
+        copied = self._copied(epoch, variant)
+        if not copied:
+            return None
+        return Copying.of(copied / self.job.nodes, self.job, self.machine)
+
+    def _epoch(self, epoch: int, traffic: Traffic, variant: Variant) -> Epoch:
+        job, copied = self.job, self._copied(epoch, variant)
+        whole = job.nodes / len(self.nodes)
+        clock = run_epoch(
+            traffic,
+            job,
+            self.machine,
+            is_staged=variant.staging is not None,
+            copying=self._copying(epoch, variant),
+        )
+        of_nodes = traffic.source.sum(axis=0) + copied / job.nodes
+        return Epoch(
+            epoch=epoch,
+            payload=round(traffic.payload * whole),
+            source=round(float(traffic.source.sum()) * whole) + copied,
+            copied=copied,
+            error=_interval(of_nodes, job.nodes),
+            pages=round(traffic.pages * whole),
+            requests=round(int(traffic.requests.sum()) * whole),
+            sizes={power: int(number) for power, number in enumerate(traffic.sizes.tolist()) if number},
+            local=round(int(traffic.local.sum()) * whole),
+            peers=round(int(traffic.peers.sum()) * whole),
+            nodes=_spread(of_nodes),
+            steps=_spread(traffic.source.sum(axis=1) * whole),
+            seconds=clock.seconds,
+            first_step=clock.first_step,
+            waited=clock.waited,
+            binds=clock.binds,
+        )
+
+    def _memory(self, variant: Variant) -> Memory:
+        job, staging = self.job, variant.staging
+        tables = int(getattr(self.order, "table_bytes", 0))
+        mean = self.subject.payload_bytes / len(self.subject)
+        return Memory(
+            cache=variant.holding.node_bytes,
+            tables=job.ranks * tables,
+            readahead=round(job.ranks * job.prefetch * job.batch_size * mean),
+            disk=0 if staging is None else staging.node_bytes,
+        )
+
+
+def _interval(of_nodes: npt.NDArray[Any], nodes: int) -> int:
+    """1.96 standard errors of the sum over all nodes, from a sample of them without replacement."""
+    sampled = len(of_nodes)
+    if sampled == nodes:
+        return 0
+    return round(1.96 * nodes * float(of_nodes.std(ddof=1)) * math.sqrt((1 - sampled / nodes) / sampled))
+
+
+def _spread(values: npt.NDArray[Any]) -> Spread:
+    return Spread(float(values.min()), float(np.median(values)), float(values.mean()), float(values.max()))
+
+
+def _curve(traffic: Traffic, job: Job) -> tuple[int, ...]:
+    """Bytes from the filesystem over an epoch, the mean of a step in each part."""
+    steps = traffic.source.sum(axis=1) * (job.nodes / traffic.source.shape[1])
+    return tuple(round(float(part.mean())) for part in np.array_split(steps, min(_CURVE, len(steps))))
+
+
+def _capacity_text(capacity: Capacity) -> str:
+    share = share_of(capacity)
+    return f"{100 * share:g} %" if share is not None else human_bytes(parse_size(str(capacity)))
+
+
+# --- A simulation as lines for a terminal: what was simulated, a table, the recommended row, what to mind.
+BYTES = ("order", "cache", "first epoch", "later", "a node", "requests", "of", "nodes", "steps", "peers")
+COSTS = ("order", "cache", "memory", "disk", "a step mixes", "a rank", "first epoch", "later", "waiting", "waits for")
+_BYTES_OPTIONAL, _COSTS_OPTIONAL = ("peers", "steps", "of"), ("disk", "waiting", "a rank")
+BYTES_REMARK = (
+    "Bytes from the filesystem, of all nodes and of a node in a later epoch; requests of a later epoch and their mean "
+    "size; nodes, steps: the most over the mean in later epochs; peers: bytes from other nodes in a later epoch."
+)
+COSTS_REMARK = (
+    "Of a node: memory of cache, orders and batches ahead, disk of a staged copy. How well a step of all ranks and a "
+    "batch of one rank mix, where a global shuffle is 1. The time of an epoch, how much of a later one the GPUs wait, "
+    "and what for."
+)
+
+
+def simulation_lines(found: Simulation, width: int = 120) -> list[str]:
+    """The whole result."""
+    result = [*described(found)]
+    tables = (
+        (BYTES, bytes_cells, _BYTES_OPTIONAL, BYTES_REMARK),
+        (COSTS, costs_cells, _COSTS_OPTIONAL, COSTS_REMARK),
+    )
+    for headings, cells, optional, remark in tables:
+        rows = [cells(row, found) for row in found.rows]
+        first, *lines = table(headings, rows, width - 2, left=2, optional=optional)
+        result += ["", f"  {first}"]
+        result += [f"{'→' if number == found.best else ' '} {line}" for number, line in enumerate(lines)]
+        result += wrapped(remark, width, "")
+    result += ["", *(line for note in found.notes for line in wrapped(f"note: {note}", width, " " * 6))]
+    best = found.rows[found.best]
+    return [*result, "", *wrapped(f"→ {best.name}: {found.reason}", width, "  ")]
+
+
+def described(found: Simulation) -> list[str]:
+    """The set, the job and the machine, in three lines."""
+    job, machine = found.job, found.machine
+    epochs = f"{job.epochs} epoch{'s' * (job.epochs > 1)}"
+    size = human_bytes(found.payload_bytes)
+    exact = "all simulated" if found.is_exact else f"of which {found.nodes_simulated:,} were simulated"
+    limits = [
+        f"{human_bytes(machine.filesystem)}/s filesystem",
+        f"{human_bytes(machine.node)}/s a node",
+        f"{human_bytes(machine.disk)}/s a disk",
+        f"{1e3 * machine.latency_seconds:g} ms a request, {machine.outstanding} at a time",
+    ]
+    if math.isfinite(machine.filesystem_requests):
+        limits.append(f"{machine.filesystem_requests:,.0f} requests/s")
+    return [
+        f"{found.title}: {plural(found.samples, 'sample')}, {size} in {plural(found.shards, 'shard')}",
+        f"{plural(job.nodes, 'node')} x {plural(job.ranks, 'rank')}, {exact}; batches of {job.batch_size}, "
+        f"{plural(found.steps, 'step')} of {1e3 * job.step_seconds:g} ms in an epoch, {epochs}"
+        + (", nodes serve each other" if job.peers else ""),
+        "given: " + ", ".join(limits),
+    ]
+
+
+def bytes_cells(row: Row, found: Simulation) -> tuple[str, ...]:
+    """The cells of a row under BYTES."""
+    requests = row.mean("requests")
+    return (
+        row.order,
+        row.cache,
+        human_bytes(row.first.source),
+        human_bytes(row.mean("source")),
+        human_bytes(row.mean("source") / found.job.nodes),
+        f"{requests:,.0f}",
+        human_bytes(row.mean("requested") / requests) if requests else "–",
+        f"{row.imbalance('nodes'):.2f}",
+        f"{row.imbalance('steps'):.2f}",
+        human_bytes(row.mean("peers")) if found.job.peers else "–",
+    )
+
+
+def costs_cells(row: Row, found: Simulation) -> tuple[str, ...]:
+    """The cells of a row under COSTS."""
+    return (
+        row.order,
+        row.cache,
+        human_bytes(row.memory.total),
+        human_bytes(row.memory.disk) if row.memory.disk else "–",
+        f"{row.mixes:.2f}",
+        f"{row.rank_mixes:.2f}",
+        human_seconds(row.first.seconds),
+        human_seconds(row.mean("seconds")),
+        f"{row.mean('waited') / row.mean('seconds'):.0%}",
+        _waits(row.first, row.later),
+    )
+
+
+def _waits(first: Epoch, later: tuple[Epoch, ...]) -> str:
+    """What the first epoch waits for, and the later ones most often."""
+    names = [epoch.binds for epoch in later]
+    common = max(dict.fromkeys(names), key=names.count)
+    shown = {"GPU": "nothing"}
+    both = dict.fromkeys([shown.get(first.binds, first.binds), shown.get(common, common)])
+    return ", then ".join(both)
