@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import packer
 import readers
 from cache.node import usable_cpus
-from packer.advising import Advice, Measured
+from packer.tools.advise import Advice, Measured
 from readers.augment import RandomHorizontalFlip, RandomResizedCrop
 from readers.loader import ImageLoader
 

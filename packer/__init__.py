@@ -29,7 +29,6 @@ __version__ = "0.1.0"  # pyproject.toml has the same
 if TYPE_CHECKING:
     from packer.adopted_shard import open_shard
     from packer.adoption import IndexResult, index
-    from packer.advising import Advice, advise
     from packer.conversion.plan import Reencode
     from packer.conversion.result import ConvertResult
     from packer.conversion.run import commit, convert
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from packer.sets.save import SaveResult
     from packer.sets.table import SetTable, table
     from packer.sources import open_source
+    from packer.tools.advise import Advice, advise
     from packer.tools.diagnose import Diagnosis, diagnose
     from packer.tools.monitor import monitor
     from packer.tools.simulate import Simulation, simulate
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 # The public names by module. Each is loaded when it is first used, so that `import packer` is quick.
 _MODULES = {
-    "packer.advising": ("Advice", "advise"),
+    "packer.tools.advise": ("Advice", "advise"),
     "packer.adoption": ("IndexResult", "index"),
     "packer.conversion.plan": ("Reencode",),
     "packer.conversion.result": ("ConvertResult",),

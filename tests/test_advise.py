@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import tarfile
 from collections.abc import Callable, Sequence
@@ -20,11 +19,6 @@ from suites.programs import run_packer
 import packer
 import readers
 from cache.errors import SourceError
-from packer.advising.facts import READERS, Facts, Job
-from packer.advising.machine import Directory, Machine
-from packer.advising.measure import Estimate, Measured, estimate_total
-from packer.advising.recommend import choose, frontier, recommend
-from packer.advising.variants import Choices, Variant, choose_variants
 from packer.cli.cache import warm_command
 from packer.cli.convert import command as convert_command
 from packer.cli.group import cli
@@ -32,6 +26,8 @@ from packer.cli.index import export_command
 from packer.cli.stage import command as stage_command
 from packer.cli.verify import command as verify_command
 from packer.conversion.plan import Reencode
+from packer.tools.advise.measure import Choices, Estimate, Measured, Variant, choose_variants, estimate_total
+from packer.tools.advise.recommend import READERS, Directory, Facts, Job, Machine, choose, frontier, recommend
 from readers.headers import ImageHeader
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -389,24 +385,8 @@ def test_the_recommended_command_makes_the_set_that_was_promised(images: Path, t
         (("--simulate-step", "0s"), "above 0"),
         (("--layout", "nested"), "nested"),
         (("--split", "test"), "test"),
-        (("--html", "/missing/page.html"), "there is no directory"),
     ],
 )
 def test_wrong_options_are_one_message(images: Path, options: Sequence[object], message: str) -> None:
     done = run_packer("advise", images, *options)
     assert done.returncode in (1, 2) and message in done.stderr and "Traceback" not in done.stderr
-
-
-def test_the_page_shows_all_that_was_found(images: Path, tmp_path: Path) -> None:
-    """Points with their names, the table and the commands; names of files do no harm."""
-    source = tmp_path / "<b>photos"
-    source.symlink_to(images)
-    done = run_packer("advise", source, "--seconds", 0.2, "--image-size", 64, "--quality", 80, "--max-side", 128,
-                      "--html", tmp_path / "page.html", cwd=tmp_path)  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    charts = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
-    assert len(charts) == 4 and all(re.search(r"<text[^>]*>as it is</text>", chart) for chart in charts)
-    for text in ("<td>max side 128, q80</td>", "packer convert", "&lt;b&gt;photos", "mean error of 255", "1. images:"):
-        assert text in page, text
-    assert "<b>" not in page and "<script" not in page

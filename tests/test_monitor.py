@@ -18,9 +18,9 @@ import pytest
 from suites.programs import run_packer
 
 import packer
-from packer.report.usage import comparison_page, usage_page
 from packer.tools.monitor import Mark, Series, Usage, load, save
 from packer.tools.monitor.record import compare, read_usage, usage_lines
+from packer.tools.report.pages import comparison_page, usage_page
 
 READY = "import os, sys, time; print('ready', flush=True); "
 

@@ -18,10 +18,10 @@ import pytest
 from suites.programs import run_packer, run_python
 
 import readers
-from packer.report import Page, charts, svg_image, write_page
-from packer.report.diagnosis import diagnosis_page
 from packer.tools.diagnose.ladder import Advice, Diagnosis, Rung, StageCost, StepTime, diagnosis_lines, verdict_lines
 from packer.tools.monitor.record import Mark, Series, Usage
+from packer.tools.report import Page, charts, svg_image, write_page
+from packer.tools.report.pages import diagnosis_page
 
 HOSTILE = "<script>alert(1)</script>\"'&\u202e\x1b[2J</style>"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -119,12 +119,10 @@ def test_what_is_not_known_has_no_section() -> None:
 
 @pytest.mark.parametrize("values", [[nan, inf, None], [0.0, 0.0, 0.0], [1e-12, 1e12, 5.0], [-1.0, 2.0, 3.0]])
 def test_charts_draw_any_values(values: list[float | None]) -> None:
-    points = [charts.Point(f"p{i}", value, value) for i, value in enumerate(values) if value is not None]
     cells = [None if value is None else value for value in values]
     drawn = [
         charts.bars(list("abc"), {"x": values}, low=values, high=values, unit="ms"),
         charts.stacked_bars(list("abc"), {"x": values, "y": values}),
-        charts.scatter(points, x="x", y="y", frontier=("low", "high"), log_y=True),
         charts.lines([1, 2, 3], {"x": values}, x_label="x", y_label="y"),
         charts.heat_map(list("ab"), [0, 1, 2], [cells, cells], marks=[charts.Mark(1, "m")]),
     ]
@@ -176,24 +174,6 @@ def test_charts_show_their_values_and_names() -> None:
     assert {"CPU 0", "read", "decode", "seconds"} <= set(drawn(chart)) and "CPU 0 50.0%" in chart.alt
 
 
-def test_the_frontier_joins_the_points_that_no_other_beats() -> None:
-    points = [
-        charts.Point("small", 1, 10),
-        charts.Point("middle", 2, 20),
-        charts.Point("beaten", 3, 5),
-        charts.Point("large", 4, 30),
-    ]
-    lines = [
-        charts.scatter(
-            [point for point in points if point.label != left], x="kB", y="images/s", frontier=("low", "high")
-        )
-        for left in ("", "beaten", "middle")
-    ]
-    assert {"small", "middle", "beaten", "large", "kB", "images/s"} <= set(drawn(lines[0]))
-    corners = [chart.wide.partition("stroke-dasharray")[0].rpartition('d="')[2].count("L") for chart in lines]
-    assert corners == [2, 2, 1]
-
-
 @pytest.mark.parametrize(
     "draw",
     [
@@ -213,8 +193,6 @@ def test_charts_of_little_are_drawn(values: list[float | None]) -> None:
     assert drawn(charts.bars(names, {"": values})) is not None
     assert drawn(charts.stacked_bars(names, {"a": values})) is not None
     assert drawn(charts.lines(range(len(values)), {"a": values}, x_label="x", y_label="y")) is not None
-    points = [charts.Point("p", value or 0.0, value or 0.0) for value in values]
-    assert drawn(charts.scatter(points, x="x", y="y", log_x=True)) is not None
 
 
 def test_labels_that_fit_are_not_cut() -> None:

@@ -82,7 +82,7 @@ import sys
 sys.path.insert(0, {folder!r})
 from experiment import Check, Experiment, Page, main, parser
 from harness import Benchmark, NotHere, contender
-from packer.report import charts
+from packer.tools.report import charts
 
 @contender("fast")
 def fast(arguments): return {{"ms": 2.0}}

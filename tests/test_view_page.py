@@ -21,7 +21,7 @@ from view_cases import PAGE, colour_of, write_export
 
 import packer
 import readers
-from packer.report.style import COLOURS
+from packer.tools.report.charts import COLOURS
 from packer.viewer import view
 from readers.order import Shuffled
 

@@ -32,7 +32,7 @@ from harness import CONTENDERS, Benchmark, Results, base_parser, drive, run_one_
 
 from cache.files import atomic_write  # noqa: E402
 from cache.node import usable_cpus  # noqa: E402
-from packer.report import Chart, require_charts, svg_image  # noqa: E402
+from packer.tools.report import Chart, require_charts, svg_image  # noqa: E402
 
 __all__ = ["Check", "Experiment", "Page", "figure", "main", "parser", "ratio"]
 

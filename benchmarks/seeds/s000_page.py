@@ -12,7 +12,7 @@ from s000_loaders import BASELINE, END_TO_END, LOADER, ROCAL_HIP, ROCAL_HOST
 from s000_pixels import Reference
 from s000_training import BATCH, FAULT, feature_network, frechet_distance, train_all
 
-from packer.report import charts
+from packer.tools.report import charts
 
 __all__ = ["publish"]
 

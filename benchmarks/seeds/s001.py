@@ -30,7 +30,7 @@ from report import Column
 
 import packer
 from cache.node import usable_cpus
-from packer.report import charts
+from packer.tools.report import charts
 
 __all__: list[str] = []
 

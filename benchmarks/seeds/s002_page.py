@@ -11,8 +11,8 @@ from harness import CONTENDERS, Results
 from s002_rows import DALI, DALI_GPU, OURS, OURS_GPU, OURS_NEAREST, PYTORCH, PYTORCH_LINEAR
 from s002_steps import MODELS, QUANTILES, Sleeps, doc_gain, doc_ms
 
-from packer.report import charts
 from packer.tools.monitor import Usage
+from packer.tools.report import charts
 
 __all__ = ["publish"]
 

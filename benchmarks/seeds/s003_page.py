@@ -11,7 +11,7 @@ import numpy as np
 from experiment import Page, figure, ratio
 from harness import Results
 
-from packer.report import charts
+from packer.tools.report import charts
 from readers.order import NodeLocal, Shuffled
 from readers.order.quality import shuffle_quality
 

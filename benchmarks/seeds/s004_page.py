@@ -14,7 +14,7 @@ from s004_dali import dali_row, loader_row
 from s004_sets import EXTENSIVE, FEW, LOADS, TASKS, Load, Scale
 from s004_torch import DATASET, FILES, HDF5, PIXELS
 
-from packer.report import charts
+from packer.tools.report import charts
 
 __all__ = ["SHARE_OF_STEPS", "publish"]
 

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
-from packer.advising import READERS, Job, advise
-from packer.advising.report import advice_page
-from packer.advising.text import advice_lines
-from packer.advising.variants import Choices
 from packer.cli.convert import OF_THE_SOURCE
 from packer.cli.convert import command as convert_command
-from packer.cli.report import report_option
 from packer.cli.text import Duration, SetPlace, Size, json_option, show_result, split_option, watcher, width
-from packer.output import output_errors
-from packer.report import write_page
 from packer.sources import open_source
+from packer.tools.advise import READERS, Job, advise
+from packer.tools.advise.measure import Choices
+from packer.tools.advise.text import advice_lines
 
 __all__ = ["command"]
 
@@ -55,7 +50,6 @@ _AT_ONCE = "--images-per-second or --simulate-step"
               help="Of the draw: the same seed takes the same images.")  # fmt: skip
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=45.0, show_default=True,
               metavar="SECONDS", help="How long to measure, about.")  # fmt: skip
-@report_option("Also write a page with charts.")
 @json_option
 @click.pass_context
 def command(
@@ -63,7 +57,6 @@ def command(
     /,
     dataset: str,
     as_json: bool,
-    html: Path | None,
     image_size: int,
     max_sides: tuple[int, ...],
     qualities: tuple[int, ...],
@@ -81,11 +74,7 @@ def command(
     job = _job(options)
     choices = Choices(image_size, max_sides, qualities)
     result = advise(opened, choices=choices, job=job, flags=flags, watcher=watcher(as_json), **options)
-    if html is not None:
-        with output_errors():
-            write_page(html, advice_page(result))
-    written = [f"the report is in {html}"] if html is not None else []
-    show_result(result, as_json, lambda: [*advice_lines(result, width(other=110)), *written])
+    show_result(result, as_json, lambda: advice_lines(result, width(other=110)))
 
 
 def _job(options: dict[str, Any]) -> Job:

@@ -9,10 +9,10 @@ import click
 
 from packer.cli.report import report_option
 from packer.cli.text import json_option, show_result, width
-from packer.report import write_page
-from packer.report.usage import comparison_page
 from packer.tools.monitor import load
 from packer.tools.monitor.record import compare, comparison_lines
+from packer.tools.report import write_page
+from packer.tools.report.pages import comparison_page
 
 __all__ = ["DiagnoseOrCompare", "compare_command", "compare_option"]
 

@@ -12,10 +12,10 @@ from packer.cli.compare import DiagnoseOrCompare, compare_option
 from packer.cli.report import report_option, written_file
 from packer.cli.script import Named, failed, find_loader, find_named, is_from
 from packer.cli.text import Duration, Emphasis, json_option, show_result, split_option, watcher, width
-from packer.report import write_page
-from packer.report.diagnosis import command_line, diagnosis_page
 from packer.tools.diagnose import Diagnosis, diagnose
 from packer.tools.diagnose.ladder import advice_lines, diagnosis_lines, verdict_lines
+from packer.tools.report import write_page
+from packer.tools.report.pages import command_line, diagnosis_page
 from readers.trace import Trace
 
 __all__ = ["command"]

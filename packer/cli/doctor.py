@@ -13,7 +13,7 @@ from click.shell_completion import get_completion_class
 from cache.files import atomic_write
 from cache.messages import plural, table, wrapped
 from packer.cli.text import Emphasis, json_option, print_json, show, show_result, width
-from packer.doctor import Health, examine
+from packer.tools.doctor import Health, examine
 
 __all__ = ["command", "completion_command"]
 

@@ -11,10 +11,10 @@ import click
 from packer.cli.held import HeldSignals
 from packer.cli.report import report_option
 from packer.cli.text import Duration, json_option, print_json, show, width
-from packer.report import write_page
-from packer.report.usage import usage_page
 from packer.tools.monitor import Sampler
 from packer.tools.monitor.record import read_usage, usage_lines
+from packer.tools.report import write_page
+from packer.tools.report.pages import usage_page
 
 __all__ = ["command"]
 

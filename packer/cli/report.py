@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from packer.report import require_charts
+from packer.tools.report import require_charts
 
 __all__ = ["report_option", "written_file"]
 

@@ -26,8 +26,8 @@ from cache.filesystem import cache_budget, filesystem_type, free_space, is_local
 from cache.messages import human_bytes, listed, shortened
 from cache.node import available_memory_bytes, detect_ranks, usable_cpus
 from packer import __version__
-from packer.advising.machine import staging_directories
 from packer.output import Result
+from packer.tools.advise.recommend import staging_directories
 from readers.coefficients import unsupported_reason
 
 __all__ = ["Check", "Health", "examine"]
@@ -81,7 +81,7 @@ def examine(directory: str | os.PathLike[str] | None = None) -> Health:
 
 
 def _install() -> Iterator[Check]:
-    where = Path(__file__).parent.parent
+    where = Path(__file__).parents[2]
     yield Check("packer", "ok", f"{__version__} at {where}; Python {platform.python_version()} at {sys.executable}")
     owners = importlib.metadata.packages_distributions()
     for name in _OURS:

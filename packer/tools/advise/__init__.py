@@ -19,13 +19,29 @@ from pathlib import Path
 from typing import Any
 
 from cache.messages import Silent, Watcher, plural
-from packer.advising.facts import READERS, Facts, Job, Recommendation
-from packer.advising.machine import Machine, look
-from packer.advising.measure import Estimate, Measured, measure, require_loader
-from packer.advising.recommend import choose, frontier, recommend
-from packer.advising.sampling import ImageSample, draw
-from packer.advising.variants import Choices, choose_coefficients, choose_variants
 from packer.sources import Source, default_output_name, open_source
+from packer.tools.advise.measure import (
+    Choices,
+    Estimate,
+    ImageSample,
+    Measured,
+    choose_coefficients,
+    choose_variants,
+    draw,
+    measure,
+    require_loader,
+)
+from packer.tools.advise.recommend import (
+    READERS,
+    Facts,
+    Job,
+    Machine,
+    Recommendation,
+    choose,
+    frontier,
+    look,
+    recommend,
+)
 from readers.layout import DATASET_FILE, read_dataset_info
 
 __all__ = ["READERS", "Advice", "AdviseOptions", "Estimate", "Job", "Measured", "Recommendation", "advise"]

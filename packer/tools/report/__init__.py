@@ -11,9 +11,8 @@ Charts need matplotlib, the extra `report`; `require_charts()` says so before th
 
 from __future__ import annotations
 
-from packer.report import charts
-from packer.report.image import svg_image
-from packer.report.page import Page, write_page
-from packer.report.svg import Chart, require_charts
+from packer.tools.report import charts
+from packer.tools.report.charts import Chart, require_charts
+from packer.tools.report.page import Page, svg_image, write_page
 
 __all__ = ["Chart", "Page", "charts", "require_charts", "svg_image", "write_page"]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from cache.messages import human_bytes, human_seconds, plural, table, wrapped
-from packer.advising import Advice, Estimate, Measured
+from packer.tools.advise import Advice, Estimate, Measured
 
-__all__ = ["HEADINGS", "advice_lines", "described", "row_of"]
+__all__ = ["advice_lines"]
 
 HEADINGS = ("variant", "an image", "the set", "images/s", "error", "worst", "PSNR", "encoding")
 
