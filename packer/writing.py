@@ -11,6 +11,7 @@ directory before is as it was; the next writer there starts over.
 
 from __future__ import annotations
 
+import itertools
 import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,6 +35,7 @@ from packer.formats import format_named
 from packer.formats.base import ShardSpec
 from packer.output import local_output
 from packer.sources.base import ListingBuilder, SourceListing, check_names
+from packer.sources.dataset import EXAMINED, features_of
 from packer.sources.samples import SampleForm
 from readers.augment.ops import Op
 from readers.layout import DatasetInfo
@@ -106,19 +108,20 @@ class SetWriter:
         name = split or self._options.split or "train"
         if not isinstance(key, str):
             raise BadSampleError(f"a key is a text, not {key!r:.80}")
-        with self._errors(key):
-            check_names([key], f"split {SplitName(name)}")
-            self._add(name, key, label, fields)
+        try:
+            with self._errors(key):
+                check_names([key], f"split {SplitName(name)}")
+                self._add(name, key, label, fields)
+        except (SourceError, BadNameError) as error:  # of the form of samples, of a key, of a split
+            raise BadSampleError(str(error)) from error
 
     @contextmanager
     def _errors(self, key: str) -> Iterator[None]:
         """Name the sample in errors, and end this writer where the disk fails."""
         try:
             yield
-        except BadSampleError as error:
-            raise BadSampleError(f"sample {key!r:.200}: {error}") from error
-        except (SourceError, BadNameError) as error:  # of the first sample's form, of a key, of a split
-            raise BadSampleError(str(error)) from error
+        except (BadSampleError, SourceError, BadNameError) as error:
+            raise type(error)(f"sample {key!r:.200}: {error}") from error
         except OSError as error:
             self.abort()
             full = disk_full(error, self._journal.folder, _LOST)
@@ -127,22 +130,34 @@ class SetWriter:
             raise full from error
 
     def _add(self, split: str, key: str, label: Any, values: Mapping[str, Any]) -> None:
-        if self._form is None:
-            given = values if label is None else {**values, "label": label}
-            wanted = self._wanted if label is None or self._wanted is None else {**self._wanted, "label": "label"}
-            form = SampleForm.of(given, wanted, self._classes)
-        else:
-            form = self._form
+        wanted = None if self._wanted is None else ({} if label is None else {"label": "label"}) | dict(self._wanted)
+        form = self._form
+        if form is None:
+            form = SampleForm.of([values if label is None else {**values, "label": label}], wanted, self._classes)
         if form.target == "label":
             values, label = {**values, "label": label}, None
-        unknown = [name for name in values if name not in form.members and name not in form.rest]
-        if unknown:
-            raise BadSampleError(f"has no field {unknown[0]!r}; it has {', '.join((*form.members, *form.rest))}")
-        self._pack(split, key, form.number(label), form.payloads(values), form)
+        known = (*form.members, *form.rest)
+        unnamed = [name for name in values if wanted is not None and name not in wanted]
+        if unnamed:
+            raise BadSampleError(f"has no field {unnamed[0]!r}; it has {', '.join(known)}")
+        number = form.label_of(values) if label is None else form.number(label)
+        self._pack(split, key, number, form.payloads(values), form)
+
+    def expect(self, samples: Sequence[Any], features: Mapping[str, Any] = {}) -> list[str]:
+        """Look at the first samples of those that `write_sample` will be called with; warnings about their members.
+
+        features: of a data set of Hugging Face. Raises SourceError, and BadSampleError where none is a sample.
+        """
+        if samples and self._form is None:
+            self._form = SampleForm.of(samples, self._wanted, self._classes, features)
+        return [] if self._form is None else self._form.warnings
 
     def write_sample(self, key: str, sample: Any) -> None:
-        """Add a sample as data sets hand them out, with its label inside. Raises as `write` does."""
-        form = self._form or SampleForm.of(sample, self._wanted, self._classes)
+        """Add a sample as data sets hand them out, with its label inside. Raises as `write` does.
+
+        Raises SourceError for a value of a member whose kind is not known.
+        """
+        form = self._form or SampleForm.of([sample], self._wanted, self._classes)
         with self._errors(key):
             split = self._options.split or "train"
             self._pack(split, key, form.label_of(sample), form.payloads(sample), form)
@@ -295,7 +310,8 @@ def writer(
     """A writer of a new set in the directory `output`, to be used in a `with` statement.
 
     to: "hdf5", "tfrecord" or "tar".
-    fields: name -> kind (`readers.fields`); by default those of the first sample, by what they are.
+    fields: name -> kind (`readers.fields`); by default those of the first sample, by what they are. Name them where the
+        first sample lacks some.
     classes: names of the classes; the position is the label.
     split: of samples that are written without one, default "train".
     shard_size: bytes of a shard at most, or "512MiB"; default 1 GiB. samples_per_shard: instead of it.
@@ -324,7 +340,11 @@ def convert_stream(samples: Iterable[Any], out: SetWriter, *, on_error: str, wat
     """Write all samples of an iterable, under their numbers. Raises BadSampleError under on_error="raise"."""
     watcher.begin(0, 0, lambda: (len(out), 0))
     try:
-        for number, sample in enumerate(samples):
+        waiting = iter(samples)
+        first = list(itertools.islice(waiting, EXAMINED))
+        for warning in out.expect(first, features_of(samples)):
+            watcher.note(f"warning: {warning}")
+        for number, sample in enumerate(itertools.chain(first, waiting)):
             try:
                 out.write_sample(f"{number:09d}", sample)
             except BadSampleError as error:

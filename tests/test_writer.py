@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import signal
@@ -19,6 +20,7 @@ from PIL import Image
 import packer
 import readers
 from cache.errors import BadSampleError, OutputError, SourceError
+from readers.decode import decode_unchanged
 from readers.fields import decode_field
 
 FORMATS = ("hdf5", "tfrecord", "tar")
@@ -305,3 +307,190 @@ def test_the_members_that_fields_name(tmp_path: Path) -> None:
         assert reader.fields == ("image", "a", "m") and reader.labels.tolist() == [3, 3]
         assert bytes(reader.read(1)) == JPEGS[1] and bytes(reader.read(1, "a")) == JPEGS[0]
         assert np.array_equal(decode_field("mask", reader.read(0, "m")), MASK)
+
+
+# --- what the members of samples are --------------------------------------------------------------------------------
+class Listed(list[Any]):
+    """A data set of samples that are there; `features` as Hugging Face has them."""
+
+    features: Any = None
+
+
+def values_of(root: Path) -> list[dict[str, Any]]:
+    """What every sample of a set holds besides its image."""
+    with readers.open(root) as reader:
+        return [
+            {
+                n: decode_field(k, reader.read(i, n))
+                for n, k in reader.kinds.items()
+                if n != "image" and reader.has(i, n)
+            }
+            for i in range(len(reader))
+        ]
+
+
+@pytest.mark.parametrize("as_source", [Listed, iter])
+@pytest.mark.parametrize("first", [{}, {"caption": None, "boxes": None, "mask": None, "weight": None}])
+def test_a_member_that_the_first_sample_lacks_is_packed_as_what_it_is(
+    tmp_path: Path, first: dict[str, Any], as_source: Any
+) -> None:
+    later = {"caption": "a cat", "boxes": BOXES, "mask": MASK, "weight": 0.5}
+    samples = [{"image": JPEGS[i], "label": i, **(later if i in (2, 3) else first)} for i in range(5)]
+    packer.convert(as_source(samples), "tar", tmp_path / "set", workers=1)
+    with readers.open(tmp_path / "set") as reader:
+        assert dict(reader.kinds) == {
+            "image": "image", "caption": "text", "boxes": "boxes", "mask": "mask", "json": "json",
+        }  # fmt: skip
+    found = values_of(tmp_path / "set")
+    assert [*map(len, found)] == [0, 0, 4, 4, 0]
+    assert found[3]["caption"] == "a cat" and found[3]["json"] == {"weight": 0.5}
+    assert np.array_equal(found[3]["boxes"], BOXES) and np.array_equal(found[3]["mask"], MASK)
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("before", [{}, {"caption": None}])
+def test_a_member_that_is_first_seen_late_is_an_error_that_says_what_to_do(
+    tmp_path: Path, before: dict[str, Any], is_stream: bool, on_error: str
+) -> None:
+    late = [{"image": JPEGS[0], "label": 1, **before} for _ in range(60)]
+    late[37] |= {"caption": "a cat"}
+    source: Any = (sample for sample in late) if is_stream else Listed(late)
+    with pytest.raises(
+        SourceError, match=r"sample .*37.*no field 'caption'; it has image\. .*'caption': 'text'\}"
+    ) as got:
+        packer.convert(source, "hdf5", tmp_path / "set", workers=1, on_error=on_error, samples_per_shard=8)
+    fields = ast.literal_eval(str(got.value).partition("fields=")[2].partition("}")[0] + "}")
+    source = (sample for sample in late) if is_stream else Listed(late)
+    packer.convert(source, "hdf5", tmp_path / "set", workers=1, fields=fields, overwrite=True)
+    assert [number for number, one in enumerate(values_of(tmp_path / "set")) if one == {"caption": "a cat"}] == [37]
+    with readers.open(tmp_path / "set") as reader:
+        assert reader.labels.tolist() == [1] * 60
+
+
+def test_a_writer_says_what_to_do_where_a_field_comes_late(tmp_path: Path) -> None:
+    with packer.writer(tmp_path / "one", "tar") as out:
+        out.write("a", image=JPEGS[0], caption=None)
+        with pytest.raises(
+            BadSampleError, match=r"sample 'b': has no field 'caption'.*\{'image': 'image', 'caption': 'text'\}"
+        ):
+            out.write("b", image=JPEGS[1], caption="a cat")
+    with packer.writer(tmp_path / "two", "tar", fields={"image": "image", "caption": "text"}) as out:
+        out.write("a", image=JPEGS[0])
+        out.write("b", image=JPEGS[1], caption="a cat", label=3)
+        with pytest.raises(BadSampleError, match="has no field 'captoin'"):
+            out.write("c", image=JPEGS[1], captoin="a cat")
+    assert values_of(tmp_path / "two") == [{}, {"caption": "a cat"}]
+    with readers.open(tmp_path / "two") as reader:
+        assert reader.labels.tolist() == [-1, 3]
+
+
+def test_an_array_among_json_is_refused(tmp_path: Path) -> None:
+    samples: list[Any] = [{"image": JPEGS[0], "extent": extent} for extent in (0, 1, np.zeros((16, 24), np.int64))]
+    with pytest.raises(SourceError, match=r"sample 2: has an array as 'extent'.*'extent': 'array'"):
+        packer.convert(samples, "tar", tmp_path / "set", workers=1)
+
+
+def test_features_say_what_a_member_is_that_has_no_value(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features(
+        {"image": datasets.Image(), "caption": datasets.Value("string"), "seg": datasets.Image(),
+         "label": datasets.ClassLabel(names=["a", "b"]), "n": datasets.Value("int64")}
+    )  # fmt: skip
+    mask = io.BytesIO()
+    Image.fromarray(MASK).save(mask, "PNG")
+    rows = {
+        "image": [{"bytes": JPEGS[i % 12], "path": None} for i in range(100)],
+        "caption": [None] * 50 + ["a cat"] + [None] * 49,
+        "seg": [None] * 50 + [{"bytes": mask.getvalue(), "path": None}] + [None] * 49,
+        "label": [None] * 50 + [1] + [None] * 49,
+        "n": [None] * 50 + [7] + [None] * 49,
+    }
+    data = datasets.Dataset.from_dict(rows, features=features)
+    packer.convert(data, "tar", tmp_path / "set", workers=1)
+    found = values_of(tmp_path / "set")
+    assert found[50]["caption"] == "a cat" and found[50]["json"] == {"n": 7} and np.array_equal(found[50]["seg"], MASK)
+    with readers.open(tmp_path / "set") as reader:
+        assert reader.labels.tolist() == [-1] * 50 + [1] + [-1] * 49
+
+
+def test_members_that_fields_leaves_out_or_names_in_vain_are_a_warning(tmp_path: Path) -> None:
+    samples = [{"image": JPEGS[0], "label": 1, "id": "x", "source": "y"}] * 3
+    fields = {"image": "image", "label": "label", "id": "drop", "captoin": "text"}
+    result = packer.convert(samples, "tar", tmp_path / "set", workers=1, fields=fields)
+    assert result.warnings == (
+        "fields= does not name source, so that is left out ('drop' says so)",
+        "fields= names captoin, which no sample has that was looked at",
+    )
+
+
+WHOLE = (MASK % 2).astype(bool)
+
+
+@pytest.mark.parametrize(
+    ("mask", "expected"),
+    [
+        (MASK.astype(np.int64), MASK),
+        (MASK.astype(np.int32) - 1, MASK.astype(np.int32) - 1),
+        (MASK.astype(np.uint16), MASK),
+        (WHOLE, WHOLE),
+        (MASK[None], MASK),
+        (MASK[:, :, None].astype(np.int64), MASK),
+        (MASK.astype(np.float32), MASK),
+        ("long", MASK),
+        ("bool", WHOLE),
+        ("[1, h, w]", MASK),
+    ],
+)
+def test_masks_of_any_whole_numbers_follow_flips(tmp_path: Path, mask: Any, expected: Any) -> None:
+    torch = pytest.importorskip("torch")
+    from readers.augment import RandomHorizontalFlip
+    from readers.loader import ImageLoader
+
+    tensors = {"long": torch.from_numpy(MASK).long(), "bool": torch.from_numpy(WHOLE),
+               "[1, h, w]": torch.from_numpy(MASK)[None]}  # fmt: skip
+    mask = tensors[mask] if isinstance(mask, str) else mask
+    picture = make_jpeg(1, (24, 16))
+    packer.convert([{"image": picture, "mask": mask}] * 2, "tar", tmp_path / "set", workers=1)
+    with readers.open(tmp_path / "set") as reader:
+        assert reader.kinds["mask"] == "mask"
+        assert np.array_equal(decode_field("mask", reader.read(0, "mask")), expected)
+        loader = ImageLoader(reader, 2, augment=[RandomHorizontalFlip(1.0)], fields=("image", "mask"), threads=1)
+        _, masks = next(iter(loader))
+        assert np.array_equal(np.asarray(masks[0]), np.asarray(expected)[:, ::-1])
+
+
+def test_a_mask_of_fractions_is_refused_and_an_array_of_another_name_is_none(tmp_path: Path) -> None:
+    with pytest.raises(BadSampleError, match="mask: a mask is of whole numbers; as  fields="):
+        packer.convert([{"image": JPEGS[0], "mask": MASK / 7}], "tar", tmp_path / "set", workers=1)
+    samples = [
+        {"image": JPEGS[0], "mask": MASK / 7, "depth": MASK.astype(np.int64), "masks": np.zeros((3, 16, 24), "u1")}
+    ]
+    fields = {"image": "image", "mask": "array", "depth": "array", "masks": "array"}
+    packer.convert(samples, "tar", tmp_path / "set", workers=1, fields=fields, overwrite=True)
+    assert np.array_equal(values_of(tmp_path / "set")[0]["mask"], MASK / 7)
+
+
+def test_floating_point_images_of_pillow_keep_every_value(tmp_path: Path) -> None:
+    depth = np.linspace(-3, 5000, 16 * 24, dtype=np.float32).reshape(16, 24)
+    samples = [{"image": Image.fromarray(depth), "label": 1}] * 2
+    with pytest.raises(BadSampleError, match=r"floating-point samples.*decode='unchanged'"):
+        packer.convert(samples, "tar", tmp_path / "set", workers=1)
+    packer.convert(samples, "tar", tmp_path / "set", workers=1, decode="unchanged", overwrite=True)
+    with readers.open(tmp_path / "set") as reader:
+        assert np.array_equal(decode_unchanged(reader.read(0)), depth)
+    second = [{"image": JPEGS[0], "depth": Image.fromarray(depth)}] * 2
+    with pytest.raises(
+        BadSampleError, match=r"depth: holds floating-point.*fields=\{'image': 'image', 'depth': 'array'\}"
+    ):
+        packer.convert(second, "tar", tmp_path / "two", workers=1)
+    fields = {"image": "image", "depth": "array"}
+    packer.convert(second, "tar", tmp_path / "two", workers=1, fields=fields, overwrite=True)
+    assert np.array_equal(values_of(tmp_path / "two")[1]["depth"], depth)
+
+
+@pytest.mark.parametrize("value", [float("nan"), np.float32("nan"), {"a": [float("inf")]}, np.array([1, np.nan])])
+def test_numbers_that_json_does_not_have_are_refused(tmp_path: Path, value: Any) -> None:
+    source = [{"image": JPEGS[0], "extra": {"value": value}}]
+    with pytest.raises(BadSampleError, match="cannot be written as JSON, which has no NaN"):
+        packer.convert(source, "tar", tmp_path / "set", workers=1)
