@@ -6,7 +6,8 @@
 
 Shards are written as samples come, into the working folder of `packer.conversion.journal`. The end of the block commits
 the set: index, shards, dataset.json last. After an error in the block, or a kill, there is no set, and what was in the
-directory before is as it was; the next writer there starts over.
+directory before is as it was; the next writer there starts over. A process that is forked in the block has no part in
+the set: it can neither write nor close nor remove it.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class SetWriter:
         self._splits: dict[str, _Split] = {}
         self._keys: set[int] = set()
         self._count = 0
-        self._ended = False
+        self._ended, self._process = False, os.getpid()
         with ExitStack() as opened:
             self._journal = opened.enter_context(Journal(output))
             if self._journal.finished_plan() is not None and not overwrite:
@@ -103,6 +104,7 @@ class SetWriter:
 
         Raises BadSampleError, which leaves this sample out and the writer as it was; OutputError, which ends it.
         """
+        self._check_process()
         if self._ended:
             raise OutputError(f"{self._journal.out}: this writer has ended; make another one")
         name = split or self._options.split or "train"
@@ -204,6 +206,7 @@ class SetWriter:
 
         Raises SourceError where no sample was written.
         """
+        self._check_process()
         if self.info is None:
             if self._ended:
                 raise OutputError(f"{self._journal.out}: this writer was aborted; make another one")
@@ -217,12 +220,19 @@ class SetWriter:
 
     def abort(self) -> None:
         """Remove what was written; a set that was there before stays."""
-        if not self._ended:
+        if not self._ended and self._process == os.getpid():
             for part in self._splits.values():
                 if part.open is not None:
                     part.open.abort()
             self._journal.remove()
             self._end()
+
+    def _check_process(self) -> None:
+        if self._process != os.getpid():
+            raise OutputError(
+                f"{self._journal.out}: is written by process {self._process}, and process {os.getpid()} was forked from "
+                f"it; write and close the set there, or end this one with os._exit()"
+            )
 
     def _end(self) -> None:
         self._ended = True

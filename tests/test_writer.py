@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -307,6 +308,132 @@ def test_the_members_that_fields_name(tmp_path: Path) -> None:
         assert reader.fields == ("image", "a", "m") and reader.labels.tolist() == [3, 3]
         assert bytes(reader.read(1)) == JPEGS[1] and bytes(reader.read(1, "a")) == JPEGS[0]
         assert np.array_equal(decode_field("mask", reader.read(0, "m")), MASK)
+
+
+class Corrected(Pictures):
+    """A data set of which some samples can be changed, and which may stop."""
+
+    stop = 1 << 20
+
+    def __init__(self, changes: dict[int, dict[str, Any]] | None = None) -> None:
+        super().__init__(40)
+        self.changes = changes or {}
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self.stop:
+            raise KeyboardInterrupt
+        sample = {"image": JPEGS[index % 12], "label": index % 2, "caption": f"number {index}", "n": index}
+        return sample | self.changes.get(index, {})
+
+
+CHANGES: list[tuple[dict[str, Any], str]] = [
+    ({"label": 1}, "06: its label was 0 and is 1 now"),
+    ({"caption": "another"}, "06: its caption is another one now"),
+    ({"n": 7.5}, "06: its json is another one now"),
+    ({"image": JPEGS[0]}, "06: its image is another one now"),
+    ({"image": b""}, "06: "),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), CHANGES)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_data_set_that_was_corrected_is_not_taken_for_the_one_that_is_packed(
+    tmp_path: Path, change: dict[str, Any], message: str, workers: int
+) -> None:
+    def convert(changes: dict[int, dict[str, Any]], **options: Any) -> packer.ConvertResult:
+        options = {"samples_per_shard": 5, "workers": workers, **options}
+        return packer.convert(Corrected(changes), "hdf5", tmp_path / "set", **options)
+
+    convert({})
+    assert convert({}).already_done
+    with pytest.raises(OutputError, match=rf"Corrected of 40 samples is not what it was .*: {message}.*overwrite=True"):
+        convert({6: change})
+    if change.get("image") != b"":
+        convert({6: change}, overwrite=True)
+        assert convert({6: change}).already_done
+
+
+@pytest.mark.parametrize(("change", "message"), CHANGES)
+def test_a_stopped_conversion_goes_on_with_the_same_samples_only(
+    tmp_path: Path, change: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def convert(changes: dict[int, dict[str, Any]]) -> packer.ConvertResult:
+        return packer.convert(Corrected(changes), "hdf5", tmp_path / "set", samples_per_shard=5, workers=1)
+
+    monkeypatch.setattr(Corrected, "stop", 17)
+    with pytest.raises(KeyboardInterrupt):
+        convert({})
+    monkeypatch.undo()
+    with pytest.raises(OutputError, match=rf"Corrected of 40 samples is not what it was .*: {message}.*overwrite=True"):
+        convert({6: change})
+    assert convert({34: {"label": 1, "caption": "another"}}).shards_resumed == 3
+    with readers.open(tmp_path / "set") as reader:
+        assert reader.labels.tolist() == [1 if i == 34 else i % 2 for i in range(40)]
+
+
+def test_samples_that_ops_have_changed_are_compared_by_their_labels_and_texts(tmp_path: Path) -> None:
+    from packer import Reencode
+
+    def convert(changes: dict[int, dict[str, Any]]) -> packer.ConvertResult:
+        options: Any = {"reencode": Reencode(max_side=16), "workers": 1}
+        return packer.convert(Corrected(changes), "tar", tmp_path / "set", **options)
+
+    convert({})
+    assert convert({}).already_done
+    with pytest.raises(OutputError, match="06: its label was 0 and is 1 now"):
+        convert({6: {"label": 1}})
+
+
+def test_a_data_set_of_hugging_face_is_known_by_its_fingerprint(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = {"image": [{"bytes": JPEGS[i % 12], "path": None} for i in range(40)], "label": [0] * 40}
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
+    data = datasets.Dataset.from_dict(rows, features=features)
+    other = datasets.Dataset.from_dict(rows | {"label": [0] * 6 + [1] + [0] * 33}, features=features)
+    packer.convert(data, "tar", tmp_path / "set", workers=1)
+    assert packer.convert(data, "tar", tmp_path / "set", workers=1).already_done
+    with pytest.raises(OutputError, match="made from another source"):
+        packer.convert(other, "tar", tmp_path / "set", workers=1)
+
+
+@pytest.mark.parametrize("how", ["close", "exit", "abort", "write", "end of the block"])
+def test_a_forked_child_neither_commits_nor_removes_what_a_writer_has_written(tmp_path: Path, how: str) -> None:
+    script = f"""
+import os, sys
+import packer
+from cache.errors import OutputError
+jpeg = open({str(tmp_path / "a.jpg")!r}, "rb").read()
+with packer.writer({str(tmp_path / "set")!r}, "tar", samples_per_shard=2) as out:
+    for i in range(5):
+        out.write(str(i), image=jpeg, label=i)
+    if not os.fork():
+        how = {how!r}
+        try:
+            if how == "close":
+                out.close()
+            elif how == "abort":
+                out.abort()
+            elif how == "write":
+                out.write("child", image=jpeg, label=9)
+            elif how == "exit":
+                out.__exit__(None, None, None)
+            else:
+                sys.exit(0)
+        except OutputError as error:
+            print(error, file=sys.stderr)
+        os._exit(0)
+    os.wait()
+    assert not os.path.exists({str(tmp_path / "set" / "dataset.json")!r})
+    out.write("last", image=jpeg, label=5)
+"""
+    (tmp_path / "a.jpg").write_bytes(JPEGS[0])
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    if how in ("close", "write", "exit"):
+        assert re.search(r"is written by process \d+, .* was forked from it", done.stderr)
+    with readers.open(tmp_path / "set") as reader:
+        assert list(reader.keys) == [*"01234", "last"] and reader.labels.tolist() == list(range(6))
+    assert packer.verify(tmp_path / "set", deep=True).ok
 
 
 # --- what the members of samples are --------------------------------------------------------------------------------
