@@ -230,8 +230,8 @@ class SetWriter:
     def _check_process(self) -> None:
         if self._process != os.getpid():
             raise OutputError(
-                f"{self._journal.out}: is written by process {self._process}, and process {os.getpid()} was forked from "
-                f"it; write and close the set there, or end this one with os._exit()"
+                f"{self._journal.out}: is written by process {self._process}, and process {os.getpid()} was forked "
+                f"from it; write and close the set there, or end this one with os._exit()"
             )
 
     def _end(self) -> None:
@@ -267,8 +267,7 @@ class SetWriter:
             old.check(plan, ())
         made: dict[str, Any] = {"by": f"packer {__version__}", "source": "a program", "plan": self._fingerprint}
         made |= {"payload_bytes": sum(meta.payload_bytes for meta in metas), **self._made}
-        if not self._options.checksums:
-            made["options"] = {"checksums": False}
+        made["options"] = {name: value for name, value in self._options.to_json().items() if value is not None}
         if any(meta.not_chosen for meta in metas):
             made["left_out"] = count_by_action(metas)
         listing = SourceListing(listed, self._form.fields, self._form.classes, self.left_out)

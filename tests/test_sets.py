@@ -30,6 +30,7 @@ from set_cases import (
 import packer
 import readers
 from cache.checksums import crc32c
+from cache.messages import Silent
 from readers.layout import read_dataset_info
 from readers.names import DOCUMENTS
 from readers.order.local import shard_starts
@@ -448,3 +449,102 @@ def test_a_table_of_a_set_that_was_changed_since_is_refused(one: Path) -> None:
     packer.drop(one, keys=["cat/cat0t0"])
     with pytest.raises(readers.OutputError, match="has been changed since its table was opened"):
         early.where("width > 0").save()
+
+
+# --- the options of a set, and the form of its labels ----------------------------------------------------------------
+class Notes(Silent):
+    """Keeps what is said."""
+
+    def __init__(self, notes: list[str]) -> None:
+        self.notes = notes
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def images_in(folder: Path, count: int, first: int = 0, side: int = 80) -> Path:
+    files = {f"train/cat/{i}.jpg": make_jpeg(i, (side, 60)) for i in range(first, first + count)}
+    return tree_of(folder, files)
+
+
+def test_sets_with_shards_of_the_same_names_are_appended_any_number_of_times(one: Path, tmp_path: Path) -> None:
+    expected = content(one)
+    for number in range(6):
+        other = packer.convert(
+            images_in(tmp_path / f"{number}", 2, 10 * number), "tar", tmp_path / f"s{number}", workers=1
+        )
+        expected |= content(Path(other.output))
+        packer.append(one, other.output)
+    check(one, expected)
+
+
+@pytest.mark.parametrize("is_set", [False, True])
+@pytest.mark.parametrize("how", ["resize_short", "ops", "codec"])
+def test_appended_samples_are_packed_as_those_of_the_set(tmp_path: Path, how: str, is_set: bool) -> None:
+    from readers.augment import CenterCrop, Resize
+
+    options: dict[str, Any] = {
+        "resize_short": {"reencode": packer.Reencode(resize_short=32)},
+        "ops": {"ops": [Resize(40), CenterCrop((32, 36))]},
+        "codec": {"reencode": packer.Reencode("webp", quality=70)},
+    }[how]
+    first, more = images_in(tmp_path / "first", 3), images_in(tmp_path / "more", 3, 10)
+    whole = tree_of(tmp_path / "whole", {})
+    for folder in (first, more):
+        shutil.copytree(folder, whole, dirs_exist_ok=True)
+    root = packer.convert(first, "tar", tmp_path / "set", workers=1, **options).output
+    notes: list[str] = []
+    source = packer.convert(more, "tar", tmp_path / "other", workers=1).output if is_set else more
+    packer.append(root, source, workers=1, watcher=Notes(notes))
+    packer.convert(whole, "tar", tmp_path / "expected", workers=1, **options)
+    check(Path(root), content(tmp_path / "expected"))
+    assert any(note.startswith("packing as this set was packed: ") for note in notes)
+
+
+def test_appended_samples_are_those_that_the_set_takes(tmp_path: Path) -> None:
+    where = 'width >= 64 and class_name in ("cat", "dog")'
+    first = images_in(tmp_path / "first", 3)
+    tree_of(first, {"train/dog/d.jpg": make_jpeg(50, (80, 60))})
+    root = Path(packer.convert(first, "tar", tmp_path / "set", workers=1, where=where).output)
+    more = images_in(tmp_path / "more", 2, 10)
+    files = {"train/cat/small.jpg": make_jpeg(3, (20, 20)), "train/eel/e.jpg": make_jpeg(4, (80, 60))}
+    packer.append(root, tree_of(more, files), workers=1)
+    assert {key.partition("/")[2] for key in content(root)} == {"cat/0", "cat/1", "cat/2", "cat/10", "cat/11", "dog/d"}
+
+
+def test_options_that_cannot_be_repeated_are_an_error(one: Path, two: Path) -> None:
+    record = json.loads((one / "dataset.json").read_text())
+    for name, value in (("ops", ["__import__('os').system('x')"]), ("ops", ["Wave()"]), ("reencode", {"codec": "x"})):
+        (one / "dataset.json").write_text(json.dumps(record | {"made": record["made"] | {"options": {name: value}}}))
+        with pytest.raises(readers.SourceError, match="options that it was packed with cannot be repeated"):
+            packer.append(one, two.with_name("two-images"), workers=1)
+
+
+def test_labels_of_two_forms_are_not_one_set(tmp_path: Path) -> None:
+    roots = []
+    for number, label in enumerate((0.5, [0.5, 1.0, 2.0], np.array([1, 2, 3]))):
+        roots.append(tmp_path / f"set{number}")
+        with packer.writer(roots[-1], "tar") as out:
+            for i in range(3):
+                out.write(f"{number}-{i}", image=make_jpeg(i), label=label)
+    for first, other in ((0, 1), (1, 0), (1, 2)):
+        with pytest.raises(readers.SourceError, match=r"labels \(target\) are .* all labels of a set are alike"):
+            packer.merge([roots[first], roots[other]], tmp_path / "out")
+        with pytest.raises(readers.SourceError, match=r"labels \(target\) are .* all labels of a set are alike"):
+            packer.append(roots[first], roots[other])
+    (tmp_path / "more.jsonl").write_text('{"path": "a.jpg", "target": [1.5, 2.5]}\n')
+    (tmp_path / "a.jpg").write_bytes(make_jpeg(9))
+    with pytest.raises(readers.SourceError, match=r"labels \(target\) are float32 \[2\], .* float32 \[\]"):
+        packer.append(roots[0], tmp_path / "more.jsonl", workers=1)
+    assert wrong(roots[0]) == []
+    assert (
+        packer.merge([roots[0], packer.split(roots[0], {"a": 1}, tmp_path / "dealt").output], tmp_path / "out").samples
+        == 6
+    )
+
+
+def test_a_set_without_duplicates_is_made_all_the_same(one: Path, tmp_path: Path) -> None:
+    assert packer.dedup(one).saved is None
+    done = packer.dedup(one, tmp_path / "out")
+    assert done.saved is not None and done.saved.linked and done.duplicates == 0
+    check(tmp_path / "out", content(one))

@@ -29,7 +29,7 @@ from packer.sets.deal import deal
 from packer.sets.pieces import Piece, open_pieces
 from packer.sets.relabel import LabelChange, labels_by_key, mapped_classes
 from packer.sets.save import SaveResult, save
-from packer.sets.unify import check_alike, renumbering, unified_classes, unified_fields
+from packer.sets.unify import check_alike, check_targets, renumbering, target_forms, unified_classes, unified_fields
 from readers.history import EDITS
 from readers.layout import DatasetInfo, read_dataset_info
 from readers.names import SplitName
@@ -240,7 +240,9 @@ class SetTable:
         Raises SourceError where the sets cannot be one (`packer.sets.unify`), or share a key in one split.
         """
         tables = [self, *others]
-        check_alike({title: info for table in tables for title, info in table.bases.items()})
+        bases = {title: info for table in tables for title, info in table.bases.items()}
+        check_alike(bases)
+        check_targets({title: target_forms(Path(title), info) for title, info in bases.items()})
         classes = unified_classes([(str(table.root), table.classes, table.highest_label) for table in tables])
         splits: dict[str, tuple[Piece, ...]] = {}
         for table in tables:
