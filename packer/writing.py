@@ -27,6 +27,7 @@ from cache.messages import Watcher, parse_size
 from packer import __version__
 from packer.columns import PartMeta
 from packer.conversion.commit import commit, replaced_set
+from packer.conversion.images import remarks_of
 from packer.conversion.journal import Journal
 from packer.conversion.left_out import count_by_action, refuse_unlike
 from packer.conversion.ops import check_ops
@@ -268,6 +269,9 @@ class SetWriter:
         made: dict[str, Any] = {"by": f"packer {__version__}", "source": "a program", "plan": self._fingerprint}
         made |= {"payload_bytes": sum(meta.payload_bytes for meta in metas), **self._made}
         made["options"] = {name: value for name, value in self._options.to_json().items() if value is not None}
+        remarks = remarks_of(meta.remarks for meta in metas)
+        if remarks:
+            made["remarks"] = list(remarks)
         if any(meta.not_chosen for meta in metas):
             made["left_out"] = count_by_action(metas)
         listing = SourceListing(listed, self._form.fields, self._form.classes, self.left_out)
@@ -345,13 +349,17 @@ def writer(
     return SetWriter(local_output(output), options, fields, tuple(classes), overwrite=overwrite)
 
 
-def convert_stream(samples: Iterable[Any], out: SetWriter, *, on_error: str, watcher: Watcher) -> None:
-    """Write all samples of an iterable, under their numbers. Raises BadSampleError under on_error="raise"."""
+def convert_stream(samples: Iterable[Any], out: SetWriter, *, on_error: str, watcher: Watcher) -> list[str]:
+    """Write all samples of an iterable, under their numbers; warnings about their members.
+
+    Raises BadSampleError under on_error="raise", and SourceError for a value of a member whose kind is not known.
+    """
     watcher.begin(0, 0, lambda: (len(out), 0))
     try:
         waiting = iter(samples)
         first = list(itertools.islice(waiting, EXAMINED))
-        for warning in out.expect(first, features_of(samples)):
+        warnings = out.expect(first, features_of(samples))
+        for warning in warnings:
             watcher.note(f"warning: {warning}")
         for number, sample in enumerate(itertools.chain(first, waiting)):
             try:
@@ -364,3 +372,4 @@ def convert_stream(samples: Iterable[Any], out: SetWriter, *, on_error: str, wat
                 out.left_out.append((f"sample {number}", str(error)))
     finally:
         watcher.end()
+    return warnings

@@ -548,3 +548,104 @@ def test_a_set_without_duplicates_is_made_all_the_same(one: Path, tmp_path: Path
     done = packer.dedup(one, tmp_path / "out")
     assert done.saved is not None and done.saved.linked and done.duplicates == 0
     check(tmp_path / "out", content(one))
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+def written(root: Path, keys: tuple[str, ...], classes: tuple[str, ...] = (), **options: Any) -> Path:
+    with packer.writer(root, "tar", classes=classes, **options) as out:
+        for number, key in enumerate(keys):
+            out.write(key, image=make_jpeg(number), label=number % len(classes) if classes else None)
+    return root
+
+
+@pytest.mark.parametrize("one_split", ["VAL", "val"])
+def test_splits_that_differ_by_case_alone_are_not_one_set(tmp_path: Path, one_split: str) -> None:
+    other = one_split.swapcase()
+    first, second = written(tmp_path / "a", ("1", "4"), split=one_split), written(tmp_path / "b", ("2",), split=other)
+    message = f"has the splits '{one_split}' and '{other}', whose names differ by case alone"
+    images = tree_of(tmp_path / "images", {"3.jpg": make_jpeg(3)})
+    for change in (
+        lambda: packer.merge([first, second], tmp_path / "out"),
+        lambda: packer.append(first, second),
+        lambda: packer.append(first, images, split=other, workers=1),
+        lambda: packer.split(first, {one_split: 0.5, other: 0.5}),
+    ):
+        with pytest.raises(readers.SourceError, match=message):
+            change()
+
+
+def test_sets_with_folders_of_one_name_are_merged_with_prefixes(tmp_path: Path) -> None:
+    roots = [written(tmp_path / folder / "set", ("a", "b")) for folder in ("x", "y")]
+    packer.merge([*roots, written(tmp_path / "z", ("a",))], tmp_path / "out", prefix_keys=True)
+    assert [*content(tmp_path / "out")] == [
+        "train/set-0/a",
+        "train/set-0/b",
+        "train/set-1/a",
+        "train/set-1/b",
+        "train/z/a",
+    ]
+    packer.merge([roots[0], roots[0]], tmp_path / "twice", prefix_keys=True)
+    assert [*content(tmp_path / "twice")] == [f"train/set-{i}/{key}" for i in (0, 1) for key in "ab"]
+
+
+def test_keys_that_are_one_file_name_are_named_before_anything_is_extracted(tmp_path: Path) -> None:
+    root = written(tmp_path / "set", ("a/b", "a//b", "a/./c", "d"))
+    with pytest.raises(readers.OutputError, match=r"a/b\.jpg: two samples of the set have this name"):
+        packer.extract(root, tmp_path / "out", workers=1, overwrite=True)
+    assert [*(tmp_path / "out").rglob("*.jpg")] == []
+    assert packer.extract(root, tmp_path / "some", workers=1, keys=["a//b", "a/./c", "d"]).files == 3
+
+
+@pytest.mark.parametrize(
+    ("classes", "labels", "message"),
+    [
+        ((), {"0": "cat", "1": "1", "2": "dog"}, "the label is 1, and others are names, such as 'cat'"),
+        ((), {"0": "1", "1": "cat"}, "the label is 1, and others are names, such as 'cat'"),
+        (("1", "0"), {"0": "01"}, "no class is called '01', and classes of this set are called by numbers"),
+        (("1", "0"), {"0": 2}, "no class is called '2', and classes of this set are called by numbers"),
+    ],
+)
+def test_a_number_is_not_taken_for_the_place_of_another_class(
+    tmp_path: Path, classes: tuple[str, ...], labels: dict[str, Any], message: str
+) -> None:
+    from packer.sets.relabel import LabelChange
+
+    root = written(tmp_path / "set", ("0", "1", "2"), classes)
+    with pytest.raises(readers.SourceError, match=message):
+        packer.relabel(root, labels=LabelChange.of(labels))
+
+
+def test_numbers_are_labels_where_that_is_clear(tmp_path: Path) -> None:
+    from packer.sets.relabel import LabelChange
+
+    for name, classes, labels, expected in (
+        ("a", ("cat", "dog"), {"0": "1", "1": "-1"}, [1, -1, 0]),
+        ("b", ("1", "0"), {"0": "0", "1": 1, "2": "-1"}, [1, 0, -1]),
+        ("c", (), {"0": "2", "1": 1}, [2, 1, -1]),
+        ("d", (), {"0": "cat", "1": "-1", "2": "eel"}, [0, -1, 1]),
+    ):
+        root = written(tmp_path / name, ("0", "1", "2"), classes)
+        packer.relabel(root, labels=LabelChange.of(labels))
+        with readers.open(root) as reader:
+            assert reader.labels.tolist() == expected
+
+
+def test_the_history_does_not_name_what_was_dropped(one: Path) -> None:
+    packer.drop(one, where='key == "cat/cat0t1"')
+    packer.drop(one, where='aspect > 1.9 and class_name == "dog"')
+    packer.drop(one, keys=["dog/dog0v0"])
+    said = [dict(operation.arguments) for operation in read_dataset_info(one).history]
+    assert said == [
+        {"where": "by names of samples"},
+        {"where": 'aspect > 1.9 and class_name == "dog"'},
+        {"keys": "listed"},
+    ]
+
+
+def test_a_field_is_added_to_samples_whose_keys_begin_with_a_dot(tmp_path: Path) -> None:
+    root = written(tmp_path / "set", (".a/1", "b/.2", "c"))
+    names = (".a/1.txt", "b/.2.txt", "c.txt", ".git/config", ".git/config.x", ".DS_Store", ".a/more.txt")
+    result = packer.add_field(root, tree_of(tmp_path / "texts", {name: name.encode() for name in names}), "caption")
+    assert (result.with_field, result.unmatched) == (3, 1)
+    with readers.open(root) as reader:
+        assert [bytes(reader.read(i, "caption")).decode() for i in range(3)] == list(names[:3])

@@ -621,3 +621,24 @@ def test_numbers_that_json_does_not_have_are_refused(tmp_path: Path, value: Any)
     source = [{"image": JPEGS[0], "extra": {"value": value}}]
     with pytest.raises(BadSampleError, match="cannot be written as JSON, which has no NaN"):
         packer.convert(source, "tar", tmp_path / "set", workers=1)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize(
+    ("box", "words"),
+    [
+        ([3, 3, 3, 9], "1 image with boxes without area (the first: {}): packed as they are; detectors refuse them"),
+        ([0, 0, 30, 9], "1 image with boxes that reach beyond the image (the first: {}): packed as they are"),
+        ([-4, 0, 3, 9], "1 image with boxes that reach beyond the image (the first: {}): packed as they are"),
+        ([0, 0, 24, 16], ""),
+        ([0, 0, 24.6, 16], ""),
+    ],
+)
+def test_boxes_without_area_or_beyond_the_image_are_a_warning(
+    tmp_path: Path, box: list[float], words: str, is_stream: bool
+) -> None:
+    good = {"image": JPEGS[0], "boxes": np.array([[0, 0, 5, 6], [1, 1, 24, 16]])}
+    samples = [good, {**good, "boxes": np.array([[0, 0, 5, 6], box])}, {"image": JPEGS[0], "boxes": np.zeros((0, 4))}]
+    result = packer.convert(iter(samples) if is_stream else samples, "hdf5", tmp_path / "set", workers=1)
+    assert result.warnings == ((words.format("000000001" if is_stream else "1"),) if words else ())
+    assert np.array_equal(values_of(tmp_path / "set")[1]["boxes"][1], np.array(box, np.float32))

@@ -16,7 +16,7 @@ from cache.errors import SourceError
 from cache.messages import Silent, Watcher, parse_size, plural
 from packer import __version__
 from packer.conversion.ops import check_fields
-from packer.conversion.plan import ConvertOptions, Reencode, check_listing, make_plan
+from packer.conversion.plan import ConvertOptions, Reencode, check_listing, check_splits, make_plan
 from packer.conversion.where import select
 from packer.formats import format_named, writable_formats
 from packer.output import local_output, output_errors
@@ -291,6 +291,7 @@ class _Append:
                 self.listing.splits[name] = part.take(np.flatnonzero(is_new))
                 skipped += len(there)
         self.listing.splits = {name: part for name, part in self.listing.splits.items() if len(part)}
+        check_splits([*self._pieces, *self.listing.splits], self._title)
         return skipped
 
     def write(
