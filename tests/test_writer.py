@@ -541,6 +541,16 @@ def test_features_say_what_a_member_is_that_has_no_value(tmp_path: Path) -> None
         assert reader.labels.tolist() == [-1] * 50 + [1] + [-1] * 49
 
 
+def test_the_one_class_label_of_hugging_face_is_the_label_whatever_it_is_called(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    names = datasets.ClassLabel(names=["a", "b"])
+    rows = {"image": [{"bytes": JPEGS[i], "path": None} for i in range(3)], "breed": [1, None, 0]}
+    features = datasets.Features({"image": datasets.Image(), "breed": names})
+    packer.convert(datasets.Dataset.from_dict(rows, features=features), "tar", tmp_path / "set", workers=1)
+    with readers.open(tmp_path / "set") as reader:
+        assert reader.fields == ("image",) and reader.labels.tolist() == [1, -1, 0] and reader.classes == ("a", "b")
+
+
 def test_members_that_fields_leaves_out_or_names_in_vain_are_a_warning(tmp_path: Path) -> None:
     samples = [{"image": JPEGS[0], "label": 1, "id": "x", "source": "y"}] * 3
     fields = {"image": "image", "label": "label", "id": "drop", "captoin": "text"}

@@ -58,7 +58,7 @@ class DatasetSource:
         except _Errors as error:
             raise SourceError(f"{self.title}: sample {examined[0][0]}: {error}") from error
         self._form = form
-        fingerprint = getattr(self._samples, "_fingerprint", "") if features_of(self._samples) else ""
+        fingerprint = getattr(self._samples, "_fingerprint", "") if hasattr(self._samples, "cast_column") else ""
         sizes, digest = [], crc32c(str(fingerprint).encode())
         for _, sample in examined:
             payloads: Sequence[Buffer | None] = ()

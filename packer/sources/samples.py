@@ -8,7 +8,8 @@ is what the first value says that is not None, among the samples that are looked
               Pillow TIFF. The first one is the field `image`
     target    a number with a fraction, or a vector, that is called as a label is, and the second of a tuple: the field
               `target`, which is then the label; names of classes become a vector with 1 for each
-    label     an integer called label, labels, target, class, cls or y; a text of that name is the name of a class
+    label     an integer called label, labels, target, class, cls or y; a text of that name is the name of a class;
+              else the one ClassLabel of Hugging Face
     mask      one channel called mask, seg… or annotation…, [h, w], [1, h, w] or [h, w, 1]: of integers or booleans, or
               floating-point numbers if it is called mask…, which have to be whole
     boxes     an array [k, 4] called boxes or bboxes; points: [..., 2] called points or keypoints
@@ -257,6 +258,9 @@ def _kinds(values: Mapping[str, Any], features: Mapping[str, Any]) -> dict[str, 
             if kind and not (has_label and kind in (LABEL, TARGET)):
                 kinds[name] = kind
                 has_label |= kind in (LABEL, TARGET)
+    classed = [name for name in values if type(features.get(name)).__name__ == "ClassLabel"]
+    if len(classed) == 1 and not has_label:
+        kinds[classed[0]] = LABEL
     return {name: kinds[name] for name in values if name in kinds}
 
 
