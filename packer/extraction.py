@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 
@@ -203,7 +203,12 @@ def _files(found: Sequence[readers.Reader], chosen: Sequence[Sequence[int]]) -> 
     for number, (reader, samples) in enumerate(zip(found, chosen, strict=True)):
         for i in samples:
             for member, name in original_files(reader, i):
-                yield number, i, member, shortened(name)
+                yield number, i, member, _one_form(shortened(name))
+
+
+def _one_form(name: str) -> str:
+    """A name as that of its file: a//b is a/b."""
+    return str(PurePosixPath(name)) if "//" in name or "/./" in name or name.startswith("./") else name
 
 
 def _doubles(

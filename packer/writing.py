@@ -6,11 +6,13 @@
 
 Shards are written as samples come, into the working folder of `packer.conversion.journal`. The end of the block commits
 the set: index, shards, dataset.json last. After an error in the block, or a kill, there is no set, and what was in the
-directory before is as it was; the next writer there starts over.
+directory before is as it was; the next writer there starts over. A process that is forked in the block has no part in
+the set: it can neither write nor close nor remove it.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,6 +27,7 @@ from cache.messages import Watcher, parse_size
 from packer import __version__
 from packer.columns import PartMeta
 from packer.conversion.commit import commit, replaced_set
+from packer.conversion.images import remarks_of
 from packer.conversion.journal import Journal
 from packer.conversion.left_out import count_by_action, refuse_unlike
 from packer.conversion.ops import check_ops
@@ -34,6 +37,7 @@ from packer.formats import format_named
 from packer.formats.base import ShardSpec
 from packer.output import local_output
 from packer.sources.base import ListingBuilder, SourceListing, check_names
+from packer.sources.dataset import EXAMINED, features_of
 from packer.sources.samples import SampleForm
 from readers.augment.ops import Op
 from readers.layout import DatasetInfo
@@ -81,7 +85,7 @@ class SetWriter:
         self._splits: dict[str, _Split] = {}
         self._keys: set[int] = set()
         self._count = 0
-        self._ended = False
+        self._ended, self._process = False, os.getpid()
         with ExitStack() as opened:
             self._journal = opened.enter_context(Journal(output))
             if self._journal.finished_plan() is not None and not overwrite:
@@ -101,24 +105,26 @@ class SetWriter:
 
         Raises BadSampleError, which leaves this sample out and the writer as it was; OutputError, which ends it.
         """
+        self._check_process()
         if self._ended:
             raise OutputError(f"{self._journal.out}: this writer has ended; make another one")
         name = split or self._options.split or "train"
         if not isinstance(key, str):
             raise BadSampleError(f"a key is a text, not {key!r:.80}")
-        with self._errors(key):
-            check_names([key], f"split {SplitName(name)}")
-            self._add(name, key, label, fields)
+        try:
+            with self._errors(key):
+                check_names([key], f"split {SplitName(name)}")
+                self._add(name, key, label, fields)
+        except (SourceError, BadNameError) as error:  # of the form of samples, of a key, of a split
+            raise BadSampleError(str(error)) from error
 
     @contextmanager
     def _errors(self, key: str) -> Iterator[None]:
         """Name the sample in errors, and end this writer where the disk fails."""
         try:
             yield
-        except BadSampleError as error:
-            raise BadSampleError(f"sample {key!r:.200}: {error}") from error
-        except (SourceError, BadNameError) as error:  # of the first sample's form, of a key, of a split
-            raise BadSampleError(str(error)) from error
+        except (BadSampleError, SourceError, BadNameError) as error:
+            raise type(error)(f"sample {key!r:.200}: {error}") from error
         except OSError as error:
             self.abort()
             full = disk_full(error, self._journal.folder, _LOST)
@@ -127,22 +133,34 @@ class SetWriter:
             raise full from error
 
     def _add(self, split: str, key: str, label: Any, values: Mapping[str, Any]) -> None:
-        if self._form is None:
-            given = values if label is None else {**values, "label": label}
-            wanted = self._wanted if label is None or self._wanted is None else {**self._wanted, "label": "label"}
-            form = SampleForm.of(given, wanted, self._classes)
-        else:
-            form = self._form
+        wanted = None if self._wanted is None else ({} if label is None else {"label": "label"}) | dict(self._wanted)
+        form = self._form
+        if form is None:
+            form = SampleForm.of([values if label is None else {**values, "label": label}], wanted, self._classes)
         if form.target == "label":
             values, label = {**values, "label": label}, None
-        unknown = [name for name in values if name not in form.members and name not in form.rest]
-        if unknown:
-            raise BadSampleError(f"has no field {unknown[0]!r}; it has {', '.join((*form.members, *form.rest))}")
-        self._pack(split, key, form.number(label), form.payloads(values), form)
+        known = (*form.members, *form.rest)
+        unnamed = [name for name in values if wanted is not None and name not in wanted]
+        if unnamed:
+            raise BadSampleError(f"has no field {unnamed[0]!r}; it has {', '.join(known)}")
+        number = form.label_of(values) if label is None else form.number(label)
+        self._pack(split, key, number, form.payloads(values), form)
+
+    def expect(self, samples: Sequence[Any], features: Mapping[str, Any] = {}) -> list[str]:
+        """Look at the first samples of those that `write_sample` will be called with; warnings about their members.
+
+        features: of a data set of Hugging Face. Raises SourceError, and BadSampleError where none is a sample.
+        """
+        if samples and self._form is None:
+            self._form = SampleForm.of(samples, self._wanted, self._classes, features)
+        return [] if self._form is None else self._form.warnings
 
     def write_sample(self, key: str, sample: Any) -> None:
-        """Add a sample as data sets hand them out, with its label inside. Raises as `write` does."""
-        form = self._form or SampleForm.of(sample, self._wanted, self._classes)
+        """Add a sample as data sets hand them out, with its label inside. Raises as `write` does.
+
+        Raises SourceError for a value of a member whose kind is not known.
+        """
+        form = self._form or SampleForm.of([sample], self._wanted, self._classes)
         with self._errors(key):
             split = self._options.split or "train"
             self._pack(split, key, form.label_of(sample), form.payloads(sample), form)
@@ -189,6 +207,7 @@ class SetWriter:
 
         Raises SourceError where no sample was written.
         """
+        self._check_process()
         if self.info is None:
             if self._ended:
                 raise OutputError(f"{self._journal.out}: this writer was aborted; make another one")
@@ -202,12 +221,19 @@ class SetWriter:
 
     def abort(self) -> None:
         """Remove what was written; a set that was there before stays."""
-        if not self._ended:
+        if not self._ended and self._process == os.getpid():
             for part in self._splits.values():
                 if part.open is not None:
                     part.open.abort()
             self._journal.remove()
             self._end()
+
+    def _check_process(self) -> None:
+        if self._process != os.getpid():
+            raise OutputError(
+                f"{self._journal.out}: is written by process {self._process}, and process {os.getpid()} was forked "
+                f"from it; write and close the set there, or end this one with os._exit()"
+            )
 
     def _end(self) -> None:
         self._ended = True
@@ -242,8 +268,10 @@ class SetWriter:
             old.check(plan, ())
         made: dict[str, Any] = {"by": f"packer {__version__}", "source": "a program", "plan": self._fingerprint}
         made |= {"payload_bytes": sum(meta.payload_bytes for meta in metas), **self._made}
-        if not self._options.checksums:
-            made["options"] = {"checksums": False}
+        made["options"] = {name: value for name, value in self._options.to_json().items() if value is not None}
+        remarks = remarks_of(meta.remarks for meta in metas)
+        if remarks:
+            made["remarks"] = list(remarks)
         if any(meta.not_chosen for meta in metas):
             made["left_out"] = count_by_action(metas)
         listing = SourceListing(listed, self._form.fields, self._form.classes, self.left_out)
@@ -295,7 +323,8 @@ def writer(
     """A writer of a new set in the directory `output`, to be used in a `with` statement.
 
     to: "hdf5", "tfrecord" or "tar".
-    fields: name -> kind (`readers.fields`); by default those of the first sample, by what they are.
+    fields: name -> kind (`readers.fields`); by default those of the first sample, by what they are. Name them where the
+        first sample lacks some.
     classes: names of the classes; the position is the label.
     split: of samples that are written without one, default "train".
     shard_size: bytes of a shard at most, or "512MiB"; default 1 GiB. samples_per_shard: instead of it.
@@ -320,11 +349,19 @@ def writer(
     return SetWriter(local_output(output), options, fields, tuple(classes), overwrite=overwrite)
 
 
-def convert_stream(samples: Iterable[Any], out: SetWriter, *, on_error: str, watcher: Watcher) -> None:
-    """Write all samples of an iterable, under their numbers. Raises BadSampleError under on_error="raise"."""
+def convert_stream(samples: Iterable[Any], out: SetWriter, *, on_error: str, watcher: Watcher) -> list[str]:
+    """Write all samples of an iterable, under their numbers; warnings about their members.
+
+    Raises BadSampleError under on_error="raise", and SourceError for a value of a member whose kind is not known.
+    """
     watcher.begin(0, 0, lambda: (len(out), 0))
     try:
-        for number, sample in enumerate(samples):
+        waiting = iter(samples)
+        first = list(itertools.islice(waiting, EXAMINED))
+        warnings = out.expect(first, features_of(samples))
+        for warning in warnings:
+            watcher.note(f"warning: {warning}")
+        for number, sample in enumerate(itertools.chain(first, waiting)):
             try:
                 out.write_sample(f"{number:09d}", sample)
             except BadSampleError as error:
@@ -335,3 +372,4 @@ def convert_stream(samples: Iterable[Any], out: SetWriter, *, on_error: str, wat
                 out.left_out.append((f"sample {number}", str(error)))
     finally:
         watcher.end()
+    return warnings

@@ -320,9 +320,9 @@ def _decode_json(data: Buffer) -> Any:
 
 def _encode_json(value: Any) -> bytes:
     try:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode("utf-8")
     except (TypeError, ValueError, RecursionError) as error:
-        raise BadSampleError(f"cannot be written as JSON: {error}") from error
+        raise BadSampleError(f"cannot be written as JSON, which has no NaN and no infinity: {error}") from error
 
 
 def _encode_file(value: Any) -> bytes:

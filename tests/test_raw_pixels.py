@@ -24,6 +24,7 @@ from packer.formats import format_named
 from packer.formats.base import LocateOptions
 from readers.augment import CenterCrop, RandomCrop, Resize
 from readers.decode import decode_image
+from readers.headers import sniff
 from readers.loader import ImageLoader
 from readers.torch import ImageDataset
 
@@ -134,9 +135,29 @@ def test_a_changed_set_keeps_its_pixels(packed: Path, truth: list[torch.Tensor],
         assert all(torch.equal(ImageDataset(reader)[i][0], expected[i]) for i in range(len(reader)))
     with pytest.raises(SourceError, match="its images are raw pixels, so nothing can be added"):
         packer.append(tmp_path / "half", packed, existing="skip")
-    packer.reshard(packed, tmp_path / "again", to="tar")
+    packer.reshard(packed, tmp_path / "again", to="tar", workers=1)
     with readers.open(tmp_path / "again") as reader:
         assert reader.kinds["image"] == "image" and torch.equal(ImageDataset(reader)[0][0], truth[0])
+    packer.append(tmp_path / "again", tree_of(tmp_path / "more", {"cat/x.jpg": make_jpeg(99, (40, 50))}), workers=1)
+    with readers.open(tmp_path / "again") as reader:
+        assert sniff(reader.read(COUNT)) == "png"  # as the others
+
+
+def test_resharded_raw_pixels_stay_raw(packed: Path, truth: list[torch.Tensor], tmp_path: Path) -> None:
+    packer.reshard(packed, tmp_path / "again", shard_size="2KiB", workers=1)
+    with readers.open(packed) as before, readers.open(tmp_path / "again") as reader:
+        assert reader.kinds["image"] == "pixels" and len(reader.split_info.shards) > len(before.split_info.shards)
+        assert list(reader.keys) == list(before.keys)
+        for i in range(COUNT):
+            assert bytes(reader.read(i)) == bytes(before.read(i)) and torch.equal(ImageDataset(reader)[i][0], truth[i])
+    assert packer.verify(tmp_path / "again", deep=True).ok
+    in_place = tree_of(tmp_path / "set", files_of(packed))
+    packer.reshard(in_place, shuffle=1, workers=1)
+    packer.prune(in_place)
+    assert packer.verify(in_place, deep=True).ok
+    packer.extract(in_place, tmp_path / "files")
+    packer.extract(packed, tmp_path / "expected")
+    assert files_of(tmp_path / "files") == files_of(tmp_path / "expected")
 
 
 @pytest.mark.parametrize("count", [1, COUNT])

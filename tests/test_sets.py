@@ -30,6 +30,7 @@ from set_cases import (
 import packer
 import readers
 from cache.checksums import crc32c
+from cache.messages import Silent
 from readers.layout import read_dataset_info
 from readers.names import DOCUMENTS
 from readers.order.local import shard_starts
@@ -448,3 +449,203 @@ def test_a_table_of_a_set_that_was_changed_since_is_refused(one: Path) -> None:
     packer.drop(one, keys=["cat/cat0t0"])
     with pytest.raises(readers.OutputError, match="has been changed since its table was opened"):
         early.where("width > 0").save()
+
+
+# --- the options of a set, and the form of its labels ----------------------------------------------------------------
+class Notes(Silent):
+    """Keeps what is said."""
+
+    def __init__(self, notes: list[str]) -> None:
+        self.notes = notes
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def images_in(folder: Path, count: int, first: int = 0, side: int = 80) -> Path:
+    files = {f"train/cat/{i}.jpg": make_jpeg(i, (side, 60)) for i in range(first, first + count)}
+    return tree_of(folder, files)
+
+
+def test_sets_with_shards_of_the_same_names_are_appended_any_number_of_times(one: Path, tmp_path: Path) -> None:
+    expected = content(one)
+    for number in range(6):
+        other = packer.convert(
+            images_in(tmp_path / f"{number}", 2, 10 * number), "tar", tmp_path / f"s{number}", workers=1
+        )
+        expected |= content(Path(other.output))
+        packer.append(one, other.output)
+    check(one, expected)
+
+
+@pytest.mark.parametrize("is_set", [False, True])
+@pytest.mark.parametrize("how", ["resize_short", "ops", "codec"])
+def test_appended_samples_are_packed_as_those_of_the_set(tmp_path: Path, how: str, is_set: bool) -> None:
+    from readers.augment import CenterCrop, Resize
+
+    options: dict[str, Any] = {
+        "resize_short": {"reencode": packer.Reencode(resize_short=32)},
+        "ops": {"ops": [Resize(40), CenterCrop((32, 36))]},
+        "codec": {"reencode": packer.Reencode("webp", quality=70)},
+    }[how]
+    first, more = images_in(tmp_path / "first", 3), images_in(tmp_path / "more", 3, 10)
+    whole = tree_of(tmp_path / "whole", {})
+    for folder in (first, more):
+        shutil.copytree(folder, whole, dirs_exist_ok=True)
+    root = packer.convert(first, "tar", tmp_path / "set", workers=1, **options).output
+    notes: list[str] = []
+    source = packer.convert(more, "tar", tmp_path / "other", workers=1).output if is_set else more
+    packer.append(root, source, workers=1, watcher=Notes(notes))
+    packer.convert(whole, "tar", tmp_path / "expected", workers=1, **options)
+    check(Path(root), content(tmp_path / "expected"))
+    assert any(note.startswith("packing as this set was packed: ") for note in notes)
+
+
+def test_appended_samples_are_those_that_the_set_takes(tmp_path: Path) -> None:
+    where = 'width >= 64 and class_name in ("cat", "dog")'
+    first = images_in(tmp_path / "first", 3)
+    tree_of(first, {"train/dog/d.jpg": make_jpeg(50, (80, 60))})
+    root = Path(packer.convert(first, "tar", tmp_path / "set", workers=1, where=where).output)
+    more = images_in(tmp_path / "more", 2, 10)
+    files = {"train/cat/small.jpg": make_jpeg(3, (20, 20)), "train/eel/e.jpg": make_jpeg(4, (80, 60))}
+    packer.append(root, tree_of(more, files), workers=1)
+    assert {key.partition("/")[2] for key in content(root)} == {"cat/0", "cat/1", "cat/2", "cat/10", "cat/11", "dog/d"}
+
+
+def test_options_that_cannot_be_repeated_are_an_error(one: Path, two: Path) -> None:
+    record = json.loads((one / "dataset.json").read_text())
+    for name, value in (("ops", ["__import__('os').system('x')"]), ("ops", ["Wave()"]), ("reencode", {"codec": "x"})):
+        (one / "dataset.json").write_text(json.dumps(record | {"made": record["made"] | {"options": {name: value}}}))
+        with pytest.raises(readers.SourceError, match="options that it was packed with cannot be repeated"):
+            packer.append(one, two.with_name("two-images"), workers=1)
+
+
+def test_labels_of_two_forms_are_not_one_set(tmp_path: Path) -> None:
+    roots = []
+    for number, label in enumerate((0.5, [0.5, 1.0, 2.0], np.array([1, 2, 3]))):
+        roots.append(tmp_path / f"set{number}")
+        with packer.writer(roots[-1], "tar") as out:
+            for i in range(3):
+                out.write(f"{number}-{i}", image=make_jpeg(i), label=label)
+    for first, other in ((0, 1), (1, 0), (1, 2)):
+        with pytest.raises(readers.SourceError, match=r"labels \(target\) are .* all labels of a set are alike"):
+            packer.merge([roots[first], roots[other]], tmp_path / "out")
+        with pytest.raises(readers.SourceError, match=r"labels \(target\) are .* all labels of a set are alike"):
+            packer.append(roots[first], roots[other])
+    (tmp_path / "more.jsonl").write_text('{"path": "a.jpg", "target": [1.5, 2.5]}\n')
+    (tmp_path / "a.jpg").write_bytes(make_jpeg(9))
+    with pytest.raises(readers.SourceError, match=r"labels \(target\) are float32 \[2\], .* float32 \[\]"):
+        packer.append(roots[0], tmp_path / "more.jsonl", workers=1)
+    assert wrong(roots[0]) == []
+    assert (
+        packer.merge([roots[0], packer.split(roots[0], {"a": 1}, tmp_path / "dealt").output], tmp_path / "out").samples
+        == 6
+    )
+
+
+def test_a_set_without_duplicates_is_made_all_the_same(one: Path, tmp_path: Path) -> None:
+    assert packer.dedup(one).saved is None
+    done = packer.dedup(one, tmp_path / "out")
+    assert done.saved is not None and done.saved.linked and done.duplicates == 0
+    check(tmp_path / "out", content(one))
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+def written(root: Path, keys: tuple[str, ...], classes: tuple[str, ...] = (), **options: Any) -> Path:
+    with packer.writer(root, "tar", classes=classes, **options) as out:
+        for number, key in enumerate(keys):
+            out.write(key, image=make_jpeg(number), label=number % len(classes) if classes else None)
+    return root
+
+
+@pytest.mark.parametrize("one_split", ["VAL", "val"])
+def test_splits_that_differ_by_case_alone_are_not_one_set(tmp_path: Path, one_split: str) -> None:
+    other = one_split.swapcase()
+    first, second = written(tmp_path / "a", ("1", "4"), split=one_split), written(tmp_path / "b", ("2",), split=other)
+    message = f"has the splits '{one_split}' and '{other}', whose names differ by case alone"
+    images = tree_of(tmp_path / "images", {"3.jpg": make_jpeg(3)})
+    for change in (
+        lambda: packer.merge([first, second], tmp_path / "out"),
+        lambda: packer.append(first, second),
+        lambda: packer.append(first, images, split=other, workers=1),
+        lambda: packer.split(first, {one_split: 0.5, other: 0.5}),
+    ):
+        with pytest.raises(readers.SourceError, match=message):
+            change()
+
+
+def test_sets_with_folders_of_one_name_are_merged_with_prefixes(tmp_path: Path) -> None:
+    roots = [written(tmp_path / folder / "set", ("a", "b")) for folder in ("x", "y")]
+    packer.merge([*roots, written(tmp_path / "z", ("a",))], tmp_path / "out", prefix_keys=True)
+    assert [*content(tmp_path / "out")] == [
+        "train/set-0/a",
+        "train/set-0/b",
+        "train/set-1/a",
+        "train/set-1/b",
+        "train/z/a",
+    ]
+    packer.merge([roots[0], roots[0]], tmp_path / "twice", prefix_keys=True)
+    assert [*content(tmp_path / "twice")] == [f"train/set-{i}/{key}" for i in (0, 1) for key in "ab"]
+
+
+def test_keys_that_are_one_file_name_are_named_before_anything_is_extracted(tmp_path: Path) -> None:
+    root = written(tmp_path / "set", ("a/b", "a//b", "a/./c", "d"))
+    with pytest.raises(readers.OutputError, match=r"a/b\.jpg: two samples of the set have this name"):
+        packer.extract(root, tmp_path / "out", workers=1, overwrite=True)
+    assert [*(tmp_path / "out").rglob("*.jpg")] == []
+    assert packer.extract(root, tmp_path / "some", workers=1, keys=["a//b", "a/./c", "d"]).files == 3
+
+
+@pytest.mark.parametrize(
+    ("classes", "labels", "message"),
+    [
+        ((), {"0": "cat", "1": "1", "2": "dog"}, "the label is 1, and others are names, such as 'cat'"),
+        ((), {"0": "1", "1": "cat"}, "the label is 1, and others are names, such as 'cat'"),
+        (("1", "0"), {"0": "01"}, "no class is called '01', and classes of this set are called by numbers"),
+        (("1", "0"), {"0": 2}, "no class is called '2', and classes of this set are called by numbers"),
+    ],
+)
+def test_a_number_is_not_taken_for_the_place_of_another_class(
+    tmp_path: Path, classes: tuple[str, ...], labels: dict[str, Any], message: str
+) -> None:
+    from packer.sets.relabel import LabelChange
+
+    root = written(tmp_path / "set", ("0", "1", "2"), classes)
+    with pytest.raises(readers.SourceError, match=message):
+        packer.relabel(root, labels=LabelChange.of(labels))
+
+
+def test_numbers_are_labels_where_that_is_clear(tmp_path: Path) -> None:
+    from packer.sets.relabel import LabelChange
+
+    for name, classes, labels, expected in (
+        ("a", ("cat", "dog"), {"0": "1", "1": "-1"}, [1, -1, 0]),
+        ("b", ("1", "0"), {"0": "0", "1": 1, "2": "-1"}, [1, 0, -1]),
+        ("c", (), {"0": "2", "1": 1}, [2, 1, -1]),
+        ("d", (), {"0": "cat", "1": "-1", "2": "eel"}, [0, -1, 1]),
+    ):
+        root = written(tmp_path / name, ("0", "1", "2"), classes)
+        packer.relabel(root, labels=LabelChange.of(labels))
+        with readers.open(root) as reader:
+            assert reader.labels.tolist() == expected
+
+
+def test_the_history_does_not_name_what_was_dropped(one: Path) -> None:
+    packer.drop(one, where='key == "cat/cat0t1"')
+    packer.drop(one, where='aspect > 1.9 and class_name == "dog"')
+    packer.drop(one, keys=["dog/dog0v0"])
+    said = [dict(operation.arguments) for operation in read_dataset_info(one).history]
+    assert said == [
+        {"where": "by names of samples"},
+        {"where": 'aspect > 1.9 and class_name == "dog"'},
+        {"keys": "listed"},
+    ]
+
+
+def test_a_field_is_added_to_samples_whose_keys_begin_with_a_dot(tmp_path: Path) -> None:
+    root = written(tmp_path / "set", (".a/1", "b/.2", "c"))
+    names = (".a/1.txt", "b/.2.txt", "c.txt", ".git/config", ".git/config.x", ".DS_Store", ".a/more.txt")
+    result = packer.add_field(root, tree_of(tmp_path / "texts", {name: name.encode() for name in names}), "caption")
+    assert (result.with_field, result.unmatched) == (3, 1)
+    with readers.open(root) as reader:
+        assert [bytes(reader.read(i, "caption")).decode() for i in range(3)] == list(names[:3])

@@ -79,6 +79,28 @@ def test_by_the_command_line(three: list[Path], tmp_path: Path) -> None:
             assert abs(Counter(reader.labels.tolist())[0] - 2.5) < 1
 
 
+def test_a_class_that_another_source_has_in_train_is_no_warning(tmp_path: Path) -> None:
+    def tree(name: str, *paths: str) -> Path:
+        return tree_of(tmp_path / name, {path: make_jpeg(i, PIXELS) for i, path in enumerate(paths)})
+
+    a = tree("a", "train/cat/1.jpg", "train/dog/2.jpg", "val/eel/3.jpg", "val/fox/4.jpg", "val/cat/5.jpg")
+    b = tree("b", "train/eel/5.jpg", "train/cat/6.jpg")
+    c = tree("c", "train/fox/5.jpg", "train/cat/7.jpg")
+    two = packer.convert([a, b], "tar", tmp_path / "two", workers=1)
+    assert two.warnings == (f"image folder {a}, image folder {b}: classes of val that train lacks: 'fox'",)
+    assert packer.convert([a, b, c], "tar", tmp_path / "all", workers=1).warnings == ()
+
+
+def test_the_same_source_twice_is_refused(three: list[Path], tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(three[0])
+    for other in (three[0], f"{three[0]}/", link):
+        with pytest.raises(SourceError, match=r"image folder .* is given twice"):
+            packer.convert([three[0], three[1], other], "tar", tmp_path / "out")
+    ended = run_packer("convert", three[2], three[2], "--to", "tar", "-o", tmp_path / "out")
+    assert ended.returncode == 1 and "is given twice" in ended.stderr
+
+
 def test_sources_that_cannot_be_joined(tmp_path: Path, three: list[Path]) -> None:
     numbers = tmp_path / "numbers.csv"
     numbers.write_text(f"path,label\n{three[0]}/train/cat/0.jpg,4\n")

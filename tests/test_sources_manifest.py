@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -26,6 +27,7 @@ from cache.errors import BadSampleError, MissingExtraError, SourceError
 from packer.sources import open_source
 from packer.sources.base import SourceListing, safe_name
 from packer.sources.manifest import ManifestSource, name_in_folder
+from readers.fields import decode_field
 
 
 @pytest.fixture
@@ -154,6 +156,50 @@ def test_numbers_among_names_are_a_warning(tree: Path) -> None:
     listing = listed(write_csv(tree / "m.csv", [("path", "label"), *rows]))
     assert listing.classes[0] == "7" and len(listing.classes) == 11
     assert len(listing.warnings) == 1 and "1 row, the first in line 12: '7'" in listing.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("values", "line", "what"),
+    [
+        (["01", "2", "1"], 4, "the label is '1', and '01' in line 2: it is unknown whether they are one class"),
+        (["10", "3", "03"], 3, "the label is '3', and '03' in line 4"),
+        (["001", "02", "01"], 4, "the label is '01', and '001' in line 2"),
+    ],
+)
+def test_codes_are_not_joined_that_only_look_like_the_same_number(
+    tree: Path, values: list[str], line: int, what: str
+) -> None:
+    rows = [(image_name(n), value) for n, value in enumerate(values)]
+    with pytest.raises(SourceError, match=rf"m\.csv: line {line}: {what}"):
+        listed(write_csv(tree / "m.csv", [("path", "label"), *rows]))
+
+
+@pytest.mark.parametrize("values", [["01", "02", "10", "01"], ["0", "0.0", "1"], ["-1", "1", "1.0"], ["00", "01", ""]])
+def test_numbers_that_are_written_alike_are_numbers(tree: Path, values: list[str]) -> None:
+    rows = [(image_name(n), value) for n, value in enumerate(values)]
+    found = listed(write_csv(tree / "m.csv", [("path", "label"), *rows]))
+    assert found.splits["train"].labels.tolist() == [int(float(value or -1)) for value in values]
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_arrays_of_a_column_have_one_dtype(tree: Path, tmp_path: Path, as_text: bool) -> None:
+    values: list[Any] = [[1, 2], [], [0.5, 2], [3], None]
+    rows = [{"path": image_name(n), "v": json.dumps(v) if as_text and v is not None else v, "w": [n], "e": []}
+            for n, v in enumerate(values)]  # fmt: skip
+    manifest = write_lines(tree / "m.jsonl", rows)
+    source = open_source(manifest, fields={"v:array": "v", "w:array": "w", "e:array": "e"})
+    with readers.open(pack(source, tmp_path / "out")) as reader:
+        found = [decode_field("array", reader.read(i, "v")) for i in range(4)]
+        assert [value.tolist() for value in found] == values[:4] and not reader.has(4, "v")
+        assert {value.dtype for value in found} == {np.dtype(np.float64)}
+        for name in ("w", "e"):
+            assert decode_field("array", reader.read(0, name)).dtype == np.int64
+
+
+def test_splits_that_differ_by_case_alone_are_refused(tree: Path, tmp_path: Path) -> None:
+    rows = [("path", "split"), (image_name(0), "VAL"), (image_name(1), "val")]
+    with pytest.raises(SourceError, match="has the splits 'VAL' and 'val', whose names differ by case alone"):
+        pack(write_csv(tree / "m.csv", rows), tmp_path / "out")
 
 
 @pytest.mark.parametrize("value", [-2, 0.5, [1], {"a": 1}, 1 << 60, "a\0", "\ud800"])

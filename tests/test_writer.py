@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from PIL import Image
 import packer
 import readers
 from cache.errors import BadSampleError, OutputError, SourceError
+from readers.decode import decode_unchanged
 from readers.fields import decode_field
 
 FORMATS = ("hdf5", "tfrecord", "tar")
@@ -305,3 +308,347 @@ def test_the_members_that_fields_name(tmp_path: Path) -> None:
         assert reader.fields == ("image", "a", "m") and reader.labels.tolist() == [3, 3]
         assert bytes(reader.read(1)) == JPEGS[1] and bytes(reader.read(1, "a")) == JPEGS[0]
         assert np.array_equal(decode_field("mask", reader.read(0, "m")), MASK)
+
+
+class Corrected(Pictures):
+    """A data set of which some samples can be changed, and which may stop."""
+
+    stop = 1 << 20
+
+    def __init__(self, changes: dict[int, dict[str, Any]] | None = None) -> None:
+        super().__init__(40)
+        self.changes = changes or {}
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self.stop:
+            raise KeyboardInterrupt
+        sample = {"image": JPEGS[index % 12], "label": index % 2, "caption": f"number {index}", "n": index}
+        return sample | self.changes.get(index, {})
+
+
+CHANGES: list[tuple[dict[str, Any], str]] = [
+    ({"label": 1}, "06: its label was 0 and is 1 now"),
+    ({"caption": "another"}, "06: its caption is another one now"),
+    ({"n": 7.5}, "06: its json is another one now"),
+    ({"image": JPEGS[0]}, "06: its image is another one now"),
+    ({"image": b""}, "06: "),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), CHANGES)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_data_set_that_was_corrected_is_not_taken_for_the_one_that_is_packed(
+    tmp_path: Path, change: dict[str, Any], message: str, workers: int
+) -> None:
+    def convert(changes: dict[int, dict[str, Any]], **options: Any) -> packer.ConvertResult:
+        options = {"samples_per_shard": 5, "workers": workers, **options}
+        return packer.convert(Corrected(changes), "hdf5", tmp_path / "set", **options)
+
+    convert({})
+    assert convert({}).already_done
+    with pytest.raises(OutputError, match=rf"Corrected of 40 samples is not what it was .*: {message}.*overwrite=True"):
+        convert({6: change})
+    if change.get("image") != b"":
+        convert({6: change}, overwrite=True)
+        assert convert({6: change}).already_done
+
+
+@pytest.mark.parametrize(("change", "message"), CHANGES)
+def test_a_stopped_conversion_goes_on_with_the_same_samples_only(
+    tmp_path: Path, change: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def convert(changes: dict[int, dict[str, Any]]) -> packer.ConvertResult:
+        return packer.convert(Corrected(changes), "hdf5", tmp_path / "set", samples_per_shard=5, workers=1)
+
+    monkeypatch.setattr(Corrected, "stop", 17)
+    with pytest.raises(KeyboardInterrupt):
+        convert({})
+    monkeypatch.undo()
+    with pytest.raises(OutputError, match=rf"Corrected of 40 samples is not what it was .*: {message}.*overwrite=True"):
+        convert({6: change})
+    assert convert({34: {"label": 1, "caption": "another"}}).shards_resumed == 3
+    with readers.open(tmp_path / "set") as reader:
+        assert reader.labels.tolist() == [1 if i == 34 else i % 2 for i in range(40)]
+
+
+def test_samples_that_ops_have_changed_are_compared_by_their_labels_and_texts(tmp_path: Path) -> None:
+    from packer import Reencode
+
+    def convert(changes: dict[int, dict[str, Any]]) -> packer.ConvertResult:
+        options: Any = {"reencode": Reencode(max_side=16), "workers": 1}
+        return packer.convert(Corrected(changes), "tar", tmp_path / "set", **options)
+
+    convert({})
+    assert convert({}).already_done
+    with pytest.raises(OutputError, match="06: its label was 0 and is 1 now"):
+        convert({6: {"label": 1}})
+
+
+def test_a_data_set_of_hugging_face_is_known_by_its_fingerprint(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = {"image": [{"bytes": JPEGS[i % 12], "path": None} for i in range(40)], "label": [0] * 40}
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
+    data = datasets.Dataset.from_dict(rows, features=features)
+    other = datasets.Dataset.from_dict(rows | {"label": [0] * 6 + [1] + [0] * 33}, features=features)
+    packer.convert(data, "tar", tmp_path / "set", workers=1)
+    assert packer.convert(data, "tar", tmp_path / "set", workers=1).already_done
+    with pytest.raises(OutputError, match="made from another source"):
+        packer.convert(other, "tar", tmp_path / "set", workers=1)
+
+
+@pytest.mark.parametrize("how", ["close", "exit", "abort", "write", "end of the block"])
+def test_a_forked_child_neither_commits_nor_removes_what_a_writer_has_written(tmp_path: Path, how: str) -> None:
+    script = f"""
+import os, sys
+import packer
+from cache.errors import OutputError
+jpeg = open({str(tmp_path / "a.jpg")!r}, "rb").read()
+with packer.writer({str(tmp_path / "set")!r}, "tar", samples_per_shard=2) as out:
+    for i in range(5):
+        out.write(str(i), image=jpeg, label=i)
+    if not os.fork():
+        how = {how!r}
+        try:
+            if how == "close":
+                out.close()
+            elif how == "abort":
+                out.abort()
+            elif how == "write":
+                out.write("child", image=jpeg, label=9)
+            elif how == "exit":
+                out.__exit__(None, None, None)
+            else:
+                sys.exit(0)
+        except OutputError as error:
+            print(error, file=sys.stderr)
+        os._exit(0)
+    os.wait()
+    assert not os.path.exists({str(tmp_path / "set" / "dataset.json")!r})
+    out.write("last", image=jpeg, label=5)
+"""
+    (tmp_path / "a.jpg").write_bytes(JPEGS[0])
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    if how in ("close", "write", "exit"):
+        assert re.search(r"is written by process \d+, .* was forked from it", done.stderr)
+    with readers.open(tmp_path / "set") as reader:
+        assert list(reader.keys) == [*"01234", "last"] and reader.labels.tolist() == list(range(6))
+    assert packer.verify(tmp_path / "set", deep=True).ok
+
+
+# --- what the members of samples are --------------------------------------------------------------------------------
+class Listed(list[Any]):
+    """A data set of samples that are there; `features` as Hugging Face has them."""
+
+    features: Any = None
+
+
+def values_of(root: Path) -> list[dict[str, Any]]:
+    """What every sample of a set holds besides its image."""
+    with readers.open(root) as reader:
+        return [
+            {
+                n: decode_field(k, reader.read(i, n))
+                for n, k in reader.kinds.items()
+                if n != "image" and reader.has(i, n)
+            }
+            for i in range(len(reader))
+        ]
+
+
+@pytest.mark.parametrize("as_source", [Listed, iter])
+@pytest.mark.parametrize("first", [{}, {"caption": None, "boxes": None, "mask": None, "weight": None}])
+def test_a_member_that_the_first_sample_lacks_is_packed_as_what_it_is(
+    tmp_path: Path, first: dict[str, Any], as_source: Any
+) -> None:
+    later = {"caption": "a cat", "boxes": BOXES, "mask": MASK, "weight": 0.5}
+    samples = [{"image": JPEGS[i], "label": i, **(later if i in (2, 3) else first)} for i in range(5)]
+    packer.convert(as_source(samples), "tar", tmp_path / "set", workers=1)
+    with readers.open(tmp_path / "set") as reader:
+        assert dict(reader.kinds) == {
+            "image": "image", "caption": "text", "boxes": "boxes", "mask": "mask", "json": "json",
+        }  # fmt: skip
+    found = values_of(tmp_path / "set")
+    assert [*map(len, found)] == [0, 0, 4, 4, 0]
+    assert found[3]["caption"] == "a cat" and found[3]["json"] == {"weight": 0.5}
+    assert np.array_equal(found[3]["boxes"], BOXES) and np.array_equal(found[3]["mask"], MASK)
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("before", [{}, {"caption": None}])
+def test_a_member_that_is_first_seen_late_is_an_error_that_says_what_to_do(
+    tmp_path: Path, before: dict[str, Any], is_stream: bool, on_error: str
+) -> None:
+    late = [{"image": JPEGS[0], "label": 1, **before} for _ in range(60)]
+    late[37] |= {"caption": "a cat"}
+    source: Any = (sample for sample in late) if is_stream else Listed(late)
+    with pytest.raises(
+        SourceError, match=r"sample .*37.*no field 'caption'; it has image\. .*'caption': 'text'\}"
+    ) as got:
+        packer.convert(source, "hdf5", tmp_path / "set", workers=1, on_error=on_error, samples_per_shard=8)
+    fields = ast.literal_eval(str(got.value).partition("fields=")[2].partition("}")[0] + "}")
+    source = (sample for sample in late) if is_stream else Listed(late)
+    packer.convert(source, "hdf5", tmp_path / "set", workers=1, fields=fields, overwrite=True)
+    assert [number for number, one in enumerate(values_of(tmp_path / "set")) if one == {"caption": "a cat"}] == [37]
+    with readers.open(tmp_path / "set") as reader:
+        assert reader.labels.tolist() == [1] * 60
+
+
+def test_a_writer_says_what_to_do_where_a_field_comes_late(tmp_path: Path) -> None:
+    with packer.writer(tmp_path / "one", "tar") as out:
+        out.write("a", image=JPEGS[0], caption=None)
+        with pytest.raises(
+            BadSampleError, match=r"sample 'b': has no field 'caption'.*\{'image': 'image', 'caption': 'text'\}"
+        ):
+            out.write("b", image=JPEGS[1], caption="a cat")
+    with packer.writer(tmp_path / "two", "tar", fields={"image": "image", "caption": "text"}) as out:
+        out.write("a", image=JPEGS[0])
+        out.write("b", image=JPEGS[1], caption="a cat", label=3)
+        with pytest.raises(BadSampleError, match="has no field 'captoin'"):
+            out.write("c", image=JPEGS[1], captoin="a cat")
+    assert values_of(tmp_path / "two") == [{}, {"caption": "a cat"}]
+    with readers.open(tmp_path / "two") as reader:
+        assert reader.labels.tolist() == [-1, 3]
+
+
+def test_an_array_among_json_is_refused(tmp_path: Path) -> None:
+    samples: list[Any] = [{"image": JPEGS[0], "extent": extent} for extent in (0, 1, np.zeros((16, 24), np.int64))]
+    with pytest.raises(SourceError, match=r"sample 2: has an array as 'extent'.*'extent': 'array'"):
+        packer.convert(samples, "tar", tmp_path / "set", workers=1)
+
+
+def test_features_say_what_a_member_is_that_has_no_value(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features(
+        {"image": datasets.Image(), "caption": datasets.Value("string"), "seg": datasets.Image(),
+         "label": datasets.ClassLabel(names=["a", "b"]), "n": datasets.Value("int64")}
+    )  # fmt: skip
+    mask = io.BytesIO()
+    Image.fromarray(MASK).save(mask, "PNG")
+    rows = {
+        "image": [{"bytes": JPEGS[i % 12], "path": None} for i in range(100)],
+        "caption": [None] * 50 + ["a cat"] + [None] * 49,
+        "seg": [None] * 50 + [{"bytes": mask.getvalue(), "path": None}] + [None] * 49,
+        "label": [None] * 50 + [1] + [None] * 49,
+        "n": [None] * 50 + [7] + [None] * 49,
+    }
+    data = datasets.Dataset.from_dict(rows, features=features)
+    packer.convert(data, "tar", tmp_path / "set", workers=1)
+    found = values_of(tmp_path / "set")
+    assert found[50]["caption"] == "a cat" and found[50]["json"] == {"n": 7} and np.array_equal(found[50]["seg"], MASK)
+    with readers.open(tmp_path / "set") as reader:
+        assert reader.labels.tolist() == [-1] * 50 + [1] + [-1] * 49
+
+
+def test_the_one_class_label_of_hugging_face_is_the_label_whatever_it_is_called(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    names = datasets.ClassLabel(names=["a", "b"])
+    rows = {"image": [{"bytes": JPEGS[i], "path": None} for i in range(3)], "breed": [1, None, 0]}
+    features = datasets.Features({"image": datasets.Image(), "breed": names})
+    packer.convert(datasets.Dataset.from_dict(rows, features=features), "tar", tmp_path / "set", workers=1)
+    with readers.open(tmp_path / "set") as reader:
+        assert reader.fields == ("image",) and reader.labels.tolist() == [1, -1, 0] and reader.classes == ("a", "b")
+
+
+def test_members_that_fields_leaves_out_or_names_in_vain_are_a_warning(tmp_path: Path) -> None:
+    samples = [{"image": JPEGS[0], "label": 1, "id": "x", "source": "y"}] * 3
+    fields = {"image": "image", "label": "label", "id": "drop", "captoin": "text"}
+    result = packer.convert(samples, "tar", tmp_path / "set", workers=1, fields=fields)
+    assert result.warnings == (
+        "fields= does not name source, so that is left out ('drop' says so)",
+        "fields= names captoin, which no sample has that was looked at",
+    )
+
+
+WHOLE = (MASK % 2).astype(bool)
+
+
+@pytest.mark.parametrize(
+    ("mask", "expected"),
+    [
+        (MASK.astype(np.int64), MASK),
+        (MASK.astype(np.int32) - 1, MASK.astype(np.int32) - 1),
+        (MASK.astype(np.uint16), MASK),
+        (WHOLE, WHOLE),
+        (MASK[None], MASK),
+        (MASK[:, :, None].astype(np.int64), MASK),
+        (MASK.astype(np.float32), MASK),
+        ("long", MASK),
+        ("bool", WHOLE),
+        ("[1, h, w]", MASK),
+    ],
+)
+def test_masks_of_any_whole_numbers_follow_flips(tmp_path: Path, mask: Any, expected: Any) -> None:
+    torch = pytest.importorskip("torch")
+    from readers.augment import RandomHorizontalFlip
+    from readers.loader import ImageLoader
+
+    tensors = {"long": torch.from_numpy(MASK).long(), "bool": torch.from_numpy(WHOLE),
+               "[1, h, w]": torch.from_numpy(MASK)[None]}  # fmt: skip
+    mask = tensors[mask] if isinstance(mask, str) else mask
+    picture = make_jpeg(1, (24, 16))
+    packer.convert([{"image": picture, "mask": mask}] * 2, "tar", tmp_path / "set", workers=1)
+    with readers.open(tmp_path / "set") as reader:
+        assert reader.kinds["mask"] == "mask"
+        assert np.array_equal(decode_field("mask", reader.read(0, "mask")), expected)
+        loader = ImageLoader(reader, 2, augment=[RandomHorizontalFlip(1.0)], fields=("image", "mask"), threads=1)
+        _, masks = next(iter(loader))
+        assert np.array_equal(np.asarray(masks[0]), np.asarray(expected)[:, ::-1])
+
+
+def test_a_mask_of_fractions_is_refused_and_an_array_of_another_name_is_none(tmp_path: Path) -> None:
+    with pytest.raises(BadSampleError, match="mask: a mask is of whole numbers; as  fields="):
+        packer.convert([{"image": JPEGS[0], "mask": MASK / 7}], "tar", tmp_path / "set", workers=1)
+    samples = [
+        {"image": JPEGS[0], "mask": MASK / 7, "depth": MASK.astype(np.int64), "masks": np.zeros((3, 16, 24), "u1")}
+    ]
+    fields = {"image": "image", "mask": "array", "depth": "array", "masks": "array"}
+    packer.convert(samples, "tar", tmp_path / "set", workers=1, fields=fields, overwrite=True)
+    assert np.array_equal(values_of(tmp_path / "set")[0]["mask"], MASK / 7)
+
+
+def test_floating_point_images_of_pillow_keep_every_value(tmp_path: Path) -> None:
+    depth = np.linspace(-3, 5000, 16 * 24, dtype=np.float32).reshape(16, 24)
+    samples = [{"image": Image.fromarray(depth), "label": 1}] * 2
+    with pytest.raises(BadSampleError, match=r"floating-point samples.*decode='unchanged'"):
+        packer.convert(samples, "tar", tmp_path / "set", workers=1)
+    packer.convert(samples, "tar", tmp_path / "set", workers=1, decode="unchanged", overwrite=True)
+    with readers.open(tmp_path / "set") as reader:
+        assert np.array_equal(decode_unchanged(reader.read(0)), depth)
+    second = [{"image": JPEGS[0], "depth": Image.fromarray(depth)}] * 2
+    with pytest.raises(
+        BadSampleError, match=r"depth: holds floating-point.*fields=\{'image': 'image', 'depth': 'array'\}"
+    ):
+        packer.convert(second, "tar", tmp_path / "two", workers=1)
+    fields = {"image": "image", "depth": "array"}
+    packer.convert(second, "tar", tmp_path / "two", workers=1, fields=fields, overwrite=True)
+    assert np.array_equal(values_of(tmp_path / "two")[1]["depth"], depth)
+
+
+@pytest.mark.parametrize("value", [float("nan"), np.float32("nan"), {"a": [float("inf")]}, np.array([1, np.nan])])
+def test_numbers_that_json_does_not_have_are_refused(tmp_path: Path, value: Any) -> None:
+    source = [{"image": JPEGS[0], "extra": {"value": value}}]
+    with pytest.raises(BadSampleError, match="cannot be written as JSON, which has no NaN"):
+        packer.convert(source, "tar", tmp_path / "set", workers=1)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize(
+    ("box", "words"),
+    [
+        ([3, 3, 3, 9], "1 image with boxes without area (the first: {}): packed as they are; detectors refuse them"),
+        ([0, 0, 30, 9], "1 image with boxes that reach beyond the image (the first: {}): packed as they are"),
+        ([-4, 0, 3, 9], "1 image with boxes that reach beyond the image (the first: {}): packed as they are"),
+        ([0, 0, 24, 16], ""),
+        ([0, 0, 24.6, 16], ""),
+    ],
+)
+def test_boxes_without_area_or_beyond_the_image_are_a_warning(
+    tmp_path: Path, box: list[float], words: str, is_stream: bool
+) -> None:
+    good = {"image": JPEGS[0], "boxes": np.array([[0, 0, 5, 6], [1, 1, 24, 16]])}
+    samples = [good, {**good, "boxes": np.array([[0, 0, 5, 6], box])}, {"image": JPEGS[0], "boxes": np.zeros((0, 4))}]
+    result = packer.convert(iter(samples) if is_stream else samples, "hdf5", tmp_path / "set", workers=1)
+    assert result.warnings == ((words.format("000000001" if is_stream else "1"),) if words else ())
+    assert np.array_equal(values_of(tmp_path / "set")[1]["boxes"][1], np.array(box, np.float32))

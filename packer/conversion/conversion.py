@@ -34,6 +34,7 @@ from packer.conversion.ops import check_fields
 from packer.conversion.pack import ShardTask, pack_shard
 from packer.conversion.plan import ConvertOptions, check_listing, make_plan
 from packer.conversion.result import ConvertResult, Summary
+from packer.conversion.same import AS_GIVEN, PackedTask, first_difference
 from packer.conversion.saved import Prepared
 from packer.conversion.trial import try_out
 from packer.documents import repair_documents
@@ -160,6 +161,8 @@ class Conversion:
         """The result where the set exists. Raises OutputError where there is another one."""
         finished = journal.finished_plan()
         if finished == prepared.plan.fingerprint and not overwrite:
+            if prepared.listing.sampled:
+                self._compare(journal, prepared, range(len(prepared.plan.shards)), is_set=True)
             return self._summary.of_set(read_dataset_info(self._out), prepared.listing)
         if finished is not None and not overwrite:
             raise OutputError(
@@ -212,6 +215,8 @@ class Conversion:
         resumed = len(metas) - len(missing)
         if resumed:
             self._watcher.note(f"resuming: {resumed} of {len(metas)} shards are whole already")
+        if resumed and listing.sampled:
+            self._compare(journal, prepared, [number for number, meta in metas.items() if meta is not None])
         shards = [plan.shards[number] for number in missing]
         _log.info(
             "%s of %s planned, about %s each",
@@ -247,6 +252,46 @@ class Conversion:
             where=prepared.listing.where,
             plan=prepared.plan.fingerprint,
         )
+
+    def _compare(self, journal: Journal, prepared: Prepared, numbers: Sequence[int], *, is_set: bool = False) -> None:
+        """Refuse shards, or the set, that were packed of another state of the source.
+
+        numbers: of the shards in the plan; of a set all of them.
+        """
+        plan, fields = prepared.plan, prepared.listing.fields
+        compared = frozenset(
+            name for name, kind in fields.items() if self._options.encoding is None or kind in AS_GIVEN
+        )
+        known = read_dataset_info(self._out).splits if is_set else {}
+        tasks, first = [], dict.fromkeys(known, 0)
+        for number in numbers:
+            shard = plan.shards[number]
+            whole = PackedTask(self._source, prepared.samples(number), tuple(fields), compared, self._out, shard.split)
+            if not is_set:
+                tasks.append(replace(whole, part=journal.part_path(shard)))
+                continue
+            start = first[shard.split]
+            packed = {one.path: one.samples for one in known[shard.split].shards}
+            first[shard.split] = start + packed[shard.name]
+            tasks.append(replace(whole, rows=(start, first[shard.split])))
+        samples = sum(len(plan.shards[number].indices) for number in numbers)
+        self._watcher.note(f"comparing {plural(samples, 'sample')} with those that are packed")
+        found = run_shards(
+            first_difference,
+            tasks,
+            len(tasks),
+            self._workers.at_most(prepared.listing.max_workers),
+            self._watcher,
+            (samples, 0),
+            source=self._source,
+            folder=journal.folder,
+        )
+        wrong = next(filter(None, found), "")
+        if wrong:
+            raise OutputError(
+                f"{self._out}: {self._source.title} is not what it was when that was packed: {wrong}; pass "
+                f"overwrite=True to pack all of it again, or choose another output"
+            )
 
     def _check_space(self, needed: int) -> None:
         """Refuse before the first byte what cannot fit; re-encoding makes sizes unknowable."""

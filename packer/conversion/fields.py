@@ -11,9 +11,11 @@ from readers.fields import check_field, decode_field, encode_field
 from readers.headers import ImageHeader
 from readers.sample import Buffer
 
-__all__ = ["FieldChecks"]
+__all__ = ["BEYOND", "WITHOUT_AREA", "FieldChecks"]
 
+WITHOUT_AREA, BEYOND = "boxes_without_area", "boxes_beyond_the_image"
 _PIXELS = ("boxes", "points")
+_TOLERANCE = 1.0  # pixels; whole numbers from 0 or from 1 on, and rounding
 
 
 class FieldChecks:
@@ -50,6 +52,20 @@ class FieldChecks:
                     check_field(kind, payload, deep=self._deep)
                 except BadSampleError as error:
                     raise BadSampleError(f"field {name}: {error}") from error
+
+    def remarks(self, payloads: Sequence[Buffer | None], header: ImageHeader) -> tuple[str, ...]:
+        """Of boxes that are packed as they are, though trainings may not take them. header: of the image."""
+        height, width = header.upright_size
+        found = set()
+        for number, _, kind in self._checked:
+            payload = payloads[number]
+            if kind == "boxes" and payload is not None:
+                boxes = decode_field(kind, payload)
+                if (boxes[:, :2] >= boxes[:, 2:]).any():
+                    found.add(WITHOUT_AREA)
+                if (boxes < -_TOLERANCE).any() or (boxes > np.array([width, height] * 2) + _TOLERANCE).any():
+                    found.add(BEYOND)
+        return tuple(sorted(found))
 
     def check_pixels(self, header: ImageHeader, name: str) -> None:
         """Raise SourceError for raw pixels of another size than those before. name: of the file."""

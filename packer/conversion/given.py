@@ -70,9 +70,12 @@ class Stream:
         started, title = time.perf_counter(), type(self.samples).__name__
         classes = class_names(self.samples) if self.classes is None else self.classes
         with SetWriter(out, options, self.fields, classes, overwrite=overwrite, made={"source": title}) as writer:
-            convert_stream(self.samples, writer, on_error=options.on_error, watcher=watcher)
+            warnings = convert_stream(self.samples, writer, on_error=options.on_error, watcher=watcher)
         info = writer.info
         assert info is not None
+        remarks = tuple(map(str, info.made.get("remarks", ())))
+        for remark in remarks:
+            watcher.note(f"warning: {remark}")
         shards = [shard for split in info.splits.values() for shard in split.shards]
         return ConvertResult(
             output=out,
@@ -84,5 +87,6 @@ class Stream:
             payload_bytes=int(info.made["payload_bytes"]),
             shard_bytes=sum(shard.bytes for shard in shards),
             seconds=time.perf_counter() - started,
+            warnings=(*warnings, *remarks),
             left_out=({"not packed": len(writer.left_out)} if writer.left_out else {}) | info.made.get("left_out", {}),
         )

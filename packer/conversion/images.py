@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from cache.errors import BadSampleError
 from cache.messages import plural
+from packer.conversion.fields import BEYOND, WITHOUT_AREA
 from packer.conversion.plan import ConvertOptions, Reencode, renamed
 from readers.decode import decode_image, decode_unchanged
 from readers.decode.cpu import check_coding
@@ -53,6 +54,8 @@ _REMARKS = {
     _DEEP: "{images} of more than 8 bits a channel (the first: {first}): decoding to RGB takes the upper 8 bits, "
     "decode='unchanged' gives them all",
     _FRAMES: "{images} with further frames or pages (the first: {first}): readers decode the first one only",
+    WITHOUT_AREA: "{images} with boxes without area (the first: {first}): packed as they are; detectors refuse them",
+    BEYOND: "{images} with boxes that reach beyond the image (the first: {first}): packed as they are",
     _NO_RGB: "{images} that readers cannot decode to RGB (the first: {first}); some can with decode='unchanged'",
 }
 _FAST_PIXELS = 1 << 25  # below Pillow's own limit

@@ -9,6 +9,7 @@ Other images of a sample, JSON and files do not follow; a second image is refuse
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ from readers.moves import FieldMoves, FieldOptions
 from readers.pixels import PIXELS
 from readers.sample import Buffer
 
-__all__ = ["DETERMINISTIC", "SHOWN", "OpWork", "check_fields", "check_ops", "one_thread", "parse_op"]
+__all__ = ["DETERMINISTIC", "SHOWN", "OpWork", "check_fields", "check_ops", "one_thread", "parse_op", "recorded_op"]
 
 _NAMED: Mapping[str, type[Op]] = {
     name: its
@@ -91,6 +92,18 @@ def parse_op(text: str, among: Collection[str] = DETERMINISTIC, why: str = "at p
         return _NAMED[name](*places, **named)
     except TypeError as error:
         raise ValueError(f"{text!r:.80}: {str(error).partition('__init__() ')[2] or error}") from None
+
+
+def recorded_op(text: str) -> Op:
+    """An op of its repr, as dataset.json has it. Raises ValueError."""
+    try:
+        call = ast.parse(text, mode="eval").body
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in DETERMINISTIC:
+            named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+            return _NAMED[call.func.id](*map(ast.literal_eval, call.args), **named)
+    except (SyntaxError, TypeError, ValueError, MemoryError, RecursionError) as error:
+        raise ValueError(f"{text!r:.80} cannot be read as an op: {error}") from error
+    raise ValueError(f"{text!r:.80} is not an op: at pack time there are {', '.join(DETERMINISTIC)}")
 
 
 def _value(text: str) -> Any:

@@ -148,7 +148,7 @@ class ShardPacker:
                 payloads, names = (image, *payloads[1:]), (name, *names[1:])
                 if self._fields.in_pixels and image is not given:
                     payloads = self._fields.resized(payloads, read_header(given), header)
-            for remark in remarks:
+            for remark in (*remarks, *(self._fields.remarks(payloads, header) if self._fields.in_pixels else ())):
                 count, first = self._remarks.get(remark, (0, origin))
                 self._remarks[remark] = (count + 1, first)
         if header is not None and header.media == PIXELS:

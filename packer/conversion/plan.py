@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -38,6 +38,7 @@ __all__ = [
     "PlannedShard",
     "Reencode",
     "check_listing",
+    "check_splits",
     "cut",
     "default_shard_bytes",
     "make_plan",
@@ -224,6 +225,19 @@ def _check_words(listing: SourceListing) -> None:
             FieldName(field)
     except BadNameError as error:
         raise SourceError(f"the source cannot be packed as it is: {error}") from error
+    check_splits(listing.splits, "the source")
+
+
+def check_splits(names: Iterable[str], where: str) -> None:
+    """Raise SourceError for names of splits that not every file system, and few people, can tell apart."""
+    folded: dict[str, str] = {}
+    for name in dict.fromkeys(names):
+        other = folded.setdefault(name.casefold(), name)
+        if other != name:
+            raise SourceError(
+                f"{where}: has the splits {other!r} and {name!r}, whose names differ by case alone; write one of them "
+                f"otherwise"
+            )
 
 
 def cut(sizes: npt.NDArray[np.int64], shard_bytes: int | None, samples_per_shard: int | None) -> list[int]:

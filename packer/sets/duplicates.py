@@ -51,7 +51,7 @@ class DedupResult(Result):
     """What was found. duplicates: samples that are not kept; unread: images that could not be decoded.
 
     across_splits, across_classes: groups whose samples are in several splits, or have several labels.
-    saved: the change of the set; None where nothing was to change.
+    saved: the new set, or the change of the set; None where nothing was to change.
     """
 
     path: Path
@@ -86,7 +86,7 @@ def dedup(
 ) -> DedupResult:
     """Drop all but one sample of each group of duplicates.
 
-    output: a new set; default the set itself.
+    output: a new set, which is made where there are no duplicates, too; default the set itself.
     near: also images whose perceptual hashes differ in at most so many of 128 bits, 0 to 20; 6 finds those that were
         resized or encoded again. All images are decoded, at 1/8.
     keep: "first" in stored order, or "largest" in pixels, then in bytes.
@@ -111,7 +111,7 @@ def dedup(
         members, kept = search.groups(pairs, keep, prefer)
     dropped = np.sort(np.concatenate([np.zeros(0, np.int64), *(g[g != k] for g, k in zip(members, kept, strict=True))]))
     saved = None
-    if len(dropped):
+    if len(dropped) or output is not None:
         arguments = {"near": near, "keep": keep} | ({} if prefer is None else {"prefer": prefer})
         smaller = opened.without(search.by_split(dropped), "dedup", arguments)
         saved = smaller.save(output, dry_run=dry_run, watcher=watcher)

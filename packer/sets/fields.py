@@ -78,7 +78,7 @@ def add_field(
         raise ValueError(f"{name!r} cannot be the name of a field that is added: containers use it, or need lower case")
     if kind is not None and kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, not {kind!r}")
-    files = _Files(Path(folder), field)
+    files = _Files(Path(folder), field, _hidden_names(root))
     files.kind = kind or _kind_of(field, files.names)
     if dry_run:
         return _Addition(root, read_dataset_info(root), field, files).result(None)
@@ -98,20 +98,28 @@ def _kind_of(field: str, names: Sequence[str]) -> str:
     return _BY_NAME.get(field) or _BY_SUFFIX.get(suffix) or ("image" if suffix in _IMAGES else "file")
 
 
+def _hidden_names(root: Path) -> frozenset[str]:
+    """The parts of the keys of a set that begin with a dot."""
+    pieces = open_pieces(root, read_dataset_info(root))
+    keys = (key for (piece,) in pieces.values() for key in piece.keys if key[:1] == "." or "/." in key)
+    return frozenset(part for key in keys for part in key.split("/") if part[:1] == ".")
+
+
 class _Files:
     """The files of a folder, by their paths without suffix, as a source for `pack`."""
 
     kind = "file"
 
-    def __init__(self, root: Path, field: str) -> None:
+    def __init__(self, root: Path, field: str, hidden: frozenset[str]) -> None:
+        """hidden: names with a dot in front that keys have; other such files and folders are passed over."""
         self.root, self._folder, self._field = root, os.fspath(root), field
         self._by_stem: dict[str, tuple[str, int, int]] = {}
         if not root.is_dir():
             raise SourceError(f"{root}: not a directory; expected one with a file for each sample")
         for above, folders, files in os.walk(root):
-            folders[:] = sorted(folder for folder in folders if folder[0] != ".")
+            folders[:] = sorted(folder for folder in folders if folder[0] != "." or folder in hidden)
             inside = above[len(str(root)) :].strip("/")
-            for file in sorted(file for file in files if file[0] != "."):
+            for file in sorted(file for file in files if file[0] != "." or os.path.splitext(file)[0] in hidden):
                 self._add(f"{inside}/{file}" if inside else file)
         if not self._by_stem:
             raise SourceError(f"{root}: no files")

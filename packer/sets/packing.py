@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import Executor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,20 +15,31 @@ import numpy as np
 from cache.errors import SourceError
 from cache.messages import Silent, Watcher, parse_size, plural
 from packer import __version__
-from packer.conversion.plan import ConvertOptions, check_listing, make_plan
+from packer.conversion.ops import check_fields
+from packer.conversion.plan import ConvertOptions, Reencode, check_listing, check_splits, make_plan
+from packer.conversion.where import select
 from packer.formats import format_named, writable_formats
 from packer.output import local_output, output_errors
 from packer.sets.change import Change
 from packer.sets.pieces import open_pieces
 from packer.sets.save import SaveResult, operation, origin_of, write_table
-from packer.sets.shards import Indexes, NewShards, options_like, pack, result_of
+from packer.sets.shards import Indexes, NewShards, options_like, pack, recorded_options, result_of
 from packer.sets.table import SetTable, Step, table
-from packer.sets.unify import check_alike, decode_of, renumbering, unified_classes, unified_fields
+from packer.sets.unify import (
+    check_alike,
+    check_targets,
+    decode_of,
+    renumbering,
+    target_forms,
+    unified_classes,
+    unified_fields,
+)
 from packer.sources import Source, open_source
 from packer.sources.base import SourceListing
 from packer.sources.packed import PackedSource
 from packer.workers import Workers, without_gc
 from readers.layout import AdoptedKeys, DatasetInfo, ShardInfo, read_dataset_info
+from readers.pixels import PIXELS
 from readers.sample import NO_LABEL
 
 __all__ = ["EXISTING", "append", "reshard"]
@@ -62,15 +73,17 @@ def append(
     engine: where shards are packed, if not in processes of this machine; see `packer.open_engine`.
     dry_run: list and count only.
 
-    Classes are unified by name: those of the set keep their numbers, new ones come behind them. Another append to the
-    same set waits. Raises SourceError, BadSampleError, OutputError, DatasetError, WorkerError.
+    Classes are unified by name: those of the set keep their numbers, new ones come behind them. The options that the
+    set was packed with hold for the new samples, as dataset.json has them: re-encoding, ops, `where`, check. Another
+    append to the same set waits. Raises SourceError, BadSampleError, OutputError, DatasetError, WorkerError.
     """
     if existing not in EXISTING or on_error not in EXISTING:
         raise ValueError(f"existing and on_error must be one of {', '.join(EXISTING)}, not {existing!r}, {on_error!r}")
     root, watcher, crew = Path(path), watcher or Silent(), Workers(workers, engine)
-    options = replace(options_like(root, read_dataset_info(root), shard_size), on_error=on_error)
+    info = read_dataset_info(root)
+    options = recorded_options(root, info, replace(options_like(root, info, shard_size), on_error=on_error))
     opened = open_source(source) if isinstance(source, (str, os.PathLike)) else source
-    other = _alike(root, opened)
+    other = _alike(root, opened, options)
     if other is not None:
         return _append_set(root, other if split is None else other.of_split(split), existing, dry_run, watcher)
     watcher.note(f"listing {opened.title}")
@@ -80,14 +93,19 @@ def append(
         watcher.note(f"warning: {warning}")
     for part in listing.splits.values():
         check_listing(part, opened.title)
+    check_fields(options.ops, listing.fields)
+    again = _shown(options)
+    if again:
+        watcher.note(f"packing as this set was packed: {again}")
     if dry_run:
-        return _Append(root, read_dataset_info(root), opened, listing, existing).result(None)
+        return _Append(root, info, opened, listing, existing, options.where).result(None)
     with Change(root, watcher) as change, output_errors():
         assert change.info is not None
-        appending = _Append(root, change.info, opened, listing, existing)
+        appending = _Append(root, change.info, opened, listing, existing, options.where)
         if not appending.samples:
             return replace(appending.result(None), dry_run=False)
-        new = pack(change, opened, listing, options, lambda name: name, crew, watcher)
+        new = pack(change, opened, appending.listing, options, lambda name: name, crew, watcher)
+        check_targets({str(root): target_forms(root, change.info), opened.title: new.targets})
         change.commit(*appending.write(change, new))
         return appending.result(new)
 
@@ -112,8 +130,8 @@ def reshard(
     shuffle: seed of a random order.
     workers, engine: as of `append`.
 
-    The bytes of the payloads are the same; what no sample uses any more is left behind, and the shards say again what
-    the index says. Raises as `append` does.
+    The bytes of the payloads are the same, but for raw pixels, which are PNG in other shards than HDF5. What no sample
+    uses any more is left behind, and the shards say again what the index says. Raises as `append` does.
     """
     root, watcher, crew = Path(path), watcher or Silent(), Workers(workers, engine)
     target = root if output is None else local_output(output)
@@ -123,14 +141,18 @@ def reshard(
         raise ValueError(f"{info.format} shards cannot be written; choose a format with to=FORMAT")
     size = parse_size(shard_size) if isinstance(shard_size, str) else shard_size
     checksums = info.made.get("options", {}).get("checksums") is not False
-    options = ConvertOptions(wanted, shard_bytes=size, shuffle=shuffle, decode=decode_of(info), checksums=checksums)
+    raw = Reencode("raw") if PIXELS in info.fields.values() and wanted == "hdf5" else None
+    options = ConvertOptions(
+        wanted, shard_bytes=size, shuffle=shuffle, decode=decode_of(info), checksums=checksums, reencode=raw
+    )
+    source = PackedSource(root, raw=raw is not None)
     if dry_run:
-        return _resharded(root, info, options, PackedSource(root).list(None), None)
+        return _resharded(root, info, options, source.list(None), None)
     with Change(target, watcher, new=output is not None) as change, output_errors():
-        source = PackedSource(root)
         info, listing = read_dataset_info(root), source.list(None)
         new = pack(change, source, listing, options, lambda name: name, crew, watcher)
-        indexes = Indexes(change, listing.fields, ())
+        fields = options.packed_fields(listing.fields)
+        indexes = Indexes(change, fields, ())
         splits = {
             name: indexes.write(name, None, *new.of_split(change, name), root=part.root)
             for name, part in listing.splits.items()
@@ -138,9 +160,11 @@ def reshard(
         made = origin_of(info, payload_bytes=sum(meta.payload_bytes for meta in new.metas))
         made = {name: value for name, value in made.items() if name != "indexed_by"} | {"by": f"packer {__version__}"}
         made["options"] = made["options"] | {"to": options.to}
+        if PIXELS in info.fields.values() and raw is None:  # they are PNG now
+            made["options"] |= {"reencode": asdict(Reencode("png"))}
         arguments = {"to": options.to} | ({} if shuffle is None else {"shuffle": shuffle})
         count = sum(map(len, listing.splits.values()))
-        changed = DatasetInfo(options.to, listing.fields, listing.classes, splits, 0, made, AdoptedKeys())
+        changed = DatasetInfo(options.to, fields, listing.classes, splits, 0, made, AdoptedKeys())
         history = (*info.history, operation("reshard", arguments, (count, count)))
         change.commit(replace(changed, history=history, documents=info.documents), new.moves | indexes.moves, {})
         return replace(_resharded(root, changed, options, listing, new), output=target)
@@ -157,15 +181,27 @@ def _resharded(
     return replace(result, shards=shards, shard_bytes=size, payload_bytes=size)
 
 
-def _alike(root: Path, source: Source) -> SetTable | None:
-    """The table of a source that is a packed set and could be one with that at `root`."""
+def _alike(root: Path, source: Source, options: ConvertOptions) -> SetTable | None:
+    """The table of a source that is a packed set, could be one with that at `root`, and was packed with its options."""
     if not isinstance(source, PackedSource):
         return None
+    info = read_dataset_info(source.root)
     try:
-        check_alike({str(path): read_dataset_info(path) for path in (root, source.root)})
+        check_alike({str(root): read_dataset_info(root), str(source.root): info})
+        same = recorded_options(source.root, info, options)
     except SourceError:
         return None
-    return table(source.root)
+    is_packed_so = options.encoding is None or (same.reencode, same.ops) == (options.reencode, options.ops)
+    return table(source.root) if is_packed_so and options.where in (None, same.where) else None
+
+
+def _shown(options: ConvertOptions) -> str:
+    """What samples are packed with besides the options of every set; "" where there is nothing."""
+    reencode = options.reencode and [
+        f"{name} {value}" for name, value in asdict(options.reencode).items() if value not in (None, "keep")
+    ]
+    ops = [repr(op) for op in options.ops]
+    return ", ".join([*(reencode or ()), *ops, *([f"where {options.where}"] if options.where else ())])
 
 
 def _append_set(root: Path, other: SetTable, existing: str, dry_run: bool, watcher: Watcher) -> SaveResult:
@@ -204,21 +240,31 @@ def _existing(title: str, count: int, split: str, root: Path, key: str) -> Sourc
 class _Append:
     """The samples of a listing as they are added to a set. Their labels are renumbered, in the listing."""
 
-    def __init__(self, root: Path, info: DatasetInfo, source: Source, listing: SourceListing, existing: str) -> None:
-        self._root, self._info, self._title, self._listing = root, info, source.title, listing
+    def __init__(
+        self,
+        root: Path,
+        info: DatasetInfo,
+        source: Source,
+        listing: SourceListing,
+        existing: str,
+        where: str | None,
+    ) -> None:
+        self._root, self._info, self._title, self.listing = root, info, source.title, listing
         self._pieces = {name: piece for name, (piece,) in open_pieces(root, info).items()}
         self._before = sum(split.samples for split in info.splits.values())
         self._fields = unified_fields({str(root): info.fields, source.title: listing.fields})
         self._classes = self._unify()
+        if where is not None:
+            self.listing = select(self.listing, where)
         self._skipped = self._compare_keys(existing)
 
     @property
     def samples(self) -> int:
         """How many are added."""
-        return sum(map(len, self._listing.splits.values()))
+        return sum(map(len, self.listing.splits.values()))
 
     def _unify(self) -> tuple[str, ...]:
-        parts, listing = self._listing.splits.values(), self._listing
+        parts, listing = self.listing.splits.values(), self.listing
         new = max((int(part.labels.max(initial=NO_LABEL)) for part in parts), default=NO_LABEL)
         old = max((int(p.current_labels.max(initial=NO_LABEL)) for p in self._pieces.values()), default=NO_LABEL)
         known = [(str(self._root), self._info.classes, old), (self._title, listing.classes, new)]
@@ -233,7 +279,7 @@ class _Append:
     def _compare_keys(self, existing: str) -> int:
         """Leave out samples whose keys are there already, or raise SourceError; how many were left out."""
         skipped = 0
-        for name, part in self._listing.splits.items():
+        for name, part in self.listing.splits.items():
             if name not in self._pieces:
                 continue
             known = frozenset(self._pieces[name].keys)
@@ -242,9 +288,10 @@ class _Append:
             if len(there) and existing == "raise":
                 raise _existing(self._title, len(there), name, self._root, part.keys[int(there[0])])
             if len(there):
-                self._listing.splits[name] = part.take(np.flatnonzero(is_new))
+                self.listing.splits[name] = part.take(np.flatnonzero(is_new))
                 skipped += len(there)
-        self._listing.splits = {name: part for name, part in self._listing.splits.items() if len(part)}
+        self.listing.splits = {name: part for name, part in self.listing.splits.items() if len(part)}
+        check_splits([*self._pieces, *self.listing.splits], self._title)
         return skipped
 
     def write(
@@ -262,7 +309,7 @@ class _Append:
                 known, root = info.splits[name].shards, info.splits[name].root
                 splits[name] = indexes.write(name, self._pieces[name], shards, parts, known=known, root=root)
             elif parts:
-                splits[name] = indexes.write(name, None, shards, parts, root=self._listing.splits[name].root)
+                splits[name] = indexes.write(name, None, shards, parts, root=self.listing.splits[name].root)
         made = origin_of(info, payload_bytes=self._payload_bytes(new))
         arguments = {"source": self._title}
         changed = replace(info, fields=self._fields, classes=self._classes, splits=splits, made=made)
@@ -277,13 +324,13 @@ class _Append:
 
     def result(self, new: NewShards | None) -> SaveResult:
         found = result_of(self._root, "append", self._info, self._before, new)
-        left_out = len(self._listing.left_out)
+        left_out = len(self.listing.left_out)
         if new is not None:
             return replace(
                 found, skipped=self._skipped, left_out=left_out + sum(len(meta.left_out) for meta in new.metas)
             )
         counts = {name: part.samples for name, part in self._info.splits.items()}
-        for name, part in self._listing.splits.items():
+        for name, part in self.listing.splits.items():
             counts[name] = counts.get(name, 0) + len(part)
         return replace(
             found,

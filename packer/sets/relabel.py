@@ -117,6 +117,8 @@ class _Numbering:
         self._numbers = {name: number for number, name in enumerate(classes)}
         self._takes_names = bool(classes) or not has_labels
         self._count = len(classes)
+        self._are_like_numbers = any(map(_WHOLE.fullmatch, classes))
+        self._first_number = ""  # in a set without classes
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -130,10 +132,28 @@ class _Numbering:
             return self._numbers[text]
         if isinstance(label, (int, float, str)) and not isinstance(label, bool) and _WHOLE.fullmatch(text):
             number = int(text.partition(".")[0])
-            if number >= NO_LABEL and not (self._count and number >= self._count):
+            if number == NO_LABEL:
+                return number
+            if self._are_like_numbers:
+                raise SourceError(
+                    f"{where}: no class is called {text!r}, and classes of this set are called by numbers"
+                )
+            if number >= 0 and not (self._count and number >= self._count):
+                if not self._count:
+                    self._first_number = self._first_number or f"{where}: the label is {text}"
+                    self._refuse_both()
                 return number
             raise SourceError(f"{where}: the label is {text}, expected -1 to {self._count - 1}, or the name of a class")
         if not isinstance(label, str) or not self._takes_names:
             what = "a text" if self._takes_names else "a whole number, as all labels of this set"
             raise SourceError(f"{where}: the label is {label!r:.80}, expected {what}")
-        return self._numbers.setdefault(text, len(self._numbers))
+        number = self._numbers.setdefault(text, len(self._numbers))
+        self._refuse_both()
+        return number
+
+    def _refuse_both(self) -> None:
+        if self._first_number and self._numbers and not self._count:
+            raise SourceError(
+                f"{self._first_number}, and others are names, such as {next(iter(self._numbers))!r}; a set without "
+                f"classes gets numbers alone, or names alone"
+            )

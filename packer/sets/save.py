@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -175,7 +176,7 @@ class _Writing:
         source = piece.root / shard.path
         if source not in self._names:
             number = self._sets[piece.root]
-            names = (shard.path, *(f"{n}/{shard.path}" for n in range(number, number + len(self.links) + 2)))
+            names = itertools.chain([shard.path], (f"{n}/{shard.path}" for n in itertools.count(number)))
             self._names[source] = self._change.free(name for name in names if name not in self.links)
             self.links[self._names[source]] = (source, shard)
         return self._names[source]

@@ -8,16 +8,18 @@ from __future__ import annotations
 import itertools
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from cache.errors import OutputError, SourceError
-from cache.messages import Watcher, parse_size
+from cache.messages import Watcher, parse_size, quoted
 from packer.columns import PartColumns, PartMeta, write_index
+from packer.conversion.left_out import refuse_unlike
+from packer.conversion.ops import check_ops, recorded_op
 from packer.conversion.pack import ShardTask, pack_shard
-from packer.conversion.plan import ConvertOptions, Plan, make_plan
+from packer.conversion.plan import ConvertOptions, Plan, Reencode, make_plan
 from packer.documents import has_checksums
 from packer.formats import format_named, writable_formats
 from packer.sets.change import Change
@@ -30,20 +32,25 @@ from packer.workers import Workers, run_shards
 from readers.layout import AdoptedKeys, DatasetInfo, ShardInfo, SplitInfo
 from readers.pixels import PIXELS
 
-__all__ = ["Indexes", "NewShards", "options_like", "pack", "result_of"]
+__all__ = ["Indexes", "NewShards", "options_like", "pack", "recorded_options", "result_of"]
 
 
 def options_like(root: Path, info: DatasetInfo, shard_size: int | str | None) -> ConvertOptions:
     """The options of a conversion into shards like those of a set. Raises SourceError where there can be none."""
     wrong = "" if info.format in writable_formats() else f"its {info.format} shards cannot be written"
-    if PIXELS in info.fields.values():
-        wrong = "its images are raw pixels"
     if info.adopted != AdoptedKeys():
         wrong = "its shards name things in their own way"
     if info.label_offset < 0:
         wrong = f"its labels have the offset {info.label_offset}"
     if wrong:
-        raise SourceError(f"{root}: {wrong}, so nothing can be added to them; run  packer reshard {root} -o DIR  first")
+        raise SourceError(
+            f"{root}: {wrong}, so nothing can be added to them; run  packer reshard {quoted(root)} -o DIR  first"
+        )
+    if PIXELS in info.fields.values():
+        raise SourceError(
+            f"{root}: its images are raw pixels, so nothing can be added to them; run  packer convert {quoted(root)} "
+            f"--to {info.format} -o DIR  first, which packs them as PNG"
+        )
     size = parse_size(shard_size) if isinstance(shard_size, str) else shard_size
     return ConvertOptions(
         info.format,
@@ -52,6 +59,30 @@ def options_like(root: Path, info: DatasetInfo, shard_size: int | str | None) ->
         label_offset=info.label_offset,
         checksums=has_checksums(info),
     )
+
+
+def recorded_options(root: Path, info: DatasetInfo, options: ConvertOptions) -> ConvertOptions:
+    """`options` with those that the set was packed with: checks, re-encoding, ops, and which samples it takes.
+
+    Raises SourceError where dataset.json has some that cannot be read.
+    """
+    recorded = info.made.get("options")
+    recorded = recorded if isinstance(recorded, dict) else {}
+    try:
+        found = replace(
+            options,
+            check=recorded.get("check", options.check),
+            where=recorded.get("where"),
+            reencode=Reencode(**recorded["reencode"]) if recorded.get("reencode") else None,
+            ops=tuple(map(recorded_op, recorded.get("ops") or ())),
+        )
+        check_ops(found.ops)
+    except (ValueError, TypeError) as error:
+        raise SourceError(
+            f"{root}: the options that it was packed with cannot be repeated ({error}); pack the source by itself with "
+            f"packer convert, and append or merge that set"
+        ) from error
+    return found
 
 
 def pack(
@@ -83,7 +114,7 @@ def pack(
                 break
         shards += [shard._replace(name=name) for shard, name in zip(of_split, names, strict=True)]
     needed, free = plan.source_bytes, shutil.disk_usage(change.root).free
-    if needed > free:
+    if needed > free and options.encoding is None:
         raise OutputError(f"{change.root}: needs {needed:,} bytes, {free:,} are free there; make room")
     tasks = (
         ShardTask(
@@ -94,12 +125,14 @@ def pack(
             skip_strays=listing.skip_strays,
             out=change.root,
             shard=shard.name,
+            where=listing.where,
         )
         for shard in shards
     )
     size = sum(len(shard.indices) for shard in shards), plan.source_bytes
     folder = change.work.path
     metas = run_shards(pack_shard, tasks, len(shards), workers, watcher, size, source=source, folder=folder)
+    refuse_unlike(source.title, metas)
     splits: dict[str, list[PartMeta]] = {}
     for shard, meta in zip(shards, metas, strict=True):
         if meta.shard.samples:
@@ -117,6 +150,11 @@ class NewShards:
     @property
     def metas(self) -> list[PartMeta]:
         return [meta for metas in self.splits.values() for meta in metas]
+
+    @property
+    def targets(self) -> dict[str, str]:
+        """The form of the labels, by field, where they are not class numbers."""
+        return {name: found for meta in self.metas for name, found in meta.targets.items() if name != "image"}
 
     @property
     def moves(self) -> dict[str, str]:

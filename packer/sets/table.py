@@ -25,22 +25,24 @@ import numpy.typing as npt
 
 from cache.errors import SourceError, UnknownNameError
 from cache.messages import listed, plural
+from packer.conversion.plan import check_splits
 from packer.sets.deal import deal
 from packer.sets.pieces import Piece, open_pieces
 from packer.sets.relabel import LabelChange, labels_by_key, mapped_classes
 from packer.sets.save import SaveResult, save
-from packer.sets.unify import check_alike, renumbering, unified_classes, unified_fields
+from packer.sets.unify import check_alike, check_targets, renumbering, target_forms, unified_classes, unified_fields
 from readers.history import EDITS
 from readers.layout import DatasetInfo, read_dataset_info
 from readers.names import SplitName
 from readers.sample import NO_LABEL
 from readers.strings import repeated
-from readers.where import parse_where
+from readers.where import NUMBERS, parse_where
 
 __all__ = ["SetTable", "Step", "table"]
 
 Int64s = npt.NDArray[np.int64]
 _SHOWN = 5
+_SAID = frozenset({*NUMBERS, "label", "class_name", "split", "medium", "has"})  # of expressions in the history
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,9 @@ class SetTable:
         if (where is None) == (keys is None):
             raise ValueError("give either an expression (where=…) or keys (keys=…) of samples to drop")
         mask = self._mask_where(where) if where is not None else self._mask_keys(keys or (), split)
-        arguments = {"where": where} if where is not None else {"keys": "listed"}
+        arguments = {"keys": "listed"}
+        if where is not None:  # the history is no place for the names of what was dropped
+            arguments = {"where": where if parse_where(where).names <= _SAID else "by names of samples"}
         return self._filtered(lambda name, piece: ~mask(name, piece), split, "drop", arguments, others_stay=True)
 
     def without(self, samples: Mapping[str, Int64s], operation: str, arguments: Mapping[str, Any]) -> SetTable:
@@ -235,20 +239,24 @@ class SetTable:
     def concat(self, *others: SetTable, prefix_keys: bool = False) -> SetTable:
         """With the samples of other sets behind its own, split by split; classes are unified by their names.
 
-        prefix_keys: put the name of its directory and a slash before each key.
+        prefix_keys: put the name of its directory and a slash before each key; with a number, where two have the same.
 
         Raises SourceError where the sets cannot be one (`packer.sets.unify`), or share a key in one split.
         """
         tables = [self, *others]
-        check_alike({title: info for table in tables for title, info in table.bases.items()})
+        bases = {title: info for table in tables for title, info in table.bases.items()}
+        check_alike(bases)
+        check_targets({title: target_forms(Path(title), info) for title, info in bases.items()})
         classes = unified_classes([(str(table.root), table.classes, table.highest_label) for table in tables])
         splits: dict[str, tuple[Piece, ...]] = {}
-        for table in tables:
+        names = [table.root.resolve().name for table in tables]
+        for i, table in enumerate(tables):
+            own = names[i] if names.count(names[i]) == 1 else f"{names[i]}-{i}"
             numbers = renumbering(table.classes, classes) if table.classes else None
             for name, pieces in table.splits.items():
                 more = [piece if numbers is None else piece.relabelled(numbers) for piece in pieces]
                 if prefix_keys:
-                    more = [replace(piece, prefix=f"{table.root.resolve().name}/{piece.prefix}") for piece in more]
+                    more = [replace(piece, prefix=f"{own}/{piece.prefix}") for piece in more]
                 splits[name] = (*splits.get(name, ()), *more)
         for parts in splits.values():
             self._check_keys(parts, "put the names of the sets before all keys with prefix_keys=True")
@@ -266,6 +274,7 @@ class SetTable:
         self, splits: Mapping[str, tuple[Piece, ...]], operation: str, arguments: Mapping[str, Any], *changed: str
     ) -> SetTable:
         assert all(change in EDITS for change in changed)
+        check_splits(splits, str(self.root))
         after = sum(len(piece) for pieces in splits.values() for piece in pieces)
         if not after:
             raise SourceError(f"{self.root}: none of the {plural(len(self), 'sample')} is left")

@@ -9,16 +9,30 @@ numbers, and new names come behind them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+import readers
 from cache.errors import SourceError
+from readers.fields import decode_field
 from readers.layout import DatasetInfo
 from readers.sample import NO_LABEL
 
-__all__ = ["check_alike", "decode_of", "renumbering", "unified_classes", "unified_fields"]
+__all__ = [
+    "check_alike",
+    "check_targets",
+    "decode_of",
+    "renumbering",
+    "target_forms",
+    "unified_classes",
+    "unified_fields",
+]
+
+
+_TARGET = "target"
 
 
 def decode_of(*infos: DatasetInfo) -> str:
@@ -79,6 +93,32 @@ def unified_classes(sets: Sequence[tuple[str, Sequence[str], int]]) -> tuple[str
                 f"classes, so it is unknown which are the same; name them first:  packer relabel {title} --classes FILE"
             )
     return tuple(dict.fromkeys(name for _, classes, _ in sets for name in classes))
+
+
+def target_forms(root: Path, info: DatasetInfo) -> dict[str, str]:
+    """Dtype and shape of the labels that are not class numbers, by field: those of a sample, as all are alike."""
+    found: dict[str, str] = {}
+    for split in info.splits if _TARGET in info.fields.values() else ():
+        with readers.open(root, split) as reader:
+            for name in [name for name, kind in reader.kinds.items() if kind == _TARGET and name not in found]:
+                first = next((i for i in range(len(reader)) if reader.has(i, name)), None)
+                if first is not None:
+                    value = decode_field(_TARGET, reader.read(first, name))
+                    found[name] = f"{value.dtype} {list(value.shape)}"
+    return found
+
+
+def check_targets(sets: Mapping[str, Mapping[str, str]]) -> None:
+    """Raise SourceError where labels of two sets (by their titles) that are not class numbers differ in their form."""
+    known: dict[str, tuple[str, str]] = {}
+    for title, forms in sets.items():
+        for name, form in forms.items():
+            expected, first = known.setdefault(name, (form, title))
+            if form != expected:
+                raise SourceError(
+                    f"{title}: its labels ({name}) are {form}, those of {first} {expected}: all labels of a set are "
+                    f"alike; pack one of them again, with labels of the same form or under another name"
+                )
 
 
 def renumbering(old: Sequence[str], new: Sequence[str]) -> npt.NDArray[np.int64]:

@@ -225,6 +225,7 @@ class SourceListing:
     late_labels: whether labels are known only when samples are read, by a `LabellingReader`.
     where: an expression of `readers.where` that is evaluated when a sample has been read; "" takes them all.
     not_chosen: how many samples are not listed because such an expression is false.
+    sampled: whether only some samples have been looked at, so that another source may have the same listing.
     """
 
     splits: dict[str, SplitListing]
@@ -240,6 +241,7 @@ class SourceListing:
     late_labels: bool = False
     where: str = ""
     not_chosen: int = 0
+    sampled: bool = False
 
 
 class SourceReader(Protocol):

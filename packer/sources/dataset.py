@@ -1,8 +1,9 @@
 """A data set of a program as a source: what has a length and hands out samples by number, as torch's data sets do.
 
-Samples are read by the workers, each once; their labels are known only then. Keys are the numbers of the samples. Sizes
-are estimated from a few samples, whose bytes are also what tells one data set from another of the same length, so that
-a conversion that was stopped continues, and one of other samples does not.
+Samples are read by the workers, each once; their labels are known only then. Keys are the numbers of the samples. What
+their members are, and their sizes, follow from a few samples, whose bytes also tell one data set from another of the
+same length. Where all of a data set is known to be the same by the fingerprint that Hugging Face gives it, that counts;
+otherwise the listing is `sampled`: what is packed already is compared with the samples before it is taken for them.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from packer.sources.samples import SampleForm
 from readers.sample import NO_LABEL, Buffer
 from readers.strings import NamesBuilder
 
-__all__ = ["DatasetSource", "class_names", "encoded_images"]
+__all__ = ["EXAMINED", "DatasetSource", "class_names", "encoded_images", "features_of"]
 
-_EXAMINED = 16
+EXAMINED = 16
+"""So many samples are looked at to know what their members are."""
 _Errors = (SourceError, BadSampleError)
 
 
@@ -49,19 +51,20 @@ class DatasetSource:
         count = len(self._samples)
         if not count:
             raise SourceError(f"{self.title}: is empty")
-        examined = [self._sample(int(i)) for i in np.unique(np.linspace(0, count - 1, _EXAMINED).astype(np.int64))]
+        examined = self._examined(count)
         try:
             classes = class_names(self._samples) if self._classes is None else self._classes
-            form = SampleForm.of(examined[0], self._fields, classes)
+            form = SampleForm.of([sample for _, sample in examined], self._fields, classes, features_of(self._samples))
         except _Errors as error:
-            raise SourceError(f"{self.title}: sample 0: {error}") from error
+            raise SourceError(f"{self.title}: sample {examined[0][0]}: {error}") from error
         self._form = form
-        sizes, digest = [], 0
-        for sample in examined:
+        fingerprint = getattr(self._samples, "_fingerprint", "") if hasattr(self._samples, "cast_column") else ""
+        sizes, digest = [], crc32c(str(fingerprint).encode())
+        for _, sample in examined:
             payloads: Sequence[Buffer | None] = ()
             try:
                 payloads = form.payloads(sample)
-            except BadSampleError:  # the worker says what is wrong with it
+            except _Errors:  # the worker says what is wrong with it
                 continue
             sizes.append(sum(len(payload) for payload in payloads if payload is not None))
             for payload in payloads:
@@ -82,7 +85,26 @@ class DatasetSource:
             NumberPlaces(numbers[:, None]),
             np.full(count, digest, np.int64),
         )
-        return SourceListing({split or "train": part}, form.fields, form.classes, late_labels=bool(form.label))
+        return SourceListing(
+            {split or "train": part},
+            form.fields,
+            form.classes,
+            warnings=form.warnings,
+            late_labels=bool(form.label),
+            sampled=not fingerprint,
+        )
+
+    def _examined(self, count: int) -> Sequence[tuple[int, Any]]:
+        """Some samples over all of them, with their numbers; the worker names those that cannot be read."""
+        found = []
+        for number in np.unique(np.linspace(0, count - 1, EXAMINED).astype(np.int64)).tolist():
+            try:
+                found.append((number, self._sample(number)))
+            except BadSampleError as error:
+                last = error
+        if not found:
+            raise SourceError(f"{self.title}: sample 0, and others: {last}") from last
+        return found
 
     @contextmanager
     def open(self) -> Iterator[_SampleReader]:
@@ -107,8 +129,11 @@ class _SampleReader:
 
     def read(self, place: tuple[int], arena: Arena) -> Sequence[Buffer | None]:
         sample = self._source._sample(place[0])
-        self._label = self._form.label_of(sample)
-        return self._form.payloads(sample)
+        try:
+            self._label = self._form.label_of(sample)
+            return self._form.payloads(sample)
+        except SourceError as error:
+            raise SourceError(f"{self._source.title}: sample {place[0]}: {error}") from error
 
     def label(self, place: tuple[int]) -> int:
         return self._label
@@ -123,6 +148,14 @@ def encoded_images(samples: Any) -> Any:
         if type(feature).__name__ == "Image" and getattr(feature, "decode", False):
             samples = samples.cast_column(name, type(feature)(decode=False))
     return samples
+
+
+def features_of(samples: Any) -> Mapping[str, Any]:
+    """What Hugging Face says of each member, where samples are handed out in plain Python; else nothing."""
+    features = getattr(samples, "features", None)
+    form = getattr(samples, "format", None)
+    is_plain = not isinstance(form, Mapping) or form.get("type") in (None, "python")
+    return features if isinstance(features, Mapping) and is_plain else {}
 
 
 def class_names(samples: Any) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ import posixpath
 import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -114,11 +114,22 @@ class ManifestListing:
         self._targets = None if columns.label is None else targets_of(self._labels, table)
         if self._targets is not None and columns.label is not None:
             self._columns = columns.with_target(target_field(columns.label))
+        arrays = [name for name in self._columns.values if self._columns.kinds[name] == "array"]
+        self._dtypes = {name: self._dtype_of(self._columns.files[name]) for name in arrays}
         self._splits: dict[str, ListingBuilder] = {}
         self._lines: dict[str, dict[str, int]] = {}  # split -> name -> line it is in
 
     def _labels(self) -> Iterator[tuple[int, Any]]:
         return ((line, row.get(self._columns.label or "")) for line, row in self._table.rows())
+
+    def _dtype_of(self, column: str) -> np.dtype[Any]:
+        """That of all arrays in a column, whose numbers may be whole in some rows alone; int64 without any."""
+        found: set[np.dtype[Any]] = set()
+        for _, row in self._table.rows():
+            with suppress(ValueError, TypeError, RecursionError):  # the row is named when it is added
+                values = np.asarray(_parsed(row.get(column)))
+                found |= {values.dtype} if values.size and values.dtype.kind in "biuf" else set()
+        return np.result_type(*found) if found else np.dtype(np.int64)
 
     def listing(self) -> SourceListing:
         labels: list[Any] = []
@@ -186,8 +197,8 @@ class ManifestListing:
         try:
             if kind == "target" and self._targets is not None:
                 return self._targets.payload(value)
-            parsed = json.loads(value) if isinstance(value, str) and kind != "text" else value
-            return bytes(encode_field(kind, parsed))
+            parsed = value if kind == "text" else _parsed(value)
+            return bytes(encode_field(kind, np.asarray(parsed, self._dtypes[name]) if kind == "array" else parsed))
         except (BadSampleError, ValueError, RecursionError) as error:
             raise SourceError(f"{self._table.where(line)}: column {column!r}, field {name}: {error}") from error
 
@@ -223,6 +234,11 @@ class ManifestListing:
                 raise SourceError(f"{self._table.where(line)}: {IS_VALID!r} is {name!r}, expected True or False")
             return _SPLIT_OF_VALID[name.lower()]
         return split_of_value(value, where)
+
+
+def _parsed(value: Any) -> Any:
+    """A list in place of its JSON."""
+    return json.loads(value) if isinstance(value, str) else value
 
 
 def _path(table: Table, line: int, row: Row, column: str) -> str | None:

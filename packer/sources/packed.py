@@ -28,11 +28,11 @@ __all__ = ["PackedSource"]
 class PackedSource:
     """A directory with dataset.json. The index is verified at the start, every sample as it is read.
 
-    Raw pixels are handed out as PNG.
+    raw: hand out raw pixels as they are; otherwise as PNG.
     """
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
-        self.root = Path(root)
+    def __init__(self, root: str | os.PathLike[str], *, raw: bool = False) -> None:
+        self.root, self._raw = Path(root), raw
 
     @property
     def title(self) -> str:
@@ -54,7 +54,7 @@ class PackedSource:
     @contextmanager
     def open(self) -> Iterator[PackedReader]:
         with ExitStack() as opened:
-            yield PackedReader(self.root, opened)
+            yield PackedReader(self.root, opened, self._raw)
 
     def paths(self, listing: SourceListing) -> Iterator[Path]:
         yield self.root / DATASET_FILE
@@ -82,8 +82,8 @@ def _list_split(reader: readers.Reader, number: int) -> SplitListing:
 class PackedReader:
     """Reads samples of any split, and checks them."""
 
-    def __init__(self, root: Path, opened: ExitStack) -> None:
-        self._root, self._opened = root, opened
+    def __init__(self, root: Path, opened: ExitStack, raw: bool) -> None:
+        self._root, self._opened, self._raw = root, opened, raw
         self._splits = list(read_dataset_info(root).splits)
         self._readers: dict[int, readers.Reader] = {}
 
@@ -101,6 +101,6 @@ class PackedReader:
             raise SourceError(str(error)) from error
         kinds = reader.kinds
         return [
-            png_of(decode_image(data)) if data is not None and kinds[field] == PIXELS else data
+            png_of(decode_image(data)) if data is not None and kinds[field] == PIXELS and not self._raw else data
             for field, data in zip(reader.fields, found, strict=True)
         ]

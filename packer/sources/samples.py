@@ -1,25 +1,32 @@
 """Samples that a program hands over, as of a torch or Hugging Face data set: which members become which fields.
 
-A sample is a dictionary, or a tuple of an image and its label. By default its members are used by what they are:
+A sample is a dictionary, or a tuple of an image and its label. By default its members are used by what they are, which
+is what the first value says that is not None, among the samples that are looked at before the first one is packed:
 
     image     encoded bytes of an image, an image of Pillow, uint8 [h, w], [h, w, 3] or [h, w, 4], or a dictionary with
-              "bytes", or the "path" of a file, as Hugging Face hands out; pixels become PNG. The first one is the
-              field `image`
+              "bytes", or the "path" of a file, as Hugging Face hands out; pixels become PNG, floating-point images of
+              Pillow TIFF. The first one is the field `image`
     target    a number with a fraction, or a vector, that is called as a label is, and the second of a tuple: the field
               `target`, which is then the label; names of classes become a vector with 1 for each
-    label     an integer called label, labels, target, class, cls or y; a text of that name is the name of a class
-    mask      one channel called mask, seg… or annotation
+    label     an integer called label, labels, target, class, cls or y; a text of that name is the name of a class;
+              else the one ClassLabel of Hugging Face
+    mask      one channel called mask, seg… or annotation…, [h, w], [1, h, w] or [h, w, 1]: of integers or booleans, or
+              floating-point numbers if it is called mask…, which have to be whole
     boxes     an array [k, 4] called boxes or bboxes; points: [..., 2] called points or keypoints
     array     any other array, or tensor
     text      a str; json: what is left, numbers, lists and dictionaries, together in the field `json`
     file      any other bytes
 
+A member without any value has the kind that Hugging Face's features say, or none. A value of a member without a kind
+is an error (`SampleForm.payloads`), never left out.
+
 `fields` says it otherwise: {"img": "image", "y": "label", "mask": "mask", "id": "drop"}; the kinds are those of
-`readers.fields`, and "label" and "drop".
+`readers.fields`, and "label" and "drop". Members that it does not name are left out.
 """
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,8 +35,9 @@ import numpy as np
 
 from cache.errors import BadSampleError, SourceError
 from cache.files import read_regular
+from cache.messages import listed
 from packer.sources.targets import Targets
-from readers.fields import KINDS, encode_field
+from readers.fields import KINDS, check_field, encode_field
 from readers.headers import sniff
 from readers.names import FieldName
 from readers.sample import NO_LABEL, Buffer
@@ -54,19 +62,35 @@ class SampleForm:
     label: the member with the label, "" for none.
     rest: members that are kept together in the field `json`.
     classes: the names of the labels.
+    is_named: whether `fields` was given, so that members which it does not name are left out.
+    unnamed: those of them that were seen. unseen: members that it names and no sample has.
     """
 
     members: Mapping[str, tuple[str, str]]
     label: str = ""
     rest: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
+    is_named: bool = False
+    unnamed: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, sample: Any, fields: Mapping[str, str] | None = None, classes: Sequence[str] = ()) -> SampleForm:
-        """The form of samples like this one. fields: member -> kind, default by what they are. Raises SourceError."""
-        values = _members(sample)
-        kinds = {name: _kind(name, value) for name, value in values.items()} if fields is None else dict(fields)
-        if isinstance(sample, tuple | list) and fields is None:
+    def of(
+        cls,
+        samples: Sequence[Any],
+        fields: Mapping[str, str] | None = None,
+        classes: Sequence[str] = (),
+        features: Mapping[str, Any] = {},
+    ) -> SampleForm:
+        """The form of samples like these.
+
+        fields: member -> kind, default by what they are. features: of Hugging Face, for members without a value.
+
+        Raises SourceError, and BadSampleError where none is a sample.
+        """
+        values = _first_values(samples)
+        kinds = _kinds(values, features) if fields is None else dict(fields)
+        if isinstance(samples[0], tuple | list) and fields is None:
             if len(values) != len(_PAIR):
                 raise SourceError(
                     f"a sample is a tuple of {len(values)}, expected an image and its label; name the members in their "
@@ -76,7 +100,7 @@ class SampleForm:
             kinds["1"] = kinds["1"] if kinds["1"] == TARGET else LABEL
         _check_kinds(kinds, values)
         for name, kind in kinds.items():
-            if kind == LABEL and _is_target(values[name]):
+            if kind == LABEL and _is_target(values.get(name)):
                 kinds[name] = TARGET
         labels = [name for name, kind in kinds.items() if kind in (LABEL, TARGET)]
         if len(labels) > 1:
@@ -95,32 +119,68 @@ class SampleForm:
         if len({field for field, _ in members.values()}) < len(members):
             raise SourceError(f"two members would be the same field: {', '.join(members)}; rename or drop one")
         classed = next((name for name in labels if kinds[name] == LABEL), "")
-        return cls(members, classed, rest, tuple(classes))
+        unnamed = tuple(name for name in values if name not in kinds and fields is not None)
+        unseen = tuple(name for name in kinds if name not in values)
+        return cls(members, classed, rest, tuple(classes), fields is not None, unnamed, unseen)
 
     @property
     def fields(self) -> dict[str, str]:
         """Field -> kind, the image first."""
         return dict(self.members.values()) | ({"json": "json"} if self.rest else {})
 
+    @property
+    def warnings(self) -> list[str]:
+        """What `fields` leaves out without saying so, or names in vain."""
+        found = []
+        if self.unnamed:
+            found.append(f"fields= does not name {listed(self.unnamed)}, so that is left out ('drop' says so)")
+        if self.unseen:
+            found.append(f"fields= names {listed(self.unseen)}, which no sample has that was looked at")
+        return found
+
     def payloads(self, sample: Any) -> list[Buffer | None]:
         """The bytes of each field, in the order of `fields`; None for a member that is missing or None.
 
-        Raises BadSampleError.
+        Raises BadSampleError, and SourceError for a value of a member whose kind is not known.
         """
         values = _members(sample)
-        unknown = [name for name in values if name not in self.members and name not in (*self.rest, self.label)]
-        if unknown and self.rest:
-            raise BadSampleError(f"has the members {', '.join(unknown)[:200]}, which the first sample has not")
+        self._check_known(values)
         found = [
             self._target(values.get(name)) if kind == TARGET else _payload(name, kind, values.get(name))
             for name, (_, kind) in self.members.items()
         ]
+        for name in [name for name, (field, kind) in self.members.items() if kind == "image" and field != "image"]:
+            if getattr(values.get(name), "mode", "") == "F":
+                raise BadSampleError(
+                    f"{name}: holds floating-point numbers, and readers decode further images of a sample to RGB; pack "
+                    f"it as numbers, which do not follow flips and crops, with  fields={self._named(name, 'array')!r}"
+                )
         if self.rest:
             kept = {name: _plain(values[name]) for name in self.rest if values.get(name) is not None}
             found.append(encode_field("json", kept) if kept else None)
         if found[0] is None:
             raise BadSampleError("has no image")
         return found
+
+    def _check_known(self, values: Mapping[str, Any]) -> None:
+        for name, value in () if self.is_named else values.items():
+            if value is None or name in self.members or name == self.label:
+                continue
+            if name not in self.rest:
+                what = f"has no field {name!r}; it has {', '.join((*self.members, *self.rest))}"
+            elif hasattr(value, "__array__") and len(getattr(value, "shape", "")):
+                what = f"has an array as {name!r}, which the samples before have as JSON"
+            else:
+                continue
+            raise SourceError(
+                f"{what}. Fields are made for what the first samples hold; say what every member is with  "
+                f"fields={self._named(name, _kind(name, value))!r}  (or 'drop')"
+            )
+
+    def _named(self, name: str, kind: str) -> dict[str, str]:
+        """This form as `fields`, with another member, or another kind of one."""
+        kinds = {member: its for member, (_, its) in self.members.items()}
+        return kinds | ({self.label: LABEL} if self.label else {}) | dict.fromkeys(self.rest, "json") | {name: kind}
 
     @property
     def target(self) -> str:
@@ -152,8 +212,10 @@ class SampleForm:
         number = _as_number(label)
         limit = len(self.classes) or _MAX_LABEL
         if number is None or not NO_LABEL <= number < limit:
+            other = f"; where labels are no class numbers, say so with  fields={{…, {self.label or LABEL!r}: 'target'}}"
             raise BadSampleError(
                 f"its label is {label!r:.80}, expected a whole number from 0 to {limit - 1}, or -1 for none"
+                f"{other if number is None else ''}"
             )
         return number
 
@@ -169,25 +231,102 @@ def _members(sample: Any) -> Mapping[str, Any]:
     return {"0": sample, "1": None}
 
 
+def _first_values(samples: Sequence[Any]) -> dict[str, Any]:
+    """Of each member the first value that is not None. Raises BadSampleError where none of these is a sample."""
+    found: dict[str, Any] = {}
+    error = None
+    for sample in samples:
+        try:
+            for name, value in _members(sample).items():
+                if found.get(name) is None:
+                    found[name] = value
+        except BadSampleError as its:  # it is named when it is packed
+            error = error or its
+    if error is not None and not found:
+        raise error
+    return found
+
+
+def _kinds(values: Mapping[str, Any], features: Mapping[str, Any]) -> dict[str, str]:
+    """The kinds of the members by what they are; a member of which that is unknown is left out."""
+    kinds = {name: _kind(name, value) for name, value in values.items() if value is not None}
+    has_label = any(kind in (LABEL, TARGET) for kind in kinds.values())
+    for name, value in values.items():
+        if value is None:
+            kind = _kind_of_feature(name, features.get(name))
+            kind = kind or (LABEL if name.lower() in _LABELS else "")
+            if kind and not (has_label and kind in (LABEL, TARGET)):
+                kinds[name] = kind
+                has_label |= kind in (LABEL, TARGET)
+    classed = [name for name in values if type(features.get(name)).__name__ == "ClassLabel"]
+    if len(classed) == 1 and not has_label:
+        kinds[classed[0]] = LABEL
+    return {name: kinds[name] for name in values if name in kinds}
+
+
+def _kind_of_feature(name: str, feature: Any) -> str:
+    """The kind of what a feature of Hugging Face hands out in plain Python; "" where that is unknown."""
+    what, dtype = type(feature).__name__, str(getattr(feature, "dtype", ""))
+    is_label = name.lower() in _LABELS
+    if what == "Image":
+        return "mask" if name.lower().startswith(_MASKS) else "image"
+    if what == "ClassLabel":
+        return LABEL if is_label else "json"
+    if what == "Value":
+        if "string" in dtype:
+            return LABEL if is_label else "text"
+        if "binary" in dtype:
+            return ""
+        return (TARGET if "float" in dtype else LABEL) if is_label else "json"
+    if what in ("Sequence", "List", "LargeList", "list", "dict"):
+        return TARGET if is_label and what != "dict" else "json"
+    return ""
+
+
 def _kind(name: str, value: Any) -> str:
     lower = name.lower()
     if lower in _LABELS and _is_target(value):
         return TARGET
     if lower in _LABELS and (isinstance(value, str) or value is None or _as_number(value) is not None):
         return LABEL
+    if lower.startswith(_MASKS) and _is_mask(lower, value):
+        return "mask"
     if _is_image(value):
-        one_channel = getattr(value, "mode", "") in ("1", "L", "P", "I", "I;16") or np.ndim(value) == 2
-        return "mask" if lower.startswith(_MASKS) and (one_channel or isinstance(value, dict)) else "image"
+        return "image"
     if isinstance(value, str):
         return "text"
     if isinstance(value, bytes | bytearray | memoryview):
         return "file"
-    if hasattr(value, "__array__") and np.ndim(value):
-        array = np.asarray(value)
-        if lower in _BOXES and array.ndim == 2 and array.shape[1] == 4:
+    shape = tuple(getattr(value, "shape", ()))
+    if hasattr(value, "__array__") and shape:
+        if lower in _BOXES and len(shape) == 2 and shape[1] == 4:
             return "boxes"
-        return "points" if lower in _POINTS and array.shape[-1] == 2 else "array"
+        return "points" if lower in _POINTS and shape[-1] == 2 else "array"
     return "json"
+
+
+def _is_mask(name: str, value: Any) -> bool:
+    """Whether a member that is called like a mask can be one."""
+    if isinstance(value, dict):
+        return _is_image(value)
+    if isinstance(value, bytes | bytearray | memoryview):
+        try:
+            check_field("mask", bytes(value) if isinstance(value, bytearray) else value)
+        except BadSampleError:
+            return False
+        return True
+    if _is_pillow(value):
+        return value.mode in ("1", "L", "P", "F") or value.mode.startswith("I")
+    dtype, shape = str(getattr(value, "dtype", "")), tuple(getattr(value, "shape", ()))
+    is_whole = "int" in dtype or "bool" in dtype or ("float" in dtype and name.startswith(_MASKS[0]))
+    return is_whole and len(_plane(shape)) == 2 and min(shape) > 0
+
+
+def _plane(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of an image without the axis of its one channel."""
+    if len(shape) == 3:
+        return shape[1:] if shape[0] == 1 else shape[:2] if shape[2] == 1 else shape
+    return shape
 
 
 def _is_target(value: Any) -> bool:
@@ -241,7 +380,7 @@ def _check_kinds(kinds: Mapping[str, str], values: Mapping[str, Any]) -> None:
     for name, kind in kinds.items():
         if kind not in known:
             raise SourceError(f"fields: {name!r} cannot be {kind!r}, expected one of {', '.join(known)}")
-        if name not in values:
+        if kind == "image" and name not in values:  # another member may come later
             raise SourceError(f"fields: a sample has no member {name!r}; it has {_described(values)}")
 
 
@@ -253,20 +392,38 @@ def _described(values: Mapping[str, Any]) -> str:
 def _payload(name: str, kind: str, value: Any) -> Buffer | None:
     if value is None:
         return None
-    if kind in ("image", "mask"):
-        if isinstance(value, dict):
-            value = _file(name, _path(value)) if value.get("bytes") is None else value["bytes"]
-        elif _is_pillow(value):
+    try:
+        if kind in ("image", "mask") and isinstance(value, dict):
+            value = _file(_path(value)) if value.get("bytes") is None else value["bytes"]
+        elif kind in ("image", "mask") and _is_pillow(value):
             value = _pixels(value, kind)
+        elif not isinstance(value, bytes | bytearray | memoryview | str) and hasattr(value, "numpy"):
+            value = value.detach().cpu().numpy() if hasattr(value, "detach") else value.numpy()  # a tensor
+        if kind == "mask":
+            value = _mask(value)
         elif kind == "image" and getattr(value, "ndim", 0) == 3 and value.shape[2] == 1:
             value = value[:, :, 0]
-    elif not isinstance(value, bytes | bytearray | memoryview | str) and hasattr(value, "numpy"):
-        value = value.numpy()  # a tensor
-    try:
         data = encode_field(kind, value)
         return bytes(data) if isinstance(data, memoryview) else data
     except BadSampleError as error:
         raise BadSampleError(f"{name}: {error}") from error
+
+
+def _mask(value: Any) -> Any:
+    """A mask [h, w] of whole numbers, where it is an array of them in another form. Raises BadSampleError."""
+    if not hasattr(value, "dtype"):
+        return value
+    array = np.asarray(value).reshape(_plane(np.shape(value)))
+    if array.dtype.kind != "f":
+        return array
+    with np.errstate(invalid="ignore"):
+        whole = array.astype(np.int64)
+    if not np.array_equal(whole, array):
+        raise BadSampleError(
+            "a mask is of whole numbers; as  fields={…, 'mask': 'array'}  it is packed as it is, and does not follow "
+            "flips and crops"
+        )
+    return whole
 
 
 def _path(value: Mapping[str, Any]) -> str:
@@ -274,23 +431,30 @@ def _path(value: Mapping[str, Any]) -> str:
     return path if isinstance(path, str) else ""
 
 
-def _file(name: str, path: str) -> bytes:
+def _file(path: str) -> bytes:
     """An image that a sample names and does not hold, as in Hugging Face's imagefolder. Raises BadSampleError."""
     try:
         data = read_regular(path, _MAX_FILE_BYTES)
     except (OSError, ValueError) as error:
         raise BadSampleError(
-            f"{name}: names the file {path!r:.200}, which cannot be read: {error}; hand its bytes out"
+            f"names the file {path!r:.200}, which cannot be read: {error}; hand its bytes out"
         ) from error
     if not sniff(data):
-        raise BadSampleError(f"{name}: names the file {path!r:.200}, which is not an image")
+        raise BadSampleError(f"names the file {path!r:.200}, which is not an image")
     return data
 
 
-def _pixels(image: Any, kind: str) -> np.ndarray[Any, Any]:
-    """The pixels of an image of Pillow, without loss: of a mask with a palette the indices."""
+def _pixels(image: Any, kind: str) -> np.ndarray[Any, Any] | bytes:
+    """The pixels of an image of Pillow, without loss: of a mask with a palette the indices.
+
+    Floating-point numbers as a TIFF, since no other format has them.
+    """
     if kind == "mask":
         return np.asarray(image)
+    if image.mode == "F":
+        out = io.BytesIO()
+        image.save(out, "TIFF", compression="tiff_adobe_deflate")
+        return out.getvalue()
     if image.mode in ("RGB", "RGBA", "L") or image.mode.startswith("I"):
         return np.asarray(image)
     return np.asarray(image.convert("L" if image.mode == "1" else "RGBA" if image.has_transparency_data else "RGB"))

@@ -29,6 +29,7 @@ from packer.sources.base import (
     SplitListing,
 )
 from packer.sources.places import Places
+from packer.sources.tree_layouts import LACKING, lacking_in_train
 from readers.sample import NO_LABEL, Buffer
 from readers.strings import NamesBuilder, repeated
 
@@ -52,6 +53,7 @@ class SeveralSources:
         return listed([source.title for source in self._sources], _MOST_TITLES)
 
     def list(self, split: str | None) -> SourceListing:
+        self._refuse_twice()
         listings = self._listings = [source.list(split) for source in self._sources]
         fields: dict[str, str] = {}
         for source, listing in zip(self._sources, listings, strict=True):
@@ -84,7 +86,22 @@ class SeveralSources:
         )
         for name, found in parts.items():
             joined.splits[name] = self._join(found, numbers, len(fields))
+        if any(LACKING in warning for warning in joined.warnings):  # another source may have them
+            others = [warning for warning in joined.warnings if LACKING not in warning]
+            labels = {name: part.labels for name, part in joined.splits.items()}
+            joined.warnings = others + [f"{self.title}: {text}" for text in lacking_in_train(labels, classes)]
         return joined
+
+    def _refuse_twice(self) -> None:
+        """Raise SourceError where a source is there twice, with the same options."""
+        seen = set()
+        for source in self._sources:
+            if hasattr(source, "root"):
+                options = {name: value for name, value in vars(source).items() if name not in ("root", "file")}
+                place = os.path.realpath(source.root), type(source), repr(sorted(options.items()))
+                if place in seen:
+                    raise SourceError(f"{source.title}: is given twice, so that the set would have each sample twice")
+                seen.add(place)
 
     def _unify(self, listings: Sequence[SourceListing]) -> tuple[str, ...]:
         """The names of all classes. Raises SourceError where one source has names, and another numbers alone."""

@@ -233,6 +233,7 @@ def column_values(path: Path, name: str, column: Any) -> list[Any]:
 
 # --- labels ---
 _NUMBER = re.compile(r"(-?[0-9]{1,18})(?:\.0+)?")
+_PADDED = re.compile(r"\s*-?0[0-9]")
 _FRACTION = re.compile(r"[-+]?(?:[0-9]+[.,]?[0-9]*|[.,][0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?inf(?:inity)?", re.I)
 _NOT_A_NUMBER = ("nan", "<na>", "-nan")
 _MISSING = ("na", "n/a", "#n/a", "none", "null", "nil", "-", "?")
@@ -250,6 +251,7 @@ def number_labels(
     numbers = [_as_number(value) for value in values]
     strays = [i for i, number in enumerate(numbers) if number is None and not _means_none(values[i])]
     if not strays:
+        _refuse_two_forms(values, numbers, lines, table)
         for number, line in zip(numbers, lines, strict=True):
             if number is not None and not NO_LABEL <= number <= _MAX_LABEL:
                 raise SourceError(
@@ -268,6 +270,21 @@ def number_labels(
             f"in {table.unit} {lines[rows[0]]}: {names[rows[0]]!r}) are names too"
         )
     return [positions[name] for name in names], classes, warnings
+
+
+def _refuse_two_forms(values: Sequence[Any], numbers: Sequence[int | None], lines: Sequence[int], table: Table) -> None:
+    """Raise SourceError for codes that only look like numbers: 01 next to 1."""
+    padded: dict[int, tuple[str, int]] = {}
+    for value, number, line in zip(values, numbers, lines, strict=True):
+        if number is not None and isinstance(value, str) and _PADDED.match(value):
+            padded.setdefault(number, (value.strip(), line))
+    for value, number, line in zip(values, numbers, lines, strict=True) if padded else ():
+        if number in padded and isinstance(value, str) and value.strip() != padded[number][0]:
+            text, first = padded[number]
+            raise SourceError(
+                f"{table.where(line)}: the label is {value.strip()!r}, and {text!r} in {table.unit} {first}: it is "
+                f"unknown whether they are one class; write both alike, or names, such as class_{text}"
+            )
 
 
 def _refuse_strays(

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +24,10 @@ from cache.errors import SourceError
 from cache.messages import plural
 from readers.tree import TreeFiles, TreeSplit, has_image_suffix
 
-__all__ = ["LAYOUTS", "CelebaFiles", "celeba_files", "check_layout"]
+__all__ = ["LACKING", "LAYOUTS", "CelebaFiles", "celeba_files", "check_layout", "lacking_in_train"]
 
 LAYOUTS = ("auto", "tree")
+LACKING = " that train lacks: "
 _YEAR = re.compile(r"(train|val|test|unlabeled)20\d\d")
 _PICTURES = ("images", "image", "imgs", "img", "jpegimages")
 _COMPANIONS = (
@@ -214,11 +215,17 @@ def _class_warnings(labels: Mapping[str, npt.NDArray[np.int32]], classes: Sequen
     empty = [name for label, name in enumerate(classes) if label not in everywhere]
     if everywhere and empty and whole:
         yield f"classes without a file called like an image: {_listed(empty)}; they count as labels all the same"
+    yield from lacking_in_train(labels, classes)
+
+
+def lacking_in_train(labels: Mapping[str, npt.NDArray[Any]], classes: Sequence[str]) -> Iterable[str]:
+    """Warnings of classes that other splits have. labels: by split."""
+    found = {name: set(np.unique(its[its >= 0]).tolist()) for name, its in labels.items()}
     if found.get("train"):
         for name, here in found.items():
             new = [classes[label] for label in sorted(here - found["train"])]
             if new:
-                yield f"classes of {name} that train lacks: {_listed(new)}"
+                yield f"classes of {name}{LACKING}{_listed(new)}"
 
 
 def _listed(names: Sequence[str]) -> str:
