@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from cache.messages import plural
-from packer.cli.convert import Container
+from packer.cli.convert import Container, dealt_lines
 from packer.cli.engines import engine_options
 from packer.cli.text import (
     Emphasis,
@@ -98,13 +98,17 @@ def merge_command(sets: tuple[str, ...], output: str, as_json: bool, **options: 
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, metavar="SEED",
               help="Of the draw.")  # fmt: skip
 @click.option("--stratify", is_flag=True, help="Every class in these shares.")
+@click.option("--group", metavar="COLUMN", help="Keep samples with the same value in this column of the table, as "
+              "patient, in one split; folder: those in one folder.")  # fmt: skip
 @split_option("Deal the samples of this split; the others stay.")
 @_output
 @_dry_run
 @json_option
-def split_command(path: str, fractions: dict[str, float], as_json: bool, **options: Any) -> None:
+def split_command(path: str, fractions: dict[str, float], group: str | None, as_json: bool, **options: Any) -> None:
     """Deal the samples of SET at random to new splits."""
-    _show(split(path, fractions, watcher=watcher(as_json), **options), as_json)
+    result = split(path, fractions, group=group, watcher=watcher(as_json), **options)
+    lines = [*_summary(result), *dealt_lines(result.splits, fractions, group)]
+    show_result(result, as_json, lambda: lines)
 
 
 @click.command("subset")

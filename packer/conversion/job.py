@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from cache.errors import OutputError, SourceError
+from cache.errors import OutputError, SourceError, UnknownNameError
 from cache.files import Folder
 from cache.messages import Watcher, plural
 from packer import __version__
@@ -28,7 +28,7 @@ from packer.columns import PartMeta
 from packer.conversion.commit import commit
 from packer.conversion.images import remarks_of
 from packer.conversion.journal import Journal
-from packer.conversion.left_out import count_by_action, refuse_nothing, refuse_unlike
+from packer.conversion.left_out import count_by_action, refuse_nothing, refuse_unknown, refuse_unlike
 from packer.conversion.plan import ConvertOptions, Plan, PlannedShard
 from packer.conversion.saved import Prepared
 from packer.formats import format_named
@@ -72,8 +72,9 @@ class Job:
             watcher.note(f"warning: {remark}")
         try:
             refuse_unlike(self.title, metas)
+            refuse_unknown(self.title, metas)
             refuse_nothing(self.title, self.root, self.listing, self.plan, metas)
-        except SourceError:
+        except (SourceError, UnknownNameError):
             journal.remove()
             with suppress(OSError):  # it still holds the old set
                 journal.out.rmdir()

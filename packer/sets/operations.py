@@ -57,6 +57,7 @@ def split(
     *,
     seed: int = 0,
     stratify: bool = False,
+    group: str | None = None,
     split: str | None = None,
     dry_run: bool = False,
     watcher: Watcher | None = None,
@@ -65,7 +66,7 @@ def split(
     return _changed(
         path,
         output,
-        lambda whole: whole.split(fractions, seed=seed, stratify=stratify, split=split),
+        lambda whole: whole.split(fractions, seed=seed, stratify=stratify, group=group, split=split),
         dry_run,
         watcher,
     )

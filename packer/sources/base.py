@@ -222,6 +222,7 @@ class SourceListing:
     max_workers: how many processes may read at the same time, None for any number.
     watched: (paths, times of modification in ns) of the folders below the source's `root`, by which a later process
     knows that the listing would be the same; None where it has to list again. See `SavedSource`.
+    json_listed: whether the last member of each place is the field json of the sample, or None.
     late_labels: whether labels are known only when samples are read, by a `LabellingReader`.
     where: an expression of `readers.where` that is evaluated when a sample has been read; "" takes them all.
     not_chosen: how many samples are not listed because such an expression is false.
@@ -240,6 +241,7 @@ class SourceListing:
     late_labels: bool = False
     where: str = ""
     not_chosen: int = 0
+    json_listed: bool = False
 
 
 class SourceReader(Protocol):

@@ -118,7 +118,7 @@ class _Rows:
         if not lines:
             raise SourceError(f"{self.table.table.path}: no addresses")
         numbers, classes, warnings = number_labels(labels, lines, self.table.table)
-        listing = SourceListing({}, self._fields, classes, warnings=warnings)
+        listing = SourceListing({}, self._fields, classes, warnings=warnings, json_listed=True)
         for name, builder in self._parts.items():
             part = builder.build()
             part.labels = np.array(numbers, np.int64)[part.labels]
