@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from packer.jpeg_rows import JpegRowsResult, index_jpeg_rows
     from packer.node import CleanResult, StagedCopy, clean_staged, staged_copies
     from packer.sets.duplicates import DedupResult, dedup
+    from packer.sets.erase import CopyLeft, EraseResult, erase
     from packer.sets.fields import add_field
     from packer.sets.operations import PruneResult, drop, merge, prune, relabel, split, subset
     from packer.sets.packing import append, reshard
@@ -66,6 +67,7 @@ _MODULES = {
     "packer.node": ("CleanResult", "StagedCopy", "clean_staged", "staged_copies"),
     "packer.adopted_shard": ("open_shard",),
     "packer.sets.duplicates": ("DedupResult", "dedup"),
+    "packer.sets.erase": ("CopyLeft", "EraseResult", "erase"),
     "packer.sets.fields": ("add_field",),
     "packer.sets.operations": ("PruneResult", "drop", "merge", "prune", "relabel", "split", "subset"),
     "packer.sets.packing": ("append", "reshard"),
@@ -83,7 +85,9 @@ __all__ = [
     "Advice",
     "CleanResult",
     "ConvertResult",
+    "CopyLeft",
     "DedupResult",
+    "EraseResult",
     "ExportResult",
     "ExtractResult",
     "IndexResult",
@@ -110,6 +114,7 @@ __all__ = [
     "convert",
     "dedup",
     "drop",
+    "erase",
     "export_index",
     "export_view",
     "extract",

@@ -1,4 +1,4 @@
-"""`packer append`, `merge`, `split`, `subset`, `drop`, `relabel`, `dedup`, `add-field`, `reshard` and `prune`."""
+"""`packer append`, `merge`, `split`, `subset`, `drop`, `erase`, `relabel`, `dedup`, `add-field`, `reshard`, `prune`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from cache.messages import plural
+from cache.messages import listed, plural
 from packer.cli.convert import Container, dealt_lines
 from packer.cli.engines import engine_options
 from packer.cli.text import (
@@ -24,6 +24,7 @@ from packer.cli.text import (
     workers_option,
 )
 from packer.sets.duplicates import KEEP, DedupResult, dedup
+from packer.sets.erase import EraseResult, erase
 from packer.sets.fields import add_field
 from packer.sets.operations import drop, merge, prune, read_keys, relabel, split, subset
 from packer.sets.packing import EXISTING, append, reshard
@@ -35,6 +36,7 @@ __all__ = [
     "append_command",
     "dedup_command",
     "drop_command",
+    "erase_command",
     "field_command",
     "merge_command",
     "prune_command",
@@ -45,7 +47,7 @@ __all__ = [
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
-_GROUPS_SHOWN = 20
+_GROUPS_SHOWN, _SHOWN = 20, 10
 _set = click.argument("path", metavar="SET", type=SetPlace(local=True))
 _output = click.option("-o", "--output", type=click.Path(), metavar="OUT", help="A new set, with links to the shards. "
                        "Default: SET itself is changed.")  # fmt: skip
@@ -149,11 +151,56 @@ def subset_command(path: str, output: str, where: str | None, keys: str | None, 
 @_dry_run
 @json_option
 def drop_command(path: str, where: str | None, keys: str | None, as_json: bool, **options: Any) -> None:
-    """Take samples out of SET. Their bytes stay in the shards until `packer reshard`."""
+    """Take samples out of the index of SET, which shows them no more.
+
+    Their bytes stay in the shards until `packer reshard` and then `packer prune`; `packer erase` removes them at once.
+    """
+    _show(drop(path, where=where, keys=_listed(where, keys), watcher=watcher(as_json), **options), as_json)
+
+
+def _listed(where: str | None, keys: str | None) -> list[str] | None:
+    """The keys of --keys, where that is the one of the two that is given."""
     if (where is None) == (keys is None):
         raise click.UsageError("say which samples: --where or --keys, one of them")
-    listed = None if keys is None else read_keys(keys)
-    _show(drop(path, where=where, keys=listed, watcher=watcher(as_json), **options), as_json)
+    return None if keys is None else read_keys(keys)
+
+
+@click.command("erase")
+@_set
+@_where
+@_keys
+@split_option("Only samples of this split.")
+@workers_option
+@engine_options
+@_dry_run
+@json_option
+def erase_command(path: str, where: str | None, keys: str | None, as_json: bool, **options: Any) -> None:
+    """Remove samples from SET for good: from its index, its shards, its earlier states and its history.
+
+    Shards with such samples are written again without them; the old ones are removed at once, so programs that have SET
+    open must open it again. Copies elsewhere that this node shows are listed, with what removes them.
+    """
+    result = erase(path, where=where, keys=_listed(where, keys), watcher=watcher(as_json), **options)
+    show_result(result, as_json, lambda: _erased(result))
+
+
+def _erased(result: EraseResult) -> list[str]:
+    if not result.samples:
+        return [f"{result.path}: what a killed command had left of this erasure is removed; nothing else to do"]
+    would = "would " if result.dry_run else ""
+    splits = ", ".join(f"{name} {count:,}" for name, count in result.splits.items())
+    size = "" if result.dry_run else f", {human_bytes(result.written_bytes)}"
+    lines = [
+        f"{result.path}: {would}erase {plural(result.samples, 'sample')} of {result.samples_before:,}; left: {splits}",
+        f"  {would}write {plural(result.rewritten, 'shard')} again{size}",
+        f"  {would}remove {plural(len(result.removed), 'old shard or index')}, {human_bytes(result.removed_bytes)}",
+    ]
+    if result.copies:
+        lines.append(Emphasis("  copies that this command does not reach:"))
+        lines += [f"    {copy.what} {copy.where}: {copy.advice}" for copy in result.copies]
+    if result.unknown:
+        lines.append(Emphasis(f"  files here that are not of the set, not looked at: {listed(result.unknown, _SHOWN)}"))
+    return lines
 
 
 @click.command("relabel")

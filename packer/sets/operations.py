@@ -112,7 +112,7 @@ def drop(
     dry_run: bool = False,
     watcher: Watcher | None = None,
 ) -> SaveResult:
-    """Take samples out of a set. Their bytes stay in the shards until `packer.reshard`; see `SetTable.drop`."""
+    """Take samples out of the index of a set; see `SetTable.drop`. Their bytes stay in the shards (`packer.erase`)."""
     return _changed(path, output, lambda whole: whole.drop(where, keys=keys, split=split), dry_run, watcher)
 
 

@@ -31,6 +31,7 @@ from packer.sets.pieces import Piece, open_pieces
 from packer.sets.relabel import LabelChange, labels_by_key, mapped_classes
 from packer.sets.save import SaveResult, save
 from packer.sets.unify import check_alike, renumbering, unified_classes, unified_fields
+from packer.sources.base import place_name
 from readers.criteria import complete_columns
 from readers.history import EDITS
 from readers.layout import DatasetInfo, read_dataset_info
@@ -39,7 +40,7 @@ from readers.sample import NO_LABEL
 from readers.strings import repeated
 from readers.where import Facts, group_values, parse_where
 
-__all__ = ["SetTable", "Step", "table"]
+__all__ = ["SetTable", "Step", "table", "without_values"]
 
 Int64s = npt.NDArray[np.int64]
 _SHOWN = 5
@@ -133,14 +134,15 @@ class SetTable:
     def drop(
         self, where: str | None = None, *, keys: Iterable[str] | None = None, split: str | None = None
     ) -> SetTable:
-        """Without the samples for which an expression is true, or that have one of these keys.
+        """Without the samples for which an expression is true, or that have one of these keys. The history has neither
+        the keys nor what `where` compares keys and columns with.
 
         split: only samples of this split. Raises as `where` and `select` do.
         """
         if (where is None) == (keys is None):
             raise ValueError("give either an expression (where=…) or keys (keys=…) of samples to drop")
         mask = self._mask_where(where) if where is not None else self._mask_keys(keys or (), split)
-        arguments = {"where": where} if where is not None else {"keys": "listed"}
+        arguments = without_values({"where": where}) if where is not None else {"keys": "listed"}
         return self._filtered(lambda name, piece: ~mask(name, piece), split, "drop", arguments, others_stay=True)
 
     def without(self, samples: Mapping[str, Int64s], operation: str, arguments: Mapping[str, Any]) -> SetTable:
@@ -246,7 +248,7 @@ class SetTable:
             return replace(found, classes=new)
         assert labels is not None
         new, changed = labels_by_key(self.splits, self.classes, labels)
-        found = self._next(changed, "relabel", {"labels": labels.title}, *self._edit_of_labels(changed))
+        found = self._next(changed, "relabel", {"labels": place_name(labels.title)}, *self._edit_of_labels(changed))
         return replace(found, classes=new)
 
     def concat(self, *others: SetTable, prefix_keys: bool = False) -> SetTable:
@@ -271,7 +273,7 @@ class SetTable:
             self._check_keys(parts, "put the names of the sets before all keys with prefix_keys=True")
         changed = {*self._edit_of_labels(splits), *(("keys",) if prefix_keys else ())}
         changed |= {edit for table in tables for edit in table.changed}
-        found = self._next(splits, "merge", {"sets": [str(table.root) for table in tables]}, *changed)
+        found = self._next(splits, "merge", {"sets": [place_name(table.root) for table in tables]}, *changed)
         return replace(found, classes=classes)
 
     def save(self, output: str | os.PathLike[str] | None = None, **options: Any) -> SaveResult:
@@ -391,6 +393,20 @@ class SetTable:
 
     def _split(self, split: str) -> tuple[Piece, ...]:
         return self.splits[self._name(split)]
+
+
+def without_values(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of an operation for the history, without the values that `where` compares keys and columns with.
+
+    They may name the people whose samples are taken out.
+    """
+    where = arguments.get("where")
+    if not isinstance(where, str):
+        return dict(arguments)
+    try:
+        return {**arguments, "where": parse_where(where).without_values}
+    except ValueError:  # of a later version
+        return {**arguments, "where": "…"}
 
 
 def _starts(pieces: Sequence[Piece]) -> Iterable[tuple[Piece, int]]:

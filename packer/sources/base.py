@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.errors import SourceError
+from cache.messages import listed
 from packer.formats.base import Arena
 from packer.sources.lookups import file_stamp
 from packer.sources.places import ObjectPlaces, Places
@@ -45,7 +46,9 @@ __all__ = [
     "SplitListing",
     "StrayReader",
     "check_names",
+    "place_name",
     "safe_name",
+    "stored_title",
 ]
 
 
@@ -292,6 +295,22 @@ class Source(Protocol):
 
     def paths(self, listing: SourceListing) -> Iterator[str | os.PathLike[str]]:
         """Every file that the samples are read from: no conversion of them may overwrite it."""
+
+
+def stored_title(source: Source) -> str:
+    """The title of a source for dataset.json, with the name of its file or folder in place of the path.
+
+    The path would tell whoever gets the set about the machine, and perhaps the name of a user.
+    """
+    parts, root, title = getattr(source, "sources", None), str(getattr(source, "root", "")), source.title
+    if parts is not None:
+        return listed([stored_title(part) for part in parts])
+    return f"{title.removesuffix(root)}{place_name(root)}" if root and title.endswith(root) else title
+
+
+def place_name(path: str | os.PathLike[str]) -> str:
+    """The last part of a path, "." and ".." resolved."""
+    return os.path.basename(os.path.abspath(path)) or os.fspath(path)
 
 
 class SavedSource(Source, Protocol):
