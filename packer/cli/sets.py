@@ -187,16 +187,18 @@ def erase_command(path: str, where: str | None, keys: str | None, as_json: bool,
 def _erased(result: EraseResult) -> list[str]:
     if not result.samples:
         return [f"{result.path}: what a killed command had left of this erasure is removed; nothing else to do"]
-    would = "would " if result.dry_run else ""
+    erased, wrote, removed = (
+        ("would erase", "would write", "would remove") if result.dry_run else ("erased", "wrote", "removed")
+    )
     splits = ", ".join(f"{name} {count:,}" for name, count in result.splits.items())
     size = "" if result.dry_run else f", {human_bytes(result.written_bytes)}"
     lines = [
-        f"{result.path}: {would}erase {plural(result.samples, 'sample')} of {result.samples_before:,}; left: {splits}",
-        f"  {would}write {plural(result.rewritten, 'shard')} again{size}",
-        f"  {would}remove {plural(len(result.removed), 'old shard or index')}, {human_bytes(result.removed_bytes)}",
+        f"{result.path}: {erased} {plural(result.samples, 'sample')} of {result.samples_before:,}; left: {splits}",
+        f"  {wrote} {plural(result.rewritten, 'shard')} again{size}",
+        f"  {removed} {plural(len(result.removed), 'old file')}, {human_bytes(result.removed_bytes)}",
     ]
     if result.copies:
-        lines.append(Emphasis("  copies that this command does not reach:"))
+        lines.append(Emphasis("  there may be more of them, which this command does not reach:"))
         lines += [f"    {copy.what} {copy.where}: {copy.advice}" for copy in result.copies]
     if result.unknown:
         lines.append(Emphasis(f"  files here that are not of the set, not looked at: {listed(result.unknown, _SHOWN)}"))

@@ -63,9 +63,10 @@ _FLUSH_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class CopyLeft:
-    """A copy of erased samples that is not in the set.
+    """Where there may be more of the erased samples.
 
-    what: "link", "staged" or "cache". where: a shard or a set, a directory, or the name of a cache.
+    what: "link", "staged", "cache", or "dropped": samples that the index has not had any more, in shards of this set.
+    where: a shard or a set, a directory, or the name of a cache.
     advice: what removes it.
     """
 
@@ -181,20 +182,24 @@ class _Erasure:
         try:
             self._left = whole.drop(where, keys=keys, split=split)
         except UnknownNameError as error:
-            if keys is None or "samples" not in self._info.edited:
+            if keys is None:
                 raise
-            raise UnknownNameError(
-                f"{error}. Samples that were dropped before are in no index any more; what the shards still hold of "
-                f"them is removed by  packer reshard {quoted(self._root)}  and then  packer prune {quoted(self._root)}"
-            ) from error
+            raise UnknownNameError(f"{error}{self._of_dropped()}") from error
         except SourceError as error:
             raise SourceError(f"{error}; to erase all of it, remove the directory {self._root}") from error
         if len(self._left) == len(whole):
-            raise SourceError(f"{self._root}: nothing is erased: {where!r:.200} is false for all its samples")
+            what = f"{where!r:.200} is false for all its samples"
+            raise SourceError(f"{self._root}: nothing is erased: {what}{self._of_dropped()}")
         self._arguments = {"keys": "listed"} if where is None else without_values({"where": where})
         self._kept = {name: piece for name, (piece,) in self._left.splits.items()}
         self._gone = {name: self._lost(name, piece) for name, (piece,) in whole.splits.items()}
         self.shards = self._affected()
+
+    def _of_dropped(self) -> str:
+        """What else to do where samples were dropped before, which no index names any more."""
+        return "".join(
+            f". Shards may hold samples that were dropped: {copy.advice}" for copy in _dropped(self._info, self._root)
+        )
 
     def _check_shards(self) -> None:
         """Refuse shards that are not packer's to remove."""
@@ -447,6 +452,7 @@ def _packed(reader: readers.Reader, number: int, task: _Task) -> PackedSample:
 # --- what is out of reach ---------------------------------------------------------------------------------------------
 def _copies(root: Path, info: DatasetInfo, shards: Sequence[str]) -> Iterator[CopyLeft]:
     """Copies of the samples in these shards that this node shows."""
+    yield from _dropped(info, root)
     yield from _links(root, shards)
     place = os.path.realpath(root)
     for copy in staged_copies():
@@ -457,6 +463,13 @@ def _copies(root: Path, info: DatasetInfo, shards: Sequence[str]) -> Iterator[Co
         for cache in list_caches():
             if cache.set.partition("/")[0] == fingerprint or os.path.realpath(cache.title.rpartition(" (")[0]) == place:
                 yield CopyLeft("cache", cache.name, "packer cache clean --all")
+
+
+def _dropped(info: DatasetInfo, root: Path) -> Iterator[CopyLeft]:
+    """Whether shards of the set may have samples that its index does not have."""
+    if "samples" in info.edited:
+        advice = f"packer reshard {quoted(root)}  and then  packer prune {quoted(root)}  remove them"
+        yield CopyLeft("dropped", str(root), advice)
 
 
 def _links(root: Path, shards: Sequence[str]) -> Iterator[CopyLeft]:
@@ -478,7 +491,11 @@ def _links(root: Path, shards: Sequence[str]) -> Iterator[CopyLeft]:
         for file in found:
             more[file] -= 1
         if found:
-            yield CopyLeft("link", str(other), f"packer erase {quoted(other)} …  with the same samples")
+            advice = (
+                f"packer erase {quoted(other)} …  or, if that finds no such samples,  packer reshard {quoted(other)}  "
+                f"and then  packer prune {quoted(other)}"
+            )
+            yield CopyLeft("link", str(other), advice)
     for file, count in more.items():
         if count > 0:
             name = plural(count, "more name")
