@@ -135,6 +135,16 @@ def test_one_person_of_a_table(tmp_path: Path) -> None:
     assert json.loads(text)["history"][-1]["arguments"] == {"where": "patient == '…'"}
 
 
+def test_a_class_without_samples_keeps_its_name_and_that_is_said(tmp_path: Path) -> None:
+    """Classes may be people; the numbers of the others stay."""
+    root = pack(tmp_path / "set")
+    result = packer.erase(root, where='label == "cat"', workers=1)
+    assert read_dataset_info(root).classes == ("cat", "dog") and wrong(root) == []
+    assert [(copy.what, copy.where) for copy in result.copies] == [("class", "cat")]
+    packer.convert(root, "tar", tmp_path / "dogs", classes=["dog"], workers=1)
+    assert not files_with(tmp_path / "dogs", b"cat")
+
+
 def test_a_dry_run_writes_nothing_and_says_the_same(tmp_path: Path) -> None:
     root = pack(tmp_path / "set")
     before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
@@ -218,8 +228,15 @@ def test_shards_of_others_are_neither_written_nor_removed(tmp_path: Path) -> Non
     for path in root.glob("*.index"):
         shutil.rmtree(path)
     packer.index([root], workers=1)
+    before = shards(root)
     with pytest.raises(readers.SourceError, match=r"made elsewhere.*packer reshard .* -o DIR"):
         packer.erase(root, keys=GONE, workers=1)
+    assert shards(root) == before
+    packer.reshard(root, tmp_path / "ours", workers=1)
+    expected, payloads = without(content(tmp_path / "ours"), *GONE)
+    packer.erase(tmp_path / "ours", keys=GONE, workers=1)
+    check(tmp_path / "ours", expected)
+    assert not files_with(tmp_path / "ours", *payloads)
 
 
 def test_a_damaged_neighbour_is_named_and_nothing_is_lost(tmp_path: Path) -> None:

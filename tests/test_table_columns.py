@@ -14,6 +14,7 @@ from conftest import make_jpeg, tree_of
 from hypothesis import given
 from hypothesis import strategies as st
 from suites.programs import run_packer
+from view_client import Client
 
 import packer
 import readers
@@ -107,6 +108,16 @@ def test_a_source_that_is_read_first_knows_its_columns_in_the_end(table: Path, t
     with pytest.raises(readers.UnknownNameError, match=r"no sample has 'patiemt' in its field json.*age, patient"):
         packer.convert(tmp_path / "set", "hdf5", tmp_path / "out", where='not patiemt == "P0"', workers=1)
     assert not (tmp_path / "out").exists()
+
+
+def test_the_viewer_finds_samples_by_a_column(table: Path, tmp_path: Path) -> None:
+    packer.convert(table, "tar", tmp_path / "set", workers=1)
+    with packer.view(tmp_path / "set") as viewing, Client(viewing.url) as client:
+        found = client.where("train", 'patient == "P1"').json
+        values = np.frombuffer(client.get(found["url"]).body, "<u4", offset=found["start"])
+        assert values.tolist() == [2, 3, 4]
+        wrong = client.where("train", 'patiemt == "P1"')
+        assert wrong.status == 400 and "did you mean patient" in wrong.error
 
 
 def test_a_merged_table_has_the_columns_of_all_its_sets(table: Path, tmp_path: Path) -> None:

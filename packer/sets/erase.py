@@ -65,8 +65,9 @@ _FLUSH_BYTES = 8 << 20
 class CopyLeft:
     """Where there may be more of the erased samples.
 
-    what: "link", "staged", "cache", or "dropped": samples that the index has not had any more, in shards of this set.
-    where: a shard or a set, a directory, or the name of a cache.
+    what: "link", "staged", "cache"; "dropped": samples that the index has not had any more, in shards of this set;
+        "class": the name of one that has no samples any more.
+    where: a shard or a set, a directory, or the name of a cache or class.
     advice: what removes it.
     """
 
@@ -364,10 +365,21 @@ class _Erasure:
             written_bytes=sum(written),
             removed=tuple(removed),
             removed_bytes=sum(_bytes_of(self._root / path) for path in removed),
-            copies=tuple(_copies(self._root, info, self.shards)),
+            copies=(*self._lost_classes(), *_copies(self._root, info, self.shards)),
             unknown=tuple(_unknown(self._root, info)),
             dry_run=dry_run,
         )
+
+    def _lost_classes(self) -> Iterator[CopyLeft]:
+        """Classes all of whose samples go: they keep their names, and the others their numbers."""
+        labels = [piece.current_labels[self._gone[name]] for name, (piece,) in self._whole.splits.items()]
+        left = [piece.current_labels for piece in self._kept.values()]
+        for label in np.setdiff1d(np.concatenate(labels), np.concatenate(left)).tolist():
+            if 0 <= label < len(self._info.classes):
+                advice = (
+                    f"its name stays in the set;  packer convert {quoted(self._root)} --classes …  makes one without"
+                )
+                yield CopyLeft("class", self._info.classes[label], advice)
 
 
 def _rows(piece: Piece) -> Int64s:
@@ -414,14 +426,14 @@ def _write_shard(task: _Task, counter: Counter) -> PartMeta:
                     if counter.stopped():
                         raise Cancelled
             written = writer.finish()
-        except DamagedSampleError as error:
+        except BaseException as error:
+            writer.abort()
+            if not isinstance(error, DamagedSampleError):
+                raise
             raise BadSampleError(
                 f"{error}; so the rest of its shard cannot be written again, and nothing is erased: erase this sample, "
                 f"too, or restore the shard"
             ) from error
-        except BaseException:
-            writer.abort()
-            raise
         work.rename(f"{task.work}.tmp", task.work)
         sha256 = file_sha256(work.path / task.work) if task.checksums else ""
         samples = len(task.samples) if task.with_labels else 0
