@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import make_jpeg, tree_of
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from suites.programs import run_packer
 from view_client import Client
@@ -133,7 +133,8 @@ NUMBERS = st.booleans() | st.integers(-(1 << 70), 1 << 70) | st.floats()
 JSON = st.none() | NUMBERS | st.text("xyz", max_size=3) | st.lists(NUMBERS, max_size=2)
 
 
-@given(st.lists(st.dictionaries(st.sampled_from(["a", "b"]), JSON), min_size=2, max_size=6), st.integers(-3, 3))
+@given(st.lists(st.dictionaries(st.sampled_from("ab"), JSON), min_size=2, max_size=6), st.integers(-3, 3))
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)  # on a machine that does other things
 def test_members_of_any_type_compare_as_python_compares_numbers(members: list[dict[str, Any]], number: int) -> None:
     payloads = [(str(i), json.dumps(one).encode()) for i, one in enumerate([*members, {"a": 1}])]
     facts = TableFacts(Table.of([key for key, _ in payloads]), columns=lambda names: json_columns(payloads, names))
@@ -207,6 +208,7 @@ def test_the_commands_say_how_near_the_shares_are(table: Path, tmp_path: Path) -
     assert ended.returncode == 0 and "every patient is in one split: a " in ended.stdout
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 12), st.integers(0, 3)), min_size=1, max_size=80),
     st.sampled_from([(0.5, 0.5), (0.8, 0.2), (0.7, 0.2, 0.1)]),

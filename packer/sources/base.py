@@ -298,10 +298,7 @@ class Source(Protocol):
 
 
 def stored_title(source: Source) -> str:
-    """The title of a source for dataset.json, with the name of its file or folder in place of the path.
-
-    The path would tell whoever gets the set about the machine, and perhaps the name of a user.
-    """
+    """The title of a source for dataset.json, with its `place_name` in place of the path."""
     parts, root, title = getattr(source, "sources", None), str(getattr(source, "root", "")), source.title
     if parts is not None:
         return listed([stored_title(part) for part in parts])
@@ -309,8 +306,14 @@ def stored_title(source: Source) -> str:
 
 
 def place_name(path: str | os.PathLike[str]) -> str:
-    """The last part of a path, "." and ".." resolved."""
-    return os.path.basename(os.path.abspath(path)) or os.fspath(path)
+    """A path as a set may keep it: one that begins at the root, or leads up, by its last part alone.
+
+    The rest would tell whoever gets the set about the machine, and perhaps the name of a user.
+    """
+    text = os.fspath(path)
+    if not os.path.isabs(text) and ".." not in Path(text).parts:
+        return text
+    return os.path.basename(os.path.abspath(text)) or text
 
 
 class SavedSource(Source, Protocol):
