@@ -209,6 +209,7 @@ def test_a_shard_that_is_a_link_is_left_where_it_leads(tmp_path: Path) -> None:
         ({"keys": ["no/such"]}, readers.UnknownNameError, r"no sample has 1 key of those given: 'no/such'"),
         ({"where": "width > 5000"}, readers.SourceError, r"nothing is erased: 'width > 5000' is false for all"),
         ({"where": "width > 0"}, readers.SourceError, r"none of the 14 samples is left; to erase all of it, remove"),
+        ({"keys": []}, readers.SourceError, r"nothing is erased: no keys are given"),
         ({}, ValueError, r"give either an expression"),
         ({"where": "width > 0", "split": "test"}, readers.UnknownNameError, r"no split 'test'"),
     ],

@@ -189,12 +189,13 @@ class _Erasure:
         except SourceError as error:
             raise SourceError(f"{error}; to erase all of it, remove the directory {self._root}") from error
         if len(self._left) == len(whole):
-            what = f"{where!r:.200} is false for all its samples"
+            what = "no keys are given" if where is None else f"{where!r:.200} is false for all its samples"
             raise SourceError(f"{self._root}: nothing is erased: {what}{self._of_dropped()}")
         self._arguments = {"keys": "listed"} if where is None else without_values({"where": where})
         self._kept = {name: piece for name, (piece,) in self._left.splits.items()}
         self._gone = {name: self._lost(name, piece) for name, (piece,) in whole.splits.items()}
         self.shards = self._affected()
+        self._taken = set[str]()  # names of new shards
 
     def _of_dropped(self) -> str:
         """What else to do where samples were dropped before, which no index names any more."""
@@ -256,7 +257,9 @@ class _Erasure:
         }
         stem, dot, suffix = path.rpartition(".")
         stem = re.sub(r"\.\d+$", "", stem)  # of an erasure before
-        new = change.free(f"{stem}.{again}{dot}{suffix}" for again in range(2, 1 << 30))
+        names = (f"{stem}.{again}{dot}{suffix}" for again in range(2, 1 << 30))
+        new = change.free(name for name in names if name not in self._taken)
+        self._taken.add(new)
         count = sum(1 for shard in info.splits[split].shards if shard.samples) if is_main else 0
         spec = ShardSpec(split, fields, info.classes, info.label_offset, count)
         samples = tuple((item.split, item.number) for item in items)
