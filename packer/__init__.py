@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from packer.jpeg_rows import JpegRowsResult, index_jpeg_rows
     from packer.node import CleanResult, StagedCopy, clean_staged, staged_copies
     from packer.sets.duplicates import DedupResult, dedup
+    from packer.sets.erase import CopyLeft, EraseResult, erase
     from packer.sets.fields import add_field
     from packer.sets.operations import PruneResult, drop, merge, prune, relabel, split, subset
     from packer.sets.packing import append, reshard
@@ -69,6 +70,7 @@ _MODULES = {
     "packer.node": ("CleanResult", "StagedCopy", "clean_staged", "staged_copies"),
     "packer.adopted_shard": ("open_shard",),
     "packer.sets.duplicates": ("DedupResult", "dedup"),
+    "packer.sets.erase": ("CopyLeft", "EraseResult", "erase"),
     "packer.sets.fields": ("add_field",),
     "packer.sets.operations": ("PruneResult", "drop", "merge", "prune", "relabel", "split", "subset"),
     "packer.sets.packing": ("append", "reshard"),
@@ -89,8 +91,10 @@ __all__ = [
     "Advice",
     "CleanResult",
     "ConvertResult",
+    "CopyLeft",
     "DedupResult",
     "Diagnosis",
+    "EraseResult",
     "ExportResult",
     "ExtractResult",
     "IndexResult",
@@ -119,6 +123,7 @@ __all__ = [
     "dedup",
     "diagnose",
     "drop",
+    "erase",
     "export_index",
     "export_view",
     "extract",

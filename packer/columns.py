@@ -69,7 +69,8 @@ class PartMeta:
     remarks: for each kind of remark in `packer.conversion.images`, how many images it is about and the first's name.
     plan: fingerprint of the plan that the shard is of, so that a part which comes late is not taken for one of another.
     targets: dtype and shape of each field of this kind, as text.
-    not_chosen: samples that `where` does not choose, of those that only their header tells apart.
+    not_chosen: samples that `where` does not choose, of those that have to be read for it.
+    asked: columns of a table that `where` looks at; seen: those that the samples have, and others of them.
 
     Of adopted shards only (a shard that packer writes has the fields of its set):
     fields: those that any sample has.
@@ -91,6 +92,8 @@ class PartMeta:
     plan: str = ""
     not_chosen: int = 0
     targets: dict[str, str] = field(default_factory=dict)
+    asked: tuple[str, ...] = ()
+    seen: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -101,8 +104,8 @@ class PartMeta:
         left_out = tuple(LeftOut(**item) for item in value["left_out"])
         shard = ShardInfo(**value.pop("shard"))
         remarks = {kind: (int(count), str(first)) for kind, (count, first) in value.get("remarks", {}).items()}
-        fields = tuple(value["fields"])
-        return cls(**value | {"shard": shard, "left_out": left_out, "fields": fields, "remarks": remarks})
+        names = {name: tuple(value.get(name, ())) for name in ("fields", "asked", "seen")}
+        return cls(**value | names | {"shard": shard, "left_out": left_out, "remarks": remarks})
 
 
 class PartColumns(Protocol):

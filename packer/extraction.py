@@ -41,7 +41,15 @@ from readers.decode import decode_image
 from readers.index import ABSENT
 from readers.layout import DatasetInfo, read_dataset_info
 from readers.names import RelativePath, shortened
-from readers.originals import LABELS_FILE, LABELS_HEADER, LabelRow, are_class_folders, label_table, original_files
+from readers.originals import (
+    LABELS_FILE,
+    LABELS_HEADER,
+    LabelRow,
+    are_class_folders,
+    label_table,
+    original_files,
+    without_apostrophe,
+)
 from readers.pixels import PIXELS
 from readers.sample import Buffer
 from readers.strings import repeated
@@ -396,7 +404,7 @@ def _read_labels(place: Folder) -> dict[tuple[str, str], LabelRow]:
         )
         if tuple(header) != LABELS_HEADER:
             raise ValueError(f"its columns are {', '.join(header)[:80]}")
-        found = [LabelRow(*row) for row in rows]
+        found = [LabelRow(*map(without_apostrophe, row)) for row in rows]
     except (ValueError, TypeError, csv.Error) as error:
         raise OutputError(
             f"{where}: exists, and is not a table of labels by packer ({error}); pass overwrite=True to replace it, "

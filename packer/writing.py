@@ -29,7 +29,7 @@ from packer.columns import PartMeta
 from packer.conversion.commit import commit, replaced_set
 from packer.conversion.images import remarks_of
 from packer.conversion.journal import Journal
-from packer.conversion.left_out import count_by_action, refuse_unlike
+from packer.conversion.left_out import count_by_action, refuse_unknown, refuse_unlike
 from packer.conversion.ops import check_ops
 from packer.conversion.pack import ShardPacker, disk_full
 from packer.conversion.plan import ConvertOptions, Plan, PlannedShard, Reencode, default_shard_bytes
@@ -261,6 +261,7 @@ class SetWriter:
             listed[split] = ListingBuilder().build()
         metas = [meta for split in specs for meta in self._splits[split].whole]
         refuse_unlike("what was written", metas)
+        refuse_unknown("what was written", metas)
         plan = Plan(tuple(shards), specs, self._fingerprint)
         self._journal.begin(plan, start_over=False)  # names the splits, for cleaning up after a kill
         old = replaced_set(self._journal)

@@ -6,8 +6,9 @@ They are evaluated from cheap to expensive: header facts, for which a folder has
 from __future__ import annotations
 
 import fnmatch
+import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -15,17 +16,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from cache.errors import SourceError, UnknownNameError
+from cache.errors import BadSampleError, SourceError, UnknownNameError
 from readers.index import ABSENT
-from readers.sample import ImageInfo
+from readers.sample import Buffer, ImageInfo
 from readers.table import Table, checked_indices
 from readers.where import Texts, parse_where
 
 if TYPE_CHECKING:
     from readers.reader import Reader
 
-__all__ = ["Criteria", "TableFacts"]
+__all__ = ["Criteria", "TableFacts", "complete_columns", "folders_of", "json_columns", "json_payloads"]
 
+_JSON_BLOCK = 4096
 _SHOWN = 5
 _TURNED = 5  # EXIF orientations from 5 on exchange height and width
 
@@ -134,8 +136,12 @@ class Criteria:
     def _by_facts(self, left: npt.NDArray[np.int64], reader: Reader) -> npt.NDArray[np.int64]:
         if self.where is None:
             return left
+        split = getattr(reader.table.columns, "split", "")
         facts = TableFacts(
-            reader.table.take(left), lambda: reader.image_info(left), getattr(reader.table.columns, "split", "")
+            reader.table.take(left),
+            lambda: reader.image_info(left),
+            split,
+            columns=lambda names: json_columns(json_payloads(reader, left), names),
         )
         return left[parse_where(self.where).mask(facts)]
 
@@ -150,6 +156,7 @@ class TableFacts:
     headers: reads the header facts, where the table does not have them.
     split: the name of the split.
     labels, classes: in place of those of the table.
+    columns: reads the columns of the table that the set was packed from; see `readers.where.Facts.columns`.
     """
 
     def __init__(
@@ -159,8 +166,10 @@ class TableFacts:
         split: str = "",
         labels: npt.NDArray[Any] | None = None,
         classes: Sequence[str] | None = None,
+        columns: Callable[[Collection[str]], Mapping[str, Sequence[Any]]] | None = None,
     ) -> None:
         self.classes = table.classes if classes is None else classes
+        self._read_columns = columns
         self._table, self._read_headers, self._split, self._labels = table, headers, split, labels
 
     def __len__(self) -> int:
@@ -185,6 +194,8 @@ class TableFacts:
         )
 
     def texts(self, name: str) -> Texts:
+        if name == "folder":
+            return folders_of(self.texts("key").values)
         if name == "key":
             return Texts(self._table.keys)
         if name == "split":
@@ -201,6 +212,9 @@ class TableFacts:
         found: npt.NDArray[np.bool_] = self._table.field_column(field, "offset") != np.uint64(ABSENT)
         return found
 
+    def columns(self, names: Collection[str]) -> Mapping[str, Sequence[Any]]:
+        return {} if self._read_columns is None else self._read_columns(names)
+
     @cached_property
     def _headers(self) -> ImageInfo:
         return self._table.headers(None) if self._read_headers is None else self._read_headers()
@@ -212,6 +226,55 @@ class TableFacts:
         height[height == 0] = width[width == 0] = np.nan
         turned = self._headers.orientation >= _TURNED
         return np.where(turned, width, height), np.where(turned, height, width)
+
+
+def json_payloads(reader: Reader, indices: npt.NDArray[np.int64]) -> Iterator[tuple[str, Buffer | None]]:
+    """The key of each of these samples, and its field json; None where it has none, or it is not of this kind."""
+    keys = reader.table.take(indices).keys
+    if reader.kinds.get("json") != "json":
+        yield from ((key, None) for key in keys)
+        return
+    has = reader.table.field_column("json", "offset")[indices] != np.uint64(ABSENT)
+    for first in range(0, len(indices), _JSON_BLOCK):
+        block = slice(first, first + _JSON_BLOCK)
+        found = iter(reader.read_many(indices[block][has[block]], "json"))
+        yield from zip(keys[block], (next(found) if there else None for there in has[block]), strict=True)
+
+
+def json_columns(payloads: Iterable[tuple[str, Buffer | None]], names: Collection[str]) -> dict[str, list[Any]]:
+    """The members of the JSON objects of n samples as columns: those of `names` with n values, None for none.
+
+    payloads: with the names of the samples. The lists of other members are empty; what is no object has no members.
+
+    Raises BadSampleError for what is not JSON.
+    """
+    columns: dict[str, list[Any]] = {}
+    for number, (key, data) in enumerate(payloads):
+        try:
+            members = {} if data is None else json.loads(bytes(data))
+        except (ValueError, RecursionError) as error:
+            raise BadSampleError(f"{key}: the field json is not JSON in UTF-8: {error}") from error
+        for name in members if isinstance(members, dict) else ():
+            column = columns.setdefault(name, [])
+            if name in names:
+                column += [None] * (number - len(column))
+                column.append(members[name])
+    for name in columns.keys() & set(names):
+        columns[name] += [None] * (number + 1 - len(columns[name]))
+    return columns
+
+
+def complete_columns(parts: Sequence[dict[str, list[Any]]], counts: Sequence[int]) -> None:
+    """Give each part of a table the columns of all its parts, without values. counts: samples of each part."""
+    for name in dict.fromkeys(name for part in parts for name in part):
+        for part, count in zip(parts, counts, strict=True):
+            part.setdefault(name, [])
+            part[name] = part[name] or [None] * count
+
+
+def folders_of(keys: Iterable[str]) -> Texts:
+    """What comes before the last slash of each key, "" without one."""
+    return Texts([key.rpartition("/")[0] for key in keys])
 
 
 def _keys(left: npt.NDArray[np.int64], reader: Reader) -> Iterable[str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+import re
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -40,12 +41,14 @@ __all__ = [
     "are_class_folders",
     "label_table",
     "original_files",
+    "without_apostrophe",
 ]
 
 LABELS_FILE = "labels.csv"
 LABELS_HEADER = ("path", "label", "class", "split")
 AS_FILES = " as files"
 TREE = "files"
+_FORMULA = re.compile("'*[=+@\t\r-]")
 _GROUP = 32  # samples that are read together
 _MOST_GROUPS = 32  # that wait: of one that is only copied in part the rest is never asked for
 
@@ -102,12 +105,20 @@ class LabelRow(NamedTuple):
 
 
 def label_table(rows: Iterable[LabelRow]) -> bytes:
-    """labels.csv, which `packer convert` reads as a manifest."""
+    """labels.csv, which `packer convert` reads as a manifest.
+
+    An apostrophe comes before what a spreadsheet would take for a formula; `without_apostrophe` removes it.
+    """
     text = io.StringIO(newline="")
     table = csv.writer(text)
     table.writerow(LABELS_HEADER)
-    table.writerows(rows)
+    table.writerows([f"'{cell}" if _FORMULA.match(cell) else cell for cell in row] for row in rows)
     return text.getvalue().encode()
+
+
+def without_apostrophe(cell: str) -> str:
+    """A cell of labels.csv as it was before `label_table` wrote it."""
+    return cell[1:] if cell[:1] == "'" and _FORMULA.match(cell) else cell
 
 
 class _Place(NamedTuple):

@@ -10,42 +10,56 @@ parses it, and this module evaluates it, column by column: nothing else can be w
     label               a class: compared with numbers, or with texts, which are names of classes; -1 for none
     class_name          its name, "" for none
     key, split          texts
+    folder              the key up to its last slash, "" without one
     width, height       pixels of the image as displayed, after its EXIF orientation
     min_side, max_side, pixels, aspect (width / height)
     bytes               of the encoded image
     medium              "jpeg", "png", …; "" where the header cannot be read
     orientation, components
     matches(text, "…")  a pattern with * ? [abc], where * also stands for "/"
-    has("field")        whether the sample has this field
+    has("field")        whether the sample has this field, or a value in this column
+    patient             any other name is a column of the table that the set was packed from: a member of the JSON
+                        object in the field json
+    column("a name")    the same, for a name that is no identifier of Python, or is one of the above
 
-What the header of an image says is not known of one that cannot be read: every comparison with it is false, and so
+A column is compared with numbers or texts. A text that reads as a number is one where it is compared with a number,
+since a CSV file has texts only; truth values are 1 and 0. Texts are in the order of their characters, so that ISO dates
+are in order.
+
+What the header of an image says is not known of one that cannot be read, and a sample may have no value in a column
+(it is absent, null, NaN or ""): every comparison with what is not known is false, `!=` and `not in` included, and so
 `not width < 64` is true.
 """
 
 from __future__ import annotations
 
 import ast
+import difflib
 import fnmatch
 import functools
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias, cast
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeGuard, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from cache.errors import UnknownNameError
+from cache.messages import listed
 
-__all__ = ["NUMBERS", "TEXTS", "Facts", "Texts", "Where", "parse_where"]
+__all__ = ["ERASED", "NUMBERS", "TEXTS", "Facts", "Texts", "Where", "group_values", "parse_where"]
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
+ERASED = "…"  # in place of a value that may name a person
 NUMBERS = ("width", "height", "min_side", "max_side", "pixels", "aspect", "bytes", "orientation", "components")
-TEXTS = ("key", "class_name", "medium", "split")
+TEXTS = ("key", "class_name", "medium", "split", "folder")
 _LABEL = "label"
 _MAX_CHARACTERS = 1 << 16
 _SHOWN = 5
+_COLUMNS_SHOWN = 20
+_NUMBER = re.compile(r"\s*[-+]?(?:[0-9]{1,400}(\.[0-9]*)?|(\.[0-9]+))([eE][-+]?[0-9]+)?\s*")
 _ORDERS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Lt: operator.lt,
     ast.LtE: operator.le,
@@ -88,6 +102,9 @@ class Facts(Protocol):
     def has(self, field: str) -> Bools:
         """Whether each sample has a field, [n]. Raises UnknownNameError."""
 
+    def columns(self, names: Collection[str]) -> Mapping[str, Sequence[Any]]:
+        """All columns of the table by name; those of `names` with their n values, None for none."""
+
 
 @dataclass(frozen=True, slots=True)
 class Where:
@@ -95,6 +112,16 @@ class Where:
 
     text: str
     names: frozenset[str]
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """The names that may be columns of the table, those of `has` included."""
+        return _columns(_tree(self.text))
+
+    @property
+    def without_values(self) -> str:
+        """The text, with "…" for every value that a key, a folder or a column of the table is compared with."""
+        return ast.unparse(_WithoutValues().visit(ast.parse(self.text.strip(), mode="eval")))
 
     @property
     def conjuncts(self) -> tuple[Where, ...]:
@@ -120,8 +147,71 @@ def parse_where(text: str) -> Where:
     return Where(text, _names(tree))
 
 
+def group_values(facts: Facts, name: str) -> list[Any]:
+    """What samples are grouped by: the folder of their keys (name: "folder"), or a column of the table; None for none.
+
+    Raises UnknownNameError.
+    """
+    if name == "folder":
+        return list(facts.texts(name).values)
+    columns = facts.columns(frozenset({name}))
+    if name not in columns:
+        near = difflib.get_close_matches(name, [*columns, "folder"], 1)
+        known = listed(["folder (of the key)", *sorted(columns)], _COLUMNS_SHOWN)
+        raise UnknownNameError(
+            f"no column {name!r} to group samples by; there are {known}{f'; did you mean {near[0]}?' if near else ''}"
+        )
+    return [value if _is_value(value) else None for value in columns[name]]
+
+
 def _names(tree: ast.expr) -> frozenset[str]:
     return frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name)) - {"matches"}
+
+
+def _columns(tree: ast.AST) -> frozenset[str]:
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    named = {
+        argument.value
+        for call in calls
+        for argument in call.args
+        if isinstance(call.func, ast.Name) and call.func.id in ("has", "column")
+        if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+    }
+    functions = {id(call.func) for call in calls}
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in functions}
+    return frozenset(named | names - {_LABEL, *NUMBERS, *TEXTS})
+
+
+class _WithoutValues(ast.NodeTransformer):
+    """Replaces what may name a person by "…"."""
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        return self._replaced(node, node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        is_matches = isinstance(node.func, ast.Name) and node.func.id == "matches"
+        return self._replaced(node, node.args[0]) if is_matches and node.args else node
+
+    def _replaced(self, node: ast.AST, operands: ast.AST) -> ast.AST:
+        names = {inner.id for inner in ast.walk(operands) if isinstance(inner, ast.Name)}
+        if not (names & {"key", "folder"} or _columns(operands)):
+            return node
+        kept = {id(argument) for call in ast.walk(node) if _is_column_call(call) for argument in call.args}
+        for above in ast.walk(node):
+            for name, value in ast.iter_fields(above):
+                if isinstance(value, list):
+                    setattr(above, name, [_hidden(item, kept) for item in value])
+                elif isinstance(value, ast.AST):
+                    setattr(above, name, _hidden(value, kept))
+        return node
+
+
+def _hidden(node: Any, kept: Collection[int]) -> Any:
+    return ast.Constant(ERASED) if isinstance(node, ast.Constant) and id(node) not in kept else node
+
+
+def _is_column_call(node: ast.AST) -> TypeGuard[ast.Call]:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "column"
 
 
 @functools.lru_cache(maxsize=64)  # a conversion evaluates one for every sample
@@ -155,8 +245,19 @@ class _List(NamedTuple):
     items: list[Any]
 
 
-_Operand: TypeAlias = "_Number | _Label | _Text | Texts | _List"
-_KINDS = {_Number: "a number", _Label: "a label", _Text: "a text", Texts: "a text", _List: "a list"}
+class _Column(NamedTuple):
+    values: Sequence[Any]  # None for none
+
+
+_Operand: TypeAlias = "_Number | _Label | _Text | Texts | _List | _Column"
+_KINDS = {
+    _Number: "a number",
+    _Label: "a label",
+    _Text: "a text",
+    Texts: "a text",
+    _List: "a list",
+    _Column: "a column of the table",
+}
 
 
 class _Evaluation:
@@ -190,6 +291,8 @@ class _Evaluation:
         return found
 
     def _compare(self, left: _Operand, op: ast.cmpop, right: _Operand, node: ast.Compare) -> Bools:
+        if isinstance(left, _Column) or isinstance(right, _Column):
+            return self._compare_column(left, op, right, node)
         if isinstance(op, _MEMBER):
             if not isinstance(right, _List) or _is_constant(left):
                 raise self._refused(node, "expected a column in a list, as  label in (1, 2)")
@@ -206,6 +309,37 @@ class _Evaluation:
         if not isinstance(left, (_Number, _Label)) or not isinstance(right, (_Number, _Label)):
             raise self._refused(node, f"cannot order {_KINDS[type(left)]} and {_KINDS[type(right)]}")
         return self._full(order(left.values, right.values))
+
+    def _compare_column(self, left: _Operand, op: ast.cmpop, right: _Operand, node: ast.Compare) -> Bools:
+        """A column compared with a number or a text, or with a list of these."""
+        if not isinstance(left, _Column) and not isinstance(op, _MEMBER):
+            left, right, op = right, left, _TURNED.get(type(op), type(op))()
+        if not isinstance(left, _Column) or not _is_constant(right):
+            raise self._refused(node, "expected a column of the table, and a number or a text to compare it with")
+        wanted = right.items if isinstance(right, _List) else [right.text if isinstance(right, _Text) else right.values]
+        texts = {isinstance(item, str) for item in wanted}
+        order = _ORDERS.get(type(op))
+        fits = isinstance(op, _MEMBER) if isinstance(right, _List) else isinstance(op, _EQUAL) or order is not None
+        if not fits or len(texts) != 1:
+            why = "expected  column == value  or  column in (value, value), of numbers alone or of texts alone"
+            raise self._refused(node, why)
+        values = self._values(left, texts.pop(), node)
+        if order is not None:
+            return _bools(value is not None and order(value, wanted[0]) for value in values)
+        found = _bools(value is not None and value in wanted for value in values)
+        return ~found & _has_value(left) if isinstance(op, (ast.NotEq, ast.NotIn)) else found
+
+    def _values(self, column: _Column, as_texts: bool, node: ast.expr) -> list[Any]:
+        """The texts, or the numbers, of a column; None for other values. Raises ValueError where it has none."""
+        values = [_as_text(value) if as_texts else _as_number(value) for value in column.values]
+        if len(values) > 1 and all(value is None for value in values):  # of one sample alone others are not known
+            other = next((value for value in column.values if _is_value(value)), None)
+            if other is not None:
+                what = "texts" if as_texts else "numbers"
+                raise self._refused(
+                    node, f"asks for {what} in a column that has none, but values such as {other!r:.40}"
+                )
+        return values
 
     def _equal(self, left: _Operand, right: _Operand, node: ast.Compare) -> Bools:
         if isinstance(left, (_Number, _Label)) and isinstance(right, (_Number, _Label)):
@@ -241,6 +375,10 @@ class _Evaluation:
     def _operand(self, node: ast.expr) -> _Operand:
         if isinstance(node, ast.Name):
             return self._column(node)
+        if _is_column_call(node) and len(node.args) == 1 and not node.keywords:
+            name = node.args[0].value if isinstance(node.args[0], ast.Constant) else None
+            if isinstance(name, str):
+                return self._of_table(name, node)
         if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
             return _List([self._constant(item) for item in node.elts])
         value = self._constant(node)
@@ -253,7 +391,22 @@ class _Evaluation:
             return _Number(self._facts.numbers(node.id))
         if node.id in TEXTS:
             return self._facts.texts(node.id)
-        raise self._refused(node, f"is not known; there are {', '.join((_LABEL, *TEXTS, *NUMBERS))}")
+        return self._of_table(node.id, node)
+
+    def _of_table(self, name: str, node: ast.expr) -> _Column:
+        """A column of the table. Raises UnknownNameError."""
+        if name in self._columns:
+            return _Column(self._columns[name])
+        known = (_LABEL, *TEXTS, *NUMBERS)
+        near = difflib.get_close_matches(name, [*known, *self._columns], 1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        columns = listed(sorted(self._columns), _COLUMNS_SHOWN) or "none"
+        text = f"is not known; there are {', '.join(known)}; columns of the table in the field json: {columns}{meant}"
+        raise UnknownNameError(str(self._refused(node, text)))
+
+    @functools.cached_property
+    def _columns(self) -> Mapping[str, Sequence[Any]]:
+        return self._facts.columns(_columns(_tree(self._text)))
 
     def _constant(self, node: ast.expr) -> int | float | str:
         sign = 1
@@ -271,11 +424,19 @@ class _Evaluation:
         arguments = node.args if not node.keywords else []
         last = arguments[-1].value if arguments and isinstance(arguments[-1], ast.Constant) else None
         if name == "has" and len(arguments) == 1 and isinstance(last, str):
-            return self._facts.has(last)
+            try:
+                return self._facts.has(last)
+            except UnknownNameError:
+                if last not in self._columns:
+                    raise
+            return _has_value(_Column(self._columns[last]))
         if name == "matches" and len(arguments) == 2 and isinstance(last, str):
             column = self._operand(arguments[0])
+            pattern = re.compile(fnmatch.translate(last))
+            if isinstance(column, _Column):
+                values = self._values(column, True, node)
+                return _bools(value is not None and pattern.match(value) is not None for value in values)
             if isinstance(column, Texts):
-                pattern = re.compile(fnmatch.translate(last))
                 return column.where(lambda text: pattern.match(text) is not None)
         raise self._refused(node, 'is not a function that is known here: matches(key, "a*"), has("mask")')
 
@@ -288,6 +449,30 @@ class _Evaluation:
         line = self._text.splitlines()[node.lineno - 1] if node.lineno > 1 else self._text
         place = len(line.encode()[: node.col_offset].decode(errors="ignore")) + 1
         return ValueError(f"{self._text!r:.200}: at character {place}: {part!r:.80} {why}")
+
+
+def _bools(found: Iterable[bool]) -> Bools:
+    return np.fromiter(found, np.bool_)
+
+
+def _is_value(value: Any) -> bool:
+    """Whether a member of a JSON object says anything."""
+    return value is not None and value != "" and value == value
+
+
+def _has_value(column: _Column) -> Bools:
+    return _bools(_is_value(value) for value in column.values)
+
+
+def _as_text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _as_number(value: Any) -> int | float | None:
+    if isinstance(value, str):
+        match = _NUMBER.fullmatch(value)
+        return None if match is None else float(value) if any(match.groups()) else int(value)
+    return value if isinstance(value, (int, float)) and value == value else None
 
 
 def _is_known(operand: _Operand) -> Any:
@@ -322,3 +507,6 @@ class _Nothing:
 
     def has(self, field: str) -> Bools:
         return np.zeros(0, np.bool_)
+
+    def columns(self, names: Collection[str]) -> Mapping[str, Sequence[Any]]:
+        return dict.fromkeys(names, ())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ from conftest import Hanging, files_of, make_jpeg, tree_of
 
 import packer
 import readers
+from readers.originals import LabelRow, label_table
 
 
 @pytest.fixture
@@ -187,6 +189,25 @@ def test_what_a_killed_extraction_leaves_is_removed_by_the_next(tree: Path, pack
     assert killed.returncode == -signal.SIGKILL and len(files_of(tmp_path / "back")) == 2
     packer.extract(packed, tmp_path / "back")
     assert files_of(tmp_path / "back") == files_of(tree) and not (tmp_path / "back/.extracting").exists()
+
+
+def test_a_spreadsheet_finds_no_formula_in_labels_csv_and_the_names_come_back(tmp_path: Path) -> None:
+    """An apostrophe goes before =, +, - and @ where a cell begins, and packer takes it away again."""
+    names = ["=cmd|' /C calc'!A0", "+1", "-2", "@sum", "'=quoted", "'plain", "\ttab"]
+    rows = [LabelRow(f"={i}.jpg", str(i), name, "train") for i, name in enumerate(names)]
+    text = label_table(rows)
+    cells = [cell for row in list(csv.reader(io.StringIO(text.decode(), newline="")))[1:] for cell in row]
+    assert not [cell for cell in cells if cell[:1] in "=+-@\t\r"]
+    tree_of(tmp_path / "tree", {"labels.csv": text} | {row.path: make_jpeg(i) for i, row in enumerate(rows)})
+    source = packer.open_source(tmp_path / "tree" / "labels.csv", label_column="class")
+    packer.convert(source, "tar", tmp_path / "set", workers=1)
+    with readers.open(tmp_path / "set") as reader:
+        found = {key: reader.classes[label] for key, label in zip(reader.keys, reader.labels, strict=True)}
+    assert found == {f"={i}": name.strip() for i, name in enumerate(names)}
+    packer.extract(tmp_path / "set", tmp_path / "back", workers=1)
+    before = (tmp_path / "back" / "labels.csv").read_bytes()
+    packer.extract(tmp_path / "set", tmp_path / "back", workers=1)  # reads the table, and finds its own rows
+    assert (tmp_path / "back" / "labels.csv").read_bytes() == before and b"\n=" not in before
 
 
 def test_labels_that_folders_do_not_show(tmp_path: Path) -> None:

@@ -636,8 +636,8 @@ def test_the_history_does_not_name_what_was_dropped(one: Path) -> None:
     packer.drop(one, keys=["dog/dog0v0"])
     said = [dict(operation.arguments) for operation in read_dataset_info(one).history]
     assert said == [
-        {"where": "by names of samples"},
-        {"where": 'aspect > 1.9 and class_name == "dog"'},
+        {"where": "key == '…'"},
+        {"where": "aspect > 1.9 and class_name == 'dog'"},
         {"keys": "listed"},
     ]
 
@@ -649,3 +649,28 @@ def test_a_field_is_added_to_samples_whose_keys_begin_with_a_dot(tmp_path: Path)
     assert (result.with_field, result.unmatched) == (3, 1)
     with readers.open(root) as reader:
         assert [bytes(reader.read(i, "caption")).decode() for i in range(3)] == list(names[:3])
+
+
+def test_a_set_does_not_say_in_which_folders_its_sources_were(tmp_path: Path) -> None:
+    """They may have the name of a user, and a set is passed on; the names of files and folders stay."""
+    home = tmp_path / "home-of-jane"
+    home.mkdir()
+    one, other = pack_tree(home / "one", "tar", COUNTS), pack_tree(home / "other", "tar", OTHERS, seed=1)
+    masks_for(home / "masks", ["cat/cat0t0"])
+    (home / "labels.csv").write_text("key,label\ncat/cat0t0,dog\n")
+    packer.append(one, other, existing="skip", workers=1)
+    packer.append(one, pack_tree(home / "third", "hdf5", {"train": {"elk": 2}}, seed=2), workers=1)
+    packer.add_field(one, home / "masks", "mask", workers=1)
+    packer.relabel(one, labels=home / "labels.csv")
+    packer.merge([other, packer.split(home / "other", {"c": 1.0}, home / "dealt", split="test").output], home / "both",
+                 prefix_keys=True)  # fmt: skip
+    packer.convert([home / "one-images", home / "other-images"], "tar", home / "several", workers=1)
+    for root in (one, home / "both", home / "several"):
+        texts = [path.read_text() for path in root.glob("*") if path.name in ("dataset.json", "README.md")]
+        assert len(texts) == 2 and not [text for text in texts if "jane" in text], root
+    info = read_dataset_info(one)
+    assert info.made["source"] == "image folder one-images + image folder other-images"
+    assert [operation.arguments.get("source") for operation in info.history][:3] == [
+        "packed set other", "packed set third", "masks"
+    ]  # fmt: skip
+    assert read_dataset_info(home / "several").made["source"] == "image folder one-images, image folder other-images"

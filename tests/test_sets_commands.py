@@ -102,7 +102,7 @@ def test_commands(name: str, one: Path, two: Path, tmp_path: Path, run: Run) -> 
 def test_commands_say_what_is_wrong(one: Path, tmp_path: Path, run: Run) -> None:
     (tmp_path / "keys.txt").write_text("no/such\n")
     for arguments, status, message in (
-        (["drop", one, "--where", "widht > 3"], 2, "at character 1: 'widht' is not known; there are label"),
+        (["drop", one, "--where", "widht > 3"], 1, "at character 1: 'widht' is not known; there are label"),
         (["drop", one, "--keys", tmp_path / "keys.txt"], 1, "no sample has 1 key of those given: 'no/such'"),
         (["drop", one, "--where", 'label == "fox"'], 1, "no class 'fox'; there are 2: cat, dog"),
         (["drop", one, "--where", "width > 0"], 1, "none of the 14 samples is left"),

@@ -51,6 +51,7 @@ CHANGES: dict[str, Callable[[Path, Path, Path], Any]] = {
     "append a set": lambda root, base, out: packer.append(root, base / "other", workers=1),
     "add-field": lambda root, base, out: packer.add_field(root, base / "masks", "mask", workers=1),
     "reshard": lambda root, base, out: packer.reshard(root, to="tfrecord", workers=1),
+    "erase": lambda root, base, out: packer.erase(root, where='label == "cat"', workers=1),
     "prune": lambda root, base, out: packer.prune(root),
     "merge": lambda root, base, out: packer.merge([root, base / "other"], out),
     "subset": lambda root, base, out: packer.subset(root, out, lambda whole: whole.every(2)),

@@ -26,7 +26,7 @@ import readers
 from cache.errors import BadSampleError, SourceError
 from packer.formats.base import Arena
 from packer.sources import url_list
-from packer.sources.fetching import Fetcher, FetchOptions, Pace
+from packer.sources.fetching import Fetcher, FetchOptions, Pace, without_query
 from readers.fields import decode_field
 
 pytest.importorskip("urllib3", reason="urllib3, which fetches images, is not installed")
@@ -390,6 +390,34 @@ def test_a_list_is_cut_into_shards_although_no_size_is_known(tmp_path: Path, ser
     path = list_of(tmp_path / "list.txt", *(server.url + name for name in PICTURES))
     result = packer.convert(packer.open_source(path, **OPTIONS), "tar", tmp_path / "out", shard_size=4 * 128 << 10)
     assert result.shards == 3
+
+
+def test_credentials_in_an_address_are_neither_packed_nor_shown(tmp_path: Path, server: Server) -> None:
+    """Signed addresses are asked as they are; what follows the path is neither in the set nor in its failures."""
+    signed = "?X-Amz-Signature=c0ffee&X-Amz-Credential=AKIA#sig"
+    path = list_of(tmp_path / "list.txt", f"{server.url}/0.jpg{signed}", f"{server.url}/missing.jpg{signed}")
+    server.answers["/0.jpg" + signed.partition("#")[0]] = [respond(200, PICTURES["/0.jpg"])]
+    source = packer.open_source(path, **OPTIONS)
+    result = packer.convert(source, "tar", tmp_path / "out", on_error="skip", workers=1)
+    assert (result.samples, result.left_out) == (1, {"skipped": 1})
+    with readers.open(tmp_path / "out") as reader:
+        assert decode_field("json", reader[0].fields["json"]) == {"url": f"{server.url}/0.jpg"}
+    assert f"{server.url}/missing.jpg" in (tmp_path / "out" / "left-out.jsonl").read_text()
+    for file in (file for file in (tmp_path / "out").rglob("*") if file.is_file()):
+        assert b"c0ffee" not in file.read_bytes() and b"AKIA" not in file.read_bytes(), file
+
+
+@pytest.mark.parametrize(
+    ("url", "stored"),
+    [
+        ("http://host/a/b.jpg", "http://host/a/b.jpg"),
+        ("http://user:word@host:80/a%20b.jpg?x=1@2#y", "http://host:80/a%20b.jpg"),
+        ("https://host?key=a/b", "https://host"),
+        ("https://host/a@b/c.jpg", "https://host/a@b/c.jpg"),
+    ],
+)
+def test_an_address_is_stored_up_to_its_query(url: str, stored: str) -> None:
+    assert without_query(url) == stored
 
 
 def test_a_kill_loses_no_shard_that_is_whole(tmp_path: Path, server: Server) -> None:

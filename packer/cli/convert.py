@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -37,12 +37,13 @@ from packer.conversion.plan import (
 from packer.conversion.result import ConvertResult
 from packer.conversion.run import convert
 from packer.formats import format_aliases, resolve_format, writable_formats
+from packer.sets.deal import shares_text
 from packer.sources import FETCH_OPTIONS, open_source
 from packer.sources.tree_layouts import LAYOUTS
 from readers.augment.ops import Op
 from readers.names import FieldName
 
-__all__ = ["OF_THE_SOURCE", "Container", "command", "field_columns", "summary"]
+__all__ = ["OF_THE_SOURCE", "Container", "command", "dealt_lines", "field_columns", "summary"]
 
 _REASONS_SHOWN = 10
 OF_THE_SOURCE = (
@@ -102,7 +103,7 @@ class Container(click.ParamType):  # type: ignore[type-arg]
 
 
 _SECTIONS = {
-    "Which samples": ("split", "split_column", "split_fractions", "seed", "stratify", "classes", "where"),
+    "Which samples": ("split", "split_column", "split_fractions", "seed", "stratify", "group", "classes", "where"),
     "Images": ("on_error", "check", "decode", "reencode", "quality", "max_side", "resize_short", "ops"),
     "Shards": ("shard_size", "samples_per_shard", "shuffle", "label_offset"),
     "What a source calls things": (
@@ -126,6 +127,8 @@ _SECTIONS = {
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, metavar="SEED",
               help="Of --split-fractions.")  # fmt: skip
 @click.option("--stratify", is_flag=True, help="Every class in the shares of --split-fractions.")
+@click.option("--group", metavar="COLUMN", help="Keep samples with the same value in this column of the table, as "
+              "patient, in one split of --split-fractions; folder: those in one folder.")  # fmt: skip
 @click.option("--classes", callback=_names, metavar="NAME,…", help="Take these classes only; they get the labels 0, 1, "
               "… in this order.")  # fmt: skip
 @click.option(
@@ -223,7 +226,14 @@ def command(
     changes = {name: options.pop(name) for name in ("max_side", "resize_short", "quality")}
     smaller = Reencode(reencode or "keep", **changes) if reencode or any(changes.values()) else None
     result = convert(opened, to, output, reencode=smaller, watcher=watcher(as_json), **options)
-    show_result(result, as_json, lambda: summary(result))
+    group = options["group"] if result.task is None else None
+    lines = [*summary(result), *dealt_lines(result.splits, options["split_fractions"], group)]
+    show_result(result, as_json, lambda: lines)
+
+
+def dealt_lines(counts: Mapping[str, int], fractions: Mapping[str, float] | None, group: str | None) -> list[str]:
+    """How near the shares are that groups were dealt in; nothing without groups."""
+    return [] if fractions is None or group is None else [f"  {shares_text(counts, fractions, group)}"]
 
 
 def summary(result: ConvertResult, *, rates: bool = True) -> list[str]:

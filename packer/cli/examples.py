@@ -64,6 +64,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("samples of a list", "packer drop images-hdf5 --keys keys.txt"),
         ("tiny images, into a new set", "packer drop images-hdf5 --where 'min_side < 32' -o kept"),
     ),
+    "erase": (
+        ("what it would remove", "packer erase images-hdf5 --keys keys.txt --dry-run"),
+        ("the images of a list", "packer erase images-hdf5 --keys keys.txt"),
+    ),
     "relabel": (
         ("another name for a class", "packer relabel images-hdf5 --map cat=felis"),
         ("labels from a table", "packer relabel images-hdf5 labels.csv -o relabelled"),

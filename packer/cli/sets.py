@@ -1,4 +1,4 @@
-"""`packer append`, `merge`, `split`, `subset`, `drop`, `relabel`, `dedup`, `add-field`, `reshard` and `prune`."""
+"""`packer append`, `merge`, `split`, `subset`, `drop`, `erase`, `relabel`, `dedup`, `add-field`, `reshard`, `prune`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import click
 
-from cache.messages import plural
-from packer.cli.convert import Container
+from cache.messages import listed, plural
+from packer.cli.convert import Container, dealt_lines
 from packer.cli.engines import engine_options
 from packer.cli.text import (
     Emphasis,
@@ -24,6 +24,7 @@ from packer.cli.text import (
     workers_option,
 )
 from packer.sets.duplicates import KEEP, DedupResult, dedup
+from packer.sets.erase import EraseResult, erase
 from packer.sets.fields import add_field
 from packer.sets.operations import drop, merge, prune, read_keys, relabel, split, subset
 from packer.sets.packing import EXISTING, append, reshard
@@ -35,6 +36,7 @@ __all__ = [
     "append_command",
     "dedup_command",
     "drop_command",
+    "erase_command",
     "field_command",
     "merge_command",
     "prune_command",
@@ -45,7 +47,7 @@ __all__ = [
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
-_GROUPS_SHOWN = 20
+_GROUPS_SHOWN, _SHOWN = 20, 10
 _set = click.argument("path", metavar="SET", type=SetPlace(local=True))
 _output = click.option("-o", "--output", type=click.Path(), metavar="OUT", help="A new set, with links to the shards. "
                        "Default: SET itself is changed.")  # fmt: skip
@@ -98,13 +100,17 @@ def merge_command(sets: tuple[str, ...], output: str, as_json: bool, **options: 
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, metavar="SEED",
               help="Of the draw.")  # fmt: skip
 @click.option("--stratify", is_flag=True, help="Every class in these shares.")
+@click.option("--group", metavar="COLUMN", help="Keep samples with the same value in this column of the table, as "
+              "patient, in one split; folder: those in one folder.")  # fmt: skip
 @split_option("Deal the samples of this split; the others stay.")
 @_output
 @_dry_run
 @json_option
-def split_command(path: str, fractions: dict[str, float], as_json: bool, **options: Any) -> None:
+def split_command(path: str, fractions: dict[str, float], group: str | None, as_json: bool, **options: Any) -> None:
     """Deal the samples of SET at random to new splits."""
-    _show(split(path, fractions, watcher=watcher(as_json), **options), as_json)
+    result = split(path, fractions, group=group, watcher=watcher(as_json), **options)
+    lines = [*_summary(result), *dealt_lines(result.splits, fractions, group)]
+    show_result(result, as_json, lambda: lines)
 
 
 @click.command("subset")
@@ -145,11 +151,58 @@ def subset_command(path: str, output: str, where: str | None, keys: str | None, 
 @_dry_run
 @json_option
 def drop_command(path: str, where: str | None, keys: str | None, as_json: bool, **options: Any) -> None:
-    """Take samples out of SET. Their bytes stay in the shards until `packer reshard`."""
+    """Take samples out of the index of SET, which shows them no more.
+
+    Their bytes stay in the shards until `packer reshard` and then `packer prune`; `packer erase` removes them at once.
+    """
+    _show(drop(path, where=where, keys=_listed(where, keys), watcher=watcher(as_json), **options), as_json)
+
+
+def _listed(where: str | None, keys: str | None) -> list[str] | None:
+    """The keys of --keys, where that is the one of the two that is given."""
     if (where is None) == (keys is None):
         raise click.UsageError("say which samples: --where or --keys, one of them")
-    listed = None if keys is None else read_keys(keys)
-    _show(drop(path, where=where, keys=listed, watcher=watcher(as_json), **options), as_json)
+    return None if keys is None else read_keys(keys)
+
+
+@click.command("erase")
+@_set
+@_where
+@_keys
+@split_option("Only samples of this split.")
+@workers_option
+@engine_options
+@_dry_run
+@json_option
+def erase_command(path: str, where: str | None, keys: str | None, as_json: bool, **options: Any) -> None:
+    """Remove samples from SET for good: from its index, its shards, its earlier states and its history.
+
+    Shards with such samples are written again without them; the old ones are removed at once, so programs that have SET
+    open must open it again. Copies elsewhere that this node shows are listed, with what removes them.
+    """
+    result = erase(path, where=where, keys=_listed(where, keys), watcher=watcher(as_json), **options)
+    show_result(result, as_json, lambda: _erased(result))
+
+
+def _erased(result: EraseResult) -> list[str]:
+    if not result.samples:
+        return [f"{result.path}: what a killed command had left of this erasure is removed; nothing else to do"]
+    erased, wrote, removed = (
+        ("would erase", "would write", "would remove") if result.dry_run else ("erased", "wrote", "removed")
+    )
+    splits = ", ".join(f"{name} {count:,}" for name, count in result.splits.items())
+    size = "" if result.dry_run else f", {human_bytes(result.written_bytes)}"
+    lines = [
+        f"{result.path}: {erased} {plural(result.samples, 'sample')} of {result.samples_before:,}; left: {splits}",
+        f"  {wrote} {plural(result.rewritten, 'shard')} again{size}",
+        f"  {removed} {plural(len(result.removed), 'old file')}, {human_bytes(result.removed_bytes)}",
+    ]
+    if result.copies:
+        lines.append(Emphasis("  there may be more of them, which this command does not reach:"))
+        lines += [f"    {copy.what} {copy.where}: {copy.advice}" for copy in result.copies]
+    if result.unknown:
+        lines.append(Emphasis(f"  files here that are not of the set, not looked at: {listed(result.unknown, _SHOWN)}"))
+    return lines
 
 
 @click.command("relabel")

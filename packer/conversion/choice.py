@@ -9,12 +9,13 @@ from difflib import get_close_matches
 import numpy as np
 
 from cache.errors import SourceError
-from packer.conversion.where import select
-from packer.sets.deal import deal
+from cache.messages import quoted
+from packer.conversion.where import listed_facts, select
+from packer.sets.deal import as_groups, deal, deal_groups
 from packer.sources.base import SourceListing
 from readers.names import SplitName
 from readers.sample import NO_LABEL
-from readers.where import parse_where
+from readers.where import group_values, parse_where
 
 __all__ = ["Choice"]
 
@@ -28,6 +29,7 @@ class Choice:
     fractions: the share of each new split, which sum to 1; None leaves the splits as they are.
     seed: of the draw.
     stratify: every class in these shares.
+    group: the column whose values are not divided, or "folder"; see `SetTable.split`.
 
     Raises ValueError and BadNameError.
     """
@@ -37,14 +39,15 @@ class Choice:
     seed: int = 0
     stratify: bool = False
     where: str | None = None
+    group: str | None = None
 
     def __post_init__(self) -> None:
         if self.classes is not None and (not self.classes or len({*self.classes}) < len(self.classes)):
             raise ValueError(f"classes are one or more names, each once, not {list(self.classes)!r:.200}")
         names = parse_where(self.where).names if self.where is not None else ()
         if self.fractions is None:
-            if self.stratify or self.seed:
-                raise ValueError("seed and stratify say how samples are dealt by fractions: give fractions, too")
+            if self.stratify or self.seed or self.group is not None:
+                raise ValueError("seed, stratify and group say how samples are dealt by fractions: give fractions, too")
             return
         if "split" in names:
             raise ValueError(
@@ -90,11 +93,23 @@ class Choice:
                 "the labels of this source are known only when its samples are read, so that classes cannot be dealt "
                 "alike: leave stratify out, or deal the packed set with  packer split --stratify"
             )
-        (part,) = listing.splits.values()
-        labels = np.asarray(part.labels, np.int64)
-        of = deal(labels if self.stratify else np.zeros(len(part), np.int64), list(fractions.values()), self.seed)
+        ((split, part),) = listing.splits.items()
+        labels = np.asarray(part.labels, np.int64) if self.stratify else np.zeros(len(part), np.int64)
+        if self.group is None:
+            of = deal(labels, list(fractions.values()), self.seed)
+        else:
+            if self.group != "folder" and not listing.json_listed and "json" in listing.fields:
+                raise SourceError(
+                    f"the columns of this source are known only when its samples are read, so that {self.group!r} "
+                    f"cannot keep samples together: deal the packed set with  packer split --group {quoted(self.group)}"
+                )
+            values = group_values(listed_facts(listing)[split], self.group)
+            of = deal_groups(
+                as_groups(values, part.keys, self.group, "the source"), labels, [*fractions.values()], self.seed
+            )
         splits = {name: part.take(np.flatnonzero(of == number)) for number, name in enumerate(fractions)}
         empty = [name for name, chosen in splits.items() if not len(chosen)]
         if empty:
-            raise SourceError(f"no sample of {len(part):,} would be in {empty[0]!r}")
+            whole = "" if self.group is None else f", since no {self.group} may be in two splits"
+            raise SourceError(f"no sample of {len(part):,} would be in {empty[0]!r}{whole}")
         return replace(listing, splits=splits)

@@ -3,7 +3,7 @@
 `OUT/.packing/job.json`, written by the first task of several:
 
     tasks        how many there are
-    title, root  of the source
+    title, root  of the source; source: the title as dataset.json has it
     to, on_error, options    of the conversion; options as dataset.json has them
     fingerprint  of the plan
     splits       [[name, folder of the source, shards], …]: the names of the shards follow
@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from cache.errors import OutputError, SourceError
+from cache.errors import OutputError, SourceError, UnknownNameError
 from cache.files import Folder
 from cache.messages import Watcher, plural
 from packer import __version__
@@ -28,20 +28,20 @@ from packer.columns import PartMeta
 from packer.conversion.commit import commit
 from packer.conversion.images import remarks_of
 from packer.conversion.journal import Journal
-from packer.conversion.left_out import count_by_action, refuse_nothing, refuse_unlike
+from packer.conversion.left_out import count_by_action, refuse_nothing, refuse_unknown, refuse_unlike
 from packer.conversion.plan import ConvertOptions, Plan, PlannedShard
 from packer.conversion.saved import Prepared
 from packer.formats import format_named
 from packer.formats.base import ShardSpec
 from packer.sources import Source
-from packer.sources.base import ListingBuilder, SourceListing
+from packer.sources.base import ListingBuilder, SourceListing, stored_title
 from readers.layout import DatasetInfo
 from readers.names import FieldName, SplitName
 
 __all__ = ["JOB_FILE", "Job", "load_job", "task_list"]
 
 JOB_FILE = "job.json"
-_VERSION = 1
+_VERSION = 2
 _MAX_BYTES, _MAX_SHARDS = 1 << 30, 1 << 24
 
 
@@ -56,6 +56,7 @@ class Job:
     options: Mapping[str, Any]
     title: str
     root: str
+    source: str
     tasks: int = 1
 
     @classmethod
@@ -63,7 +64,8 @@ class Job:
         """The job of a conversion that is listed and planned."""
         given = {name: value for name, value in options.to_json().items() if value is not None}
         root = str(getattr(source, "root", ""))
-        return cls(prepared.plan, prepared.listing, options.to, options.on_error, given, source.title, root, tasks)
+        names = source.title, root, stored_title(source)
+        return cls(prepared.plan, prepared.listing, options.to, options.on_error, given, *names, tasks)
 
     def finish(self, journal: Journal, metas: Sequence[PartMeta], watcher: Watcher) -> DatasetInfo:
         """Make the set of the shards, which are parallel to those of the plan. Raises SourceError for an empty one."""
@@ -72,15 +74,16 @@ class Job:
             watcher.note(f"warning: {remark}")
         try:
             refuse_unlike(self.title, metas)
+            refuse_unknown(self.title, metas)
             refuse_nothing(self.title, self.root, self.listing, self.plan, metas)
-        except SourceError:
+        except (SourceError, UnknownNameError):
             journal.remove()
             with suppress(OSError):  # it still holds the old set
                 journal.out.rmdir()
             raise
         made: dict[str, Any] = {
             "by": f"packer {__version__}",
-            "source": self.title,
+            "source": self.source,
             "options": self.options,
             "plan": self.plan.fingerprint,
             "payload_bytes": sum(meta.payload_bytes for meta in metas),
@@ -97,6 +100,7 @@ class Job:
             "tasks": self.tasks,
             "title": self.title,
             "root": self.root,
+            "source": self.source,
             "to": self.to,
             "on_error": self.on_error,
             "options": self.options,
@@ -178,5 +182,5 @@ def _parsed(given: dict[str, Any]) -> Job:
     )
     plan = Plan(shards, specs, str(given["fingerprint"]))
     options = dict(given["options"])
-    return Job(plan, listing, container.name, str(given["on_error"]), options, str(given["title"]), str(given["root"]),
-               tasks)  # fmt: skip
+    title, root = str(given["title"]), str(given["root"])
+    return Job(plan, listing, container.name, str(given["on_error"]), options, title, root, str(given["source"]), tasks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from cache.errors import SourceError
+from cache.errors import SourceError, UnknownNameError
 from cache.messages import listed, plural
 from packer.columns import PartMeta
 from packer.conversion.plan import Plan
@@ -13,7 +13,7 @@ from packer.sources.base import SourceListing
 from packer.sources.contents import NOT_FETCHED, advice
 from readers.tree import has_image_suffix
 
-__all__ = ["count_by_action", "count_by_reason", "link_warnings", "refuse_nothing", "refuse_unlike"]
+__all__ = ["count_by_action", "count_by_reason", "link_warnings", "refuse_nothing", "refuse_unknown", "refuse_unlike"]
 
 _EXPECTED = (
     "hidden",
@@ -46,6 +46,17 @@ def count_by_action(metas: Iterable[PartMeta]) -> dict[str, int]:
         if meta.not_chosen:
             counts["not chosen"] += meta.not_chosen
     return dict(counts)
+
+
+def refuse_unknown(title: str, metas: Sequence[PartMeta]) -> None:
+    """Raise UnknownNameError where `where` looks at a column that no sample has."""
+    seen = dict.fromkeys(name for meta in metas for name in meta.seen)
+    unknown = sorted({name for meta in metas for name in meta.asked}.difference(seen))
+    if unknown:
+        raise UnknownNameError(
+            f"{title}: where: no sample has {unknown[0]!r} in its field json, so no set is made; there are "
+            f"{listed(sorted(seen), 20) or 'none'}"
+        )
 
 
 def refuse_unlike(title: str, metas: Sequence[PartMeta]) -> None:

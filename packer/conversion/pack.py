@@ -167,6 +167,8 @@ class ShardPacker:
         size = sum(sum(payloads.length) for payloads in written.payloads.values())
         meta = PartMeta(info, size, tuple(left_out), remarks=self._remarks, plan=plan, not_chosen=self._not_chosen)
         meta = replace(meta, targets=self._fields.targets)
+        if self._where is not None:
+            meta = replace(meta, asked=tuple(sorted(self._where.wanted)), seen=tuple(self._where.seen))
         save_part(self._place / f"{shard}.part", self.columns.arrays(written.payloads), meta)
         return meta
 

@@ -44,6 +44,7 @@ def convert(
     split_fractions: Mapping[str, float] | None = None,
     seed: int = 0,
     stratify: bool = False,
+    group: str | None = None,
     where: str | None = None,
     shard_size: int | str | None = None,
     samples_per_shard: int | None = None,
@@ -78,7 +79,8 @@ def convert(
     new labels.
     split: the only split to take, or the name for a source without splits.
     split_fractions: deal the samples of one split to new ones, as {"train": 0.9, "val": 0.1}; seed: of the draw;
-    stratify: every class in these shares.
+    stratify: every class in these shares; group: a column of the table whose values are not divided, as "patient", or
+    "folder", that of the keys.
     where: take the samples for which this is true, as 'min_side >= 64 and class_name in ("cat", "dog")'
     (`readers.where`); what it says of images is decided while they are packed, before ops and re-encoding.
     shard_size: bytes, or "1GiB"; default 8 shards a split, each from 64 MiB to 1 GiB.
@@ -122,7 +124,7 @@ def convert(
     )
     check_ops(ops)
     from_files = is_files(source)
-    choice = Choice(classes if from_files else None, split_fractions, seed, stratify, where)
+    choice = Choice(classes if from_files else None, split_fractions, seed, stratify, where, group)
     crew = Workers(workers, engine)
     opened, watcher = as_source(source, fields, None if from_files else classes), watcher or Silent()
 

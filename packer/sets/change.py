@@ -9,7 +9,9 @@
 
 Files of the old set stay, since readers that have it open need them, also columns not mapped yet. dataset.json
 lists them as retired. Indexes are removed by the first change after 30 days, or earlier, the oldest first, where they
-take more than an eighth of the bytes of the shards (and 1 GiB); shards only by `prune`.
+take more than an eighth of the bytes of the shards (and 1 GiB); shards only by `prune`. A change that erases samples
+retires nothing: names.json lists the old files beside the new ones, and what it lists and dataset.json does not name is
+removed, by this command or by the next one.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from cache.errors import OutputError, StaleIndexError
 from cache.files import Folder, PathError
@@ -34,7 +37,7 @@ from readers.history import Retired, now
 from readers.layout import MAX_JSON_BYTES, DatasetInfo, ShardInfo, read_dataset_info
 from readers.names import DATASET_FILE, DOCUMENTS, WORK_FOLDER, ShardPath
 
-__all__ = ["Change"]
+__all__ = ["Change", "files_of"]
 
 _RETIRED_SECONDS = 30 * 24 * 3600.0
 _RETIRED_BYTES, _RETIRED_SHARE = 1 << 30, 8
@@ -47,12 +50,16 @@ class Change:
     new: whether a set is made there. Otherwise there is one, whose description is `info`.
     wait_seconds: how long to wait for another command that writes there.
 
+    completed: what an erasure was asked for (`commit`) that was killed after it had become the set, and whose old files
+        have been removed now; "" for none.
+
     Raises OutputError (locked, unfinished conversion, not empty where a new set is to be made), DatasetError.
     """
 
     def __init__(self, root: Path, watcher: Watcher, *, new: bool = False, wait_seconds: float = float("inf")) -> None:
         self.root, self._watcher = root, watcher
         self._is_made = new and not root.exists()
+        self.completed = ""
         before = None if new else read_dataset_info(root)
         self._journal = self._locked(watcher, wait_seconds)
         try:
@@ -84,17 +91,30 @@ class Change:
         return next(name for name in names if not self.place.kind(name))
 
     @output_errors()
-    def commit(self, info: DatasetInfo, moves: Mapping[str, str], links: Mapping[str, tuple[Path, ShardInfo]]) -> int:
+    def commit(
+        self,
+        info: DatasetInfo,
+        moves: Mapping[str, str],
+        links: Mapping[str, tuple[Path, ShardInfo]],
+        *,
+        erases: str = "",
+    ) -> int:
         """Make `info` the set.
 
         moves: new name of each file or folder of the working folder that is of the set.
         links: for new names, the shard of another set that is linked there.
+        erases: a word for what is erased, which the next command finds if this one is killed.
 
-        What the old set has and `info` does not name is retired. Returns how many links are symbolic, and so need the
-        sets where they lead. Raises StaleIndexError where a linked shard is not the one that was indexed.
+        What the old set has and `info` does not name is retired or, with `erases`, removed at the end, with all that
+        was retired before. Returns how many links are symbolic, and so need the sets where they lead. Raises
+        StaleIndexError where a linked shard is not the one that was indexed.
         """
         names = [ShardPath(name) for name in (*moves.values(), *links)]
-        self.work.write(NAMES_FILE, json.dumps(names).encode())
+        content: Any = names
+        if erases and self.info is not None:
+            old = dict.fromkeys([*files_of(self.info), *(retired.path for retired in self.info.retired)])
+            content = {"names": [*names, *(name for name in old if name not in files_of(info))], "erases": erases}
+        self.work.write(NAMES_FILE, json.dumps(content).encode())
         symbolic = sum(self._link(name, path, shard) for name, (path, shard) in links.items())
         for name, new in moves.items():
             self._make_folder(new)
@@ -103,9 +123,11 @@ class Change:
             with self.place.folder(folder) as opened:
                 opened.sync()
         self.place.sync()
-        if self.info is not None:
-            used = set(_files_of(info))
-            gone = (Retired(path, now()) for path in _files_of(self.info))
+        if erases:
+            info = replace(info, retired=())
+        elif self.info is not None:
+            used = set(files_of(info))
+            gone = (Retired(path, now()) for path in files_of(self.info))
             info = replace(info, retired=tuple(old for old in (*self.info.retired, *gone) if old.path not in used))
         self.info = write_dataset_info(self.place, info, scratch=self.work, note=self._watcher.note)
         return symbolic
@@ -114,7 +136,7 @@ class Change:
     def remove_retired(self) -> int:
         """Remove everything that is retired; returns its bytes."""
         assert self.info is not None
-        removed, used = 0, set(_files_of(self.info))
+        removed, used = 0, set(files_of(self.info))
         for retired in self.info.retired:
             if retired.path not in used:
                 removed += self._bytes_of(retired.path)
@@ -162,18 +184,28 @@ class Change:
         """Remove what was moved or linked into the set and never became a part of it, and the working files."""
         if self.work.kind(NAMES_FILE):
             info = read_dataset_info(self.root) if self.place.kind(DATASET_FILE) else None
-            used = {*_files_of(info), *(retired.path for retired in info.retired)} if info else set()
+            used = {*files_of(info), *(retired.path for retired in info.retired)} if info else set()
             if info is None:
                 remove_documents(self.place, DOCUMENTS)
-            for name in self._listed_names():
+            names, erases = self._listed_names()
+            if erases and info is not None and info.history[-1:] and info.history[-1].operation == "erase":
+                self.completed = erases
+            for name in names:
                 if name not in used:
                     self._remove(name)
+            for folder in {above for name in names for above in _above(name) if self.place.kind(above)}:
+                with self.place.folder(folder) as opened:
+                    opened.sync()
+            self.place.sync()  # before the list is removed, or a crash could bring back what nobody would remove
         self._journal.empty()
 
-    def _listed_names(self) -> list[str]:
+    def _listed_names(self) -> tuple[list[str], str]:
+        """The names, and what is erased, "" for nothing."""
         try:
-            return [ShardPath(name) for name in json.loads(self.work.read(NAMES_FILE, MAX_JSON_BYTES))]
-        except (ValueError, TypeError, RecursionError) as error:
+            content = json.loads(self.work.read(NAMES_FILE, MAX_JSON_BYTES))
+            erases = str(content["erases"]) if isinstance(content, dict) else ""
+            return [ShardPath(name) for name in (content["names"] if erases else content)], erases
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise OutputError(
                 f"{self.work.path / NAMES_FILE}: cannot be read ({error}), so it is unknown what a killed command "
                 f"left here; run  packer verify {self.root}  and, if it is whole, remove that file"
@@ -194,7 +226,7 @@ class Change:
     def _retire_old(self, info: DatasetInfo) -> DatasetInfo:
         """Remove retired indexes that are due; `info` without what is not there any more."""
         left = max(_RETIRED_BYTES, sum(shard.bytes for shard in _shards_of(info)) // _RETIRED_SHARE)
-        used = set(_files_of(info))
+        used = set(files_of(info))
         for retired in reversed(info.retired):
             if retired.path not in used and self._is_index(retired.path):
                 left -= self._bytes_of(retired.path)
@@ -246,7 +278,7 @@ def _shards_of(info: DatasetInfo) -> Iterator[ShardInfo]:
         yield from split.shards
 
 
-def _files_of(info: DatasetInfo) -> list[str]:
+def files_of(info: DatasetInfo) -> list[str]:
     """The shards and the folders of the indexes of a set."""
     return list(dict.fromkeys([*(shard.path for shard in _shards_of(info)), *(s.index for s in info.splits.values())]))
 

@@ -1,14 +1,19 @@
-"""Deal samples to splits: exact shares, of every class, drawn by a seed."""
+"""Deal samples to splits: exact shares, of every class, or whole groups, drawn by a seed."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["deal", "shares"]
+from cache.errors import SourceError
+from cache.messages import plural
+
+__all__ = ["as_groups", "deal", "deal_groups", "shares", "shares_text"]
 
 Int64s = npt.NDArray[np.int64]
 _TOLERANCE = 1e-6
@@ -37,11 +42,9 @@ def deal(classes: Int64s, fractions: Sequence[float], seed: int) -> Int64s:
     spread evenly over the line. So every split has its share of all, to within one, and of every class, to within about
     one.
     """
-    if not 0 <= seed < 1 << 32:
-        raise ValueError(f"the seed must be from 0 to 2^32 - 1, not {seed}")
     count = len(classes)
     counts = shares(count, fractions)
-    random = np.random.RandomState(seed)  # its stream is frozen, that of Generator is not (NEP 19)
+    random = _random(seed)
     shuffled = random.permutation(count)
     _, of_class = np.unique(classes, return_inverse=True)
     turn = random.permutation(int(of_class.max(initial=0)) + 1)  # or the same small classes would always lose
@@ -51,3 +54,61 @@ def deal(classes: Int64s, fractions: Sequence[float], seed: int) -> Int64s:
     found = np.empty(count, np.int64)
     found[line] = split
     return found
+
+
+def as_groups(values: Sequence[Any], keys: Sequence[str], name: str, title: object) -> Int64s:
+    """The number of the group of each sample, by the values of a column. Raises SourceError where there is none."""
+    missing = [number for number, value in enumerate(values) if value is None]
+    if missing:
+        raise SourceError(
+            f"{title}: {plural(len(missing), 'sample')} of {len(values):,} without a value in the column {name!r}, "
+            f"such as {keys[missing[0]]!r}, belong to no known group; take the others only, by where: has({name!r})"
+        )
+    numbers: dict[str, int] = {}  # by JSON, since lists and objects are values, too, and 1 is not "1"
+    texts = (json.dumps(value, sort_keys=True) for value in values)
+    return np.fromiter((numbers.setdefault(text, len(numbers)) for text in texts), np.int64, len(values))
+
+
+def shares_text(counts: Mapping[str, int], fractions: Mapping[str, float], group: str) -> str:
+    """How near the splits of whole groups are to the shares that were asked for."""
+    total = max(1, sum(counts.get(name, 0) for name in fractions))
+    shares = [f"{name} {counts.get(name, 0) / total:.1%} (asked {share:.1%})" for name, share in fractions.items()]
+    return f"every {group} is in one split: {', '.join(shares)}"
+
+
+def deal_groups(groups: Int64s, classes: Int64s, fractions: Sequence[float], seed: int) -> Int64s:
+    """The same, of samples whose groups stay together, as nearly as they allow. Raises ValueError.
+
+    groups, classes: int64 [n]; groups count from 0.
+
+    The largest group is dealt first, those of one size at random, each to the split that is then the least full of the
+    classes in the group. No split stays empty where there are as many groups as splits.
+    """
+    shares(len(groups), fractions)
+    sizes = np.bincount(groups)
+    turn = _random(seed).permutation(len(sizes))
+    _, of_class = np.unique(classes, return_inverse=True)
+    totals = np.bincount(of_class.reshape(-1), minlength=1)
+    pairs, counts = np.unique(groups * len(totals) + of_class.reshape(-1), return_counts=True)
+    starts = np.searchsorted(pairs, np.arange(len(sizes) + 1) * len(totals)).tolist()
+    dealt, asked = np.zeros((len(fractions), len(totals))), np.array(fractions)
+    found = np.empty(len(sizes), np.int64)
+    for group in turn[np.argsort(-sizes[turn], kind="stable")].tolist():
+        part = slice(starts[group], starts[group + 1])
+        of, more = pairs[part] % len(totals), counts[part]
+        fill = ((dealt[:, of] + more) * (more / totals[of])).sum(axis=1) / asked
+        found[group] = chosen = int(fill.argmin())
+        dealt[chosen, of] += more
+    for split in range(len(fractions)):
+        held = np.bincount(found, minlength=len(fractions))
+        if not held[split] and held.max(initial=0) > 1:
+            theirs = np.flatnonzero(found == held.argmax())
+            found[theirs[sizes[theirs].argmin()]] = split
+    return found[groups]
+
+
+def _random(seed: int) -> np.random.RandomState:
+    """Its stream is frozen, that of Generator is not (NEP 19)."""
+    if not 0 <= seed < 1 << 32:
+        raise ValueError(f"the seed must be from 0 to 2^32 - 1, not {seed}")
+    return np.random.RandomState(seed)

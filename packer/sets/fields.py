@@ -30,7 +30,7 @@ from packer.sets.change import Change
 from packer.sets.pieces import open_pieces
 from packer.sets.save import SaveResult, operation, origin_of
 from packer.sets.shards import Indexes, NewShards, options_like, pack, result_of
-from packer.sources.base import ListingBuilder, SourceListing, SplitListing, check_names
+from packer.sources.base import ListingBuilder, SourceListing, SplitListing, check_names, place_name
 from packer.sources.manifest import ManifestReader
 from packer.sources.manifest_columns import RESERVED_FIELDS
 from packer.workers import Workers
@@ -219,7 +219,7 @@ class _Addition:
             shards = [replace(shard, samples=0) for shard in shards]
             splits[name] = indexes.write(name, piece, shards, (), known=old.shards, root=old.root)
         samples = sum(split.samples for split in splits.values())
-        arguments = {"name": self._field, "kind": self._files.kind, "source": str(self._files.root)}
+        arguments = {"name": self._field, "kind": self._files.kind, "source": place_name(self._files.root)}
         added = sum(meta.payload_bytes for meta in new.metas)
         made = origin_of(self._before, payload_bytes=int(self._before.made.get("payload_bytes", 0)) + added)
         history = (*self._before.history, operation("add-field", arguments, (samples, samples)))

@@ -57,6 +57,7 @@ def split(
     *,
     seed: int = 0,
     stratify: bool = False,
+    group: str | None = None,
     split: str | None = None,
     dry_run: bool = False,
     watcher: Watcher | None = None,
@@ -65,7 +66,7 @@ def split(
     return _changed(
         path,
         output,
-        lambda whole: whole.split(fractions, seed=seed, stratify=stratify, split=split),
+        lambda whole: whole.split(fractions, seed=seed, stratify=stratify, group=group, split=split),
         dry_run,
         watcher,
     )
@@ -111,7 +112,7 @@ def drop(
     dry_run: bool = False,
     watcher: Watcher | None = None,
 ) -> SaveResult:
-    """Take samples out of a set. Their bytes stay in the shards until `packer.reshard`; see `SetTable.drop`."""
+    """Take samples out of the index of a set; see `SetTable.drop`. Their bytes stay in the shards (`packer.erase`)."""
     return _changed(path, output, lambda whole: whole.drop(where, keys=keys, split=split), dry_run, watcher)
 
 

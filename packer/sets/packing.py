@@ -35,7 +35,7 @@ from packer.sets.unify import (
     unified_fields,
 )
 from packer.sources import Source, open_source
-from packer.sources.base import SourceListing
+from packer.sources.base import SourceListing, stored_title
 from packer.sources.packed import PackedSource
 from packer.workers import Workers, without_gc
 from readers.layout import AdoptedKeys, DatasetInfo, ShardInfo, read_dataset_info
@@ -218,7 +218,7 @@ def _append_set(root: Path, other: SetTable, existing: str, dry_run: bool, watch
         if skipped == len(other):
             return None, skipped
         more = mine.concat(other.without(there, "append", {}) if skipped else other)
-        step = Step("append", {"source": f"packed set {other.root}"}, (len(mine), len(more)))
+        step = Step("append", {"source": stored_title(PackedSource(other.root))}, (len(mine), len(more)))
         return replace(more, steps=(step,)), skipped
 
     if dry_run:
@@ -250,6 +250,7 @@ class _Append:
         where: str | None,
     ) -> None:
         self._root, self._info, self._title, self.listing = root, info, source.title, listing
+        self._stored_title = stored_title(source)
         self._pieces = {name: piece for name, (piece,) in open_pieces(root, info).items()}
         self._before = sum(split.samples for split in info.splits.values())
         self._fields = unified_fields({str(root): info.fields, source.title: listing.fields})
@@ -311,7 +312,7 @@ class _Append:
             elif parts:
                 splits[name] = indexes.write(name, None, shards, parts, root=self.listing.splits[name].root)
         made = origin_of(info, payload_bytes=self._payload_bytes(new))
-        arguments = {"source": self._title}
+        arguments = {"source": self._stored_title}
         changed = replace(info, fields=self._fields, classes=self._classes, splits=splits, made=made)
         history = (*info.history, operation("append", arguments, (self._before, self._before + added)))
         self._info = replace(changed, history=history)

@@ -7,7 +7,7 @@ own behind all others, so that, as in every index, samples are in the order of t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from readers.criteria import TableFacts
+import readers
+from readers.criteria import TableFacts, json_columns, json_payloads
 from readers.index import ABSENT, COLUMNS, Index, column_names, decode_name, encode_name
 from readers.layout import DatasetInfo, ShardInfo
 from readers.packed import PackedColumns
@@ -80,14 +81,26 @@ class Piece:
         new = numbers[labels]
         return self if np.array_equal(new, labels) else replace(self, labels=new)
 
-    def facts(self, split: str, classes: Sequence[str], fields: Sequence[str]) -> TableFacts:
-        """What an expression sees of it, as a part of a table with these classes and fields."""
-        return _PieceFacts(self, split, classes, fields)
+    def columns(self, names: Collection[str]) -> dict[str, list[Any]]:
+        """The columns of the table that its set was packed from, by `readers.criteria.json_columns`."""
+        with readers.open(self.root, self.split, verify=True) as reader:
+            rows = self.table.rows
+            return json_columns(json_payloads(reader, np.arange(len(self)) if rows is None else rows), names)
+
+    def facts(
+        self,
+        split: str,
+        classes: Sequence[str],
+        fields: Sequence[str],
+        columns: Callable[[Collection[str]], Mapping[str, Sequence[Any]]],
+    ) -> TableFacts:
+        """What an expression sees of it, as a part of a table with these classes, fields and columns."""
+        return _PieceFacts(self, split, classes, fields, columns)
 
 
 class _PieceFacts(TableFacts):
-    def __init__(self, piece: Piece, split: str, classes: Sequence[str], fields: Sequence[str]) -> None:
-        super().__init__(piece.table, None, split, piece.labels, classes)
+    def __init__(self, piece: Piece, split: str, classes: Sequence[str], fields: Sequence[str], columns: Any) -> None:
+        super().__init__(piece.table, None, split, piece.labels, classes, columns)
         self._piece, self._fields = piece, fields
 
     def texts(self, name: str) -> Texts:

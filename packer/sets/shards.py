@@ -31,6 +31,7 @@ from packer.sources.base import SomeSamples, SourceListing
 from packer.workers import Workers, run_shards
 from readers.layout import AdoptedKeys, DatasetInfo, ShardInfo, SplitInfo
 from readers.pixels import PIXELS
+from readers.where import ERASED
 
 __all__ = ["Indexes", "NewShards", "options_like", "pack", "recorded_options", "result_of"]
 
@@ -68,11 +69,14 @@ def recorded_options(root: Path, info: DatasetInfo, options: ConvertOptions) -> 
     """
     recorded = info.made.get("options")
     recorded = recorded if isinstance(recorded, dict) else {}
+    where = recorded.get("where")
     try:
+        if isinstance(where, str) and ERASED in where:
+            raise ValueError(f"the expression {where} has lost its values when samples were erased")
         found = replace(
             options,
             check=recorded.get("check", options.check),
-            where=recorded.get("where"),
+            where=where,
             reencode=Reencode(**recorded["reencode"]) if recorded.get("reencode") else None,
             ops=tuple(map(recorded_op, recorded.get("ops") or ())),
         )

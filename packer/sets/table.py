@@ -17,6 +17,7 @@ import itertools
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +27,24 @@ import numpy.typing as npt
 from cache.errors import SourceError, UnknownNameError
 from cache.messages import listed, plural
 from packer.conversion.plan import check_splits
-from packer.sets.deal import deal
+from packer.sets.deal import as_groups, deal, deal_groups
 from packer.sets.pieces import Piece, open_pieces
 from packer.sets.relabel import LabelChange, labels_by_key, mapped_classes
 from packer.sets.save import SaveResult, save
 from packer.sets.unify import check_alike, check_targets, renumbering, target_forms, unified_classes, unified_fields
+from packer.sources.base import place_name
+from readers.criteria import complete_columns
 from readers.history import EDITS
 from readers.layout import DatasetInfo, read_dataset_info
 from readers.names import SplitName
 from readers.sample import NO_LABEL
 from readers.strings import repeated
-from readers.where import NUMBERS, parse_where
+from readers.where import Facts, group_values, parse_where
 
-__all__ = ["SetTable", "Step", "table"]
+__all__ = ["SetTable", "Step", "table", "without_values"]
 
 Int64s = npt.NDArray[np.int64]
 _SHOWN = 5
-_SAID = frozenset({*NUMBERS, "label", "class_name", "split", "medium", "has"})  # of expressions in the history
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,16 +135,15 @@ class SetTable:
     def drop(
         self, where: str | None = None, *, keys: Iterable[str] | None = None, split: str | None = None
     ) -> SetTable:
-        """Without the samples for which an expression is true, or that have one of these keys.
+        """Without the samples for which an expression is true, or that have one of these keys. The history has neither
+        the keys nor what `where` compares keys and columns with.
 
         split: only samples of this split. Raises as `where` and `select` do.
         """
         if (where is None) == (keys is None):
             raise ValueError("give either an expression (where=…) or keys (keys=…) of samples to drop")
         mask = self._mask_where(where) if where is not None else self._mask_keys(keys or (), split)
-        arguments = {"keys": "listed"}
-        if where is not None:  # the history is no place for the names of what was dropped
-            arguments = {"where": where if parse_where(where).names <= _SAID else "by names of samples"}
+        arguments = without_values({"where": where}) if where is not None else {"keys": "listed"}
         return self._filtered(lambda name, piece: ~mask(name, piece), split, "drop", arguments, others_stay=True)
 
     def without(self, samples: Mapping[str, Int64s], operation: str, arguments: Mapping[str, Any]) -> SetTable:
@@ -172,16 +173,25 @@ class SetTable:
 
     # --- splits, labels, other sets -----------------------------------------------------------------------------
     def split(
-        self, fractions: Mapping[str, float], *, seed: int = 0, stratify: bool = False, split: str | None = None
+        self,
+        fractions: Mapping[str, float],
+        *,
+        seed: int = 0,
+        stratify: bool = False,
+        group: str | None = None,
+        split: str | None = None,
     ) -> SetTable:
         """Deal all samples, or those of one split, at random to new splits.
 
         fractions: the share of each, which sum to 1.
         seed: from 0 to 2^32 - 1.
         stratify: every class in these shares, as nearly as its samples can be divided.
+        group: a column of the table that the set was packed from, as "patient", or "folder", that of the keys: samples
+            that have the same there stay together.
 
-        Splits have exactly the share of samples, to within one. Other splits stay. Raises ValueError, BadNameError,
-        and SourceError where a split would be empty.
+        Splits have exactly the share of samples, to within one; with `group`, as nearly as the groups allow. Other
+        splits stay. Raises ValueError, BadNameError, UnknownNameError (no such column), and SourceError where a split
+        would be empty, or a sample is in no group.
         """
         names = {str(SplitName(name)): share for name, share in fractions.items()}
         dealt = self.splits if split is None else {self._name(split): self._split(split)}
@@ -191,7 +201,11 @@ class SetTable:
         pieces = [piece for parts in dealt.values() for piece in parts]
         self._check_keys(pieces, "deal one split at a time with split=NAME")
         labels = np.concatenate([piece.current_labels for piece in pieces]) if pieces else np.zeros(0, np.int64)
-        part = deal(labels if stratify else np.zeros(len(labels), np.int64), list(names.values()), seed)
+        labels = labels if stratify else np.zeros(len(labels), np.int64)
+        if group is None:
+            part = deal(labels, list(names.values()), seed)
+        else:
+            part = deal_groups(self._groups(pieces, group), labels, list(names.values()), seed)
         starts = np.cumsum([0, *map(len, pieces)])
         new: dict[str, tuple[Piece, ...]] = {}
         for number, name in enumerate(names):
@@ -200,9 +214,11 @@ class SetTable:
                 piece.take(selected) for piece, selected in zip(pieces, rows, strict=True) if len(selected)
             )
             if not new[name]:
-                raise SourceError(f"{self.root}: no sample of {len(labels):,} would be in {name!r}")
+                whole = "" if group is None else f", since no {group} may be in two splits"
+                raise SourceError(f"{self.root}: no sample of {len(labels):,} would be in {name!r}{whole}")
         kept = {name: parts for name, parts in self.splits.items() if name not in dealt}
-        arguments = {"fractions": dict(fractions), "seed": seed, "stratify": stratify}
+        arguments: dict[str, Any] = {"fractions": dict(fractions), "seed": seed, "stratify": stratify}
+        arguments |= {} if group is None else {"group": group}
         return self._next({**new, **kept}, "split", arguments | ({} if split is None else {"split": split}), "samples")
 
     def relabel(
@@ -233,7 +249,7 @@ class SetTable:
             return replace(found, classes=new)
         assert labels is not None
         new, changed = labels_by_key(self.splits, self.classes, labels)
-        found = self._next(changed, "relabel", {"labels": labels.title}, *self._edit_of_labels(changed))
+        found = self._next(changed, "relabel", {"labels": place_name(labels.title)}, *self._edit_of_labels(changed))
         return replace(found, classes=new)
 
     def concat(self, *others: SetTable, prefix_keys: bool = False) -> SetTable:
@@ -262,7 +278,7 @@ class SetTable:
             self._check_keys(parts, "put the names of the sets before all keys with prefix_keys=True")
         changed = {*self._edit_of_labels(splits), *(("keys",) if prefix_keys else ())}
         changed |= {edit for table in tables for edit in table.changed}
-        found = self._next(splits, "merge", {"sets": [str(table.root) for table in tables]}, *changed)
+        found = self._next(splits, "merge", {"sets": [place_name(table.root) for table in tables]}, *changed)
         return replace(found, classes=classes)
 
     def save(self, output: str | os.PathLike[str] | None = None, **options: Any) -> SaveResult:
@@ -314,8 +330,27 @@ class SetTable:
         return lambda name, piece: masks[name][starts[id(piece)] : starts[id(piece)] + len(piece)]
 
     def _mask_where(self, text: str) -> Callable[[str, Piece], npt.NDArray[np.bool_]]:
-        where, fields = parse_where(text), list(self.fields)
-        return lambda name, piece: where.mask(piece.facts(name, self.classes, fields))
+        where, facts = parse_where(text), self._facts()
+        return lambda name, piece: where.mask(facts(name, piece))
+
+    def _facts(self) -> Callable[[str, Piece], Facts]:
+        """What expressions see of a piece of a split."""
+        fields, columns = list(self.fields), cache(self._columns)  # read once, and only where they are looked at
+        return lambda name, piece: piece.facts(
+            name, self.classes, fields, lambda names: columns(frozenset(names))[id(piece)]
+        )
+
+    def _columns(self, names: frozenset[str]) -> Mapping[int, Mapping[str, Sequence[Any]]]:
+        """By the id of each piece, the columns of the tables of all sets; those of `names` with their values."""
+        found = [piece.columns(names) for piece in self.pieces]
+        complete_columns(found, list(map(len, self.pieces)))
+        return {id(piece): columns for piece, columns in zip(self.pieces, found, strict=True)}
+
+    def _groups(self, pieces: Sequence[Piece], name: str) -> Int64s:
+        """The number of the group of each sample of these pieces."""
+        facts = self._facts()
+        values = [value for piece in pieces for value in group_values(facts("", piece), name)]
+        return as_groups(values, [key for piece in pieces for key in piece.keys], name, self.root)
 
     def _mask_keys(self, keys: Iterable[str], split: str | None) -> Callable[[str, Piece], npt.NDArray[np.bool_]]:
         wanted = frozenset(keys)
@@ -364,6 +399,20 @@ class SetTable:
 
     def _split(self, split: str) -> tuple[Piece, ...]:
         return self.splits[self._name(split)]
+
+
+def without_values(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of an operation for the history, without the values that `where` compares keys and columns with.
+
+    They may name the people whose samples are taken out.
+    """
+    where = arguments.get("where")
+    if not isinstance(where, str):
+        return dict(arguments)
+    try:
+        return {**arguments, "where": parse_where(where).without_values}
+    except ValueError:  # of a later version
+        return {**arguments, "where": "…"}
 
 
 def _starts(pieces: Sequence[Piece]) -> Iterable[tuple[Piece, int]]:

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.errors import SourceError
+from cache.messages import listed
 from packer.formats.base import Arena
 from packer.sources.lookups import file_stamp
 from packer.sources.places import ObjectPlaces, Places
@@ -45,7 +46,9 @@ __all__ = [
     "SplitListing",
     "StrayReader",
     "check_names",
+    "place_name",
     "safe_name",
+    "stored_title",
 ]
 
 
@@ -222,6 +225,7 @@ class SourceListing:
     max_workers: how many processes may read at the same time, None for any number.
     watched: (paths, times of modification in ns) of the folders below the source's `root`, by which a later process
     knows that the listing would be the same; None where it has to list again. See `SavedSource`.
+    json_listed: whether the last member of each place is the field json of the sample, or None.
     late_labels: whether labels are known only when samples are read, by a `LabellingReader`.
     where: an expression of `readers.where` that is evaluated when a sample has been read; "" takes them all.
     not_chosen: how many samples are not listed because such an expression is false.
@@ -242,6 +246,7 @@ class SourceListing:
     where: str = ""
     not_chosen: int = 0
     sampled: bool = False
+    json_listed: bool = False
 
 
 class SourceReader(Protocol):
@@ -292,6 +297,25 @@ class Source(Protocol):
 
     def paths(self, listing: SourceListing) -> Iterator[str | os.PathLike[str]]:
         """Every file that the samples are read from: no conversion of them may overwrite it."""
+
+
+def stored_title(source: Source) -> str:
+    """The title of a source for dataset.json, with its `place_name` in place of the path."""
+    parts, root, title = getattr(source, "sources", None), str(getattr(source, "root", "")), source.title
+    if parts is not None:
+        return listed([stored_title(part) for part in parts])
+    return f"{title.removesuffix(root)}{place_name(root)}" if root and title.endswith(root) else title
+
+
+def place_name(path: str | os.PathLike[str]) -> str:
+    """A path as a set may keep it: one that begins at the root, or leads up, by its last part alone.
+
+    The rest would tell whoever gets the set about the machine, and perhaps the name of a user.
+    """
+    text = os.fspath(path)
+    if not os.path.isabs(text) and ".." not in Path(text).parts:
+        return text
+    return os.path.basename(os.path.abspath(text)) or text
 
 
 class SavedSource(Source, Protocol):

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import ipaddress
 import random
+import re
 import socket
 import threading
 import time
@@ -33,7 +34,7 @@ from cache.errors import BadSampleError, MissingExtraError
 from packer.registry import HEAD_BYTES
 from packer.sources.contents import NOT_FETCHED, is_stray
 
-__all__ = ["FetchOptions", "Fetcher", "Pace", "check_url"]
+__all__ = ["FetchOptions", "Fetcher", "Pace", "check_url", "without_query"]
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 _AGAIN = (408, 425, 429, 500, 502, 503, 504)
@@ -231,7 +232,7 @@ class Fetcher:
                 self._sleep(pause * (1 + random.random()))
                 pause = min(2 * pause, _MAX_PAUSE_SECONDS)
         attempts = f" ({count} attempts)" if count > 1 else ""
-        raise BadSampleError(f"{NOT_FETCHED}{reason}{attempts}: {url}")
+        raise BadSampleError(f"{NOT_FETCHED}{reason}{attempts}: {without_query(url)}")
 
     def stop(self) -> None:
         """End what is under way, in all threads, and fetch no more."""
@@ -367,6 +368,13 @@ def check_url(url: str) -> str:
     if not host or parts.username is not None or not url.isprintable() or " " in url:
         return "not a valid address (no host, a user name, or letters that an address does not have)"
     return ""
+
+
+def without_query(url: str) -> str:
+    """An address as it is stored and shown: its query, its fragment and a user name in it may be credentials."""
+    scheme, slashes, rest = re.split("[?#]", url, maxsplit=1)[0].partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}{slashes}{host.rpartition('@')[2]}{slash}{path}"
 
 
 def _host(url: str) -> str:

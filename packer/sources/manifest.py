@@ -151,7 +151,8 @@ class ManifestListing:
         labels_of_rows = np.array(numbers, np.int64)
         if self._targets is not None:
             classes = self._targets.classes
-        listing = SourceListing({}, self._fields(), classes, warnings=warnings)
+        has_json = bool(self._columns.metadata)
+        listing = SourceListing({}, self._fields(), classes, warnings=warnings, json_listed=has_json)
         for name, builder in self._splits.items():
             if self._split not in (None, name):
                 continue

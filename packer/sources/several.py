@@ -49,6 +49,11 @@ class SeveralSources:
         self._fields: list[list[int]] = []  # of each source: its field at each place, or -1
 
     @property
+    def sources(self) -> tuple[Source, ...]:
+        """What it is made of."""
+        return self._sources
+
+    @property
     def title(self) -> str:
         return listed([source.title for source in self._sources], _MOST_TITLES)
 

@@ -3,7 +3,7 @@
 A row is a mapping from column to value; None is a missing value, a column may be absent from a JSON Lines
 row. CSV and TSV values are strings as they stand ("" for an empty one), JSON and Parquet values keep their
 types. CSV and TSV need a header row; columns whose header is empty (such as the index that pandas writes) are
-ignored.
+ignored. Cells of a table with the header of labels.csv are taken as they were before `readers.originals` wrote them.
 
 Labels. Where every label is a whole number (also 3.0 or "3.0", which is what a column with gaps becomes in
 pandas, and true and false) they are class numbers, kept as they are, and the classes have no names. Where most
@@ -33,6 +33,7 @@ from typing import Any, TextIO
 
 from cache.errors import MissingExtraError, SourceError
 from cache.messages import plural
+from readers.originals import LABELS_HEADER, without_apostrophe
 from readers.sample import NO_LABEL
 
 __all__ = [
@@ -151,13 +152,13 @@ def _delimited(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
 def _delimited_rows(path: Path, delimiter: str) -> Iterator[tuple[int, Row]]:
     records = _delimited(path, delimiter)
     _, header = next(records, (0, []))
-    named = all(header)
+    named, is_ours = all(header), tuple(header) == LABELS_HEADER
     for line, values in records:
         if len(values) != len(header):
             raise SourceError(
                 f"{path}: line {line}: has {len(values)} values, but the header has {len(header)} columns"
             )
-        row = dict(zip(header, values, strict=True))
+        row = dict(zip(header, map(without_apostrophe, values) if is_ours else values, strict=True))
         if not named:
             row.pop("", None)
         yield line, row

@@ -5,12 +5,12 @@
     split       a column called split or subset
     key         a column called key, if its values are different; else the number of the row, 000000042
     caption     a column called caption, text or alt_text: a field of text
-    metadata    all other columns, in the field json, with the address
+    metadata    all other columns, in the field json, with the address up to its query, which may be a signature
 
 Images are fetched while they are packed (`packer.sources.fetching`), some ahead of the one that is written, in one
 process, so that the limits hold for all of them. What cannot be fetched is a bad sample: with on_error="skip" it is
-left out, and left-out.jsonl has the address, the status and the reason. Shards that are whole are not fetched again
-when the same conversion runs once more.
+left out, and left-out.jsonl has the address (without a query), the status and the reason. Shards that are whole are
+not fetched again when the same conversion runs once more.
 
 Place: the address, and the bytes of the other fields, None for none.
 """
@@ -31,7 +31,7 @@ from cache.errors import BadNameError, BadSampleError, SourceError
 from packer.formats.base import Arena
 from packer.sources.base import FileSource, ListingBuilder, SourceListing, check_names
 from packer.sources.contents import NOT_FETCHED
-from packer.sources.fetching import Fetcher, FetchOptions
+from packer.sources.fetching import Fetcher, FetchOptions, without_query
 from packer.sources.file_sets import split_of_value
 from packer.sources.lookups import wanted_split
 from packer.sources.manifest_columns import NamedColumns
@@ -118,7 +118,7 @@ class _Rows:
         if not lines:
             raise SourceError(f"{self.table.table.path}: no addresses")
         numbers, classes, warnings = number_labels(labels, lines, self.table.table)
-        listing = SourceListing({}, self._fields, classes, warnings=warnings)
+        listing = SourceListing({}, self._fields, classes, warnings=warnings, json_listed=True)
         for name, builder in self._parts.items():
             part = builder.build()
             part.labels = np.array(numbers, np.int64)[part.labels]
@@ -137,7 +137,7 @@ class _Rows:
         caption = row.get(table.caption) if table.caption is not None else None
         words = None if is_missing(caption) else " ".join(str(caption).split()).encode("utf-8", "replace")
         words_of = [] if table.caption is None else [words]
-        metadata = json_payload(row, (table.url, *table.metadata))
+        metadata = json_payload({**row, table.url: without_query(url.strip())}, (table.url, *table.metadata))
         # The label follows when those of all rows are known; until then, it is the position of the row.
         names = [""] * len(self._fields)
         part.add(names, (url.strip(), *words_of, metadata), 0, key=self._key_of(line, row, position), label=position)
@@ -182,7 +182,7 @@ class UrlReader:
             self._next()
         image = self._next() if self._ahead else self._fetcher.fetch(url)
         if image is None:
-            raise BadSampleError(f"{NOT_FETCHED}stopped: {url}")
+            raise BadSampleError(f"{NOT_FETCHED}stopped: {without_query(url)}")
         return (image, *fields)
 
     def close(self) -> None:

@@ -32,7 +32,7 @@ from packer.viewer.orders import (
 )
 from packer.viewer.places import Place
 from packer.viewer.scan import Scan
-from readers.criteria import TableFacts
+from readers.criteria import TableFacts, json_columns, json_payloads
 from readers.headers import MEDIA
 from readers.index import MemoryColumns
 from readers.reader import Reader
@@ -169,7 +169,12 @@ class SplitView:
             if where.names & _HEADER_NAMES and self.info is None:
                 self.scan.start()
                 raise Pending(self.scan)
-            facts = TableFacts(self.reader.table, self._headers, self.name)
+            facts = TableFacts(
+                self.reader.table,
+                self._headers,
+                self.name,
+                columns=lambda names: json_columns(json_payloads(self.reader, np.arange(len(self.reader))), names),
+            )
             chosen = np.flatnonzero(where.mask(facts)).astype(np.uint32)
             number = 1 + max((int(name.removeprefix("where-")) for name in self._selections), default=0)
             name = f"where-{number}"
