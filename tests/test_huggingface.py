@@ -140,7 +140,7 @@ def test_class_names_in_the_readme(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text(README)
     assert packer.open_source(tmp_path).list(None).classes == CLASSES
     (tmp_path / "README.md").write_text(README.replace("- name", "- {name"))
-    with pytest.raises(SourceError, match="its header is not YAML"):
+    with pytest.raises(SourceError, match="its header: cannot be read as YAML"):
         packer.open_source(tmp_path).list(None)
 
 
