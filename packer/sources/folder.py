@@ -19,7 +19,7 @@ from packer.registry import HEAD_BYTES
 from packer.sources.base import FieldNames, SourceListing, SplitListing, check_names
 from packer.sources.contents import advice, is_stray, reason_of
 from packer.sources.places import NumberPlaces
-from packer.sources.tree_layouts import check_layout
+from packer.sources.tree_layouts import check_layout, is_no_class
 from readers.examine import scan
 from readers.tree import SPLIT_NAMES, Keys, TreeFiles, TreeSplit, arrange, has_image_suffix, unique_keys
 
@@ -299,14 +299,16 @@ def _in_order(part: TreeListing, members: Sequence[ArchiveMember]) -> SplitListi
 
 
 def _without_common_folder(members: list[ArchiveMember], left_out: list[tuple[str, str]]) -> list[ArchiveMember]:
-    """Take away the folder that holds all images, unless it is a split; files outside of it are left out.
+    """Take away the folder that holds all images, unless it is a split, or the class of all; files outside of it are
+    left out.
 
     Images are recognised by their suffix here; where no name has one, every member counts.
     """
     images = [member for member in members if has_image_suffix(member.name)] or members
     tops = {member.name.partition("/")[0] if "/" in member.name else "" for member in images}
     top = tops.pop()
-    if tops or not top or top in SPLIT_NAMES:
+    is_class = all(member.name.count("/") == 1 for member in images) and not is_no_class(top)
+    if tops or not top or top in SPLIT_NAMES or is_class:
         return members
     inside = []
     for member in members:

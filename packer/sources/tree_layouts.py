@@ -24,7 +24,7 @@ from cache.errors import SourceError
 from cache.messages import plural
 from readers.tree import TreeFiles, TreeSplit, has_image_suffix
 
-__all__ = ["LAYOUTS", "CelebaFiles", "celeba_files", "check_layout"]
+__all__ = ["LAYOUTS", "CelebaFiles", "celeba_files", "check_layout", "is_no_class"]
 
 LAYOUTS = ("auto", "tree")
 _YEAR = re.compile(r"(train|val|test|unlabeled)20\d\d")
@@ -79,6 +79,11 @@ def check_layout(
                 f"layout='tree'"
             )
     return [f"{where}: {warning}" for warning in _warnings(splits, classes, where, whole)]
+
+
+def is_no_class(folder: str) -> bool:
+    """Whether a folder of images is called as those are that are no class: images, train2017."""
+    return folder.lower() in _PICTURES or _YEAR.fullmatch(folder) is not None
 
 
 def _command(where: str, folder: str) -> str:
