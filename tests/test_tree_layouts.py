@@ -136,3 +136,17 @@ def test_an_ordinary_tree_has_no_warnings(tree: Path, tmp_path: Path) -> None:
     assert packer.convert(tree, "tar", tmp_path / "one", split="val", workers=1).warnings == ()
     with readers.open(tmp_path / "out", "train") as reader:
         assert reader.classes == ("cat", "dog", "owl")
+
+
+def test_a_table_in_a_tree_is_named_with_its_command(tmp_path: Path) -> None:
+    root = tree_of(tmp_path / "my set", {"a/1.jpg": make_jpeg(1), "b/2.jpg": make_jpeg(2), "labels.csv": b"x"})
+    (warning,) = packer.open_source(root).list(None).warnings
+    assert "'labels.csv' is a table that is not read" in warning
+    assert f"packer convert '{root}/labels.csv' --folder '{root}'" in warning
+
+
+def test_files_beside_images_of_their_names_are_named(tmp_path: Path) -> None:
+    files = {f"{name}/{n}.{kind}": make_jpeg(n) for name in "ab" for n in range(2) for kind in ("jpg", "txt")}
+    (warning,) = packer.open_source(tree_of(tmp_path / "set", files | {"a/README.txt": b""})).list(None).warnings
+    assert "4 files called like the image beside it, such as 'a/0.txt', left out" in warning
+    assert not packer.open_source(tmp_path / "set", layout="tree").list(None).warnings

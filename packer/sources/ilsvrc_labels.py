@@ -29,9 +29,12 @@ _MAX_KIT_BYTES = 64 << 20
 
 
 def give_labels(listing: SourceListing, solution: Mapping[str, str], where: str) -> None:
-    """Give the images without a label the one of a table (name without suffix -> class), and number all classes."""
+    """Give the images without a label the one of a table (name without suffix -> class), and number all classes.
+
+    Those of train come first, so that an image of train has the same label whatever the table has.
+    """
     before = listing.classes
-    listing.classes = tuple(sorted({*before, *solution.values()}))
+    listing.classes = (*before, *sorted({*solution.values()}.difference(before)))
     numbers = {name: number for number, name in enumerate(listing.classes)}
     new = np.array([*(numbers[name] for name in before), NO_LABEL], np.int64)
     listing.warnings = [text for text in listing.warnings if "has a label" not in text]
