@@ -37,6 +37,7 @@ _SIDE, _CHANNELS = 32, 3
 _PIXEL_BYTES = _SIDE * _SIDE * _CHANNELS
 _MAX_NAMES_BYTES = 1 << 16
 _READ_RECORDS = 1000
+_SHAPES = ((_PIXEL_BYTES,), (_CHANNELS, _SIDE, _SIDE))
 _BATCHES = 5  # of CIFAR-10
 _BATCH = re.compile(r"data_batch_(\d+)(?:\.bin)?")
 _LABELS = ("coarse", "fine")  # as they are in a record of CIFAR-100
@@ -77,7 +78,7 @@ class CifarSource(PixelSource):
         left_out = [(name, "not a file of CIFAR") for name in sorted(os.listdir(self.root)) if name not in known]
         expected = {*chain(*files.values()), *([] if self.is_hundred else self._batches())}
         missing = sorted(name for name in expected if not (self.root / name).exists())
-        warnings = [f"{self.root}: incomplete: {', '.join(missing)} of {self.kind} not there"] if missing else []
+        warnings = [f"{self.root}: files of {self.kind} are missing: {', '.join(missing)}"] if missing else []
         return PixelSets(splits, self._names[column], left_out, warnings)
 
     def _files(self) -> dict[str, list[str]]:
@@ -149,7 +150,7 @@ class CifarSource(PixelSource):
         found = read_pickle(path)
         keys = [f"{kind}_labels" for kind in _LABELS] if self.is_hundred else ["labels"]
         data, labels = found.get("data"), [found.get(key) for key in keys]
-        if not isinstance(data, PickledArray) or len(data.shape) != 2 or data.shape[1] != _PIXEL_BYTES:
+        if not isinstance(data, PickledArray) or data.shape[1:] not in _SHAPES:
             raise SourceError(f"{path}: no array 'data' of {_PIXEL_BYTES} bytes an image")
         for key, its in zip(keys, labels, strict=True):
             whole = isinstance(its, list) and all(type(label) is int and 0 <= label < 1 << 31 for label in its)
