@@ -150,3 +150,17 @@ def test_files_beside_images_of_their_names_are_named(tmp_path: Path) -> None:
     (warning,) = packer.open_source(tree_of(tmp_path / "set", files | {"a/README.txt": b""})).list(None).warnings
     assert "4 files called like the image beside it, such as 'a/0.txt', left out" in warning
     assert not packer.open_source(tmp_path / "set", layout="tree").list(None).warnings
+
+
+def test_links_in_a_folder_are_followed_out_of_it_as_the_documents_say(tmp_path: Path) -> None:
+    tree_of(tmp_path / "scratch", {"owl/3.jpg": make_jpeg(3), "4.jpg": make_jpeg(4)})
+    root = tree_of(tmp_path / "set", {"cat/1.jpg": make_jpeg(1)})
+    (root / "owl").symlink_to(tmp_path / "scratch/owl")
+    (root / "cat/2.jpg").symlink_to(tmp_path / "scratch/4.jpg")
+    packer.convert(root, "tar", tmp_path / "out", workers=1)
+    with readers.open(tmp_path / "out") as reader:
+        assert {key: bytes(reader[key].image) for key in reader.keys} == {
+            "cat/1": make_jpeg(1), "cat/2": make_jpeg(4), "owl/3": make_jpeg(3)
+        }  # fmt: skip
+    security = (Path(__file__).parents[1] / "docs/SECURITY.md").read_text()
+    assert "Symbolic links in a folder that is converted are followed, also out of it" in " ".join(security.split())
