@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -66,6 +67,8 @@ _MAX_LIST_BYTES = 256 << 20
 _MAX_LABEL_BYTES = 16 << 20
 _MAX_CLASSES = 65_534
 _MAX_POINTS = 1024
+_MAX_PATHS = 10_000
+_ABOVE = re.compile(r"\A(?:\.\./)+")
 _SLACK = 0.01  # of the width or height, by which programs overshoot
 _KINDS = {"boxes": "boxes", "box_labels": "array", "mask": "mask", "points": "points", "json": "json"}
 
@@ -187,7 +190,7 @@ class _Splits:
     """Finds the images of each split. warnings: what it does not follow; read_from: the lists that name images."""
 
     def __init__(self, root: Path, about: _About, files: _Files) -> None:
-        self._root, self._about, self._files = root, about, files
+        self._root, self._about, self._files, self._bases = root, about, files, _bases(root)
         self.warnings: list[str] = []
         self.read_from: list[Path] = []
 
@@ -199,7 +202,7 @@ class _Splits:
         for name, texts in self._about.splits.items():
             paths = [(text, self._resolved(name, text)) for text in texts]
             missing += [f"{name}: {text!r}" for text, path in paths if path is None]
-            if there := [path for _, path in paths if path is not None]:
+            if there := list(dict.fromkeys(path for _, path in paths if path is not None)):
                 found[name] = self._images_of(there)
         if missing:
             seen = f"splits are those of the folders: {listed([*yolo_folders(self._root)])}" if not found else ""
@@ -215,27 +218,28 @@ class _Splits:
 
         Raises SourceError where it is outside of the root.
         """
-        there = [path for path in self._meant(text) if os.path.exists(self._root / path)]
-        if not there and os.path.exists(self._root / self._about.base / text):
+        there = next((path for path in self._meant(text) if os.path.exists(self._root / path)), None)
+        if there is None and os.path.exists(self._root / self._about.base / text):
             raise SourceError(
                 f"{self._about.path}: {name}: {text!r:.200} leads out of {self._root}, where nothing is read; put a "
                 f"link to it there, and name the link, or convert the folder that holds both"
             )
-        return there[0] if there else None
+        return there
 
-    def _meant(self, text: str, folder: str | None = None) -> list[str]:
+    def _meant(self, text: str, folder: str | None = None) -> Iterator[str]:
         """What a path may mean, relative to the root, the likeliest first. folder: of the list that has it, or None.
 
         The name of a folder above the set, "../" or "data/", is left out where Roboflow and Darknet write it.
         """
-        plain = text
-        while plain.startswith("../"):
-            plain = plain[3:]
+        plain = _ABOVE.sub("", text)
         folders = () if folder is None else (folder,)
         if folder is None or not text.startswith("./"):
             folders = (*folders, self._about.base, "")
-        paths = [posixpath.join(place, path) for path in (text, plain, text.removeprefix("data/")) for place in folders]
-        return [inside for path in paths if (inside := _inside(self._root, path)) is not None]
+        for path in dict.fromkeys((text, plain, text.removeprefix("data/"))):
+            for place in dict.fromkeys(folders):
+                inside = _inside(self._bases, posixpath.join(place, path))
+                if inside is not None:
+                    yield inside
 
     def _images_of(self, paths: Sequence[str]) -> tuple[str, list[int]]:
         """The folder, and the numbers of the images, of folders and lists."""
@@ -352,9 +356,14 @@ def _without_shared(
     return found
 
 
-def _inside(root: Path, path: str) -> str | None:
-    """A path relative to the root, "" for that itself; None where it leads out of it."""
-    for base in (os.path.abspath(root), os.path.realpath(root)):
+def _bases(root: Path) -> tuple[str, ...]:
+    """What absolute paths below the root may begin with."""
+    return tuple(dict.fromkeys((os.path.abspath(root), os.path.realpath(root))))
+
+
+def _inside(bases: Sequence[str], path: str) -> str | None:
+    """A path relative to the root, "" for that itself; None where it leads out of it. bases: see `_bases`."""
+    for base in bases:
         whole = os.path.normpath(os.path.join(base, path))
         if whole == base:
             return ""
@@ -402,7 +411,7 @@ def _read_yaml(root: Path, path: Path) -> _About:
     splits = {name: _paths(content[name], name, path) for name in SPLIT_NAMES if content.get(name)}
     base, warnings = "", []
     if stated := "".join(_paths(content["path"], "path", path)[:1]) if content.get("path") else "":
-        inside = _inside(root, stated)
+        inside = _inside(_bases(root), stated)
         if inside is not None and os.path.isdir(root / inside):
             base = inside
         elif inside is None and os.path.isdir(root / stated):
@@ -414,8 +423,8 @@ def _read_yaml(root: Path, path: Path) -> _About:
 def _paths(value: Any, name: str, path: Path) -> list[str]:
     """One path or several. Raises SourceError."""
     found = value if isinstance(value, list) else [value]
-    if not all(isinstance(text, str) and text and "\0" not in text for text in found):
-        raise SourceError(f"{path}: {name} is {value!r:.80}, expected a path, or a list of paths")
+    if len(found) > _MAX_PATHS or not all(isinstance(text, str) and text and "\0" not in text for text in found):
+        raise SourceError(f"{path}: {name} is {value!r:.80}, expected a path, or a list of paths, up to {_MAX_PATHS:,}")
     return found
 
 
