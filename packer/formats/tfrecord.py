@@ -294,15 +294,19 @@ def _sample(data: memoryview, start: int, options: LocateOptions, required: bool
         elif name not in used:
             left_behind.append(name)
     key = _text(data, features, "image/key") or key_of_name(names.get("image", ""))
-    label = without_offset(_label(features, label_key), options)
+    label = without_offset(_label(features, label_key, options), options)
     class_name = _text(data, features, class_key)
     return Located(key, label, ranges, names, class_name, left_behind=tuple(left_behind))
 
 
-def _label(features: dict[str, Feature], key: str) -> int:
-    """The label as it is stored; NO_LABEL where it is the name of a class."""
-    if key not in features or features[key].kind == "" or _is_bytes(features[key]):
+def _label(features: dict[str, Feature], key: str, options: LocateOptions) -> int:
+    """The label as it is stored; NO_LABEL where it is the name of a class, which an index could not number."""
+    if key not in features or features[key].kind == "" or (options.lenient and _is_bytes(features[key])):
         return NO_LABEL
+    if _is_bytes(features[key]):
+        raise FormatError(
+            f"the label {key!r} is text, not one int64; packer convert  gives the names of classes numbers"
+        )
     kind, values = features[key].kind, features[key].values
     if kind != "int64" or len(values) > 1:
         raise FormatError(f"the label {key!r} holds {len(values)} numbers of kind {kind}, expected one int64")
