@@ -153,6 +153,9 @@ def locate_shard(task: AdoptTask, counter: Counter) -> PartMeta:
                     for kind in kinds:
                         count, first = remarks.get(kind, (0, sample.key))
                         remarks[kind] = (count + 1, first)
+            if sample.label == NO_LABEL and sample.class_name:
+                count, first = remarks.get("unnumbered", (0, sample.key))
+                remarks["unnumbered"] = (count + 1, first)
             located.add(sample, checksums, header)
             max_label = max(max_label, sample.label)
             if number % _REPORT_SAMPLES == 0:

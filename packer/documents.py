@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cache.files import Folder, read_regular
+from cache.messages import printable
 from packer.readme import readme
 from readers.layout import MAX_JSON_BYTES, ColumnFile, DatasetInfo, ShardInfo, parse_dataset_info
 from readers.names import CLASSES_FILE, DATASET_FILE, README_FILE, SUMS_FILE
@@ -91,9 +92,9 @@ def has_checksums(info: DatasetInfo) -> bool:
 
 
 def class_lines(classes: tuple[str, ...]) -> bytes:
-    r"""The content of classes.txt. Backslashes and what ends a line are escaped as in Python ("\\", "\n", "\u2028"), so
-    that there are as many lines as classes."""
-    return "".join(f"{name.translate(_ESCAPES)}\n" for name in classes).encode("utf-8", "backslashreplace")
+    r"""The content of classes.txt. Backslashes, what ends a line and other control characters are escaped as in Python
+    ("\\", "\n", "\x1b"), so that there are as many lines as classes, and a terminal shows them as they are."""
+    return "".join(f"{printable(name.translate(_ESCAPES))}\n" for name in classes).encode("utf-8", "backslashreplace")
 
 
 def differences(

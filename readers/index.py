@@ -50,6 +50,7 @@ __all__ = [
     "ABSENT",
     "COLUMNS",
     "FIELD_COLUMNS",
+    "REBUILD",
     "ROW_FILES",
     "Columns",
     "Index",
@@ -61,7 +62,7 @@ __all__ = [
 
 _C = TypeVar("_C", bound="Columns")
 ABSENT = 2**64 - 1
-_REBUILD = "unless the set is being replaced right now, rebuild it with  packer index"
+REBUILD = "unless the set is being replaced right now, rebuild it with  packer index"
 COLUMNS: dict[str, str] = {
     "shard": "<u4",
     "label": "<i8",
@@ -319,7 +320,7 @@ class Index:
         array = _map_npy(self.directory / f"{name}.npy", dtype)
         if len(array) != self.samples:
             raise DatasetError(
-                f"{self.directory / name}.npy: {len(array)} entries, dataset.json says {self.samples}; {_REBUILD}"
+                f"{self.directory / name}.npy: {len(array)} entries, dataset.json says {self.samples}; {REBUILD}"
             )
         self._mapped[name] = array
         return array
@@ -331,7 +332,7 @@ class Index:
         offsets = _map_npy(self.directory / f"{name}.offset.npy", "<u8")
         if len(offsets) != self.samples + 1:
             raise DatasetError(
-                f"{self.directory / name}.offset.npy: {len(offsets)} entries, expected {self.samples + 1}; {_REBUILD}"
+                f"{self.directory / name}.offset.npy: {len(offsets)} entries, expected {self.samples + 1}; {REBUILD}"
             )
         try:
             self._texts[name] = Strings(blob, offsets)
@@ -367,7 +368,7 @@ def _map_npy(path: Path, dtype: str) -> npt.NDArray[Any]:
                 return np.zeros(0, expected)
             view = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
     except FileNotFoundError as error:
-        raise DatasetError(f"{path}: missing index column; {_REBUILD}") from error
+        raise DatasetError(f"{path}: missing index column; {REBUILD}") from error
     except (OSError, ValueError) as error:
         raise DatasetError(f"{path}: not the index column it should be: {error}") from error
     return np.frombuffer(view, expected, count=samples, offset=start)

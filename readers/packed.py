@@ -18,9 +18,10 @@ import numpy.typing as npt
 
 from cache.errors import DamagedSampleError, DatasetError, StaleIndexError, UnknownNameError
 from cache.stores import Buffer, Extents, Files, Shards, Store, StoreOver
-from readers.index import ROW_FILES, Columns, Index
+from readers.index import REBUILD, ROW_FILES, Columns, Index
 from readers.layout import DATASET_FILE, DatasetInfo, SplitInfo, read_dataset_info
 from readers.reader import Reader
+from readers.sample import NO_LABEL
 from readers.strings import Strings
 from readers.table import Table
 
@@ -48,6 +49,7 @@ class PackedColumns(Columns):
         self.place = place or str(self.path)
         self.title = f"{place or os.path.abspath(self.path)} ({split})"
         self._fingerprint = ""
+        self._are_labels_checked = False
         self._shard_bytes = [shard.bytes for shard in self.split_info.shards]
 
     @property
@@ -59,7 +61,22 @@ class PackedColumns(Columns):
         return self.split_info.samples
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        return self.index.column(name)
+        return self.index.column(name) if name != "label" else self._checked_labels()
+
+    def _checked_labels(self) -> npt.NDArray[Any]:
+        """The labels. Raises DatasetError for one that is not the number of a class."""
+        labels, known = self.index.column("label"), len(self.classes)
+        if not self._are_labels_checked and len(labels):
+            low, high = int(labels.min()), int(labels.max())
+            if low < NO_LABEL or (known and high >= known):
+                row = int(labels.argmin() if low < NO_LABEL else labels.argmax())
+                expected = f"0 to {known - 1}" if known else "0 or more"
+                raise DatasetError(
+                    f"{self.title}: sample {row} ({self.keys()[row]!r:.80}) has the label {labels[row]}, expected "
+                    f"{expected}, or {NO_LABEL} for none; {REBUILD}"
+                )
+        self._are_labels_checked = True
+        return labels
 
     def field_column(self, field: str, name: str) -> npt.NDArray[Any]:
         return self.index.field_column(field, name)

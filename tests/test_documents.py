@@ -101,7 +101,7 @@ def test_the_examples_of_a_readme_run(
     assert found == {"readers", "numpy", *EXAMPLES[to]}
 
 
-HOSTILE = ["a\nb", "c\\d", "`x`|", "e\u2028f", "<!-- packer end -->", " "]
+HOSTILE = ["a\nb", "c\\d", "`x`|", "e\u2028f", "<!-- packer end -->", " ", "\x1b]0;x\x07g\u202e"]
 
 
 def test_hostile_names_stay_one_a_line_and_inside_their_quotes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +109,7 @@ def test_hostile_names_stay_one_a_line_and_inside_their_quotes(tmp_path: Path, m
     root = tmp_path / "set"
     packer.convert(iter(samples), "tar", root, classes=HOSTILE)
     lines = (root / "classes.txt").read_text(encoding="utf-8").splitlines()
-    assert lines == ["a\\nb", "c\\\\d", "`x`|", "e\\u2028f", "<!-- packer end -->", " "]
+    assert lines == ["a\\nb", "c\\\\d", "`x`|", "e\\u2028f", "<!-- packer end -->", " ", "\\x1b]0;x\\x07g\\u202e"]
     shard = "x\n```y\\ <!-- packer end -->.tar"
     (tmp_path / shard).write_bytes((root / "train-000000.tar").read_bytes())
     adopted = packer.index([tmp_path / shard], tmp_path / "out", workers=1).output

@@ -161,7 +161,7 @@ def test_a_compressed_shard_converts_as_what_it_holds(tmp_path: Path, layout: st
 
 
 @pytest.mark.parametrize(
-    "damage", [record(example(image=IMAGES[0], label=b"cat")), struct.pack("<Q", 5) + b"wrong", record(example(x=b"x"))]
+    "damage", [record(example(image=IMAGES[0], label=[1, 2])), struct.pack("<Q", 5) + b"wrong", record(example(x=b"x"))]
 )
 def test_what_one_refuses_the_other_refuses(tmp_path: Path, damage: bytes) -> None:
     path = write(tmp_path / "x.tfrecord", damage + TFRECORD)
@@ -174,6 +174,14 @@ def test_what_one_refuses_the_other_refuses(tmp_path: Path, damage: bytes) -> No
             work()
         messages.append(str(caught.value))
     assert messages[0] == messages[1]
+
+
+def test_a_label_of_text_among_numbers_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.tfrecord", record(example(image=IMAGES[0], label=b"cat")) + TFRECORD)
+    with pytest.raises(readers.PackerError, match=r"the label 'label' is text, .* packer convert  gives"):
+        packer.index([path], tmp_path / "indexed", workers=1)
+    with pytest.raises(SourceError, match="others only the name 'cat'"):
+        convert(path, tmp_path / "converted")
 
 
 # --- HDF5 ---

@@ -20,6 +20,7 @@ import pytest
 
 import packer
 import readers
+from cache.errors import DatasetError
 from packer.cli import main
 
 TRIALS = int(os.environ.get("TRIALS", "1000"))
@@ -177,6 +178,23 @@ def spoil(root: Path, choice: random.Random) -> str:
     column = choice.choice(sorted(root.glob("*.index/*.npy")))
     column.write_bytes(spoil_bytes(column.read_bytes(), choice))
     return column.name
+
+
+@pytest.mark.parametrize("label", [3, -2, 1 << 40])
+def test_a_label_that_is_no_class_is_refused_by_name(sets: dict[str, Path], tmp_path: Path, label: int) -> None:
+    root = Path(shutil.copytree(sets["tar"], tmp_path / "set"))
+    edit(root, forget_checksums)
+    with readers.open(root) as reader:
+        key = reader.keys[len(reader) - 1]
+    column = root / "train.index/label.npy"
+    labels = np.load(column)
+    labels[-1] = label
+    np.save(column, labels)
+    for use in (lambda reader: reader.labels, lambda reader: reader[0].label, lambda reader: reader.select([0]).labels):
+        message = rf"\('{key}'\) has the label {label}, expected 0 to 2, or -1 for none"
+        with pytest.raises(DatasetError, match=message), readers.open(root) as reader:
+            use(reader)
+    assert not packer.verify(root, workers=1).ok
 
 
 @pytest.mark.faults

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -140,7 +141,7 @@ def test_class_names_in_the_readme(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text(README)
     assert packer.open_source(tmp_path).list(None).classes == CLASSES
     (tmp_path / "README.md").write_text(README.replace("- name", "- {name"))
-    with pytest.raises(SourceError, match="its header is not YAML"):
+    with pytest.raises(SourceError, match="its header: cannot be read as YAML"):
         packer.open_source(tmp_path).list(None)
 
 
@@ -373,3 +374,21 @@ def test_a_name_that_leads_out(tmp_path: Path, name: str, column: str) -> None:
         return
     with pytest.raises(SourceError, match=r"line 2: .*does not name a file below the folder"):
         packer.open_source(root).list(None)
+
+
+def test_a_folder_of_save_to_disk_is_named_with_the_line_that_packs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    datasets = pytest.importorskip("datasets", reason="the package datasets is not installed")
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
+    rows = {"image": [{"bytes": make_jpeg(number), "path": None} for number in range(4)], "label": [0, 1, 1, 0]}
+    whole = datasets.DatasetDict(train=datasets.Dataset.from_dict(rows, features=features))
+    whole.save_to_disk(tmp_path / "saved")
+    with pytest.raises(SourceError, match="of Hugging Face's save_to_disk, run  python -c ") as refusal:
+        packer.convert(tmp_path / "saved", "tar", tmp_path / "no", workers=1)
+    line = next(text for text in str(refusal.value).splitlines() if "python -c" in text).partition("python -c ")[2]
+    (code,) = shlex.split(line)
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    with readers.open(tmp_path / "OUT") as reader:
+        assert (reader.labels.tolist(), reader.classes) == ([0, 1, 1, 0], ("cat", "dog"))

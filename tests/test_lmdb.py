@@ -169,3 +169,11 @@ def test_databases_inside_are_left_out_and_named(tmp_path: Path) -> None:
         environment.open_db(b"inner")
     result = packer.convert(path, "tar", tmp_path / "out", workers=1)
     assert result.samples == 5 and sum(result.left_out.values()) == 1
+
+
+def test_images_come_in_the_order_of_their_keys(tmp_path: Path) -> None:
+    """Pages are in the order of writing, and a large value is not in the page of its key."""
+    names = [b"b/%d.jpg" % n for n in (4, 2, 0)] + [b"a/%d.jpg" % n for n in (3, 1)]
+    values = {name: IMAGES[n] + bytes(9000 * (n % 2)) for n, name in enumerate(names)}
+    listing = packer.open_source(write(tmp_path / "x", values)).list(None)
+    assert list(listing.splits["train"].keys) == ["a/1", "a/3", "b/0", "b/2", "b/4"]

@@ -164,7 +164,7 @@ def as_python_2(record: dict[str, Any], protocol: int) -> bytes:
     return rest[:-2] + b"U\x04data" + state + b"u."
 
 
-@pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 class TestCifarForPython(OfPixels):
     @pytest.fixture
     def pixels(self) -> dict[str, tuple[np.ndarray, list[int]]]:
@@ -192,6 +192,65 @@ def test_a_pickle_runs_nothing(tmp_path: Path) -> None:
         ):
             packer.open_source(root).list(None)
     assert not (tmp_path / "made").exists()
+
+
+def test_batches_of_cifar_that_are_missing_are_named(tmp_path: Path) -> None:
+    for root in (cifar_10(tmp_path / "binary", CIFAR), cifar_py(tmp_path / "pickled")):
+        (warning,) = packer.open_source(root).list(None).warnings
+        suffix = ".bin" if root.name == "binary" else ""
+        missing = ", ".join(f"data_batch_{number}{suffix}" for number in (3, 4, 5))
+        assert warning == f"{root}: files of CIFAR-10 are missing: {missing}"
+        for number in (3, 4, 5):
+            (root / f"data_batch_{number}{suffix}").write_bytes((root / f"data_batch_2{suffix}").read_bytes())
+        assert not packer.open_source(root).list(None).warnings
+        (root / f"test_batch{suffix}").unlink()
+        (warning,) = packer.open_source(root).list(None).warnings
+        assert f"missing: test_batch{suffix}" in warning
+
+
+@pytest.mark.parametrize("protocol", [3, 4, 5])
+@pytest.mark.parametrize("labels", [np.array([3, 0, 9]), [np.int64(3), np.int64(0), np.int64(9)], np.uint8([3, 0, 9])])
+def test_cifar_that_was_pickled_again(tmp_path: Path, protocol: int, labels: Any) -> None:
+    """A few images, labels of NumPy, images in four dimensions."""
+    root = cifar_py(tmp_path / "cifar", 4)
+    data = np.ascontiguousarray(CIFAR["train"][0][:3].transpose(0, 3, 1, 2))
+    (root / "data_batch_1").write_bytes(pickle.dumps({b"data": data, b"labels": labels}, protocol))
+    (root / "data_batch_2").unlink()
+    listing = packer.open_source(root).list("train")
+    assert listing.splits["train"].labels.tolist() == [3, 0, 9]
+    assert [key for key, _, _ in found(packer.open_source(root), "train").splits["train"]]
+
+
+def test_a_pickle_of_text_says_how_to_write_it(tmp_path: Path) -> None:
+    root = cifar_py(tmp_path / "cifar", 4)
+    (root / "data_batch_1").write_bytes(pickle.dumps({b"data": np.zeros((30, 3072), np.uint8), b"labels": []}, 2))
+    with pytest.raises(SourceError, match="pickle it again with protocol=4"):
+        packer.open_source(root).list(None)
+
+
+def array_of(shape: bytes) -> bytes:
+    """A dict with an array of this shape, which is written as the instructions of a pickle."""
+    made = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\x00\x85U\x01btR(K\x01" + shape
+    return b"}U\x04data" + made + b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R\x89U\x04abcdtbs."
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (array_of(b"(" + (b"I" + b"9" * 4000 + b"\n") * 3000 + b"t"), "not of the size that it says"),
+        (array_of(b"(" + b"J\xff\xff\xff\x7f" * 100_000 + b"t"), "not of the size that it says"),
+        (b"}(" + b"".join(b"I%d\nN" % (n * ((1 << 61) - 1)) for n in range(50_000)) + b"u.", "other keys than names"),
+        (b"N" + b"".join(b"p%d\n" % (n * ((1 << 61) - 1)) for n in range(1, 50_000)), "a place in its memory"),
+        (b")" + b"q\x00h\x00\x86" * 60 + b"q\x00h\x00\x93.", "a tuple where a str must be"),
+    ],
+    ids=["digits", "sides", "keys", "places", "names"],
+)
+def test_a_pickle_that_takes_long_is_refused(tmp_path: Path, data: bytes, message: str) -> None:
+    """Each of these would take minutes, or all memory, in proportion to more than its size."""
+    root = cifar_py(tmp_path / "cifar")
+    (root / "data_batch_1").write_bytes(data)
+    with pytest.raises(SourceError, match=message):
+        packer.open_source(root).list(None)
 
 
 @pytest.mark.parametrize(

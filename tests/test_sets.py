@@ -31,6 +31,7 @@ import packer
 import readers
 from cache.checksums import crc32c
 from cache.messages import Silent
+from packer.sets.deal import shares
 from readers.layout import read_dataset_info
 from readers.names import DOCUMENTS
 from readers.order.local import shard_starts
@@ -331,7 +332,8 @@ def test_shares_of_splits_are_exact_and_drawn_by_the_seed(tmp_path: Path) -> Non
         assert parts.keys("val") != whole.split(fractions, seed=2, stratify=stratify).keys("val")
     assert [np.bincount(parts.labels(name)).tolist() for name in fractions] == [[14, 7], [4, 2], [2, 1]]
     for wrong_shares, message in (
-        ({"a": 0.5}, "sum to 0.5"),
+        ({"a": 0.5}, "sum to 0.5, expected 1; give the rest a split of its own"),
+        ({"a": 0.9, "b": 0.2}, "sum to 1.1, expected 1; there are not that many samples"),
         ({"a": 1.5, "b": -0.5}, "above 0"),
         ({"a b": 1}, "'a b'"),
     ):
@@ -339,6 +341,11 @@ def test_shares_of_splits_are_exact_and_drawn_by_the_seed(tmp_path: Path) -> Non
             whole.split(wrong_shares)
     with pytest.raises(readers.SourceError, match=r"no sample of 30 would be in 'rest'"):
         whole.split({"most": 0.999, "rest": 0.001})
+
+
+def test_shares_that_sum_to_just_over_1_deal_every_sample_once() -> None:
+    for fractions in ([0.5, 0.5 + 9e-7], [0.3, 0.3, 0.4 - 9e-7], [1 / 3] * 3):
+        assert sum(shares(50_000_000, fractions)) == 50_000_000
 
 
 # --- a changed set is a set as any other ----------------------------------------------------------------------------

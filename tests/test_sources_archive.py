@@ -6,6 +6,7 @@ import gzip
 import lzma
 import os
 import pickle
+import resource
 import shutil
 import struct
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 import zstandard
 from conftest import files_of, make_jpeg, tree_of
 from suites.containers import COMPRESS, tar_of, write, zip_of
+from suites.programs import run_packer
 from suites.sources import found
 
 import packer
@@ -216,7 +218,9 @@ def test_hostile_and_odd_members_of_a_tar(tmp_path: Path) -> None:
     [
         (["top/a/1.jpg", "top/b/1.jpg"], ["a/1", "b/1"], ("a", "b")),
         (["top/a/1.jpg", "top/b/1.jpg", "README.txt"], ["a/1", "b/1"], ("a", "b")),
-        (["top/1.jpg", "top/2.jpg"], ["1", "2"], ()),
+        (["top/1.jpg", "top/2.jpg"], ["top/1", "top/2"], ("top",)),
+        (["images/1.jpg", "images/2.jpg"], ["1", "2"], ()),
+        (["val2017/1.jpg", "val2017/2.jpg"], ["1", "2"], ()),
         (["train/a/1.jpg"], ["a/1"], ("a",)),
         (["top/train/a/1.jpg"], ["a/1"], ("a",)),
         (["a/1.jpg", "b/1.jpg"], ["a/1", "b/1"], ("a", "b")),
@@ -265,16 +269,65 @@ def test_flipped_bytes_of_compressed_tars(tmp_path: Path, suffix: str) -> None:
 
 
 def test_what_follows_an_archive(tree: Path, tmp_path: Path) -> None:
-    one = tar_of(("a/1.jpg", PICTURES[0]), ("b/1.jpg", PICTURES[0]))
+    one, two = tar_of(("a/1.jpg", PICTURES[0]), ("b/1.jpg", PICTURES[0])), tar_of(("a/2.jpg", PICTURES[1]))
     for suffix in ("tar", "tar.gz"):
-        listing = listed(write(tmp_path / f"x.{suffix}", COMPRESS[suffix](one + one)))
+        joined = listed(write(tmp_path / f"x.{suffix}", COMPRESS[suffix](one + two)))
+        assert [*joined.splits["train"].keys] == ["a/1", "b/1", "a/2"] and joined.warnings == []
+        with pytest.raises(SourceError, match=r"two members are called 'a/1\.jpg'"):
+            listed(write(tmp_path / f"x.{suffix}", COMPRESS[suffix](one + one)))
+        listing = listed(write(tmp_path / f"x.{suffix}", COMPRESS[suffix](one + b"something else".ljust(512, b"."))))
         assert len(listing.splits["train"]) == 2
         assert listing.warnings == [
-            f"{tmp_path}/x.{suffix}: what follows the end of the archive is ignored (several archives in one file?)"
+            f"{tmp_path}/x.{suffix}: what follows the end of the archive, at byte 10,240, is no archive, and is ignored"
         ]
     # gzip members one after the other, as pigz -i and parallel packers write them, are one stream
     parts = b"".join(gzip.compress(one[i : i + 700]) for i in range(0, len(one), 700))
     assert not listed(write(tmp_path / "y.tgz", parts)).warnings
+
+
+def test_all_archives_of_a_file_are_read_where_they_are_shards(tree: Path, tmp_path: Path) -> None:
+    parts = [tar_of((f"{n}.jpg", PICTURES[n]), (f"{n}.cls", b"%d" % n)) for n in range(3)]
+    (tmp_path / "shards").mkdir()
+    write(tmp_path / "shards/0.tar", b"".join(parts))
+    packed = [pack(tree, tmp_path / f"packed{split}", "tar", split=split) for split in ("train", "val")]
+    write(
+        tmp_path / "shards/1.tar", b"".join(path.read_bytes() for out in packed for path in sorted(out.glob("*.tar")))
+    )
+    listing = listed(tmp_path / "shards")
+    assert len(listing.splits["train"]) == 3 + len(files_of(tree)) - 1
+    info = packer.index(tmp_path / "shards/0.tar", output=tmp_path / "adopted", workers=1)
+    assert info.samples == 3
+
+
+def test_links_and_folders_do_not_multiply(tmp_path: Path) -> None:
+    count = 20_000
+    members = [special(f"l{n}.jpg", tarfile.SYMTYPE, "nowhere") for n in range(count)]
+    data = tar_of(*((f"f{n}/x.txt", b"") for n in range(count)), ("a/1.jpg", PICTURES[0]), *members)
+    path = write(tmp_path / "x.tar", data)
+    done = run_packer(
+        *("convert", path, "--to", "tar", "-o", tmp_path / "out", "--workers", 1),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (30, 30)),
+    )
+    assert done.returncode == 0 and "20,000 a link to 'nowhere'" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("suffix", ["tar", "tar.gz"])
+def test_captions_in_an_archive_are_fields_as_in_a_folder_of_archives(tmp_path: Path, suffix: str) -> None:
+    files = [(f"{n:05d}.{kind}", data) for n in range(3) for kind, data in
+             (("jpg", PICTURES[n]), ("json", b'{"width": 40}'), ("txt", b"a cat"))]  # fmt: skip
+    files.append(("00003.jpg", PICTURES[3]))
+    (tmp_path / "folder").mkdir()
+    path = write(tmp_path / "folder" / f"00000.{suffix}", COMPRESS[suffix](tar_of(*files)))
+    one, folder = found(open_source(path)), found(open_source(tmp_path / "folder"))
+    assert one == folder and one.fields == ("image", "json", "txt")
+    assert one.splits["train"][0][2][1:] == (b'{"width": 40}', b"a cat")
+    assert open_source(path, layout="tree").list(None).fields == {"image": "image"}
+
+
+def test_an_archive_without_members_is_refused(tmp_path: Path) -> None:
+    for path in (write(tmp_path / "x.zip", zip_of()), write(tmp_path / "x.tar", tar_of())):
+        with pytest.raises(SourceError, match="no files found"):
+            listed(path)
 
 
 def test_a_decompression_bomb_is_refused(tmp_path: Path) -> None:

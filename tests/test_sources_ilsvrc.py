@@ -208,3 +208,17 @@ def test_an_archive_of_a_class_unpacked_is_the_same(tmp_path: Path) -> None:
         key: (label, data) for key, label, data in ilsvrc_truth()["train"]
     }
     assert {key: data for key, _, data in read if "again" in key}["n02/again"] == (TRAIN["n02/n02_2.JPEG"],)
+
+
+def test_a_class_that_train_lacks_leaves_the_labels_of_train_as_they_are(tmp_path: Path) -> None:
+    """As torchvision numbers them: by the folders of train."""
+    solution = SOLUTION.replace(OF_VAL[1], "n00").encode()
+    for root in (
+        kaggle_of(tmp_path / "kaggle", **{"LOC_val_solution.csv": solution}),
+        tree_of(archives_of(tmp_path / "archives"), {"LOC_val_solution.csv": solution}),
+    ):
+        listing = packer.open_source(root).list(None)
+        train = [*zip(listing.splits["train"].keys, listing.splits["train"].labels.tolist(), strict=True)]
+        assert train == [(key, label) for key, label, _ in ilsvrc_truth()["train"]]
+        assert listing.classes == (*CLASSES, "n00") and listing.splits["val"].labels[0] == 3
+        assert any("1 class of val that train lacks: n00" in warning for warning in listing.warnings)

@@ -20,6 +20,7 @@ import pytest
 from conftest import make_jpeg, tree_of
 from hypothesis import given
 from hypothesis import strategies as st
+from suites.programs import run_packer
 
 import packer
 import readers
@@ -152,7 +153,7 @@ def test_a_stray_label_is_an_error_with_its_line(tree: Path, values: list[str], 
 
 
 def test_numbers_among_names_are_a_warning(tree: Path) -> None:
-    rows = [(f"{n}.jpg", value) for n, value in enumerate([*"abcdefghij", "7"])]
+    rows = [(image_name(n) if n < 6 else f"{n}.jpg", value) for n, value in enumerate([*"abcdefghij", "7"])]
     listing = listed(write_csv(tree / "m.csv", [("path", "label"), *rows]))
     assert listing.classes[0] == "7" and len(listing.classes) == 11
     assert len(listing.warnings) == 1 and "1 row, the first in line 12: '7'" in listing.warnings[0]
@@ -161,9 +162,9 @@ def test_numbers_among_names_are_a_warning(tree: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "line", "what"),
     [
-        (["01", "2", "1"], 4, "the label is '1', and '01' in line 2: it is unknown whether they are one class"),
-        (["10", "3", "03"], 3, "the label is '3', and '03' in line 4"),
-        (["001", "02", "01"], 4, "the label is '01', and '001' in line 2"),
+        (["01", "2", "1"], 4, "the label '1' is the same number as '01' in line 2"),
+        (["10", "3", "03"], 4, "the label '03' is the same number as '3' in line 3"),
+        (["001", "02", "01"], 4, "the label '01' is the same number as '001' in line 2"),
     ],
 )
 def test_codes_are_not_joined_that_only_look_like_the_same_number(
@@ -200,6 +201,56 @@ def test_splits_that_differ_by_case_alone_are_refused(tree: Path, tmp_path: Path
     rows = [("path", "split"), (image_name(0), "VAL"), (image_name(1), "val")]
     with pytest.raises(SourceError, match="has the splits 'VAL' and 'val', whose names differ by case alone"):
         pack(write_csv(tree / "m.csv", rows), tmp_path / "out")
+
+
+def test_a_table_whose_columns_are_unknown_names_them(tree: Path, tmp_path: Path) -> None:
+    rows = [(image_name(n), "mel" if n % 2 else "nv", f"P{n}") for n in range(6)]
+    manifest = write_csv(tree / "labels.csv", [("filename", "diagnosis", "patient"), *rows])
+    (warning,) = packer.convert(manifest, "tar", tmp_path / "out", workers=1).warnings
+    assert "it has 'diagnosis', 'patient'" in warning and "label_column='COLUMN'" in warning
+    assert not listed(manifest, label_column="diagnosis").warnings
+    images_only = write_csv(tree / "files.csv", [("filename",), *((name,) for name, _, _ in rows)])
+    assert not listed(images_only).warnings
+
+
+def test_images_that_are_in_another_folder_are_looked_for_by_name(tree: Path, tmp_path: Path) -> None:
+    """The command that the message suggests is not refused for what the first one has left."""
+    manifest = write_csv(tmp_path / "labels.csv", [("filename", "label"), *((f"{n}.jpg", "a") for n in (1, 3, 5))])
+    line = ("convert", manifest, "--to", "tar", "-o", tmp_path / "out", "--workers", 1)
+    done = run_packer(*line)
+    assert done.returncode == 1 and f"{tmp_path}/1.jpg" in done.stderr and "--folder DIR" in done.stderr, done.stderr
+    done = run_packer(*line, "--folder", tree / "images/cat")
+    assert done.returncode == 0 and "1 class" in done.stdout, done.stderr
+
+
+def test_a_conversion_that_has_packed_nothing_is_replaced(tree: Path, tmp_path: Path) -> None:
+    bad = tree_of(tmp_path / "bad", {"a/1.jpg": make_jpeg(1)[:100]})
+    with pytest.raises(BadSampleError):
+        packer.convert(bad, "tar", tmp_path / "out", workers=1)
+    assert (tmp_path / "out/.packing/plan.json").is_file()
+    assert packer.convert(tree / "images", "tar", tmp_path / "out", workers=1).samples == 6
+
+
+def test_several_labels_in_a_text_are_a_warning(tree: Path) -> None:
+    rows = [(image_name(n), label) for n, label in enumerate(["cat", "dog", "cat|dog", "bee; cat", "x|y", "a, b"])]
+    (warning,) = listed(write_csv(tree / "m.csv", [("path", "label"), *rows])).warnings
+    assert "'bee; cat' look like several in one" in warning and "(3 classes)" in warning, warning
+    assert '["bee", "cat"]' in warning
+
+
+@pytest.mark.parametrize(("labels", "line"), [(["01", "2", "1"], 4), (["1", "2", "01", "01"], 4), (["7", "07.0"], 3)])
+def test_two_spellings_of_a_number_are_refused(tree: Path, labels: list[str], line: int) -> None:
+    manifest = write_csv(
+        tree / "m.csv", [("path", "label"), *((image_name(n), label) for n, label in enumerate(labels))]
+    )
+    with pytest.raises(SourceError, match=rf"line {line}: the label .* is the same number as .* in line 2"):
+        listed(manifest)
+
+
+def test_one_spelling_of_numbers_is_right(tree: Path) -> None:
+    for labels in (["001", "002", "001"], ["1", "1.0", "2"]):
+        rows = [(image_name(n), label) for n, label in enumerate(labels)]
+        assert listed(write_csv(tree / "m.csv", [("path", "label"), *rows])).splits["train"].labels.min() == 1
 
 
 @pytest.mark.parametrize("value", [-2, 0.5, [1], {"a": 1}, 1 << 60, "a\0", "\ud800"])

@@ -153,3 +153,41 @@ def test_a_tree_with_an_archive_in_it_is_a_tree(tmp_path: Path) -> None:
     as_tar(tmp_path / "set/old", range(3))
     result = packer.convert(tmp_path / "set", "tar", tmp_path / "out", workers=1)
     assert (result.samples, result.classes) == (1, 1)
+
+
+def texts_of(path: Path, feature: str, texts: list[bytes], **more: int) -> Path:
+    samples = (
+        example(**{"image__encoded": make_jpeg(number), "image__key": b"%d" % number, feature: text}, **more)
+        for number, text in enumerate(texts)
+    )
+    return write(path, b"".join(map(record, samples)))
+
+
+@pytest.mark.parametrize("feature", ["image__class__text", "image__class__label", "label"])
+def test_names_of_classes_without_numbers_are_labels(tmp_path: Path, feature: str) -> None:
+    source = packer.open_source(texts_of(tmp_path / "x.tfrecord", feature, [b"dog", b"cat", b"dog"]))
+    listing = source.list(None)
+    assert (listing.classes, listing.splits["train"].labels.tolist()) == (("cat", "dog"), [1, 0, 1])
+    (tmp_path / "shards").mkdir()
+    for number, texts in enumerate(([b"10", b"2"], [b"7", b"2"])):
+        texts_of(tmp_path / f"shards/{number}.tfrecord", feature, texts)
+    listing = packer.open_source(tmp_path / "shards").list(None)
+    assert (listing.classes, listing.splits["train"].labels.tolist()) == ((), [10, 2, 7, 2])
+
+
+def test_names_of_classes_without_numbers_are_named_by_an_index(tmp_path: Path) -> None:
+    texts_of(tmp_path / "x.tfrecord", "image__class__text", [b"dog", b"cat"])
+    result = packer.index(tmp_path / "x.tfrecord", output=tmp_path / "out", workers=1)
+    assert any("2 images (the first: 0) with the name of a class and no number" in text for text in result.warnings)
+
+
+def test_names_and_numbers_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    texts_of(folder / "0.tfrecord", "image__class__text", [b"cat", b"cat"], image__class__label=0)
+    texts_of(folder / "1.tfrecord", "image__class__text", [b"cat"])
+    listing = packer.open_source(folder).list(None)
+    assert (listing.classes, listing.splits["train"].labels.tolist()) == (("cat",), [0, 0, 0])
+    texts_of(folder / "1.tfrecord", "image__class__text", [b"owl"])
+    with pytest.raises(SourceError, match="others only the name 'owl'"):
+        packer.open_source(folder).list(None)

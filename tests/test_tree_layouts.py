@@ -136,3 +136,31 @@ def test_an_ordinary_tree_has_no_warnings(tree: Path, tmp_path: Path) -> None:
     assert packer.convert(tree, "tar", tmp_path / "one", split="val", workers=1).warnings == ()
     with readers.open(tmp_path / "out", "train") as reader:
         assert reader.classes == ("cat", "dog", "owl")
+
+
+def test_a_table_in_a_tree_is_named_with_its_command(tmp_path: Path) -> None:
+    root = tree_of(tmp_path / "my set", {"a/1.jpg": make_jpeg(1), "b/2.jpg": make_jpeg(2), "labels.csv": b"x"})
+    (warning,) = packer.open_source(root).list(None).warnings
+    assert "'labels.csv' is a table that is not read" in warning
+    assert f"packer convert '{root}/labels.csv' --folder '{root}'" in warning
+
+
+def test_files_beside_images_of_their_names_are_named(tmp_path: Path) -> None:
+    files = {f"{name}/{n}.{kind}": make_jpeg(n) for name in "ab" for n in range(2) for kind in ("jpg", "txt")}
+    (warning,) = packer.open_source(tree_of(tmp_path / "set", files | {"a/README.txt": b""})).list(None).warnings
+    assert "4 files called like the image beside it, such as 'a/0.txt', left out" in warning
+    assert not packer.open_source(tmp_path / "set", layout="tree").list(None).warnings
+
+
+def test_links_in_a_folder_are_followed_out_of_it_as_the_documents_say(tmp_path: Path) -> None:
+    tree_of(tmp_path / "scratch", {"owl/3.jpg": make_jpeg(3), "4.jpg": make_jpeg(4)})
+    root = tree_of(tmp_path / "set", {"cat/1.jpg": make_jpeg(1)})
+    (root / "owl").symlink_to(tmp_path / "scratch/owl")
+    (root / "cat/2.jpg").symlink_to(tmp_path / "scratch/4.jpg")
+    packer.convert(root, "tar", tmp_path / "out", workers=1)
+    with readers.open(tmp_path / "out") as reader:
+        assert {key: bytes(reader[key].image) for key in reader.keys} == {
+            "cat/1": make_jpeg(1), "cat/2": make_jpeg(4), "owl/3": make_jpeg(3)
+        }  # fmt: skip
+    security = (Path(__file__).parents[1] / "docs/SECURITY.md").read_text()
+    assert "Symbolic links in a folder that is converted are followed, also out of it" in " ".join(security.split())

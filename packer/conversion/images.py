@@ -50,6 +50,8 @@ __all__ = [
 _DAMAGED, _DEEP, _FRAMES, _NO_RGB = "damaged", "over_8_bits", "further_frames", "without_rgb"
 # The warning about a number of images, of which the first is named.
 _REMARKS = {
+    "unnumbered": "{images} (the first: {first}) with the name of a class and no number, which an index leaves out; "
+    "packer convert  gives them numbers",
     _DAMAGED: "{images} damaged where it costs no pixels (the first: {first}): kept as they are, decoded by Pillow",
     _DEEP: "{images} of more than 8 bits a channel (the first: {first}): decoding to RGB takes the upper 8 bits, "
     "decode='unchanged' gives them all",

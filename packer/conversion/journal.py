@@ -161,11 +161,11 @@ class Journal:
     def begin(self, plan: Plan, start_over: bool, *, sweep: bool = True) -> None:
         """Resume the unfinished conversion of the same plan, or start a new one. sweep: remove unfinished files.
 
-        Raises OutputError where an unfinished conversion of another plan is here and `start_over` is false.
+        Raises OutputError where one of another plan has packed a shard here and `start_over` is false.
         """
         found = self._plan_fingerprint()
         if found is not None and found != plan.fingerprint:
-            if not start_over:
+            if not start_over and self._has_packed():
                 raise OutputError(
                     f"{self.out}: holds an unfinished conversion of another source or with other options (the "
                     f"source may have changed since); repeat that command, or pass overwrite=True to start over"
@@ -224,6 +224,10 @@ class Journal:
     def _read_plan(self) -> dict[str, list[str]]:
         content: dict[str, list[str]] = json.loads(self.work.read(_PLAN_FILE, _MAX_PLAN_BYTES))
         return content
+
+    def _has_packed(self) -> bool:
+        """Whether an unfinished conversion has written a whole shard, or has begun to replace a set."""
+        return bool(self.work.kind(REPLACED_FOLDER)) or any(name.endswith(".part") for name in self.work.names())
 
     def _start_over(self) -> None:
         """Remove everything an unfinished conversion left: in its working folder, and what its commit had moved."""

@@ -27,7 +27,7 @@ from readers.headers import read_header
 from readers.layout import ShardInfo
 from readers.names import QUARANTINE_FOLDER, WORK_FOLDER, RelativePath, shortened
 from readers.pixels import PIXELS
-from readers.sample import Buffer
+from readers.sample import NO_LABEL, Buffer
 
 __all__ = ["Cancelled", "ShardPacker", "ShardTask", "disk_full", "pack_shard"]
 
@@ -125,6 +125,10 @@ class ShardPacker:
 
         Raises BadSampleError.
         """
+        known = len(self._spec.classes)
+        if label < NO_LABEL or (known and label >= known):
+            most = f" to {known - 1}" if known else ""
+            raise BadSampleError(f"its label is {label}, expected 0{most}, or -1 for none")
         if self._where is not None and not self._where.is_true(key, label, payloads):
             self._not_chosen += 1
             return False

@@ -107,7 +107,7 @@ class WrittenShard(NamedTuple):
 class Located(NamedTuple):
     """One sample found in a shard: ranges[field] = (offset, length) in bytes, names[field] = original file name.
 
-    class_name: of the label, where the shard says it.
+    class_name: of the label, where the shard says it; with NO_LABEL the shard has no number for that.
     split: the one that the shard puts the sample in, "" where it names none.
     left_behind: what the shard says of the sample that no field keeps.
     fault: why the sample cannot be read, under `lenient`.

@@ -19,13 +19,12 @@ from crc32c import crc32c
 from cache.errors import BadNameError, FormatError
 from packer.formats.base import ShardSpec
 from packer.formats.files import Window
-from packer.formats.ustar import BLOCK_BYTES, end_of_archive, member_header
+from packer.formats.ustar import BLOCK_BYTES, RECORD_NAME, end_of_archive, member_header
 from readers.layout import FIELD_KINDS
 from readers.names import FieldName, SplitName
 
 __all__ = ["end_with_record", "read_record"]
 
-_RECORD_NAME = b"__packer__"
 _TAIL_BYTES = 16 << 10  # more than the zeros at the end and the second line
 _LAST_LINE = re.compile(rb'\n\{"crc32c": "([0-9a-f]{8})", "position": ([0-9]{1,18})\}\n\Z')
 _MAX_RECORD_BYTES = 1 << 30
@@ -43,7 +42,7 @@ def end_with_record(position: int, spec: ShardSpec) -> bytes:
     first = json.dumps(content, ensure_ascii=False).encode()
     start = position + 2 * BLOCK_BYTES
     record = first + b'\n{"crc32c": "%08x", "position": %d}\n' % (crc32c(first), start)
-    end = bytes(2 * BLOCK_BYTES) + member_header(_RECORD_NAME, len(record)) + record + bytes(-len(record) % BLOCK_BYTES)
+    end = bytes(2 * BLOCK_BYTES) + member_header(RECORD_NAME, len(record)) + record + bytes(-len(record) % BLOCK_BYTES)
     return end + end_of_archive(position + len(end))
 
 
@@ -59,7 +58,7 @@ def read_record(path: Path) -> ShardSpec | None:
         size = tail_start + len(tail) - start - BLOCK_BYTES
         if not 0 < size < _MAX_RECORD_BYTES or start < 2 * BLOCK_BYTES:
             return None
-        if window.read(start, BLOCK_BYTES) != member_header(_RECORD_NAME, size):
+        if window.read(start, BLOCK_BYTES) != member_header(RECORD_NAME, size):
             return None  # the record of a shard that is a member of this one
         first = window.read(start + BLOCK_BYTES, stop - start - BLOCK_BYTES)
     try:

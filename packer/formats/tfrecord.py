@@ -14,7 +14,8 @@
 The image comes last in a record, behind a short head that a walker reads at once.
 
 Of records made elsewhere, the image is the first of IMAGE_FEATURES, the label the first of LABEL_FEATURES, the name the
-first of NAME_FEATURES and the class the first of CLASS_FEATURES that a record has, unless options name others.
+first of NAME_FEATURES and the class the first of CLASS_FEATURES that a record has, unless options name others. A label
+of text is the name of its class.
 <field>/encoded is a field where its name can be that of one; the rest is left behind.
 """
 
@@ -274,7 +275,8 @@ def _sample(data: memoryview, start: int, options: LocateOptions, required: bool
         )
     wanted = {"image": image_key, **options.extra_fields}
     fields = {key: field for field, key in wanted.items() if key}
-    name_key, class_key = _first(features, NAME_FEATURES), _first(features, CLASS_FEATURES)
+    name_key, label_key = _first(features, NAME_FEATURES), next((key for key in labels if key in features), "")
+    class_key = _first(features, CLASS_FEATURES) or (label_key if _is_bytes(features.get(label_key)) else "")
     used = {*fields, name_key, *CLASS_FEATURES, *labels, *_DERIVED}
     names = {"image": _text(data, features, name_key)} if name_key else {}
     ranges: dict[str, tuple[int, int]] = {}
@@ -292,16 +294,19 @@ def _sample(data: memoryview, start: int, options: LocateOptions, required: bool
         elif name not in used:
             left_behind.append(name)
     key = _text(data, features, "image/key") or key_of_name(names.get("image", ""))
-    label = without_offset(_label(features, labels), options)
+    label = without_offset(_label(features, label_key, options), options)
     class_name = _text(data, features, class_key)
     return Located(key, label, ranges, names, class_name, left_behind=tuple(left_behind))
 
 
-def _label(features: dict[str, Feature], keys: tuple[str, ...]) -> int:
-    """The label as it is stored."""
-    key = next((key for key in keys if key in features), None)
-    if key is None or features[key].kind == "":
+def _label(features: dict[str, Feature], key: str, options: LocateOptions) -> int:
+    """The label as it is stored; NO_LABEL where it is the name of a class, which an index could not number."""
+    if key not in features or features[key].kind == "" or (options.lenient and _is_bytes(features[key])):
         return NO_LABEL
+    if _is_bytes(features[key]):
+        raise FormatError(
+            f"the label {key!r} is text, not one int64; packer convert  gives the names of classes numbers"
+        )
     kind, values = features[key].kind, features[key].values
     if kind != "int64" or len(values) > 1:
         raise FormatError(f"the label {key!r} holds {len(values)} numbers of kind {kind}, expected one int64")

@@ -6,7 +6,9 @@ A header is 512 bytes (POSIX.1-1988, pax(1) "ustar Interchange Format"):
     156 typeflag · 157 linkname[100] · 257 magic "ustar\\0" "00" · 265 uname[32] · 297 gname[32] · 345 prefix[155]
 
 Numbers are octal text; sizes of 8 GiB and more come as GNU base-256. The checksum is the sum of all bytes with its
-own field taken as blanks. Data follows, padded to 512. Two blocks of zeros end the archive.
+own field taken as blanks. Data follows, padded to 512. Two blocks of zeros end the archive. Another archive may follow
+them, as where several were joined by `cat`; programs differ in whether they read it (GNU tar with --ignore-zeros), and
+here it is read.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ __all__ = [
     "BLOCK_BYTES",
     "MAX_NAME_BYTES",
     "MAX_SIZE_BYTES",
+    "RECORD_NAME",
     "Member",
     "end_of_archive",
     "header_sum",
@@ -32,8 +35,10 @@ __all__ = [
 BLOCK_BYTES = 512
 MAX_NAME_BYTES = 100
 MAX_SIZE_BYTES = 8**11 - 1
+RECORD_NAME = b"__packer__"  # of what `packer.formats.tar_record` writes behind the end
 _RECORD_BYTES = 20 * BLOCK_BYTES
 _MAX_META_BYTES = 1 << 20
+_MAX_GAP_BYTES = 16 << 20  # of zeros between archives
 
 _NO_NAME = bytes(MAX_NAME_BYTES)
 _HEAD = b"0000644\0" + b"0000000\0" + b"0000000\0"
@@ -66,8 +71,10 @@ def end_of_archive(position: int) -> bytes:
     return bytes(2 * BLOCK_BYTES + -(position + 2 * BLOCK_BYTES) % _RECORD_BYTES)
 
 
-def walk(window: Window) -> Iterator[Member]:
-    """Every member in file order, with GNU long names and PAX paths and sizes applied.
+def walk(window: Window, strays: list[int] | None = None) -> Iterator[Member]:
+    """Every member in file order, also of archives that follow, with GNU long names and PAX paths and sizes applied.
+
+    strays: gets the byte behind the end at which something is that is no archive.
 
     Raises FormatError for a wrong checksum, a size that runs past the end, a sparse member or a missing end.
     """
@@ -76,7 +83,13 @@ def walk(window: Window) -> Iterator[Member]:
     while position + BLOCK_BYTES <= window.size:
         block = window.read(position, BLOCK_BYTES)
         if not block.strip(b"\0"):
-            return
+            following, is_archive = _after_end(window, position)
+            if not is_archive:
+                if strays is not None and following >= 0:
+                    strays.append(following)
+                return
+            position, long_name, long_link, pax = following, "", "", {}
+            continue
         _check_sum(block, window.path, position)
         kind = chr(block[156])
         size = _number(block[124:136], window.path, position)
@@ -105,6 +118,24 @@ def walk(window: Window) -> Iterator[Member]:
     if position > window.size:
         raise FormatError(f"{window.path}: ends inside the padding of its last member: truncated?")
     raise FormatError(f"{window.path}: ends at byte {window.size} without the two blocks of zeros: truncated?")
+
+
+def _after_end(window: Window, position: int) -> tuple[int, bool]:
+    """Where something follows the zeros at `position`, and the record of a set, and whether it is a header.
+
+    -1 where nothing does.
+    """
+    stop = position + _MAX_GAP_BYTES
+    while position < stop and len(block := window.read_up_to(position, BLOCK_BYTES)) == BLOCK_BYTES:
+        stated = block[148:156].strip(b" \0")
+        is_header = stated.isdigit() and not stated.strip(b"01234567") and int(stated, 8) == header_sum(block)
+        if is_header and not block.startswith(RECORD_NAME + b"\0"):
+            return position, True
+        if not is_header and block.strip(b"\0"):
+            return position, False
+        size = _number(block[124:136], window.path, position) if is_header else 0
+        position += BLOCK_BYTES + -(-size // BLOCK_BYTES) * BLOCK_BYTES
+    return -1, False
 
 
 def header_sum(block: bytes) -> int:

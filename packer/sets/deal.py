@@ -23,11 +23,11 @@ def shares(count: int, fractions: Sequence[float]) -> list[int]:
     """How many of `count` samples each split gets, by the method of the largest remainder. Raises ValueError."""
     if not fractions or any(not 0 < fraction <= 1 for fraction in fractions):
         raise ValueError(f"fractions are {list(fractions)}, expected numbers above 0 and at most 1")
-    if abs(math.fsum(fractions) - 1) > _TOLERANCE:
-        raise ValueError(
-            f"fractions sum to {math.fsum(fractions):g}, expected 1; give the rest a split of its own, too"
-        )
-    exact = [count * fraction for fraction in fractions]
+    total = math.fsum(fractions)
+    if abs(total - 1) > _TOLERANCE:
+        what = "give the rest a split of its own, too" if total < 1 else "there are not that many samples"
+        raise ValueError(f"fractions sum to {total:.9g}, expected 1; {what}")
+    exact = [count * fraction / total for fraction in fractions]
     found = [math.floor(share + _TOLERANCE) for share in exact]
     order = sorted(range(len(exact)), key=lambda number: found[number] - exact[number])
     for number in order[: count - sum(found)]:

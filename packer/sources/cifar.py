@@ -37,6 +37,8 @@ _SIDE, _CHANNELS = 32, 3
 _PIXEL_BYTES = _SIDE * _SIDE * _CHANNELS
 _MAX_NAMES_BYTES = 1 << 16
 _READ_RECORDS = 1000
+_SHAPES = ((_PIXEL_BYTES,), (_CHANNELS, _SIDE, _SIDE))
+_BATCHES = 5  # of CIFAR-10
 _BATCH = re.compile(r"data_batch_(\d+)(?:\.bin)?")
 _LABELS = ("coarse", "fine")  # as they are in a record of CIFAR-100
 
@@ -74,15 +76,26 @@ class CifarSource(PixelSource):
             raise SourceError(f"{self.root}: no files of CIFAR; expected {', '.join(chain(*files.values()))}")
         known = {file for its in files.values() for file in its} | set(metas)
         left_out = [(name, "not a file of CIFAR") for name in sorted(os.listdir(self.root)) if name not in known]
-        return PixelSets(splits, self._names[column], left_out)
+        expected = {*chain(*files.values()), *([] if self.is_hundred else self._batches())}
+        missing = sorted(name for name in expected if not (self.root / name).exists())
+        warnings = [f"{self.root}: files of {self.kind} are missing: {', '.join(missing)}"] if missing else []
+        return PixelSets(splits, self._names[column], left_out, warnings)
 
     def _files(self) -> dict[str, list[str]]:
-        suffix = "" if self.is_pickled else ".bin"
+        suffix = self._suffix
         if self.is_hundred:
             return {"train": [f"train{suffix}"], "test": [f"test{suffix}"]}
         found = (match for path in self.root.iterdir() if (match := _BATCH.fullmatch(path.name)))
         names = [match[0] for match in sorted(found, key=lambda match: int(match[1])) if match[0].endswith(suffix)]
         return {"train": names, "test": [f"test_batch{suffix}"]}
+
+    @property
+    def _suffix(self) -> str:
+        return "" if self.is_pickled else ".bin"
+
+    def _batches(self) -> list[str]:
+        """The files of train as they are published."""
+        return [f"data_batch_{number}{self._suffix}" for number in range(1, _BATCHES + 1)]
 
     def json_of(self, block: PixelBlock, index: int) -> bytes:
         labels = self._heads[block.path][index].tolist()
@@ -137,7 +150,7 @@ class CifarSource(PixelSource):
         found = read_pickle(path)
         keys = [f"{kind}_labels" for kind in _LABELS] if self.is_hundred else ["labels"]
         data, labels = found.get("data"), [found.get(key) for key in keys]
-        if not isinstance(data, PickledArray) or len(data.shape) != 2 or data.shape[1] != _PIXEL_BYTES:
+        if not isinstance(data, PickledArray) or data.shape[1:] not in _SHAPES:
             raise SourceError(f"{path}: no array 'data' of {_PIXEL_BYTES} bytes an image")
         for key, its in zip(keys, labels, strict=True):
             whole = isinstance(its, list) and all(type(label) is int and 0 <= label < 1 << 31 for label in its)

@@ -7,10 +7,11 @@ and name the command that takes them. Formats and sources are recognised by thei
 from __future__ import annotations
 
 import codecs
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 
-from cache.messages import plural
+from cache.messages import plural, quoted
 from packer.formats import REGISTRY as FORMATS
 from packer.registry import HEAD_BYTES
 from packer.sources import REGISTRY as SOURCES
@@ -45,6 +46,7 @@ _SUFFIXES = {
     ".pt": "PyTorch",
     ".pth": "PyTorch",
     ".rec": "MXNet RecordIO",
+    ".arrow": "Arrow",
     ".mp4": "video",
     ".avi": "video",
     ".csv": "table",
@@ -122,8 +124,12 @@ def advice(root: str, left_out: Iterable[tuple[str, str]], counts: Mapping[str, 
     for reason, count in sorted(counts.items(), key=lambda item: (item[0] in _PLAIN, -item[1])):
         kind = reason.partition(f"{_NOT_AN_IMAGE}: ")[2]
         line = f"{plural(count, 'file')}: {reason}"
-        if kind and reason in first and reason not in _PLAIN:
+        if kind == "Arrow" and reason in first:
+            folder = os.fspath(PurePosixPath(root, first[reason]).parent)
+            code = f"import datasets, packer; packer.convert(datasets.load_from_disk({folder!r}), 'hdf5', 'OUT')"
+            line += f"; where it is of Hugging Face's save_to_disk, run  python -c {quoted(code)}"
+        elif kind and reason in first and reason not in _PLAIN:
             path = PurePosixPath(root, first[reason])
-            line += f"; {_command(kind).format(first=path, folder=path.parent)}"
+            line += f"; {_command(kind).format(first=quoted(path), folder=quoted(path.parent))}"
         lines.append(line)
     return "\n  ".join(lines)

@@ -19,7 +19,7 @@ from packer.registry import HEAD_BYTES
 from packer.sources.base import FieldNames, SourceListing, SplitListing, check_names
 from packer.sources.contents import advice, is_stray, reason_of
 from packer.sources.places import NumberPlaces
-from packer.sources.tree_layouts import check_layout
+from packer.sources.tree_layouts import check_layout, is_no_class
 from readers.examine import scan
 from readers.tree import SPLIT_NAMES, Keys, TreeFiles, TreeSplit, arrange, has_image_suffix, unique_keys
 
@@ -265,8 +265,10 @@ def list_members(
     root: Path,
     left_out: list[tuple[str, str]],
     layout: str = "auto",
+    *,
+    by_position: bool = True,
 ) -> SourceListing:
-    """The listing of the tree that `members` (plain names) form, in the order of their positions.
+    """The listing of the tree that `members` (plain names) form, in the order of their positions, or as they come.
 
     Raises SourceError for no members, for two of the same name, and where `list_tree` does.
     """
@@ -281,7 +283,9 @@ def list_members(
                 f"the later one"
             )
         names.add(member.name)
-    members = sorted(_without_common_folder(members, left_out), key=lambda member: int(member.place[0]))
+    members = _without_common_folder(members, left_out)
+    if by_position:
+        members = sorted(members, key=lambda member: int(member.place[0]))
     files = TreeFiles.of([member.name for member in members], [member.bytes for member in members])
     listing = list_tree(files, split, str(root), left_out, layout)
     for name, part in listing.splits.items():
@@ -299,14 +303,16 @@ def _in_order(part: TreeListing, members: Sequence[ArchiveMember]) -> SplitListi
 
 
 def _without_common_folder(members: list[ArchiveMember], left_out: list[tuple[str, str]]) -> list[ArchiveMember]:
-    """Take away the folder that holds all images, unless it is a split; files outside of it are left out.
+    """Take away the folder that holds all images, unless it is a split, or the class of all; files outside of it are
+    left out.
 
     Images are recognised by their suffix here; where no name has one, every member counts.
     """
     images = [member for member in members if has_image_suffix(member.name)] or members
     tops = {member.name.partition("/")[0] if "/" in member.name else "" for member in images}
     top = tops.pop()
-    if tops or not top or top in SPLIT_NAMES:
+    is_class = all(member.name.count("/") == 1 for member in images) and not is_no_class(top)
+    if tops or not top or top in SPLIT_NAMES or is_class:
         return members
     inside = []
     for member in members:

@@ -19,6 +19,7 @@ from readers.tree import SPLIT_NAMES
 __all__ = [
     "IdxName",
     "first_names",
+    "head_of",
     "idx_folder",
     "idx_name",
     "is_arrays",
@@ -48,7 +49,8 @@ def first_names(folder: Path, count: int = _LOOKED_AT) -> list[str]:
         return []
 
 
-def _head(path: Path, count: int = _HEAD_BYTES) -> bytes:
+def head_of(path: Path, count: int = _HEAD_BYTES) -> bytes:
+    """The first bytes of a regular file; b"" where it is none, or cannot be read."""
     try:
         if not path.is_file():
             return b""
@@ -133,7 +135,9 @@ def is_arrays(root: Path) -> bool:
     """Whether a folder holds arrays of images as .npy files."""
     names = [name.removesuffix(".npy") for name in first_names(root) if name.endswith(".npy")]
     images = [root / f"{images}.npy" for images, _ in splits_of_arrays(names).values()]
-    return any(_head(path, 6) in (b"\x93NUMPY", b"") for path in images)  # of an empty one, reading says what is wrong
+    return any(
+        head_of(path, 6) in (b"\x93NUMPY", b"") for path in images
+    )  # of an empty one, reading says what is wrong
 
 
 def is_npz(head: bytes) -> bool:
@@ -147,7 +151,7 @@ def mds_folders(root: Path) -> dict[str, Path]:
     """The folders with an index of MDS shards: "" for `root` itself, or by the names of splits below it."""
 
     def is_index(folder: Path) -> bool:
-        head = _head(folder / "index.json")
+        head = head_of(folder / "index.json")
         return head.lstrip()[:1] == b"{" and b'"shards"' in head and b'"column_' in head
 
     if is_index(root):
@@ -237,7 +241,7 @@ def metadata_files(root: Path) -> list[Path]:
     """The tables of `imagefolder`, in `root` or its splits, whose rows name files; [] where there are none."""
     folders = [root, *(root / name for name in SPLIT_NAMES)]
     paths = [folder / name for folder in folders for name in _METADATA]
-    return [path for path in paths if b"file_name" in _head(path, 1 << 16)]
+    return [path for path in paths if b"file_name" in head_of(path, 1 << 16)]
 
 
 # --- FFCV ---------------------------------------------------------------------------------------------------------

@@ -17,10 +17,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cache.errors import BadNameError, MissingExtraError, SourceError
+from cache.errors import BadNameError, SourceError
 from cache.files import read_regular
 from cache.messages import listed
 from packer.sources.folder_kinds import parquet_files
+from packer.sources.lookups import plain_yaml
 from packer.sources.shards import split_of_name
 from readers.names import SplitName
 
@@ -152,7 +153,8 @@ def readme_features(root: Path) -> dict[str, Any] | None:
     match = re.match(r"---\r?\n(.*?)\r?\n---", text, re.DOTALL)
     if match is None or "dataset_info" not in match[1] or len(match[1]) > _MAX_YAML_BYTES:
         return None
-    infos = _parse_yaml(match[1], path).get("dataset_info")
+    header = plain_yaml(match[1], f"{path}: its header", "parquet", f"reading the names of classes in {path}")
+    infos = header.get("dataset_info") if isinstance(header, dict) else None
     infos = infos if isinstance(infos, list) else [infos]
     names = {root.name, "default"} if len(infos) > 1 else set()
     for info in infos:
@@ -163,18 +165,6 @@ def readme_features(root: Path) -> dict[str, Any] | None:
                 if isinstance(item, dict) and "name" in item
             }
     return None
-
-
-def _parse_yaml(text: str, path: Path) -> dict[str, Any]:
-    try:
-        import yaml
-    except ImportError as error:
-        raise MissingExtraError("PyYAML", "parquet", f"reading the names of classes in {path}") from error
-    try:
-        found = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise SourceError(f"{path}: its header is not YAML: {error}") from error
-    return found if isinstance(found, dict) else {}
 
 
 def _feature(dtype: Any) -> dict[str, Any]:

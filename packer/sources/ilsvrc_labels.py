@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.errors import FormatError, MissingExtraError, SourceError
-from cache.messages import plural
+from cache.messages import listed, plural
 from packer.formats.ustar import walk
 from packer.sources.base import FieldNames, SourceListing, SplitListing
 from packer.sources.known_folders import SOLUTION
@@ -29,12 +29,19 @@ _MAX_KIT_BYTES = 64 << 20
 
 
 def give_labels(listing: SourceListing, solution: Mapping[str, str], where: str) -> None:
-    """Give the images without a label the one of a table (name without suffix -> class), and number all classes."""
+    """Give the images without a label the one of a table (name without suffix -> class), and number all classes.
+
+    Those of train come first, so that an image of train has the same label whatever the table has.
+    """
     before = listing.classes
-    listing.classes = tuple(sorted({*before, *solution.values()}))
+    new_classes = sorted({*solution.values()}.difference(before))
+    listing.classes = (*before, *new_classes)
     numbers = {name: number for number, name in enumerate(listing.classes)}
     new = np.array([*(numbers[name] for name in before), NO_LABEL], np.int64)
     listing.warnings = [text for text in listing.warnings if "has a label" not in text]
+    if before and new_classes:
+        count = plural(len(new_classes), "class")
+        listing.warnings.append(f"{where}: {count} of val that train lacks: {listed(new_classes)}; they follow its own")
     for name, part in listing.splits.items():
         labels = new[part.labels]  # -1 is the last one
         unlabelled = np.array([row for row in np.flatnonzero(labels == NO_LABEL).tolist() if name != "test"

@@ -2,7 +2,8 @@
 
 COCO              annotations/instances_train2017.json and the like, or train/_annotations.coco.json
 Pascal VOC        JPEGImages, with Annotations or ImageSets
-YOLO              images next to labels that are text files, by themselves or in each split
+YOLO              images next to labels that are text files, by themselves or in each split; a data.yaml with names and
+                  splits; images with such text files beside them, and the names of the classes
 ILSVRC            Data/CLS-LOC; ILSVRC2012_img_train.tar and the like; images with LOC_val_solution.csv
 shards            files of one container format, and no images, in the folder or in its splits
 """
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from packer.formats import REGISTRY as FORMATS
+from packer.sources.folder_kinds import head_of
 from readers.tree import SPLIT_NAMES, has_image_suffix
 
 __all__ = [
@@ -22,6 +24,8 @@ __all__ = [
     "COCO_NAME",
     "ROBOFLOW",
     "SOLUTION",
+    "YOLO_NAMES",
+    "YOLO_YAMLS",
     "coco_files",
     "find_solution",
     "ilsvrc_tars",
@@ -31,13 +35,21 @@ __all__ = [
     "is_voc",
     "is_yolo",
     "shard_files",
-    "yolo_parts",
+    "yolo_folders",
 ]
 
 COCO_KINDS = ("instances", "person_keypoints", "captions", "image_info")
 COCO_NAME = re.compile(rf"({'|'.join(COCO_KINDS)})_([A-Za-z0-9][A-Za-z0-9_.-]*)\.json")
 ROBOFLOW = "_annotations.coco.json"
 _PART = re.compile(rf"({'|'.join(SPLIT_NAMES)})(20\d\d)?")
+YOLO_YAMLS = ("data.yaml", "data.yml", "dataset.yaml", "dataset.yml")
+YOLO_NAMES = tuple(
+    f"{folder}{name}"
+    for folder in ("", "labels/", *(f"{split}/" for split in SPLIT_NAMES))
+    for name in ("classes.txt", "obj.names", "_darknet.labels")
+)
+_YAML_KEYS = (re.compile(rb"^names\s*:", re.M), re.compile(rb"^(?:train|val)\s*:", re.M))
+_BOX = re.compile(rb"\s*\d+(?:\s+-?[\d.]+(?:e-?\d+)?){4,}\s*(?:\n|$)")
 SOLUTION = "LOC_val_solution.csv"
 _TAR = re.compile(r"ILSVRC\d{4}_img_(train|val|test)(?:_\w+)?\.tar")
 _ABOVE = {"val": 3, "CLS-LOC": 2}  # folders of ILSVRC, and how far above them its root is at most
@@ -80,8 +92,27 @@ def is_voc(root: Path) -> bool:
 
 
 def is_yolo(root: Path) -> bool:
-    """Whether a directory has images, and labels in text files, next to each other."""
-    return any((root / images).is_dir() and _has_texts(root / labels) for _, images, labels in yolo_parts(root))
+    """Whether a directory has images, and labels in text files, next to each other, or in splits that a file names."""
+    for folder in yolo_folders(root).values():
+        labels = "/".join("labels" if part == "images" else part for part in folder.split("/"))
+        if labels != folder and (root / folder).is_dir() and _has_texts(root / labels):
+            return True
+    for name in YOLO_YAMLS:
+        head = head_of(root / name, 1 << 16)
+        if all(key.search(head) for key in _YAML_KEYS):
+            return True
+    return any((root / name).is_file() for name in YOLO_NAMES) and _has_boxes_beside(root)
+
+
+def _has_boxes_beside(folder: Path, depth: int = 2) -> bool:
+    """Whether the first images that have a text file beside them have boxes of YOLO in it."""
+    entries = _entries(folder, _LOOKED_AT)
+    for entry in entries:
+        if has_image_suffix(entry.name):
+            head = head_of(Path(entry.path).with_suffix(".txt"))
+            if head.strip():
+                return _BOX.match(head) is not None
+    return depth > 0 and any(_has_boxes_beside(Path(entry.path), depth - 1) for entry in entries if entry.is_dir())
 
 
 def _has_texts(folder: Path, depth: int = 4) -> bool:
@@ -91,17 +122,18 @@ def _has_texts(folder: Path, depth: int = 4) -> bool:
     return depth > 0 and any(_has_texts(Path(entry.path), depth - 1) for entry in entries if entry.is_dir())
 
 
-def yolo_parts(root: Path) -> list[tuple[str, str, str]]:
-    """(split or "" without splits, folder of images, folder of labels), the last of which may be missing."""
-    inside = [(name, f"{name}/images", f"{name}/labels") for name in SPLIT_NAMES if (root / name / "images").is_dir()]
-    if inside or not (root / "images").is_dir():
+def yolo_folders(root: Path) -> dict[str, str]:
+    """The folder of the images of each split, as the folders say it; "" for the split where there are no splits."""
+    inside = {name: f"{name}/images" for name in SPLIT_NAMES if (root / name / "images").is_dir()}
+    if inside:
         return inside
-    folders = sorted(entry.name for entry in _entries(root / "images") if entry.is_dir())
-    matches = [match for name in folders if (match := _PART.fullmatch(name))]
-    short = [match[1] for match in matches]
-    names = [match[0] if short.count(match[1]) > 1 else match[1] for match in matches]
-    found = [(name, f"images/{match[0]}", f"labels/{match[0]}") for name, match in zip(names, matches, strict=True)]
-    return found or [("", "images", "labels")]
+    if (root / "images").is_dir():
+        folders = sorted(entry.name for entry in _entries(root / "images") if entry.is_dir())
+        matches = [match for name in folders if (match := _PART.fullmatch(name))]
+        short = [match[1] for match in matches]
+        names = [match[0] if short.count(match[1]) > 1 else match[1] for match in matches]
+        return {name: f"images/{match[0]}" for name, match in zip(names, matches, strict=True)} or {"": "images"}
+    return {name: name for name in SPLIT_NAMES if (root / name).is_dir()} or {"": ""}
 
 
 def is_ilsvrc(root: Path) -> bool:

@@ -202,7 +202,7 @@ class LmdbSource(FileSource):
                 members.append(ArchiveMember(name, value.length, tuple(value)[1:]))
         if split is None and not any(member.name.partition("/")[0] in SPLIT_NAMES for member in members):
             split = split_of_name(self.root.name)
-        return list_members(members, split, self.root, left_out, self.layout)
+        return list_members(members, split, self.root, left_out, self.layout, by_position=False)
 
     @contextmanager
     def open_file(self) -> Iterator[LmdbReader]:

@@ -6,11 +6,14 @@ import os
 import stat
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
-from cache.errors import SourceError
+from cache.errors import MissingExtraError, SourceError
 from readers.layout import same_split
 
-__all__ = ["file_stamp", "size_and_time", "wanted_split"]
+__all__ = ["file_stamp", "plain_yaml", "size_and_time", "wanted_split"]
+
+_MAX_DEPTH = 100
 
 
 def size_and_time(path: str | os.PathLike[str]) -> tuple[int, int]:
@@ -42,3 +45,24 @@ def file_stamp(path: Path) -> tuple[int, int]:
     except OSError as error:
         raise SourceError(f"{path}: cannot be examined: {error.strerror}") from error
     return found.st_size, found.st_mtime_ns
+
+
+def plain_yaml(text: str, where: object, extra: str, purpose: str) -> Any:
+    """What a YAML text says. Raises SourceError, also for aliases: with them a few bytes stand for any number.
+
+    extra: the one of packer that has PyYAML, for this purpose.
+    """
+    try:
+        import yaml
+    except ImportError as error:
+        raise MissingExtraError("PyYAML", extra, purpose) from error
+    loader, depth = getattr(yaml, "CSafeLoader", yaml.SafeLoader), 0
+    try:
+        for event in yaml.parse(text, loader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if isinstance(event, yaml.AliasEvent) or depth > _MAX_DEPTH:
+                what = f"nests deeper than {_MAX_DEPTH}" if depth > _MAX_DEPTH else "has aliases (*name)"
+                raise SourceError(f"{where}: cannot be read as YAML: {what}; write out what is meant")
+        return yaml.load(text, loader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise SourceError(f"{where}: cannot be read as YAML: {str(error)[:200]}") from error

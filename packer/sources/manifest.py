@@ -40,6 +40,7 @@ import numpy as np
 from crc32c import crc32c
 
 from cache.errors import BadSampleError, SourceError
+from cache.messages import listed
 from packer.formats.base import Arena
 from packer.sources.base import ListingBuilder, SourceListing, check_names, safe_name
 from packer.sources.file_sets import split_of_value
@@ -94,7 +95,13 @@ class ManifestSource:
         table = open_table(self.root)
         named = NamedColumns(self.path_column, self.label_column, self.split_column)
         columns = choose_columns(table, named, self.fields, self.folder)
-        return ManifestListing(table, columns, self.folder, split).listing()
+        listing = ManifestListing(table, columns, self.folder, split).listing()
+        if columns.label is None and columns.metadata:
+            listing.warnings.append(
+                f"{self.root}: no column is called label or the like, so no image has a label; it has "
+                f"{listed([*map(repr, columns.metadata)], 20)}: name the one with labels with  label_column='COLUMN'"
+            )
+        return listing
 
     def open(self) -> AbstractContextManager[ManifestReader]:
         return nullcontext(ManifestReader(self.folder))
@@ -118,6 +125,8 @@ class ManifestListing:
         self._dtypes = {name: self._dtype_of(self._columns.files[name]) for name in arrays}
         self._splits: dict[str, ListingBuilder] = {}
         self._lines: dict[str, dict[str, int]] = {}  # split -> name -> line it is in
+        self._images = self._missing = 0
+        self._first_missing = ""
 
     def _labels(self) -> Iterator[tuple[int, Any]]:
         return ((line, row.get(self._columns.label or "")) for line, row in self._table.rows())
@@ -161,6 +170,11 @@ class ManifestListing:
             check_names((name for names in part.names for name in names if name), str(self._table.path))
             part.keys = unique_keys(part.names.columns[0])
             listing.splits[name] = part
+        if self._images and self._missing == self._images:
+            raise SourceError(
+                f"{self._table.path}: no image is where its column {self._columns.path!r} says; looked for "
+                f"{self._first_missing}, which counts from {self._folder}; name another folder with  folder='DIR'"
+            )
         return listing
 
     def _fields(self) -> dict[str, str]:
@@ -213,7 +227,12 @@ class ManifestListing:
                 total += len(part or b"")
                 stamp = stamp if part is None else _stamp(stamp, crc32c(part))
                 continue
-            size, mtime_ns = _examine(os.path.join(self._folder, part))
+            path = os.path.join(self._folder, part)
+            size, mtime_ns = _examine(path)
+            if not place:
+                self._images += 1
+                self._missing += size == _MISSING
+                self._first_missing = self._first_missing or (path if size == _MISSING else "")
             place.append((part, size))
             total += max(0, size)
             stamp = _stamp(stamp, mtime_ns)

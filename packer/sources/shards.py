@@ -4,7 +4,8 @@ So `packer convert` of a shard and `packer index` of it agree on keys, labels, c
 is compressed as a whole is walked and read as a stream, where its format can be; images that are not one byte range are
 read by the format itself. A sample that is damaged is a bad sample.
 
-Where the shard names every class, the classes get these names. The split is what the shard says, or is read off the
+Where the shard names every class, the classes get these names; where it has names only, labels are their positions in
+sorted order, or the numbers that they all are. The split is what the shard says, or is read off the
 name of the file (train-00000-of-00008.tfrecord). A shard of a packed set is not a source by itself: it is adopted as it
 is. Several shards are a source of their own: `packer.sources.shard_folder`.
 
@@ -15,6 +16,7 @@ length, field) in file order.
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -72,6 +74,7 @@ __all__ = [
 ]
 
 Place: TypeAlias = tuple[Any, ...]
+_FIRST_NAME = -2  # in place of the label of a sample that has the first name only; -3 the second, and so on
 
 
 def located_samples(container: Format, path: Path, options: LocateOptions) -> Iterator[Located]:
@@ -223,6 +226,7 @@ class _Samples:
         self._files: list[Path] = []
         self._parts: dict[str, _Part] = {}
         self._classes = ClassNames()
+        self._unnumbered: dict[str, int] = {}  # classes of samples that have only their names
         self._fields = {"image": 0}
         self._left_out: list[tuple[str, str]] = []
         self._left_behind: dict[str, None] = {}
@@ -242,6 +246,9 @@ class _Samples:
                 f"{self._files[-1]}: {sample.key}: the label {sample.label} is out of range: classes count from 0"
             )
         self._classes.add(sample)
+        label = sample.label
+        if label == NO_LABEL and sample.class_name:
+            label = _FIRST_NAME - self._unnumbered.setdefault(sample.class_name, len(self._unnumbered))
         for name in sample.ranges:
             self._fields.setdefault(name, len(self._fields))
         self._left_behind |= dict.fromkeys(sample.left_behind)
@@ -253,7 +260,7 @@ class _Samples:
         size = sum(length for _, length in sample.ranges.values()) or sample.bytes
         names = [sample.names.get(name, "") for name in self._fields]
         place = (len(self._files) - 1, what, *sorted(ranges))
-        part.add(names, place, size, key=sample.key, label=sample.label)
+        part.add(names, place, size, key=sample.key, label=label)
 
     def listing(self) -> SourceListing:
         if not self._parts:
@@ -268,6 +275,8 @@ class _Samples:
         for name, part in self._parts.items():
             part.widen(len(self._fields))
             listing.splits[name] = self._checked(part.build(part.root), listing)
+        if self._unnumbered:
+            self._number_names(listing)
         if self._left_behind:
             listing.warnings.append(f"{self._path}: features left behind: {', '.join(sorted(self._left_behind))}")
         labels = np.concatenate([part.labels for part in listing.splits.values()])
@@ -280,6 +289,30 @@ class _Samples:
                 f"to count from 0:  --source-label-offset 1  (in Python: packer.open_source(path, label_offset=1))"
             )
         return listing
+
+    def _number_names(self, listing: SourceListing) -> None:
+        """Give the samples that have only names of classes their labels."""
+        names = sorted(self._unnumbered)
+        if any((part.labels > NO_LABEL).any() for part in listing.splits.values()):
+            known = {name: number for number, name in enumerate(listing.classes)}
+            unknown = [name for name in names if name not in known]
+            if unknown:
+                raise SourceError(
+                    f"{self._path}: some samples have a number for a label, and others only the name "
+                    f"{unknown[0]!r:.80}, for which no sample has a number"
+                )
+        elif all(re.fullmatch("[0-9]{1,9}", name) for name in names):
+            known = {name: int(name) for name in names}
+        else:
+            known = {name: number for number, name in enumerate(names)}
+            listing.classes = tuple(names)
+        if odd := next((name for name in names if "\0" in name), None):
+            raise SourceError(f"{self._path}: the label {odd!r:.80} is not text that could be a class name")
+        new = np.array([known[name] for name in self._unnumbered], np.int64)
+        for part in listing.splits.values():
+            part.labels = np.where(
+                part.labels <= _FIRST_NAME, new[np.maximum(_FIRST_NAME - part.labels, 0)], part.labels
+            )
 
     def _checked(self, part: SplitListing, listing: SourceListing) -> SplitListing:
         n = len(part)

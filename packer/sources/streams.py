@@ -157,12 +157,10 @@ class UnpackedStream:
                 f"expected at {offset}: truncated?"
             )
 
-    def rest_is_zero(self) -> bool:
-        """Read to the end, which is where checksums are compared; whether only zeros came."""
-        clean = True
-        while count := self.read_some(self._scratch):
-            clean = clean and not bytes(self._scratch[:count]).strip(b"\0")
-        return clean
+    def read_to_end(self) -> None:
+        """Read to the end, which is where checksums are compared."""
+        while self.read_some(self._scratch):
+            pass
 
     def close(self) -> None:
         self._stream.close()

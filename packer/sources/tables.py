@@ -234,8 +234,9 @@ def column_values(path: Path, name: str, column: Any) -> list[Any]:
 
 # --- labels ---
 _NUMBER = re.compile(r"(-?[0-9]{1,18})(?:\.0+)?")
-_PADDED = re.compile(r"\s*-?0[0-9]")
+_PADDED = re.compile(r"-?0[0-9]")
 _FRACTION = re.compile(r"[-+]?(?:[0-9]+[.,]?[0-9]*|[.,][0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?inf(?:inity)?", re.I)
+_JOINT = re.compile(r"[|;,]")
 _NOT_A_NUMBER = ("nan", "<na>", "-nan")
 _MISSING = ("na", "n/a", "#n/a", "none", "null", "nil", "-", "?")
 _FEWEST_NAMES = 10  # names that are less than a tenth of the numbers are mistakes, however many there are
@@ -250,9 +251,9 @@ def number_labels(
     Raises SourceError, naming the row, for a label that is neither a whole number nor a name, or does not fit the rest.
     """
     numbers = [_as_number(value) for value in values]
+    _refuse_spellings(values, numbers, lines, table)
     strays = [i for i, number in enumerate(numbers) if number is None and not _means_none(values[i])]
     if not strays:
-        _refuse_two_forms(values, numbers, lines, table)
         for number, line in zip(numbers, lines, strict=True):
             if number is not None and not NO_LABEL <= number <= _MAX_LABEL:
                 raise SourceError(
@@ -270,22 +271,29 @@ def number_labels(
             f"{table.path}: labels are names, so the whole numbers among them ({plural(len(rows), 'row')}, the first "
             f"in {table.unit} {lines[rows[0]]}: {names[rows[0]]!r}) are names too"
         )
+    joined = [name for name in classes if _is_joined(name, positions)]
+    if joined:
+        warnings.append(
+            f"{table.path}: labels such as {joined[0]!r} look like several in one, but each is a class of its own "
+            f"({plural(len(joined), 'class')}); for several labels an image write lists:  {_as_list(joined[0])}"
+        )
     return [positions[name] for name in names], classes, warnings
 
 
-def _refuse_two_forms(values: Sequence[Any], numbers: Sequence[int | None], lines: Sequence[int], table: Table) -> None:
-    """Raise SourceError for codes that only look like numbers: 01 next to 1."""
-    padded: dict[int, tuple[str, int]] = {}
+def _refuse_spellings(values: Sequence[Any], numbers: Sequence[int | None], lines: Sequence[int], table: Table) -> None:
+    """Raise SourceError where two texts are the same number and may be two classes: 01 and 1."""
+    if not any(isinstance(value, str) and _PADDED.match(value.strip()) for value in values):
+        return
+    spelled: dict[int, tuple[str, int]] = {}
     for value, number, line in zip(values, numbers, lines, strict=True):
-        if number is not None and isinstance(value, str) and _PADDED.match(value):
-            padded.setdefault(number, (value.strip(), line))
-    for value, number, line in zip(values, numbers, lines, strict=True) if padded else ():
-        if number in padded and isinstance(value, str) and value.strip() != padded[number][0]:
-            text, first = padded[number]
-            raise SourceError(
-                f"{table.where(line)}: the label is {value.strip()!r}, and {text!r} in {table.unit} {first}: it is "
-                f"unknown whether they are one class; write both alike, or names, such as class_{text}"
-            )
+        if number is not None and number != NO_LABEL and isinstance(value, str):
+            text = value.strip().partition(".")[0]
+            first, at = spelled.setdefault(number, (text, line))
+            if first != text:
+                raise SourceError(
+                    f"{table.where(line)}: the label {text!r} is the same number as {first!r} in {table.unit} {at}; "
+                    f"write one of them in every row, or names, such as class_{text}, where they are two classes"
+                )
 
 
 def _refuse_strays(
@@ -309,6 +317,16 @@ def _refuse_strays(
         f"{table.where(lines[strays[0]])}: the label {names[strays[0]]!r} {what}{more}; write a whole number there, or "
         f"nothing where there is no label; to have classes by name, write a name in every row, such as class_3 for 3"
     )
+
+
+def _is_joined(name: str, known: Mapping[str, int]) -> bool:
+    """Whether a name looks like several: with | between them, or with ; or , next to a name of its own."""
+    parts = [part.strip() for part in _JOINT.split(name)]
+    return len(parts) > 1 and all(parts) and ("|" in name or any(part in known for part in parts))
+
+
+def _as_list(name: str) -> str:
+    return json.dumps([part.strip() for part in _JOINT.split(name)], ensure_ascii=False)
 
 
 def _means_none(value: Any) -> bool:

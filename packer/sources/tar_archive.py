@@ -7,7 +7,8 @@ the archive, devices, and links that lead to no file in it are left out and repo
 A tar whose first member is a tar holds an archive a class, as that of ImageNet does: the members of n01440764.tar count
 as files in a folder n01440764. They are read where they are in the outer archive.
 
-A tar in which samples have their labels in members of their own is a WebDataset shard: see `packer.sources.shards`.
+A tar in which samples have their labels in members of their own is a WebDataset shard: see `packer.sources.shards`. So
+is one in whose only folder most images have other files of their names beside them, such as captions: 0.jpg, 0.txt.
 
 Place: (offset of the data in the unpacked archive, bytes, whether another sample has the same data).
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -25,7 +27,7 @@ from typing import Any
 from cache.errors import FormatError, SourceError
 from packer.formats.base import Arena
 from packer.formats.files import Window
-from packer.formats.ustar import BLOCK_BYTES, Member, walk
+from packer.formats.ustar import Member, walk
 from packer.registry import HEAD_BYTES
 from packer.sources.base import FileSource, SourceListing, SourceReader
 from packer.sources.folder import ArchiveMember, inner_name, list_members
@@ -41,7 +43,6 @@ _HARD_LINK, _SYMBOLIC_LINK, _FOLDER = "1", "2", "5"
 _SPECIAL = {"3": "a device", "4": "a device", "6": "a named pipe"}
 _MAX_LINKS = 40
 _WEBDATASET_EXTENSIONS = ("cls", "__name__")  # the label, and the key where a name cannot hold it
-_TAIL_BYTES = 1 << 20
 
 
 class TarSource(FileSource):
@@ -59,10 +60,12 @@ class TarSource(FileSource):
     def list_file(self, split: str | None) -> SourceListing:
         left_out: list[tuple[str, str]] = []
         warnings: list[str] = []
-        members = _members(self.root, left_out, warnings)
+        members = _members(self.root, left_out, warnings, may_pair=self.layout != "tree")
         if members is None:
             self._shard = ShardSource(self.root, **self._keys)
-            return self._shard.list(split)
+            listing = self._shard.list(split)
+            listing.warnings += warnings
+            return listing
         if self._keys:
             raise SourceError(
                 f"{self.root}: {', '.join(sorted(self._keys))} can be given for shards only, and this archive holds "
@@ -82,32 +85,37 @@ class TarSource(FileSource):
             yield TarReader(file)
 
 
-def _members(root: Path, left_out: list[tuple[str, str]], warnings: list[str]) -> list[ArchiveMember] | None:
+def _members(
+    root: Path, left_out: list[tuple[str, str]], warnings: list[str], may_pair: bool
+) -> list[ArchiveMember] | None:
     """The files of an archive, those that links lead to included; None where it is a shard of WebDataset.
 
-    Raises SourceError for a broken archive.
+    may_pair: it may be one without labels. Raises SourceError for a broken archive.
     """
     compression = compression_of(root)
+    strays: list[int] = []
     try:
         if not compression:
             with Window(root) as window:
-                found = _Members(_walk_all(window))
-                complete = _is_zero_from(window, found.end)
+                found = _Members(_walk_all(window, strays))
         else:
             with StreamWindow(stream := UnpackedStream(root, compression)) as window:
-                found = _Members(_walk_all(window))
-                complete = stream.rest_is_zero()
+                found = _Members(_walk_all(window, strays))
+                stream.read_to_end()
     except FormatError as error:
         raise SourceError(str(error)) from error
-    if not complete:
-        warnings.append(f"{root}: what follows the end of the archive is ignored (several archives in one file?)")
-    return None if _is_webdataset(found.names()) else found.files(left_out)
+    if strays:
+        warnings.append(
+            f"{root}: what follows the end of the archive, at byte {strays[0]:,}, is no archive, and is ignored"
+        )
+    names = found.names()
+    return None if _is_webdataset(names) or (may_pair and _has_pairs(names)) else found.files(left_out)
 
 
-def _walk_all(window: Window) -> Iterator[Member]:
+def _walk_all(window: Window, strays: list[int]) -> Iterator[Member]:
     """Every member; of an archive of archives those in them, and of others the members themselves."""
     is_nested: bool | None = None
-    for member in walk(window):
+    for member in walk(window, strays):
         is_tar = member.type in _REGULAR and member.name.endswith(".tar")
         if is_nested is None and member.type in _REGULAR:
             is_nested = is_tar
@@ -133,10 +141,6 @@ class _InnerWindow(Window):
         return self._outer.read(self._first + offset, length)
 
 
-def _is_zero_from(window: Window, offset: int) -> bool:
-    return not window.read(offset, min(_TAIL_BYTES, window.size - offset)).strip(b"\0")
-
-
 class _Members:
     """What the walk finds, by kind."""
 
@@ -144,9 +148,7 @@ class _Members:
         self._data: list[tuple[str, tuple[int, int]]] = []
         self._links: list[tuple[str, Member]] = []
         self._others: list[tuple[str, str]] = []
-        self.end = 0
         for member in members:
-            self.end = member.offset + (member.size + BLOCK_BYTES - 1) // BLOCK_BYTES * BLOCK_BYTES
             self._add(member)
 
     def _add(self, member: Member) -> None:
@@ -182,7 +184,7 @@ def _followed(
 ) -> Iterator[tuple[str, tuple[int, int]]]:
     """(name, place of the data) of every link to a file; the others are left out."""
     targets = {posixpath.normpath(name): _target(member) for name, member in links}
-    folders = {posixpath.dirname(name) for name in data} if links else set()
+    folders = sorted({posixpath.dirname(name) for name in data}) if links else []
     for name, _ in links:
         target = targets[posixpath.normpath(name)]
         for _ in range(_MAX_LINKS):
@@ -195,10 +197,18 @@ def _followed(
             left_out.append((name, "a link that leads back to itself"))
         elif target.startswith(("/", "..")):
             left_out.append((name, f"a link out of the archive, to {target!r}"))
-        elif any(folder == target or folder.startswith(target + "/") for folder in folders):
+        elif _is_folder(target, folders):
             left_out.append((name, f"a link to the folder {target!r}"))
         else:
             left_out.append((name, f"a link to {target!r}, which is not in the archive"))
+
+
+def _is_folder(target: str, folders: Sequence[str]) -> bool:
+    """Whether one of these folders, which are sorted, is the target or below it."""
+    following = (
+        folders[at] for wanted in (target, f"{target}/") if (at := bisect_left(folders, wanted)) < len(folders)
+    )
+    return any(folder == target or folder.startswith(f"{target}/") for folder in following)
 
 
 def _target(member: Member) -> str:
@@ -211,6 +221,14 @@ def _is_webdataset(names: Sequence[str]) -> bool:
     """Whether these are the members of a WebDataset shard, whose labels are members of their own."""
     samples = {_split_name(name)[0] for name in names if _split_name(name)[1] in _WEBDATASET_EXTENSIONS}
     return bool(samples) and any(_split_name(name)[0] in samples for name in names if has_image_suffix(name))
+
+
+def _has_pairs(names: Sequence[str]) -> bool:
+    """Whether all images are in one folder, and most have other files of their names beside them."""
+    images = {_split_name(name)[0] for name in names if has_image_suffix(name)}
+    others = {_split_name(name)[0] for name in names if not has_image_suffix(name)}
+    one_folder = len({posixpath.dirname(key) for key in images}) == 1
+    return one_folder and 2 * len(images & others) > len(images)
 
 
 def _split_name(name: str) -> tuple[str, str]:

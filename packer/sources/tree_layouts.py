@@ -21,10 +21,11 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.errors import SourceError
-from cache.messages import plural
+from cache.messages import plural, quoted
+from packer.sources.tables import TABLE_SUFFIXES
 from readers.tree import TreeFiles, TreeSplit, has_image_suffix
 
-__all__ = ["LACKING", "LAYOUTS", "CelebaFiles", "celeba_files", "check_layout", "lacking_in_train"]
+__all__ = ["LACKING", "LAYOUTS", "CelebaFiles", "celeba_files", "check_layout", "is_no_class", "lacking_in_train"]
 
 LAYOUTS = ("auto", "tree")
 LACKING = " that train lacks: "
@@ -34,6 +35,7 @@ _COMPANIONS = (
     *("labels", "annotations", "annotation", "masks", "mask", "segmentation", "segmentations", "segmentationclass"),
     *("segmentationobject", "ground_truth", "groundtruth", "gt", "bboxes", "depth"),
 )
+_BESIDE = (".txt", ".json", ".xml", ".caption")
 _SHOWN = 5
 
 
@@ -79,7 +81,19 @@ def check_layout(
                 f"{where}: {what}; {_command(where, folder)}; to take its folders for classes all the same, pass  "
                 f"layout='tree'"
             )
-    return [f"{where}: {warning}" for warning in _warnings(splits, classes, where, whole)]
+    images = {name: _are_images(part) for name, part in splits.items()}
+    labels = {name: part.labels[images[name]] for name, part in splits.items()}
+    others = [path for name, part in splits.items() for path in part.files.take(np.flatnonzero(~images[name])).paths()]
+    at_root = [number for number in files.used_folders() if not files.folders[number]]
+    if all(part.root for part in splits.values()):
+        others += files.take(np.flatnonzero(np.isin(files.in_folders(), at_root))).paths()
+    warnings = [*_warnings(splits, labels, classes, where, whole), *_unread(splits, others, where)]
+    return [f"{where}: {warning}" for warning in warnings]
+
+
+def is_no_class(folder: str) -> bool:
+    """Whether a folder of images is called as those are that are no class: images, train2017."""
+    return folder.lower() in _PICTURES or _YEAR.fullmatch(folder) is not None
 
 
 def _command(where: str, folder: str) -> str:
@@ -183,8 +197,13 @@ def _tops(part: TreeSplit) -> list[str]:
     return sorted({folder.partition("/")[0] for folder in part.folders()} - {""})
 
 
-def _warnings(splits: Mapping[str, TreeSplit], classes: Sequence[str], where: str, whole: bool) -> Iterable[str]:
-    labels = {name: _image_labels(part) for name, part in splits.items()}
+def _warnings(
+    splits: Mapping[str, TreeSplit],
+    labels: Mapping[str, npt.NDArray[np.int32]],
+    classes: Sequence[str],
+    where: str,
+    whole: bool,
+) -> Iterable[str]:
     unlabelled = {name: int((found < 0).sum()) for name, found in labels.items()}
     labelled = sum(map(len, labels.values())) - sum(unlabelled.values())
     if len(classes) == 1 and labelled:
@@ -203,9 +222,31 @@ def _warnings(splits: Mapping[str, TreeSplit], classes: Sequence[str], where: st
     yield from _class_warnings(labels, classes, whole)
 
 
-def _image_labels(part: TreeSplit) -> npt.NDArray[np.int32]:
-    """The labels of the files that are called like images."""
-    return part.labels[np.fromiter(map(has_image_suffix, part.files.paths()), np.bool_, len(part.files))]
+def _unread(splits: Mapping[str, TreeSplit], others: Sequence[str], where: str) -> Iterable[str]:
+    """What says more of the images and is not read: tables, and files beside them of their names.
+
+    others: the files that are not called like images.
+    """
+    table = next((path for path in others if path.endswith(TABLE_SUFFIXES)), None)
+    if table is not None:
+        command = f"packer convert {quoted(Path(where, table))} --folder {quoted(where)}"
+        what = f"run  {command}" if Path(where).is_dir() else "unpack it, and convert the table"
+        yield f"{table!r} is a table that is not read; if it has the labels of the images, {what}"
+    beside = {path.rpartition(".")[0]: path for path in others if path.endswith(_BESIDE)}
+    if beside:
+        images = (path for part in splits.values() for path in part.files.paths() if has_image_suffix(path))
+        named = [beside[stem] for path in images if (stem := path.rpartition(".")[0]) in beside]
+        if named:
+            count = plural(len(named), "file")
+            yield (
+                f"{count} called like the image beside it, such as {named[0]!r}, left out: to read boxes of YOLO put "
+                f"classes.txt there; of captions write a table for --field caption:text=COLUMN"
+            )
+
+
+def _are_images(part: TreeSplit) -> npt.NDArray[np.bool_]:
+    """Which files are called like images."""
+    return np.fromiter(map(has_image_suffix, part.files.paths()), np.bool_, len(part.files))
 
 
 def _class_warnings(labels: Mapping[str, npt.NDArray[np.int32]], classes: Sequence[str], whole: bool) -> Iterable[str]:

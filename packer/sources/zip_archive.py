@@ -16,6 +16,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from itertools import zip_longest
 from pathlib import Path
 
 from cache.errors import BadSampleError, SourceError
@@ -100,7 +101,7 @@ def _check_layout(entries: Sequence[zipfile.ZipInfo], root: Path) -> None:
     """Members must lie in the file one after the other: overlapping ones are how a small file makes a large bomb."""
     size = root.stat().st_size
     ordered = sorted(entries, key=lambda entry: entry.header_offset)
-    for entry, following in zip(ordered, [*ordered[1:], None], strict=True):
+    for entry, following in zip_longest(ordered, ordered[1:]):
         end = entry.header_offset + _LOCAL.size + entry.compress_size
         if entry.header_offset < 0 or end > size:
             raise SourceError(
