@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import shlex
 
-from cache.messages import human_bytes, human_seconds, plural
+from cache.messages import human_bytes, human_seconds, plural, quoted
 from packer.advising.facts import SPARE, Facts, Recommendation, as_path
 from packer.advising.machine import Directory
 from packer.advising.measure import Measured
@@ -84,7 +83,7 @@ def _gain(facts: Facts, keep: str, one: Measured) -> str:
 
 def _cached(facts: Facts, keep: str, why: str, output: str) -> Recommendation:
     split = () if len(facts.splits) == 1 else ("--split", facts.largest_split)
-    command = shlex.join(("packer", "cache", "warm", as_path(output), *split, "--keep", keep))
+    command = " ".join(map(quoted, ("packer", "cache", "warm", as_path(output), *split, "--keep", keep)))
     code = f'readers.cached(reader, keep="{keep}", persist=True)'
     return Recommendation("cache", f"keep {keep}", why, (command,), code)
 
@@ -162,4 +161,4 @@ def _described(place: Directory) -> str:
 
 
 def _stage(output: str, place: Directory) -> str:
-    return shlex.join(("packer", "stage", as_path(output), "--target", place.path))
+    return f"packer stage {quoted(as_path(output))} --target {quoted(place.path)}"

@@ -11,10 +11,9 @@ No image is made worse without saying by how much, and that the originals must b
 from __future__ import annotations
 
 import math
-import shlex
 from dataclasses import dataclass
 
-from cache.messages import human_bytes, human_seconds, plural
+from cache.messages import human_bytes, human_seconds, plural, quoted
 from packer.advising.facts import SPARE, Facts, Recommendation, as_path
 from packer.advising.measure import Measured
 from packer.advising.on_node import advise_cache, advise_staging, advise_threads, quick_form
@@ -52,7 +51,7 @@ def recommend(facts: Facts) -> list[Recommendation]:
     if facts.damaged:
         found.append(_damage(facts, converts))
     index = _INDEXES.get(facts.job.reader)
-    commands = (shlex.join(("packer", "export-index", as_path(output), "--for", index)),) if index else ()
+    commands = (f"packer export-index {quoted(as_path(output))} --for {index}",) if index else ()
     found.append(Recommendation("format", container, why, commands))
     if converts:
         found.append(Recommendation("shards", shards.choice, shards.reason))
@@ -152,7 +151,7 @@ def _damage(facts: Facts, converts: bool) -> Recommendation:
         "leave damaged images out" if converts else "look for damaged images",
         f"{plural(facts.damaged, 'image')} of {facts.drawn:,} drawn ({share:.1%}) cannot be decoded; packing "
         f"stops at the first one, and --on-error quarantine copies them aside",
-        () if converts else (shlex.join(("packer", "verify", as_path(facts.source), "--deep")),),
+        () if converts else (f"packer verify {quoted(as_path(facts.source))} --deep",),
     )
 
 
@@ -205,7 +204,7 @@ def _convert(facts: Facts, chosen: Measured, container: str, shards: tuple[str, 
     leaves_out = ("--on-error", "quarantine") if facts.damaged or chosen.refused else ()
     words = ("packer", "convert", as_path(facts.source), *facts.flags, *chosen.variant.flags, "--to", container)
     named = ("-o", as_path(output)) if chosen.variant.flags else ()
-    return (shlex.join((*words, *shards, *leaves_out, *named)),)
+    return (" ".join(map(quoted, (*words, *shards, *leaves_out, *named))),)
 
 
 def _output_name(facts: Facts, chosen: Measured, container: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from cache.messages import plural
+from cache.messages import plural, quoted
 from packer.cli.held import HeldSignals
 from packer.cli.text import SetPlace, human_bytes, json_option, print_json, show, show_result, split_option, watcher
 from packer.viewer import ViewExport, export_view, view
@@ -70,7 +70,7 @@ def _serve(place: str, split: str | None, port: int, opens: bool, as_json: bool)
 
 
 def _hints(port: int) -> list[str]:
-    tunnel = [f"packer: from your own machine:  ssh -L {port}:127.0.0.1:{port} {socket.gethostname()}"]
+    tunnel = [f"packer: from your own machine:  ssh -L {port}:127.0.0.1:{port} {quoted(socket.gethostname())}"]
     return [*(tunnel if "SSH_CONNECTION" in os.environ else ()), "packer: Ctrl-C ends it"]
 
 
@@ -78,7 +78,7 @@ def _written(result: ViewExport) -> list[str]:
     files = f"{plural(result.files, 'file')}, {human_bytes(result.bytes)}"
     return [
         f"{result.path}: a page of {plural(result.samples, 'sample')}, {files}",
-        f"  to look at it here:  packer view {result.path}",
+        f"  to look at it here:  packer view {quoted(result.path)}",
         f"  for others: let a web server that answers Range requests (nginx, Apache, an object store; not python -m "
         f"http.server) serve {result.serve}; the page is at /{result.page}",
     ]

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from cache.errors import OutputError, SourceError
-from cache.messages import Watcher, parse_size
+from cache.messages import Watcher, parse_size, quoted
 from packer.columns import PartColumns, PartMeta, write_index
 from packer.conversion.pack import ShardTask, pack_shard
 from packer.conversion.plan import ConvertOptions, Plan, make_plan
@@ -43,7 +43,9 @@ def options_like(root: Path, info: DatasetInfo, shard_size: int | str | None) ->
     if info.label_offset < 0:
         wrong = f"its labels have the offset {info.label_offset}"
     if wrong:
-        raise SourceError(f"{root}: {wrong}, so nothing can be added to them; run  packer reshard {root} -o DIR  first")
+        raise SourceError(
+            f"{root}: {wrong}, so nothing can be added to them; run  packer reshard {quoted(root)} -o DIR  first"
+        )
     size = parse_size(shard_size) if isinstance(shard_size, str) else shard_size
     return ConvertOptions(
         info.format,

@@ -10,7 +10,7 @@ import codecs
 from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 
-from cache.messages import plural
+from cache.messages import plural, quoted
 from packer.formats import REGISTRY as FORMATS
 from packer.registry import HEAD_BYTES
 from packer.sources import REGISTRY as SOURCES
@@ -124,6 +124,6 @@ def advice(root: str, left_out: Iterable[tuple[str, str]], counts: Mapping[str, 
         line = f"{plural(count, 'file')}: {reason}"
         if kind and reason in first and reason not in _PLAIN:
             path = PurePosixPath(root, first[reason])
-            line += f"; {_command(kind).format(first=path, folder=path.parent)}"
+            line += f"; {_command(kind).format(first=quoted(path), folder=quoted(path.parent))}"
         lines.append(line)
     return "\n  ".join(lines)

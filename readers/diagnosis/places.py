@@ -17,7 +17,6 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-import shlex
 import shutil
 import tempfile
 import time
@@ -32,7 +31,7 @@ import numpy as np
 
 from cache.errors import SourceError
 from cache.filesystem import cached_share, drop, filesystem_type, free_space, is_in_memory, is_local
-from cache.messages import Silent, Watcher, plural
+from cache.messages import Silent, Watcher, plural, quoted
 from cache.node import available_memory_bytes
 from cache.stores import Buffer, Extents, Files, LooseFiles, Shards, Store
 from readers.diagnosis.reads import PlaceReads, Reads, time_reads, time_store
@@ -376,9 +375,9 @@ def _commands(row: Place, path: str, loose: bool) -> tuple[str, ...]:
     commands = []
     if loose:
         packed = f"{os.path.basename(os.path.abspath(path))}-tar"
-        commands.append(f"packer convert {shlex.quote(path)} --to tar --output {shlex.quote(packed)}")
+        commands.append(f"packer convert {quoted(path)} --to tar --output {quoted(packed)}")
         path = packed
-    command = f"packer stage {shlex.quote(path)} --target {shlex.quote(row.path)}"
+    command = f"packer stage {quoted(path)} --target {quoted(row.path)}"
     if not is_local(row.filesystem):
         command += " --any-filesystem"
     if row.holds is not None and row.holds < 1:

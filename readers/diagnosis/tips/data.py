@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
-
-from cache.messages import human_bytes
+from cache.messages import human_bytes, quoted
 from readers.diagnosis.evidence import Evidence
 from readers.diagnosis.findings import Change
 from readers.diagnosis.tips.base import DALI, HPC, PART_8, WORKERS, Suggestion, Tip, in_ms, option
@@ -63,7 +61,7 @@ def _stage(e: Evidence) -> Suggestion | None:
     if f.ours and f.files == "shards":
         share = tuple((stage, 0.0) for stage in waiting)
         change = Change("stage", room, f"the shards in {room}", share=share)
-    return Suggestion(why, f"packer stage {f.source} --target {shlex.quote(room)}", e.predict(*waiting), change)
+    return Suggestion(why, f"packer stage {f.source} --target {quoted(room)}", e.predict(*waiting), change)
 
 
 def _places(e: Evidence) -> Suggestion | None:
@@ -71,7 +69,7 @@ def _places(e: Evidence) -> Suggestion | None:
     if not f.place or f.files == "remote" or f.in_memory or not e.costs("storage"):
         return None
     others = ",".join(place for place, _ in f.faster)
-    places = shlex.quote(f"{f.place},{others}") if others else "/scratch,/tmp,/dev/shm"
+    places = quoted(f"{f.place},{others}") if others else "/scratch,/tmp,/dev/shm"
     why = f"{_where(e)}; file systems of one machine differ, and {_cost(e)}"
     return Suggestion(why, f"packer diagnose {f.source} --simulate-step 20ms --places {places}")
 
