@@ -24,6 +24,7 @@ from test_source_contract import write_table
 import packer
 import readers
 from cache.errors import BadSampleError, SourceError
+from cache.remote import is_public
 from packer.formats.base import Arena
 from packer.sources import url_list
 from packer.sources.fetching import Fetcher, FetchOptions, Pace
@@ -281,6 +282,23 @@ def test_hosts_of_this_machine_are_not_asked_unless_allowed(server: Server, name
         fetcher(private=False).fetch(url)
     assert not server.asked, "nothing was sent"
     assert name.startswith("[") or fetcher().fetch(url) == PICTURES["/1.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [
+        ("1.1.1.1", True), ("127.0.0.1", False), ("10.0.0.1", False), ("169.254.169.254", False), ("0.0.0.0", False),
+        ("100.100.100.200", False), ("168.63.129.16", False), ("192.0.0.192", False), ("224.0.0.1", False),
+        ("2606:4700::1111", True), ("::1", False), ("::", False), ("fe80::1%eth0", False), ("fd00:ec2::254", False),
+        ("fec0::1", False), ("ff02::1", False), ("::169.254.169.254", False), ("::1.1.1.1", False),
+        ("::ffff:169.254.169.254", False), ("::ffff:1.1.1.1", True), ("::ffff:168.63.129.16", False),
+        ("64:ff9b::169.254.169.254", False), ("64:ff9b::10.0.0.1", False), ("64:ff9b::1.1.1.1", True),
+        ("64:ff9b:1::1.1.1.1", False), ("2002:a9fe:a9fe::1", False), ("2002:a00:1::", False), ("2002:101:101::", True),
+        ("2001:0:a9fe:a9fe::1", False),
+    ],
+)  # fmt: skip
+def test_addresses_that_lead_into_private_networks_are_not_public(address: str, public: bool) -> None:
+    assert is_public(address) is public
 
 
 def test_no_server() -> None:
