@@ -76,9 +76,10 @@ def _hints(port: int) -> list[str]:
 
 def _written(result: ViewExport) -> list[str]:
     files = f"{plural(result.files, 'file')}, {human_bytes(result.bytes)}"
+    is_near = result.serve in (result.path, result.path.parent)  # else `packer view` does not read its set
     return [
         f"{result.path}: a page of {plural(result.samples, 'sample')}, {files}",
-        f"  to look at it here:  packer view {quoted(result.path)}",
+        *([f"  to look at it here:  packer view {quoted(result.path)}"] if is_near else []),
         f"  for others: let a web server that answers Range requests (nginx, Apache, an object store; not python -m "
         f"http.server) serve {result.serve}; the page is at /{result.page}",
     ]
