@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -18,6 +22,9 @@ from view_client import Client
 
 import packer
 from cache.errors import ServingError, SourceError, UnknownNameError
+from cache.serving import Limits
+from packer.viewer.answers import Answer
+from packer.viewer.server import ViewServer
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +73,44 @@ def test_two_names_are_refused(folder: Path) -> None:
     with packer.view(folder) as viewing, socket.create_connection(("127.0.0.1", viewing.port), 10) as line:
         path = urlsplit(viewing.url).path
         line.sendall(f"GET {path}view.json HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n".encode())
-        assert line.recv(4096).startswith(b"HTTP/1.1 403")
+        assert line.recv(4096).startswith(b"HTTP/1.1 400")
+
+
+def test_connections_are_limited_and_take_no_threads(folder: Path) -> None:
+    """Those over the limit are told so, and the others are still answered."""
+    with packer.view(folder) as viewing, ExitStack() as open_ones:
+        with Client(viewing.url) as client:
+            assert client.get("view.json").status == 200  # whatever threads an answer takes
+            threads = threading.active_count()
+            lines = [socket.create_connection(("127.0.0.1", viewing.port), 30) for _ in range(300)]
+            for line in lines:
+                open_ones.enter_context(line)
+            readable = select.select(lines, [], [], 30)[0]
+            while len(readable) < 300 - 127:
+                readable = select.select(lines, [], [], 30)[0]
+            assert threading.active_count() == threads and client.get("view.json").status == 200
+        assert len(readable) == 300 - 127 and all(line.recv(12) == b"HTTP/1.1 503" for line in readable)
+
+
+def test_a_request_is_limited_in_bytes_and_in_time(folder: Path) -> None:
+    class Nothing:
+        page, origins = "", ()
+
+        def answer(self, parts: list[str], query: Any) -> Answer:
+            return Answer(200)
+
+    for limits, sent in (
+        (Limits(first_seconds=600), b"GET / HTTP/1.1\r\nX: " + b"x" * (1 << 20)),
+        (Limits(first_seconds=0.1), b"GET / HTTP/1.1\r\nHost: local"),
+        (Limits(first_seconds=0.1), b""),
+    ):
+        with (
+            ViewServer(Nothing(), limits=limits) as server,
+            socket.create_connection(("127.0.0.1", server.port), 60) as line,
+            suppress(ConnectionError),  # once it is closed
+        ):
+            line.sendall(sent)
+            assert line.recv(1) == b""
 
 
 def test_what_every_answer_says(client: Client) -> None:
