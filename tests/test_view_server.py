@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import select
@@ -18,6 +19,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from conftest import make_jpeg, tree_of
+from suites.staging import wait_for
 from view_client import Client
 
 import packer
@@ -202,6 +204,34 @@ def test_the_command_prints_the_address_and_ends_with_ctrl_c(folder: Path) -> No
     port = urlsplit(url).port
     assert process.returncode == 0 and "Traceback" not in errors
     assert f"ssh -L {port}:127.0.0.1:{port} {socket.gethostname()}" in errors
+
+
+def test_the_token_is_no_argument_of_the_browser(folder: Path, tmp_path: Path) -> None:
+    """The browser is given a file that only this user can read, which leads to the page, and goes when that ends."""
+    script, seen = tmp_path / "browser", tmp_path / "seen"
+    script.write_text(
+        f"#!{sys.executable}\nimport json, os, sys\nfrom urllib.request import url2pathname\n"
+        f"path = url2pathname(sys.argv[-1].removeprefix('file://'))\n"
+        f"seen = [sys.argv[1:], path, os.stat(path).st_mode & 0o777, open(path).read()]\n"
+        f"open({str(seen) + '.new'!r}, 'w').write(json.dumps(seen))\nos.rename({str(seen) + '.new'!r}, {str(seen)!r})\n"
+    )
+    script.chmod(0o755)
+    environ = {**os.environ, "DISPLAY": ":0", "BROWSER": str(script), "HOME": str(tmp_path / "a home")}
+    environ.pop("SSH_CONNECTION", None)
+    (tmp_path / "a home").mkdir()
+    command = [sys.executable, "-m", "packer", "view", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        try:
+            wait_for(seen.exists, "the browser")
+        finally:
+            process.send_signal(signal.SIGINT)
+        process.communicate(timeout=300)
+    arguments, path, mode, text = json.loads(seen.read_text())
+    token = urlsplit(url).path.strip("/")
+    assert len(token) == 32 and token not in " ".join(arguments) and f"url={url}" in text
+    assert mode == 0o600 and Path(path).parent == tmp_path / "a home" and not Path(path).exists()
 
 
 def test_what_cannot_be_opened_is_said(tmp_path: Path) -> None:

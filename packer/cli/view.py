@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import tempfile
 import webbrowser
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from html import escape
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -63,10 +67,26 @@ def _serve(place: str, split: str | None, port: int, opens: bool, as_json: bool)
             show(viewing.url)
             show(*_hints(viewing.port), err=True)
         sys.stdout.flush()
-        if opens:
-            webbrowser.open(viewing.url)
-        stopped.wait()
-        signals.ignore()
+        with _redirect(viewing.url) if opens else nullcontext() as file:
+            if file is not None:
+                webbrowser.open(file.as_uri())
+            stopped.wait()
+            signals.ignore()
+
+
+@contextmanager
+def _redirect(url: str) -> Iterator[Path]:
+    """A file that only this user can read, and that leads a browser to the page; removed at the end.
+
+    Every user of a machine can read the arguments of a browser that is started, and the address has the token. The file
+    is in the home directory, under a plain name, because browsers in a sandbox (snap) read nothing else.
+    """
+    home = os.path.expanduser("~")
+    folder = home if os.access(home, os.W_OK) else None
+    with tempfile.NamedTemporaryFile("w", dir=folder, prefix="packer-view-", suffix=".html") as file:
+        file.write(f'<!DOCTYPE html><meta http-equiv="refresh" content="0; url={escape(url)}">\n')
+        file.flush()
+        yield Path(file.name)
 
 
 def _hints(port: int) -> list[str]:
