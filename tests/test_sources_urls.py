@@ -333,7 +333,7 @@ def test_limits_that_are_none_are_refused(options: dict[str, Any]) -> None:
 
 def test_requests_are_sent_ahead_and_no_more_than_threads_at_a_time(tmp_path: Path, server: Server) -> None:
     """The server answers none of the first four before it has all of them."""
-    together = threading.Barrier(4, timeout=30)
+    together = threading.Barrier(4, timeout=300)
     most, now, lock = 0, 0, threading.Lock()
 
     def answer(request: BaseHTTPRequestHandler) -> None:
@@ -363,7 +363,7 @@ def test_images_ahead_take_bounded_memory(tmp_path: Path, server: Server, monkey
     first = threading.Event()
 
     def wait(request: BaseHTTPRequestHandler) -> None:
-        first.wait(30)
+        first.wait(300)
         respond(200, PICTURES["/0.jpg"])(request)
 
     server.answers["/0.jpg"] = [wait]
@@ -422,10 +422,10 @@ def test_a_kill_loses_no_shard_that_is_whole(tmp_path: Path, server: Server) -> 
         hang_up(request)
 
     server.answers["/9.jpg"] = [kill, respond(200, PICTURES["/9.jpg"])]
-    running.communicate(timeout=60)
+    running.communicate(timeout=300)
     assert running.returncode == -signal.SIGKILL and not (tmp_path / "out/dataset.json").exists()
     before = Counter(server.asked)
-    done = subprocess.run([*map(str, line)], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([*map(str, line)], capture_output=True, text=True, timeout=300, check=True)
     assert "2 of 3 shards are whole already" in done.stderr
     again = {name for name in PICTURES if server.asked[name] > before[name]}
     assert again == {f"/{number}.jpg" for number in range(8, 12)}

@@ -200,7 +200,7 @@ def test_the_command_prints_the_address_and_ends_with_ctrl_c(folder: Path) -> No
         with Client(url) as client:
             assert client.get("view.json").json["splits"]["train"]["samples"] == 3
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=300)
     port = urlsplit(url).port
     assert process.returncode == 0 and "Traceback" not in errors
     assert f"ssh -L {port}:127.0.0.1:{port} {socket.gethostname()}" in errors
