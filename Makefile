@@ -3,10 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DECODERS := .venv-decoders
+LOWEST := .venv-lowest
 CLUSTER := .venv-cluster
 DECODER_TESTS := tests/test_device_decode.py tests/test_loader_device.py tests/test_parity.py tests/test_timm.py
 
-.PHONY: demo test seeds test-faults test-experiments test-timing test-pages test-decoders test-corpora test-wheels test-slurm site site-links lint format clean
+.PHONY: demo test seeds test-faults test-experiments test-timing test-pages test-decoders test-corpora test-wheels test-lowest test-slurm site site-links lint format clean
 
 # TORCH=1 also installs PyTorch, for the part that compares batches; where make test was run it is there already.
 demo: $(VENV)/.ready $(if $(TORCH),$(VENV)/.ready-torch)
@@ -43,6 +44,19 @@ test-corpora: $(VENV)/.ready-test
 # The wheel and the source archive, installed where nothing else is, for each Python from 3.10 to 3.14 that is here.
 test-wheels: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest -q -m wheels tests/test_wheels.py
+
+# The core's tests with the lowest versions that pyproject.toml admits, on the lowest Python. LOWEST_PYTHON=python3.11
+# where there is no 3.10. Needs the package index; about ten minutes.
+LOWEST_PYTHON ?= python3.10
+# PyTorch, or a server of an object store.
+NEED_MORE = tests/test_convert_ops.py tests/test_index_checksums.py tests/test_order_mixed.py
+LOWEST_TESTS = $(filter-out $(NEED_MORE),$(wildcard tests/test_formats.py tests/test_format_*.py tests/test_source*.py tests/test_sets*.py \
+  tests/test_convert*.py tests/test_index_*.py tests/test_hostile_*.py tests/test_order_*.py tests/test_view.py \
+  tests/test_view_*er.py tests/test_view_export.py tests/test_readers.py tests/test_reader_contract.py \
+  tests/test_writer.py tests/test_verify.py tests/test_fields.py tests/test_headers.py tests/test_decode.py \
+  tests/test_extract.py tests/test_staging.py tests/test_damaged_sets.py tests/test_cli.py))
+test-lowest: $(LOWEST)/.ready
+	$(LOWEST)/bin/python -m pytest -q -n 2 $(LOWEST_TESTS)
 
 # The batch scripts of examples/slurm on a Slurm of two nodes, which is started on this machine and ends with the tests.
 # Needs root and Slurm's programs; ten minutes, because Slurm keeps time limits to within one.
@@ -84,7 +98,7 @@ format: $(VENV)/.ready-dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(DECODERS) $(CLUSTER) demo-out build docs/reference *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(DECODERS) $(LOWEST) $(CLUSTER) demo-out build docs/reference *.egg-info .pytest_cache .mypy_cache .ruff_cache
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 10), "packer needs Python 3.10 or later"'
@@ -125,6 +139,14 @@ $(CLUSTER)/.ready: $(VENV)/.ready-test tests/cluster/install.sh tests/cluster/re
 	printf '#!/bin/sh\nexec "%s/python" -m packer "$$@"\n' '$(CURDIR)/$(CLUSTER)/bin' > $(CLUSTER)/bin/packer
 	chmod +x $(CLUSTER)/bin/packer
 	sh tests/cluster/install.sh $(CLUSTER)
+	touch $@
+
+# Each requirement of the core and of the extras that need no PyTorch, at its bound.
+$(LOWEST)/.ready: pyproject.toml tests/lowest.py
+	$(LOWEST_PYTHON) -m venv $(LOWEST)
+	$(LOWEST_PYTHON) tests/lowest.py parquet urls yolo ilsvrc report remote > $(LOWEST)/requirements.txt
+	$(LOWEST)/bin/pip install -q --disable-pip-version-check -r $(LOWEST)/requirements.txt pytest pytest-xdist hypothesis
+	$(LOWEST)/bin/pip install -q --disable-pip-version-check --no-deps -e .
 	touch $@
 
 $(DECODERS)/.ready: pyproject.toml constraints-decoders.txt

@@ -49,9 +49,10 @@ distribution is called `packer-vision`. Every message with an installation comma
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Any
+
+from cache.messages import quoted
 
 __all__ = [
     "DISTRIBUTION",
@@ -277,7 +278,7 @@ def install_command(*extras: str) -> str:
     wanted = f"[{','.join(extras)}]"
     checkout = Path(__file__).resolve().parent.parent
     if not _is_installed(checkout) and (checkout / "pyproject.toml").is_file():
-        return f"pip install -e {shlex.quote(f'{checkout}{wanted}')}"
+        return f"pip install -e {quoted(f'{checkout}{wanted}')}"
     return f"pip install '{DISTRIBUTION}{wanted}'"
 
 

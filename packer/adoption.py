@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from cache.errors import FormatError, OutputError, SourceError
-from cache.messages import Silent, Watcher, listed, plural
+from cache.messages import Silent, Watcher, listed, plural, quoted
 from packer import __version__
 from packer.adopted_shard import AdoptTask, class_names, key_prefix, locate_shard, make_keys_unique
 from packer.columns import PartMeta, column_files, is_index, remove_index, write_index
@@ -283,7 +283,8 @@ class _Adoption:
             out = self._found.out
             raise OutputError(
                 f"{out}: there is a set here, and it would lose {'; '.join(lost)}. Nothing was changed. Name all its "
-                f"shards ( packer index {out} ), bring back what is missing or damaged, choose another output=DIR, "
+                f"shards ( packer index {quoted(out)} ), bring "
+                f"back what is missing or damaged, choose another output=DIR, "
                 f"or pass accept_loss=True"
             )
 

@@ -17,7 +17,7 @@ import numpy as np
 import readers
 from cache.errors import BadSampleError, DatasetError, FormatError, PackerError
 from cache.files import read_regular
-from cache.messages import Watcher
+from cache.messages import Watcher, quoted
 from packer.adopted_shard import key_prefix
 from packer.columns import HEADER_COLUMNS, header_values
 from packer.formats.base import Arena, Located
@@ -81,7 +81,7 @@ def check_index(root: Path, info: DatasetInfo, split: str, found: Problems, reme
 
     Returns whether the index is sound enough to check the shards with it.
     """
-    remedy = remedy or _REBUILD.format(root)
+    remedy = remedy or _REBUILD.format(quoted(root))
     files = info.splits[split]
     damaged = list(_damaged_columns(root, files))
     for name, what in damaged:
@@ -108,7 +108,7 @@ def check_index(root: Path, info: DatasetInfo, split: str, found: Problems, reme
 def check_columns(root: Path, split: SplitInfo) -> None:
     """Raise DatasetError where a file of a split's index is not what dataset.json says. Sets without checksums pass."""
     for name, what in _damaged_columns(root, split):
-        raise DatasetError(f"{root / split.index / name}: {what}; {_REBUILD.format(root)}")
+        raise DatasetError(f"{root / split.index / name}: {what}; {_REBUILD.format(quoted(root))}")
 
 
 def _damaged_columns(root: Path, split: SplitInfo) -> Iterator[tuple[str, str]]:

@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cache.files import Folder, read_regular
-from cache.messages import printable
+from cache.messages import printable, quoted
 from packer.readme import readme
 from readers.layout import MAX_JSON_BYTES, ColumnFile, DatasetInfo, ShardInfo, parse_dataset_info
 from readers.names import CLASSES_FILE, DATASET_FILE, README_FILE, SUMS_FILE
@@ -63,7 +63,10 @@ def write_dataset_info(
         except OSError as error:
             if note is None:
                 raise
-            note(f"warning: the set was changed, but {error}; make room, and  packer prune {place.path}  writes it")
+            note(
+                f"warning: the set was changed, but {error}; make room, and  "
+                f"packer prune {quoted(place.path)}  writes it"
+            )
     else:
         _write(place, new, text, scratch)
         place.write(DATASET_FILE, text, scratch=scratch)
@@ -135,7 +138,7 @@ def read_document(root: Path, name: str) -> bytes | None:
 
 
 def _advice(title: object) -> str:
-    return f"was a file changed by hand, or a command killed?  packer prune {title}  writes SHA256SUMS again"
+    return f"was a file changed by hand, or a command killed?  packer prune {quoted(title)}  writes SHA256SUMS again"
 
 
 # --- which, and whose -----------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from typing import Literal
 
 from cache.errors import FormatError, StaleIndexError
 from cache.files import Folder
-from cache.messages import Silent, Watcher
+from cache.messages import Silent, Watcher, quoted
 from packer.formats import REGISTRY, format_named
 from packer.formats.base import Format
 from packer.formats.files import Window
@@ -79,12 +79,12 @@ def export_index(
     container = format_named(info.format)
     suffix = container.exports.get(target)
     if suffix is None:
-        instead = container.unindexed.get(target) or _INSTEAD[target].format(path=root)
+        instead = container.unindexed.get(target) or _INSTEAD[target].format(path=quoted(root))
         raise FormatError(f"{root}: {target} has no reader of {info.format} shards that takes an index file; {instead}")
     if info.edited or info.separate:
         raise FormatError(
             f"{root}: its shards hold other samples or labels than its index, and {target} would read the shards; pack "
-            f"it again with  packer reshard {root} -o DIR  and export the index of that"
+            f"it again with  packer reshard {quoted(root)} -o DIR  and export the index of that"
         )
     chosen = dict([info.split(split, root)]) if split is not None else dict(info.splits)
     folder = local_output(output) if output is not None else root

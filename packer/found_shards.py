@@ -21,7 +21,7 @@ from functools import cached_property
 from pathlib import Path
 
 from cache.errors import BadNameError, DatasetError, FormatError, NotFlatError, OutputError, SourceError
-from cache.messages import listed, plural
+from cache.messages import listed, plural, quoted
 from packer.formats import REGISTRY, format_named, format_of_file
 from packer.formats.base import Format, LocateOptions, ShardSpec
 from packer.sources.shards import split_of_name
@@ -184,7 +184,7 @@ def _own_split(path: Path, container: Format, options: LocateOptions) -> str:
     if others:
         raise NotFlatError(
             f"{path}: holds the splits {', '.join((first, *others))}, and an indexed shard is in one; run  "
-            f"packer convert {path} --to hdf5|tfrecord|tar"
+            f"packer convert {quoted(path)} --to hdf5|tfrecord|tar"
         )
     return first
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from cache.checksums import crc32c, file_checksum
 from cache.errors import DatasetError, ExistsError, MissingError, NoBucketError, OutputError, UnsupportedError
 from cache.files import Folder, read_regular
-from cache.messages import Silent, Watcher
+from cache.messages import Silent, Watcher, quoted
 from cache.remote import CRC_ATTRIBUTE, Remote, RemoteUrl, Span
 from cache.staging import StagedFile, work_off
 from packer.documents import differences, read_document
@@ -156,7 +156,7 @@ class _Upload:
         path = self._directory / file.path
         crc = file_checksum(path)
         if (file.crc32c is not None and crc != file.crc32c) or path.stat().st_size != file.bytes:
-            raise OutputError(f"{path}: is not what dataset.json says; run  packer verify {self._directory}")
+            raise OutputError(f"{path}: is not what dataset.json says; run  packer verify {quoted(self._directory)}")
         self._remote.store.put(file.path, path, crc32c=crc)
         self._count(file, crc, sent=True)
 

@@ -33,7 +33,7 @@ from cache.errors import (
     TruncatedError,
 )
 from cache.files import read_regular
-from cache.messages import Counter, Silent, Watcher, human_bytes, plural
+from cache.messages import Counter, Silent, Watcher, human_bytes, plural, quoted
 from cache.remote import Remote, is_remote
 from cache.staging import StagedFile, work_off
 from cache.staging.remote import RemoteSource
@@ -298,7 +298,7 @@ def _verify_remote(address: str, deep: bool, workers: int, watcher: Watcher) -> 
     remote = Remote(address)
     if deep:
         raise RemoteError(
-            f"{remote.url}: deep=True and against=SOURCE need the files here; run  packer stage {remote.url} "
+            f"{remote.url}: deep=True and against=SOURCE need the files here; run  packer stage {quoted(remote.url)} "
             f"--target DIR  and verify the copy"
         )
     home = RemoteHome(remote)

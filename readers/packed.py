@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy.typing as npt
 
 from cache.errors import DamagedSampleError, DatasetError, StaleIndexError, UnknownNameError
+from cache.messages import quoted
 from cache.stores import Buffer, Extents, Files, Shards, Store, StoreOver
 from readers.index import REBUILD, ROW_FILES, Columns, Index
 from readers.layout import DATASET_FILE, DatasetInfo, SplitInfo, read_dataset_info
@@ -171,7 +172,7 @@ class Checked(StoreOver):
             raise DamagedSampleError(
                 f"sample {sample} (key {self.columns.keys()[sample]!r}, field {field!r}) at byte {offset} of "
                 f"{self.source.location(shard)}: CRC32C is {found:08x}, the index says {expected:08x}; "
-                f"run  packer verify {self.columns.place}"
+                f"run  packer verify {quoted(self.columns.place)}"
             )
 
 

@@ -7,6 +7,7 @@ The index has their sizes. Readers hand them out behind the header that caches o
 from __future__ import annotations
 
 from cache.errors import DamagedSampleError
+from cache.messages import quoted
 from cache.stores import Buffer, Extents, Store, StoreOver
 from readers.headers.base import PIXELS_HEADER_BYTES, pixels_header
 from readers.index import Columns
@@ -42,6 +43,6 @@ class Pixels(StoreOver):
         if len(data) != 3 * height * width:
             raise DamagedSampleError(
                 f"sample {sample}: has {len(data):,} bytes of pixels, expected 3 x {height} x {width} by the index; "
-                f"run  packer verify {self.columns.place}"
+                f"run  packer verify {quoted(self.columns.place)}"
             )
         return b"".join((pixels_header(height, width), data))

@@ -193,7 +193,7 @@ class Reader:
         if row < 0:
             row += len(self.table.columns)
         try:
-            return self._read_one(row * self._width + number, shard, offset, length)
+            return self._read_one(int(row) * self._width + number, shard, offset, length)
         except StaleIndexError as error:
             raise self.table.columns.explained(error) from error.__cause__
 

@@ -80,7 +80,7 @@ def elsewhere(spawned: ProcessPoolExecutor) -> Callable[..., Any]:
     """Calls function(*arguments) in another process, with this one's environment, and gives the result."""
 
     def call(function: Callable[..., Any], *arguments: Any) -> Any:
-        return spawned.submit(_call, dict(os.environ), pickle.dumps((function, arguments))).result(timeout=60)
+        return spawned.submit(_call, dict(os.environ), pickle.dumps((function, arguments))).result(timeout=300)
 
     return call
 
@@ -154,14 +154,14 @@ def machine(tmp_path: Path) -> Any:
 class Hanging(Protocol):
     """Runs something that must not hang."""
 
-    def __call__(self, work: Callable[[], object], seconds: float = 60.0) -> None: ...
+    def __call__(self, work: Callable[[], object], seconds: float = 300.0) -> None: ...
 
 
 @pytest.fixture
 def hanging() -> Hanging:
     """Calls `work` and raises what it raises; a test fails where that takes longer than `seconds`."""
 
-    def call(work: Callable[[], object], seconds: float = 60.0) -> None:
+    def call(work: Callable[[], object], seconds: float = 300.0) -> None:
         raised: list[BaseException | None] = []
 
         def run() -> None:

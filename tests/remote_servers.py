@@ -62,7 +62,7 @@ def s3_server(certificate: Path | None = None) -> Iterator[tuple[str, int]]:
 
 
 def make_bucket(where: tuple[str, int], name: str) -> None:
-    connection = http.client.HTTPConnection(*where, timeout=30)
+    connection = http.client.HTTPConnection(*where, timeout=300)
     connection.request("PUT", f"/{name}")
     assert connection.getresponse().status == 200
     connection.close()
@@ -174,7 +174,7 @@ class _ProxyHandler(BaseHTTPRequestHandler):
     do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = _any
 
     def _upstream(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
-        connection = http.client.HTTPConnection(*self.proxy.upstream, timeout=30)
+        connection = http.client.HTTPConnection(*self.proxy.upstream, timeout=300)
         try:
             connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
             for name, value in self.headers.items():

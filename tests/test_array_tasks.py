@@ -291,4 +291,4 @@ def test_a_task_waits_for_the_listing_of_another(run: Callable[..., ConvertResul
             waiting = side.submit(run, 0, 1, watcher=notes)
             wait_for(lambda: any("waiting for the task that lists" in line for line in notes.lines), "its note")
             other.close()
-            assert waiting.result(60).shards == 12
+            assert waiting.result(300).shards == 12

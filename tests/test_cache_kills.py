@@ -22,7 +22,7 @@ pytestmark = pytest.mark.faults
 
 TRIALS = int(os.environ.get("TRIALS", "200"))
 SEED = int(os.environ.get("SEED", "0"))
-PROCESSES, SAMPLES, DEADLINE = 4, 60, 60.0
+PROCESSES, SAMPLES, DEADLINE = 4, 60, 300.0
 WRONG, FAILED = 9, 8
 
 

@@ -129,7 +129,7 @@ def test_a_stopped_maker_blocks_others_only_briefly(tmp_path: Path, monkeypatch:
 def test_the_next_cache_removes_what_killed_makers_leave(tmp_path: Path, at: str) -> None:
     """Of any data set: that one may never be opened again."""
     with stuck(tmp_path, at, "SIGKILL", kind="of another set") as process:
-        assert process.wait(60) == -signal.SIGKILL
+        assert process.wait(300) == -signal.SIGKILL
     (left,) = tmp_path.iterdir()
     with open_in(tmp_path):
         assert left not in tmp_path.iterdir(), f"{left} stays for ever"

@@ -100,7 +100,7 @@ def test_fill_ahead_is_ahead(base: Any, place: dict[str, Any]) -> None:
     reader = readers.cached(slow, **place)
     slow.reads.clear()
     ahead = reader.fill_ahead(order, epoch=2, start=16)
-    assert ahead.wait(30) and ahead.filled == 20 and not ahead.running
+    assert ahead.wait(300) and ahead.filled == 20 and not ahead.running
     assert sorted(slow.reads) == sorted(order.indices(2, np.arange(16, 36)).tolist())
     slow.reads.clear()
     reader.read_many(order.indices(2, np.arange(16, 36)))
@@ -122,7 +122,7 @@ def test_fill_ahead_raises_the_error_of_the_source(base: Any, place: dict[str, A
     reader = readers.cached(slow, **place)
     slow.store.broken[7] = OSError("the disk has gone")
     with pytest.raises(OSError, match="the disk has gone"):
-        reader.fill_ahead(Sequential(36), epoch=0).wait(30)
+        reader.fill_ahead(Sequential(36), epoch=0).wait(300)
     with pytest.raises(OSError, match="the disk has gone"):
         reader.prefill(threads=2)
 
@@ -134,7 +134,7 @@ def test_ranks_share_the_filling(base: Any, place: dict[str, Any], monkeypatch: 
         slow = SlowReader(base)
         reader = readers.cached(slow, **{**place, "job": f"rank{rank}"})
         slow.reads.clear()
-        assert reader.fill_ahead(Sequential(36), epoch=0).wait(30)
+        assert reader.fill_ahead(Sequential(36), epoch=0).wait(300)
         filled.append(slow.reads)
     assert sorted(filled[0] + filled[1]) == list(range(36)) and min(map(len, filled)) > 0
 

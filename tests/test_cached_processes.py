@@ -50,13 +50,13 @@ def test_what_one_process_has_read_all_have(
         reader = readers.cached(SlowReader(base), 0.5, keep, **options)
         expected = [bytes(reader.keep.convert(image)) for image in images(base)]
         with ProcessPoolExecutor(1, mp_context=context) as pool:
-            assert pool.submit(fill_and_report, reader).result(timeout=60)[0] == expected
+            assert pool.submit(fill_and_report, reader).result(timeout=300)[0] == expected
         reader.store.source.reads.clear()
         assert images(reader) == expected
         assert len(reader.store.source.reads) == 18, "the half that has a slot was filled by the other process"
         with ProcessPoolExecutor(3, mp_context=context) as pool:
             reader.store.source.reads.clear()
-            for found, reads in pool.map(fill_and_report, [reader] * 6, timeout=60):
+            for found, reads in pool.map(fill_and_report, [reader] * 6, timeout=300):
                 assert found == expected and reads % 18 == 0
         assert reader.stats().puts >= 18 and reader.stats().present == 18
         if memory != "named":
@@ -103,7 +103,7 @@ def test_jobs_keep_the_same_samples(packed: Path, place: dict[str, Any], method:
     context = multiprocessing.get_context(method)
     with ProcessPoolExecutor(4, mp_context=context) as pool:
         tasks = [pool.submit(open_and_report, packed, {**place, "job": f"job{n % 2}"}, 0.5) for n in range(8)]
-        kept = [task.result(timeout=60) for task in tasks]
+        kept = [task.result(timeout=300) for task in tasks]
     assert all(some == kept[0] for some in kept) and len(kept[0]) == 18
     assert list(place["directory"].glob("packer-cache*")) == []
 

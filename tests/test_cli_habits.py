@@ -280,7 +280,7 @@ def test_a_bar_fits_the_terminal_also_when_that_is_resized(columns: int, then: i
 
     display = ProgressDisplay(stream)
     display.begin(1_281_167, 140_000_000_000, done)
-    assert over.wait(30)
+    assert over.wait(300)
     display.note("a note")
     display.end()
     first, second, third = [line for line in re.split(r"\r\x1b\[K|\r?\n", sent()) if "%" in line][:3]
@@ -296,7 +296,7 @@ def test_a_note_does_not_get_mixed_with_the_bar(terminal: Callable) -> None:  # 
     drawn = threading.Event()
     display = ProgressDisplay(stream)
     display.begin(100, 0, lambda: (drawn.set(), (50, 1000))[1])  # type: ignore[func-returns-value]
-    assert drawn.wait(30)
+    assert drawn.wait(300)
     display.note("found \x1b[2J")
     display.end()
     shown = sent()

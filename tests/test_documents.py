@@ -41,7 +41,7 @@ def packed(one: Path) -> Path:
 
 def sha256sum(root: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = ["sha256sum", "--check", "--quiet", "--strict", *options, "SHA256SUMS"]
-    return subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300, check=False)
 
 
 def blocks(root: Path, language: str) -> list[str]:

@@ -71,7 +71,7 @@ def patched(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def git(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     environ = {**os.environ, "GIT_CEILING_DIRECTORIES": str(folder.parent)}  # the copy is in no repository
     command = ["git", *map(str, arguments)]
-    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300, check=False)
 
 
 def in_copy(folder: Path, *arguments: object, **environ: str) -> str:

@@ -185,7 +185,7 @@ def test_labels_are_not_written_through_a_link_or_fifo(tree: Path, tmp_path: Pat
 def test_what_a_killed_extraction_leaves_is_removed_by_the_next(tree: Path, packed: Path, tmp_path: Path) -> None:
     code = "import os, sys, packer; real = os.rename; os.rename = lambda *a, **k: os.kill(os.getpid(), 9); "
     code += "packer.extract(*sys.argv[1:], workers=1)"
-    killed = subprocess.run([sys.executable, "-c", code, packed, tmp_path / "back"], check=False, timeout=60)
+    killed = subprocess.run([sys.executable, "-c", code, packed, tmp_path / "back"], check=False, timeout=300)
     assert killed.returncode == -signal.SIGKILL and len(files_of(tmp_path / "back")) == 2
     packer.extract(packed, tmp_path / "back")
     assert files_of(tmp_path / "back") == files_of(tree) and not (tmp_path / "back/.extracting").exists()

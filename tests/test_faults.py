@@ -26,7 +26,7 @@ from packer.conversion.journal import Journal
 from packer.sources.folder import FolderSource
 from packer.workers import Workers, run_shards
 
-DEADLINE = 60.0
+DEADLINE = 300.0
 SLOW = """
 import sys, time
 import packer, readers

@@ -167,7 +167,7 @@ def test_only_regular_files_are_read_without_waiting(
 
     thread = threading.Thread(target=read, daemon=True)
     thread.start()
-    thread.join(30)
+    thread.join(300)
     assert len(done) == 3 and all(str(path) in message for message in done), f"a {what} was read, or waited for: {done}"
 
 
@@ -230,7 +230,7 @@ def test_a_lock_keeps_other_processes_out_and_ends_with_its_own(folder: Folder) 
             folder.lock("lock", wait_seconds=0.05)
     finally:
         other.kill()
-        other.communicate(timeout=30)
+        other.communicate(timeout=300)
     with folder.lock("lock", wait_seconds=30) as lock:
         assert lock.supported
 

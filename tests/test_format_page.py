@@ -85,14 +85,14 @@ def read_sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("needs a C compiler called cc")
     program = tmp_path_factory.mktemp("c") / "read_sample"
     strict = ["-std=c11", "-D_XOPEN_SOURCE=700", "-Wall", "-Wextra", "-Werror"]
-    subprocess.run([compiler, *strict, "-o", program, ROOT / "examples" / "read_sample.c"], check=True, timeout=60)
+    subprocess.run([compiler, *strict, "-o", program, ROOT / "examples" / "read_sample.c"], check=True, timeout=300)
     return program
 
 
 def run(program: Path, place: Path, row: int) -> subprocess.CompletedProcess[bytes]:
     shards = sorted(path.name for path in place.glob("train-*"))
     command = [program, "train.index", str(row), *shards]
-    return subprocess.run(command, cwd=place, capture_output=True, check=False, timeout=60)
+    return subprocess.run(command, cwd=place, capture_output=True, check=False, timeout=300)
 
 
 @pytest.mark.parametrize("to", ["hdf5", "tfrecord", "tar"])

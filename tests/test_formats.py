@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ from suites.containers import block
 from suites.containers import record as framed
 from suites.formats import (
     JPEG,
+    TooLongError,
+    bounded,
 )
 
 from cache.checksums import JoinedChecksum, crc32c_combine, crc32c_shift
@@ -80,3 +83,12 @@ def test_checksums_over_any_length() -> None:
     expected = [crc32c_combine(crc, 0, length) for crc, length in zip(crcs.tolist(), lengths.tolist(), strict=True)]
     assert crc32c_shift(crcs, lengths).tolist() == expected
     assert crc32c_shift(crcs[:0], lengths[:0]).tolist() == []
+
+
+def test_the_bound_of_hostile_bytes_is_cpu_time() -> None:
+    """What other programs take from a busy machine does not count; work that goes on for ever does."""
+    with bounded(0.2):
+        time.sleep(0.5)
+    with pytest.raises(TooLongError, match="CPU time"), bounded(0.2):
+        while True:
+            pass

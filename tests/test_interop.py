@@ -37,7 +37,7 @@ Content = dict[str, tuple[bytes, int]]
 def tar(*arguments: object, folder: Path | None = None) -> str:
     """Run GNU tar; anything on stderr is a failure."""
     command = [str(GNU_TAR), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=300, check=False)
     assert done.returncode == 0 and not done.stderr, f"{command}: {done.stderr}"
     return done.stdout
 

@@ -336,7 +336,7 @@ def test_control_c_ends_the_program_at_once(packed: Path) -> None:
         try:
             assert process.stdout is not None and process.stdout.readline() == "batch\n"
             process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=30)
+            _, errors = process.communicate(timeout=300)
         finally:
             process.kill()
     assert "KeyboardInterrupt" in errors and process.returncode in (1, -signal.SIGINT, 130)

@@ -172,7 +172,7 @@ def test_no_more_batches_wait_than_asked_for() -> None:
 
     batches = Ahead(make, 100, depth=3, name="test")
     taken.append(batches.take())
-    assert enough.wait(60)
+    assert enough.wait(300)
     for _ in range(50):
         taken.append(batches.take())
     batches.stop()

@@ -27,7 +27,7 @@ class Answers(Store):
     def read_one(self, row: int, shard: int, offset: int, length: int) -> bytes:
         self.asked.set()
         if self.gate is not None:
-            assert self.gate.wait(20)
+            assert self.gate.wait(300)
         if self.error is not None:
             raise self.error
         return b"%d" % row
@@ -81,7 +81,7 @@ def test_one_reader_asks_a_node_that_has_failed(clock: Any) -> None:
     clock.now += 5
     trial = threading.Thread(target=store.read_one, args=(12, 0, 0, 2))
     trial.start()
-    assert answers[-1].asked.wait(20)
+    assert answers[-1].asked.wait(300)
     assert store.read_one(13, 0, 0, 2) == b"13" and store.stats().far == 2, "the trial is under way"
     answers[-1].gate.set()
     trial.join()

@@ -207,7 +207,7 @@ def test_a_killed_index_does_not_make_a_folder_of_shards_an_output(
     for shard in packed().glob("*.tar"):
         shutil.copy(shard, out)
     before = files_of(out)
-    killed = subprocess.run([sys.executable, "-c", SLOW_INDEX, out], check=False, timeout=60)
+    killed = subprocess.run([sys.executable, "-c", SLOW_INDEX, out], check=False, timeout=300)
     assert killed.returncode == -signal.SIGKILL and (out / ".packing").is_dir()
     for overwrite in (False, True):
         with pytest.raises(OutputError, match="not empty and not a packed set"):

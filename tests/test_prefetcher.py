@@ -85,8 +85,8 @@ def test_at_most_prefetch_batches_are_made_ahead() -> None:
     assert not asked, "a loop begins with its first batch"
     assert next(loop) == 0
     for _ in range(4):
-        assert made.acquire(timeout=60)
-    assert next(loop) == 1 and made.acquire(timeout=60) and asked == [0, 1, 2, 3, 4]
+        assert made.acquire(timeout=300)
+    assert next(loop) == 1 and made.acquire(timeout=300) and asked == [0, 1, 2, 3, 4]
     assert list(loop) == list(range(2, 20))
 
 
@@ -147,7 +147,7 @@ def test_a_loop_that_is_left_waits_for_its_copies(cuda: FakeCuda) -> None:
     loop = iter(DevicePrefetcher([cuda.tensor(1.0), cuda.tensor(2.0), cuda.tensor(3.0)], "cuda", prefetch=1))
     next(loop)
     for _ in range(2):  # that of the next batch is queued
-        assert cuda.side.copies.acquire(timeout=60)
+        assert cuda.side.copies.acquire(timeout=300)
     del loop
     gc.collect()
     assert not threads() and cuda.side.idle

@@ -174,7 +174,7 @@ def test_jobs_have_numbers() -> None:
 
 def test_torch_is_not_imported() -> None:
     script = "import sys; from cache.node import detect_ranks; detect_ranks(); assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=300)
 
 
 def test_ranks_that_are_given(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,7 +80,7 @@ def test_an_s3_behind_tls(
     """There and back: uploaded, read and staged, with the private authority's certificate named by its path."""
     ca = certificates / "ca.pem"
     with s3_server(certificates / "good.pem") as (host, port):
-        connection = HTTPSConnection(host, port, timeout=30, context=ssl.create_default_context(cafile=str(ca)))
+        connection = HTTPSConnection(host, port, timeout=300, context=ssl.create_default_context(cafile=str(ca)))
         connection.request("PUT", "/bucket")
         assert connection.getresponse().status == 200
         connection.close()

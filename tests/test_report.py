@@ -273,7 +273,7 @@ def chromium(tmp_path: Path) -> Any:
         options = ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr")
         return subprocess.run(
             [CHROMIUM, *options, f"--user-data-dir={tmp_path / 'profile'}", *map(str, arguments)],
-            capture_output=True, text=True, timeout=90, check=True,
+            capture_output=True, text=True, timeout=300, check=True,
         )  # fmt: skip
 
     return run

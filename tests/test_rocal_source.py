@@ -134,7 +134,7 @@ def test_reading_ahead_is_bounded_and_ends(reader: Any) -> None:
     source.start()
     assert not fourth.wait(0.3)
     next(source)
-    assert fourth.wait(30), "room for one more"
+    assert fourth.wait(300), "room for one more"
     source.close()
     assert reading() == []
     source.start()

@@ -190,14 +190,14 @@ def small_tmpfs(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(folder)]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=30, check=False)
+        done = subprocess.run(command, capture_output=True, timeout=300, check=False)
     except OSError as error:
         pytest.skip(f"cannot mount a tmpfs: {error}")
     if done.returncode:
         pytest.skip(f"cannot mount a tmpfs: {done.stderr.decode().strip()}")
     yield folder
     gc.collect()
-    subprocess.run(["umount", "-l", str(folder)], timeout=30, check=True)
+    subprocess.run(["umount", "-l", str(folder)], timeout=300, check=True)
 
 
 def test_a_full_tmpfs(small_tmpfs: Path) -> None:
@@ -259,7 +259,7 @@ def test_sigterm(tmp_path: Path) -> None:
         with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None and process.stdout.readline()
             process.terminate()
-            assert process.wait(30) == code
+            assert process.wait(300) == code
         assert len(list(tmp_path.iterdir())) == left
         assert len(cache.clean_caches(tmp_path)) == left
 

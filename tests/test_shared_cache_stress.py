@@ -106,7 +106,7 @@ TestAgainstADict.settings = settings(max_examples=25, stateful_step_count=30, de
 def fill_and_read(cache: SharedByteCache, seed: int, begin: Any, results: Any) -> None:
     """All slots in its own order; returns which ones it has filled, and which had wrong bytes."""
     order = random.Random(seed).sample(range(SLOTS), SLOTS)
-    begin.wait(30)
+    begin.wait(300)
     filled, wrong = [], []
     for slot in order:
         data = cache.get(slot)
@@ -156,12 +156,12 @@ def test_eight_open_at_once(tmp_path: Path) -> None:
 
 
 def open_together(folder: Path, number: int, begin: Any, results: Any) -> None:
-    begin.wait(30)
+    begin.wait(300)
     with open_in(folder) as shared:
         shared.put(number, b"x")
-        begin.wait(30)
+        begin.wait(300)
         results.put(int(shared.present().sum()))
-        begin.wait(30)
+        begin.wait(300)
 
 
 def use_until_killed(folder: Path, seed: int) -> None:

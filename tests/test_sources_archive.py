@@ -133,7 +133,7 @@ def test_gnu_tar(tree: Path, tmp_path: Path, form: str, compress: str) -> None:
     (tree / "train/b/soft.jpg").symlink_to("../a/sub/0.jpg")
     archive = tmp_path / "made.tar"
     command = ["tar", f"--format={form}", "--sort=name", "-cf", str(archive), "-C", str(tree), *compress.split(), "."]
-    subprocess.run(command, check=True, timeout=60)
+    subprocess.run(command, check=True, timeout=300)
     expected = content(tree)
     assert len(expected["train"]) >= 6
     assert content(archive) == expected
@@ -368,7 +368,7 @@ def entries(data: bytes) -> list[int]:
 @pytest.mark.skipif(shutil.which("zip") is None, reason="no zip command here")
 def test_zip_command(tree: Path, tmp_path: Path) -> None:
     (tree / "train/b/soft.jpg").symlink_to("../a/1.jpg")
-    subprocess.run(["zip", "-q", "-r", "-y", "../made.zip", "."], check=True, cwd=tree, timeout=60)
+    subprocess.run(["zip", "-q", "-r", "-y", "../made.zip", "."], check=True, cwd=tree, timeout=300)
     listing = listed(tmp_path / "made.zip")
     assert listing.left_out == [("train/b/soft.jpg", "a symbolic link")]
     (tree / "train/b/soft.jpg").unlink()

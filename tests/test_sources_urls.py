@@ -24,6 +24,7 @@ from test_source_contract import write_table
 import packer
 import readers
 from cache.errors import BadSampleError, SourceError
+from cache.remote import is_public
 from packer.formats.base import Arena
 from packer.sources import url_list
 from packer.sources.fetching import Fetcher, FetchOptions, Pace, without_query
@@ -283,6 +284,23 @@ def test_hosts_of_this_machine_are_not_asked_unless_allowed(server: Server, name
     assert name.startswith("[") or fetcher().fetch(url) == PICTURES["/1.jpg"]
 
 
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [
+        ("1.1.1.1", True), ("127.0.0.1", False), ("10.0.0.1", False), ("169.254.169.254", False), ("0.0.0.0", False),
+        ("100.100.100.200", False), ("168.63.129.16", False), ("192.0.0.192", False), ("224.0.0.1", False),
+        ("2606:4700::1111", True), ("::1", False), ("::", False), ("fe80::1%eth0", False), ("fd00:ec2::254", False),
+        ("fec0::1", False), ("ff02::1", False), ("::169.254.169.254", False), ("::1.1.1.1", False),
+        ("::ffff:169.254.169.254", False), ("::ffff:1.1.1.1", True), ("::ffff:168.63.129.16", False),
+        ("64:ff9b::169.254.169.254", False), ("64:ff9b::10.0.0.1", False), ("64:ff9b::1.1.1.1", True),
+        ("64:ff9b:1::1.1.1.1", False), ("2002:a9fe:a9fe::1", False), ("2002:a00:1::", False), ("2002:101:101::", True),
+        ("2001:0:a9fe:a9fe::1", False),
+    ],
+)  # fmt: skip
+def test_addresses_that_lead_into_private_networks_are_not_public(address: str, public: bool) -> None:
+    assert is_public(address) is public
+
+
 def test_no_server() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -315,7 +333,7 @@ def test_limits_that_are_none_are_refused(options: dict[str, Any]) -> None:
 
 def test_requests_are_sent_ahead_and_no_more_than_threads_at_a_time(tmp_path: Path, server: Server) -> None:
     """The server answers none of the first four before it has all of them."""
-    together = threading.Barrier(4, timeout=30)
+    together = threading.Barrier(4, timeout=300)
     most, now, lock = 0, 0, threading.Lock()
 
     def answer(request: BaseHTTPRequestHandler) -> None:
@@ -345,7 +363,7 @@ def test_images_ahead_take_bounded_memory(tmp_path: Path, server: Server, monkey
     first = threading.Event()
 
     def wait(request: BaseHTTPRequestHandler) -> None:
-        first.wait(30)
+        first.wait(300)
         respond(200, PICTURES["/0.jpg"])(request)
 
     server.answers["/0.jpg"] = [wait]
@@ -432,10 +450,10 @@ def test_a_kill_loses_no_shard_that_is_whole(tmp_path: Path, server: Server) -> 
         hang_up(request)
 
     server.answers["/9.jpg"] = [kill, respond(200, PICTURES["/9.jpg"])]
-    running.communicate(timeout=60)
+    running.communicate(timeout=300)
     assert running.returncode == -signal.SIGKILL and not (tmp_path / "out/dataset.json").exists()
     before = Counter(server.asked)
-    done = subprocess.run([*map(str, line)], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([*map(str, line)], capture_output=True, text=True, timeout=300, check=True)
     assert "2 of 3 shards are whole already" in done.stderr
     again = {name for name in PICTURES if server.asked[name] > before[name]}
     assert again == {f"/{number}.jpg" for number in range(8, 12)}

@@ -31,7 +31,7 @@ for local in range(ranks):
     env = {**os.environ, **{f"SLURM_{name}": str(value) for name, value in slurm.items()}}
     command = [sys.executable, "-c", script, source, "$SLURM_TMPDIR", options]
     processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, env=env, text=True))
-said = [process.communicate(timeout=60)[0].splitlines() for process in processes]
+said = [process.communicate(timeout=300)[0].splitlines() for process in processes]
 staged = [json.loads(lines[0]) for lines in said]
 shards = sorted(name for name in os.listdir(staged[0]["path"]) if name.endswith(".tar"))
 whole = {name: os.path.getsize(os.path.join(staged[0]["path"], name)) for name in shards}

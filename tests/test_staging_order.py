@@ -56,7 +56,7 @@ def names(source: Path, shards: Any) -> list[str]:
 def test_shards_come_as_the_order_wants_them(source: Path, order: StagedFirst, tmp_path: Path) -> None:
     staging = readers.stage(source, tmp_path, background=True, order=order, threads=1)
     with staging as local:
-        assert staging.wait(60)
+        assert staging.wait(300)
         arrived = order_of_arrival(local)
         assert arrived[:9] == names(source, order.shards()) != sorted(arrived[:9])
         assert all(name.startswith("val") for name in arrived[9:]) and len(arrived) == 12
@@ -144,7 +144,7 @@ def test_an_epoch_is_resumed_on_another_node(source: Path, order: StagedFirst, t
             for _, indices in loader:
                 seen += indices.tolist()
             assert loader.reader.store.stats().local_share == 1
-        assert staging.wait(60)
+        assert staging.wait(300)
         assert order_of_arrival(local)[:9] == names(source, order.shards(0, 16))
     assert sorted(seen) == list(range(36)) and order.shards(0, 16).tolist() != order.shards().tolist()
 
@@ -275,4 +275,4 @@ def test_a_disk_that_fills_up_ends_all_waiting(
         read_epoch(reader, order)
         assert reader.store.stats().local <= 8 and reader.store.stats().source >= 28
         with pytest.raises(readers.StagingError, match="No space left on device in the middle of copying; make room"):
-            staging.wait(60)
+            staging.wait(300)

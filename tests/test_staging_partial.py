@@ -111,7 +111,7 @@ def test_training_starts_while_staging_goes_on(source: Path, tmp_path: Path) -> 
         assert not reader.store.has_copy(7) and reader.read(len(reader) - 1)
         borrowed = reader.byte_range(len(reader) - 1)
         assert borrowed is not None and borrowed[0].parent == source
-        assert staging.wait(60) and reader.store.has_copy(7)
+        assert staging.wait(300) and reader.store.has_copy(7)
         before = reader.store.stats().local
         wait_for(
             lambda: reader.read(len(reader) - 1) and reader.store.stats().local > before, "the reader to move over"
@@ -139,7 +139,7 @@ def test_background_staging_by_many(source: Path, tmp_path: Path) -> None:
         assert_reads(local, source)
         first.kill()
         first.communicate()
-        assert staging.wait(60)
+        assert staging.wait(300)
         assert_whole(local, source)
 
 
@@ -150,7 +150,7 @@ def test_a_background_error_does_not_stop_training(source: Path, tmp_path: Path)
         reader = readers.open(local, "train", fallback=source)
         own.rename(tmp_path / "away")
         with pytest.raises(readers.StagingError, match="is the source still there"):
-            staging.wait(60)
+            staging.wait(300)
         assert all(reader.read(i) for i in range(len(reader)))
 
 

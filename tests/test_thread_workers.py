@@ -128,7 +128,7 @@ def test_threads_may_all_be_the_first_to_read(reader: readers.Reader, request: p
             fresh, together = pickle.loads(pickle.dumps(reader)), threading.Barrier(8)
 
             def read(index: int, reader: readers.Reader = fresh, together: threading.Barrier = together) -> bytes:
-                together.wait(20)
+                together.wait(300)
                 return bytes(reader.read(index))
 
             assert list(pool.map(read, range(8))) == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import unquote, urljoin
@@ -15,6 +16,7 @@ from view_client import Client
 import packer
 import readers
 from cache.errors import DatasetError, OutputError
+from cache.messages import quoted
 from packer.viewer.answers import page_files
 from packer.viewer.samples import thumbnail
 from readers.decode import decode_image
@@ -105,6 +107,7 @@ def test_small_pictures_are_written_where_they_are_wanted(sets: Path, tmp_path: 
     assert "thumbnail" not in columns and not [*(page / "thumbnails").iterdir()]
 
 
+@pytest.mark.parametrize("exported", ["beside", "inside"], indirect=True)
 def test_an_exported_page_is_served_with_its_set_alone(exported: tuple[packer.ViewExport, Path]) -> None:
     result, _ = exported
     with packer.view(result.path) as viewing, Client(viewing.url) as client:
@@ -161,14 +164,64 @@ def test_other_files_are_not_overwritten(sets: Path, tmp_path: Path) -> None:
     assert json.loads((page / "view.json").read_text())["container"] == "hdf5"
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", "null", '{"set": "../elsewhere/"}', '{"set": "/"}', "[" * 100_000])
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{", "null", "{}", '{"format": 2}', '{"format": 1, "set": "../elsewhere/"}',
+     '{"format": 1, "set": "/"}', '{"format": 1, "set": "../link/"}', '{"format": 1, "set": "../../"}', "[" * 100_000],
+)  # fmt: skip
 def test_a_forged_page_opens_nothing_else(tmp_path: Path, text: str) -> None:
-    """One whose document is broken, or names as its set a folder that is none."""
-    tree_of(tmp_path, {"page/index.html": b"", "page/view.json": text.encode(), "elsewhere/secret.npy": b"secret"})
-    (tmp_path / "page" / "link.js").symlink_to(tmp_path / "elsewhere" / "secret.npy")
+    """One whose document is broken, or names as its set a folder that is none, or is not near it."""
+    files = {"in/page/index.html": b"", "in/page/view.json": text.encode(), "in/elsewhere/secret.npy": b"secret"}
+    tree_of(tmp_path, files)
+    page = tmp_path / "in" / "page"
+    (tmp_path / "in" / "link").symlink_to(tmp_path)
+    (page / "link.npy").symlink_to(tmp_path / "in" / "elsewhere" / "secret.npy")
+    (page / "orders").symlink_to(tmp_path / "in" / "elsewhere")
     with pytest.raises(DatasetError):
-        packer.view(tmp_path / "page").close()
-    (tmp_path / "page" / "view.json").write_text('{"set": "../elsewhere/", "origin": "https://evil.example"}')
-    with packer.view(tmp_path / "page") as viewing, Client(viewing.url) as client:
-        for path in ("../elsewhere/secret.npy", "link.js", "elsewhere/secret.npy"):
+        packer.view(page).close()
+    (page / "view.json").write_text('{"format": 1, "set": "../elsewhere/", "origin": "https://evil.example"}')
+    with packer.view(page) as viewing, Client(viewing.url) as client:
+        assert client.get("view.json").status == 200
+        for path in ("../elsewhere/secret.npy", "link.npy", "elsewhere/secret.npy", "orders/secret.npy", "in/page/"):
             assert client.get(path).status == 404
+
+
+def test_the_page_comes_from_this_package_whatever_the_directory_holds(sets: Path) -> None:
+    page = packer.export_view(sets / "hdf5", sets / "hostile page").path
+    for name in ("index.html", "main.js", "style.css", "icon.svg", "more.js", "orders/more.html", "orders/more.js"):
+        (page / name).write_bytes(b"hostile")
+    with packer.view(page) as viewing, Client(viewing.url) as client:
+        for name, data in page_files().items():
+            assert client.get(name).body == data
+        assert client.get("").body == page_files()["index.html"]
+        for name in ("more.js", "orders/more.html", "orders/more.js"):
+            assert client.get(name).status == 404
+
+
+def test_no_link_of_a_set_is_followed_for_an_exported_page(sets: Path, tmp_path: Path) -> None:
+    """Neither a shard nor a column, nor the folder of columns; the page beside them is shown."""
+    root = tmp_path / "set"
+    shutil.copytree(sets / "tar", root)
+    page = packer.export_view(root, tmp_path / "page").path
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    shard = next(root.glob("train*.tar"))
+    for path in (shard, root / "train.index" / "label.npy"):
+        path.replace(secret / path.name)
+        path.symlink_to(secret / path.name)
+    (root / "val.index").replace(secret / "val.index")
+    (root / "val.index").symlink_to(secret / "val.index")
+    with packer.view(page) as viewing, Client(viewing.url) as client:
+        document = client.get("view.json").json["splits"]
+        links = [document["train"]["columns"]["label"]["url"], document["val"]["columns"]["label"]["url"]]
+        links += [entry["url"] for entry in document["train"]["shards"] if entry["path"] == shard.name]
+        assert len(links) == 3 and all(client.ask(urljoin(client.base, url)).status == 404 for url in links)
+        whole = document["train"]["columns"]["width"]["url"]
+        assert client.ask(urljoin(client.base, whole)).status == 200
+
+
+def test_the_set_of_a_page_is_in_the_folder_that_holds_the_page(sets: Path, tmp_path: Path) -> None:
+    page = packer.export_view(sets / "tar", tmp_path / "page").path
+    with pytest.raises(DatasetError, match="may read a set in") as caught:
+        packer.view(page)
+    assert f"packer view {quoted(sets / 'tar')}  " in str(caught.value)

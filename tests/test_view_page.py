@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import nullcontext
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -207,6 +208,53 @@ def test_classes_keys_and_numbers_are_found_among_a_million(opened: Any, million
     page.key("Enter")
     assert key_at(page, 123_456) == "000123456"
     assert max(size for _, size in page.transfers) < 1_000_000 and sum(size for _, size in page.transfers) < 2_000_000
+
+
+@pytest.mark.parametrize("kind", ["live", "export"])
+def test_a_part_of_a_key_is_found_and_the_selection_is_saved(opened: Any, live: str, drawn: Path, kind: str) -> None:
+    if kind == "export":
+        packer.export_view(drawn, drawn.parent / "page", overwrite=True)
+    with nullcontext(live) if kind == "live" else range_server(drawn.parent) as url:
+        page = opened(url if kind == "live" else f"{url}page/")
+        assert page.js("$('#save').hidden"), "of all samples there is nothing to save"
+        page.key("/")
+        page.type("pes/01")
+        page.key("Enter")
+        page.wait("$('#status').textContent === '10 of 24 samples'")
+        page.js("URL.createObjectURL = blob => { globalThis.saved = blob.text(); return '#'; }")
+        page.click("#save")
+        assert page.wait("globalThis.saved").splitlines() == [f"shapes/{number:03d}" for number in range(10, 20)]
+        page.key("/")
+        page.js("$('#find').select()")
+        page.type("nothing of it")
+        page.key("Enter")
+        page.wait("$('#problem').textContent.startsWith('no key has')")
+
+
+def test_keys_work_in_a_sample_that_a_link_opened(opened: Any, live: str) -> None:
+    page = opened(f"{live}#sample=5")
+    page.wait("$('.top > .note').textContent === '6 of 24'")
+    page.key("ArrowRight")
+    page.wait("location.hash.includes('sample=6')")
+
+
+def test_classes_are_chosen_from_any_order(opened: Any, live: str) -> None:
+    page = opened(live)
+    page.click("#classes")
+    page.wait("document.activeElement.id === 'runs-find' && $('#runs-list').innerText.includes('dog')")
+
+
+def test_bars_show_their_counts(opened: Any, live: str) -> None:
+    page = opened(f"{live}#view=histograms", "$('.columns .bar')")
+    numbers = page.js("[...$('.columns').querySelectorAll('.number')].map(each => Number(each.textContent))")
+    assert sum(numbers) == 24 and page.js("$('.said').textContent") == f"the largest bar: {max(numbers)} samples"
+
+
+def test_labels_of_the_tools_are_in_one_line(opened: Any, live: str) -> None:
+    for width in (1280, 1400, 1500):
+        page = opened(f"{live}#view=batches&batch_size=8", "$('.batch img')", width=width)
+        heights = page.js("$$('.batches .field').map(field => field.getBoundingClientRect().height)")
+        assert len(heights) == 8 and max(heights) < 40
 
 
 def test_hostile_names_are_text(opened: Any, tmp_path: Path) -> None:

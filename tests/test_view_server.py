@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 from conftest import make_jpeg, tree_of
+from suites.staging import wait_for
 from view_client import Client
 
 import packer
 from cache.errors import ServingError, SourceError, UnknownNameError
+from cache.serving import Limits
+from packer.viewer.answers import Answer
+from packer.viewer.server import ViewServer
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +75,44 @@ def test_two_names_are_refused(folder: Path) -> None:
     with packer.view(folder) as viewing, socket.create_connection(("127.0.0.1", viewing.port), 10) as line:
         path = urlsplit(viewing.url).path
         line.sendall(f"GET {path}view.json HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n".encode())
-        assert line.recv(4096).startswith(b"HTTP/1.1 403")
+        assert line.recv(4096).startswith(b"HTTP/1.1 400")
+
+
+def test_connections_are_limited_and_take_no_threads(folder: Path) -> None:
+    """Those over the limit are told so, and the others are still answered."""
+    with packer.view(folder) as viewing, ExitStack() as open_ones:
+        with Client(viewing.url) as client:
+            assert client.get("view.json").status == 200  # whatever threads an answer takes
+            threads = threading.active_count()
+            lines = [socket.create_connection(("127.0.0.1", viewing.port), 30) for _ in range(300)]
+            for line in lines:
+                open_ones.enter_context(line)
+            readable = select.select(lines, [], [], 30)[0]
+            while len(readable) < 300 - 127:
+                readable = select.select(lines, [], [], 30)[0]
+            assert threading.active_count() == threads and client.get("view.json").status == 200
+        assert len(readable) == 300 - 127 and all(line.recv(12) == b"HTTP/1.1 503" for line in readable)
+
+
+def test_a_request_is_limited_in_bytes_and_in_time(folder: Path) -> None:
+    class Nothing:
+        page, origins = "", ()
+
+        def answer(self, parts: list[str], query: Any) -> Answer:
+            return Answer(200)
+
+    for limits, sent in (
+        (Limits(first_seconds=600), b"GET / HTTP/1.1\r\nX: " + b"x" * (1 << 20)),
+        (Limits(first_seconds=0.1), b"GET / HTTP/1.1\r\nHost: local"),
+        (Limits(first_seconds=0.1), b""),
+    ):
+        with (
+            ViewServer(Nothing(), limits=limits) as server,
+            socket.create_connection(("127.0.0.1", server.port), 60) as line,
+            suppress(ConnectionError),  # once it is closed
+        ):
+            line.sendall(sent)
+            assert line.recv(1) == b""
 
 
 def test_what_every_answer_says(client: Client) -> None:
@@ -154,10 +200,38 @@ def test_the_command_prints_the_address_and_ends_with_ctrl_c(folder: Path) -> No
         with Client(url) as client:
             assert client.get("view.json").json["splits"]["train"]["samples"] == 3
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=300)
     port = urlsplit(url).port
     assert process.returncode == 0 and "Traceback" not in errors
     assert f"ssh -L {port}:127.0.0.1:{port} {socket.gethostname()}" in errors
+
+
+def test_the_token_is_no_argument_of_the_browser(folder: Path, tmp_path: Path) -> None:
+    """The browser is given a file that only this user can read, which leads to the page, and goes when that ends."""
+    script, seen = tmp_path / "browser", tmp_path / "seen"
+    script.write_text(
+        f"#!{sys.executable}\nimport json, os, sys\nfrom urllib.request import url2pathname\n"
+        f"path = url2pathname(sys.argv[-1].removeprefix('file://'))\n"
+        f"seen = [sys.argv[1:], path, os.stat(path).st_mode & 0o777, open(path).read()]\n"
+        f"open({str(seen) + '.new'!r}, 'w').write(json.dumps(seen))\nos.rename({str(seen) + '.new'!r}, {str(seen)!r})\n"
+    )
+    script.chmod(0o755)
+    environ = {**os.environ, "DISPLAY": ":0", "BROWSER": str(script), "HOME": str(tmp_path / "a home")}
+    environ.pop("SSH_CONNECTION", None)
+    (tmp_path / "a home").mkdir()
+    command = [sys.executable, "-m", "packer", "view", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        try:
+            wait_for(seen.exists, "the browser")
+        finally:
+            process.send_signal(signal.SIGINT)
+        process.communicate(timeout=300)
+    arguments, path, mode, text = json.loads(seen.read_text())
+    token = urlsplit(url).path.strip("/")
+    assert len(token) == 32 and token not in " ".join(arguments) and f"url={url}" in text
+    assert mode == 0o600 and Path(path).parent == tmp_path / "a home" and not Path(path).exists()
 
 
 def test_what_cannot_be_opened_is_said(tmp_path: Path) -> None:

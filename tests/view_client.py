@@ -38,7 +38,7 @@ class Client:
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         self.base = parts.path
-        self._connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=30)
+        self._connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=300)
         self.log: list[tuple[str, int]] = []
 
     def ask(self, path: str, headers: Mapping[str, str] | None = None, method: str = "GET") -> Reply:

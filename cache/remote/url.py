@@ -14,6 +14,7 @@ are passed from here.
 from __future__ import annotations
 
 import base64
+import ipaddress
 import os
 import re
 from collections.abc import Mapping
@@ -25,7 +26,7 @@ from urllib.parse import unquote_to_bytes
 
 from cache.errors import AddressError, CertificateError
 
-__all__ = ["NOWHERE", "SCHEMES", "RemoteUrl", "client_options", "is_remote", "parse_url"]
+__all__ = ["NOWHERE", "SCHEMES", "RemoteUrl", "client_options", "is_public", "is_remote", "parse_url"]
 
 SCHEMES = ("s3", "gs", "az", "https", "http")
 _REMOTE = re.compile(rf"({'|'.join(SCHEMES)})://", re.IGNORECASE)
@@ -37,6 +38,12 @@ _FLAGS = ("allow_http", "allow_invalid_certificates", "http1_only")
 _TEXTS = ("proxy_url", "proxy_excludes", "user_agent")
 _CERTIFICATES = ("root_certificate", "proxy_ca_certificate")
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+# Not public either, though `ipaddress` of some versions of Python says so: metadata servers of Azure and Oracle,
+# IPv4-compatible addresses, local NAT64, Teredo and other tunnels, site-local addresses.
+_NOT_PUBLIC = tuple(
+    map(ipaddress.ip_network, ("168.63.129.16", "192.0.0.0/24", "::/96", "64:ff9b:1::/48", "2001::/23", "fec0::/10"))
+)
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _MOST_CERTIFICATE_BYTES = 16 << 20
 
 
@@ -79,6 +86,19 @@ class RemoteUrl:
 def is_remote(place: str | os.PathLike[str] | RemoteUrl) -> bool:
     """Whether this is an address, and no path of this machine."""
     return isinstance(place, RemoteUrl) or (isinstance(place, str) and _REMOTE.match(place) is not None)
+
+
+def is_public(address: str) -> bool:
+    """Whether a numeric address is of the public internet, and not of this machine, a private network or a cloud's
+    metadata. An IPv6 address that leads to an IPv4 address (mapped, NAT64, 6to4) is judged by that one."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(found, ipaddress.IPv6Address):
+        if found.ipv4_mapped is not None:
+            return is_public(str(found.ipv4_mapped))
+        inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF) if found in _NAT64 else found.sixtofour
+        if inner is not None:
+            return is_public(str(inner))
+    return found.is_global and not found.is_multicast and not any(found in network for network in _NOT_PUBLIC)
 
 
 def parse_url(place: str | os.PathLike[str] | RemoteUrl) -> RemoteUrl:

@@ -9,7 +9,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from cache.errors import BadNameError
-from cache.messages import plural
+from cache.messages import plural, quoted
 from packer.cli.engines import engine_options
 from packer.cli.sections import SectionedCommand
 from packer.cli.text import (
@@ -257,7 +257,7 @@ def summary(result: ConvertResult, *, rates: bool = True) -> list[str]:
         number, count = result.task
         return [
             f"{result.output}: task {number} of {count}: {what} in {shards}, {human_seconds(result.seconds)}",
-            f"  when all {count} are done:  packer commit {result.output}",
+            f"  when all {count} are done:  packer commit {quoted(result.output)}",
         ]
     if result.already_done:
         return [f"{result.output}: already holds {what} in {shards}; nothing to do"]

@@ -13,7 +13,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from cache.errors import BadNameError, RemoteError
-from cache.messages import bar, human_bytes, human_seconds, json_printable, parse_size, printable
+from cache.messages import bar, human_bytes, human_seconds, json_printable, parse_size, printable, quoted
 from cache.remote import parse_url
 from packer.cli.progress import ProgressDisplay, watcher, width
 from packer.cli.verbose import verbose_option
@@ -166,7 +166,9 @@ class SetPlace(click.ParamType):  # type: ignore[type-arg]
             self.fail(str(error), param, ctx)
         if self._local:
             self.fail(
-                f"the files of {url} are needed here: run  packer stage {url}  and name its directory", param, ctx
+                f"the files of {url} are needed here: run  packer stage {quoted(url)}  and name its directory",
+                param,
+                ctx,
             )
         return value
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import tempfile
 import webbrowser
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from html import escape
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 import click
 
-from cache.messages import plural
+from cache.messages import plural, quoted
 from packer.cli.held import HeldSignals
 from packer.cli.text import SetPlace, human_bytes, json_option, print_json, show, show_result, split_option, watcher
 from packer.viewer import ViewExport, export_view, view
@@ -63,22 +67,39 @@ def _serve(place: str, split: str | None, port: int, opens: bool, as_json: bool)
             show(viewing.url)
             show(*_hints(viewing.port), err=True)
         sys.stdout.flush()
-        if opens:
-            webbrowser.open(viewing.url)
-        stopped.wait()
-        signals.ignore()
+        with _redirect(viewing.url) if opens else nullcontext() as file:
+            if file is not None:
+                webbrowser.open(file.as_uri())
+            stopped.wait()
+            signals.ignore()
+
+
+@contextmanager
+def _redirect(url: str) -> Iterator[Path]:
+    """A file that only this user can read, and that leads a browser to the page; removed at the end.
+
+    Every user of a machine can read the arguments of a browser that is started, and the address has the token. The file
+    is in the home directory, under a plain name, because browsers in a sandbox (snap) read nothing else.
+    """
+    home = os.path.expanduser("~")
+    folder = home if os.access(home, os.W_OK) else None
+    with tempfile.NamedTemporaryFile("w", dir=folder, prefix="packer-view-", suffix=".html") as file:
+        file.write(f'<!DOCTYPE html><meta http-equiv="refresh" content="0; url={escape(url)}">\n')
+        file.flush()
+        yield Path(file.name)
 
 
 def _hints(port: int) -> list[str]:
-    tunnel = [f"packer: from your own machine:  ssh -L {port}:127.0.0.1:{port} {socket.gethostname()}"]
+    tunnel = [f"packer: from your own machine:  ssh -L {port}:127.0.0.1:{port} {quoted(socket.gethostname())}"]
     return [*(tunnel if "SSH_CONNECTION" in os.environ else ()), "packer: Ctrl-C ends it"]
 
 
 def _written(result: ViewExport) -> list[str]:
     files = f"{plural(result.files, 'file')}, {human_bytes(result.bytes)}"
+    is_near = result.serve in (result.path, result.path.parent)  # else `packer view` does not read its set
     return [
         f"{result.path}: a page of {plural(result.samples, 'sample')}, {files}",
-        f"  to look at it here:  packer view {result.path}",
+        *([f"  to look at it here:  packer view {quoted(result.path)}"] if is_near else []),
         f"  for others: let a web server that answers Range requests (nginx, Apache, an object store; not python -m "
         f"http.server) serve {result.serve}; the page is at /{result.page}",
     ]

@@ -20,7 +20,7 @@ from typing import Any
 from cache.checksums import file_sha256
 from cache.errors import DatasetError, OutputError
 from cache.files import Folder, PathError
-from cache.messages import listed, plural
+from cache.messages import listed, plural, quoted
 from packer.columns import PartMeta, is_index, remove_index, write_index
 from packer.conversion.journal import REPLACED_FOLDER, Journal
 from packer.conversion.plan import Plan, PlannedShard
@@ -101,7 +101,7 @@ def replaced_set(journal: Journal) -> _ReplacedSet | None:
             except DatasetError as error:
                 raise OutputError(
                     f"{error}. So it is unknown what overwrite=True would remove; repair the set with  "
-                    f"packer index {journal.out}, remove the directory yourself, or choose another output"
+                    f"packer index {quoted(journal.out)} , remove the directory yourself, or choose another output"
                 ) from error
             except PathError as error:
                 raise OutputError(

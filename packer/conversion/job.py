@@ -22,7 +22,7 @@ from typing import Any
 
 from cache.errors import OutputError, SourceError, UnknownNameError
 from cache.files import Folder
-from cache.messages import Watcher, plural
+from cache.messages import Watcher, plural, quoted
 from packer import __version__
 from packer.columns import PartMeta
 from packer.conversion.commit import commit
@@ -121,12 +121,12 @@ class Job:
         missing = [number for number, meta in enumerate(metas) if meta is None]
         if missing:
             tasks = sorted({number % self.tasks for number in missing})
-            one = f"--task {tasks[0]}/{self.tasks}"
+            one = f"--task {tasks[0]}/{self.tasks}" + ("  and the others" if len(tasks) > 1 else "")
             raise OutputError(
                 f"{journal.out}: {len(missing)} of {plural(len(metas), 'shard')} are missing, those of "
-                f"{plural(len(tasks), 'task')} of {self.tasks}: run the same  packer convert … {one}"
-                f"{'  and the others' if len(tasks) > 1 else ''}  again (of an array of Slurm: sbatch "
-                f"--array={task_list(tasks)} SCRIPT), then  packer commit {journal.out}"
+                f"{plural(len(tasks), 'task')} of {self.tasks}: run the same  packer convert … {one}  "
+                f"again (of an array of Slurm: sbatch "
+                f"--array={task_list(tasks)} SCRIPT), then  packer commit {quoted(journal.out)}"
             )
         return [meta for meta in metas if meta is not None]
 

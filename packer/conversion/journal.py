@@ -29,6 +29,7 @@ from types import TracebackType
 
 from cache.errors import BadNameError, DatasetError, OutputError
 from cache.files import BusyError, Folder, Lock
+from cache.messages import quoted
 from packer.columns import PartMeta, load_meta, remove_index
 from packer.conversion.plan import Plan, PlannedShard
 from packer.documents import remove_documents
@@ -83,8 +84,8 @@ class Journal:
         try:
             if self.work.kind(NAMES_FILE) and not changes:
                 raise OutputError(
-                    f"{out}: a command that changed this set was killed; run  packer prune {out}  first, which removes "
-                    f"what it left"
+                    f"{out}: a command that changed this set was killed; run  packer prune {quoted(out)}  first, which "
+                    f"removes what it left"
                 )
             if beside_shards and self.work.kind(_PLAN_FILE):
                 raise OutputError(f"{out}: holds an unfinished conversion; run the same  packer convert  again first")

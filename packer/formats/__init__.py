@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import cast
 
 from cache.errors import FormatError, NotFlatError
+from cache.messages import quoted
 from packer.formats.base import Format
 from packer.formats.example import starts_record
 from packer.formats.files import Window
@@ -134,7 +135,7 @@ def format_of_file(path: Path) -> Format:
         head = window.read(0, min(HEAD_BYTES, window.size))
     if head.startswith(_GZIP) and REGISTRY.of_content(head) is None:
         raise NotFlatError(
-            f"{path}: compressed with gzip, so no sample is one byte range; run  packer convert {path} "
+            f"{path}: compressed with gzip, so no sample is one byte range; run  packer convert {quoted(path)} "
             f"--to tfrecord|tar|hdf5"
         )
     entry = format_of_head(head, path.name)

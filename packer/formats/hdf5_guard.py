@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.errors import BadSampleError, FormatError, NotFlatError, PackerError
+from cache.messages import quoted
 from packer.formats.base import png_of
 
 __all__ = [
@@ -81,7 +82,7 @@ def refuse_other_files(file: Any, path: Path) -> list[str]:
         raise NotFlatError(
             f"{path}: /{as_text(external[0])} is a link into another file, {other!r} ({inside}); only what is "
             f"in the file itself is read: name that file instead, or put all into one file with  "
-            f"h5repack --merge {path} NEW.h5"
+            f"h5repack --merge {quoted(path)} NEW.h5"
         )
     if strange:
         raise NotFlatError(f"{path}: /{strange[0]} is a link of a kind that only other programs know")
@@ -109,7 +110,7 @@ def _elsewhere(data: Any, path: Path) -> str | None:
         return None
     return (
         f"{path}: {data.name} {where}; only what is in the file itself is read: put all into one file with  "
-        f"h5repack -l CONTI {path} NEW.h5"
+        f"h5repack -l CONTI {quoted(path)} NEW.h5"
     )
 
 
@@ -162,7 +163,7 @@ def flat_start(data: Any, path: Path, dimensions: int = 1) -> int:
 
 
 def not_flat(data: Any, path: Path, why: str) -> str:
-    return f"{path}: {data.name} {why}, so no sample is one byte range; run  packer convert {path} --to hdf5"
+    return f"{path}: {data.name} {why}, so no sample is one byte range; run  packer convert {quoted(path)} --to hdf5"
 
 
 def read_column(data: Any, n: int, path: Path) -> npt.NDArray[Any]:

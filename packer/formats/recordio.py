@@ -24,6 +24,7 @@ from struct import Struct
 from typing import Any
 
 from cache.errors import BadSampleError, FormatError, NotFlatError
+from cache.messages import quoted
 from packer.formats.base import Located, LocateOptions, WalkedFormat, key_by_number, without_offset
 from packer.formats.files import Window
 from readers.sample import NO_LABEL
@@ -65,7 +66,7 @@ class RecordIOFormat(WalkedFormat):
             else:
                 raise NotFlatError(
                     f"{window.path}: the record at byte {position} is in {len(parts)} parts, since its data has the "
-                    f"magic number in it, so it is not one byte range; run  packer convert {window.path} "
+                    f"magic number in it, so it is not one byte range; run  packer convert {quoted(window.path)} "
                     f"--to tfrecord|tar|hdf5"
                 )
             where = f"{window.path}: the record at byte {position}"

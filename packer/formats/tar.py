@@ -27,6 +27,7 @@ from typing import Any, ClassVar
 from crc32c import crc32c
 
 from cache.errors import FormatError
+from cache.messages import quoted
 from packer.formats.base import (
     Located,
     LocateOptions,
@@ -220,7 +221,7 @@ class TarFormat(WalkedFormat):
             if any(character.isspace() for character in member.name):
                 raise FormatError(
                     f"{window.path}: member {member.name!r} has a blank in its name, which no index for DALI or rocAL "
-                    f"can hold; repack it with  packer convert {window.path} --to tar"
+                    f"can hold; repack it with  packer convert {quoted(window.path)} --to tar"
                 )
             if member_stem != stem and parts:
                 yield " ".join(parts) + "\n"
@@ -252,7 +253,7 @@ def sample_members(window: Window) -> Iterator[tuple[Member, str, str]]:
         if match is None:
             raise FormatError(
                 f"{window.path}: member {member.name!r} has no extension, so WebDataset readers drop it; "
-                f"repack it with  packer convert {window.path} --to tar"
+                f"repack it with  packer convert {quoted(window.path)} --to tar"
             )
         yield member, match[1], match[2].lower()
 

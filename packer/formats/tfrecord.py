@@ -32,6 +32,7 @@ from crc32c import crc32c
 
 from cache.checksums import crc32c_shift
 from cache.errors import FormatError, NotFlatError
+from cache.messages import quoted
 from packer.formats.base import (
     Located,
     LocateOptions,
@@ -231,7 +232,7 @@ def _records(window: Window, check_payload: bool) -> Iterator[tuple[int, int, st
             if position == 0 and head[:2] == b"\x1f\x8b":  # a length may look the same, but not with its checksum
                 raise NotFlatError(
                     f"{window.path}: compressed with gzip, so no sample is one byte range; run  packer convert "
-                    f"{window.path} --to tfrecord"
+                    f"{quoted(window.path)} --to tfrecord"
                 )
             raise FormatError(
                 f"{window.path}: the record at byte {position} has a wrong length checksum: damaged, or not a TFRecord "

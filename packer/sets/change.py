@@ -28,7 +28,7 @@ from typing import Any
 
 from cache.errors import OutputError, StaleIndexError
 from cache.files import Folder, PathError
-from cache.messages import Watcher
+from cache.messages import Watcher, quoted
 from packer.columns import is_index, remove_index
 from packer.conversion.journal import NAMES_FILE, Journal
 from packer.documents import remove_documents, repair_documents, write_dataset_info
@@ -208,7 +208,7 @@ class Change:
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise OutputError(
                 f"{self.work.path / NAMES_FILE}: cannot be read ({error}), so it is unknown what a killed command "
-                f"left here; run  packer verify {self.root}  and, if it is whole, remove that file"
+                f"left here; run  packer verify {quoted(self.root)}  and, if it is whole, remove that file"
             ) from error
 
     def _remove(self, name: str) -> None:

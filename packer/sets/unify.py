@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 import readers
 from cache.errors import SourceError
+from cache.messages import quoted
 from readers.fields import decode_field
 from readers.layout import DatasetInfo
 from readers.sample import NO_LABEL
@@ -50,9 +51,9 @@ def check_alike(infos: Mapping[str, DatasetInfo]) -> None:
     (first_title, first), *others = infos.items()
     for title, info in others:
         for what, one, other, remedy in (
-            ("the format", first.format, info.format, f"packer reshard {title} --to {first.format} -o DIR"),
-            ("the label offset", first.label_offset, info.label_offset, f"packer reshard {title} -o DIR"),
-            ("names in shards made elsewhere", first.adopted, info.adopted, f"packer reshard {title} -o DIR"),
+            ("the format", first.format, info.format, f"packer reshard {quoted(title)} --to {first.format} -o DIR"),
+            ("the label offset", first.label_offset, info.label_offset, f"packer reshard {quoted(title)} -o DIR"),
+            ("names in shards made elsewhere", first.adopted, info.adopted, f"packer reshard {quoted(title)} -o DIR"),
             ("decode", decode_of(first), decode_of(info), "packer convert  with the same decode=… for both"),
         ):
             if one != other and not (what == "decode" and "none" in (one, other)):
@@ -90,7 +91,8 @@ def unified_classes(sets: Sequence[tuple[str, Sequence[str], int]]) -> tuple[str
             other = next((name for name in named if name != title), title)
             raise SourceError(
                 f"{title}: has the label {highest} and {len(classes)} names of classes, while {other} names its "
-                f"classes, so it is unknown which are the same; name them first:  packer relabel {title} --classes FILE"
+                f"classes, so it is unknown which are the same; name them first:  "
+                f"packer relabel {quoted(title)} --classes FILE"
             )
     return tuple(dict.fromkeys(name for _, classes, _ in sets for name in classes))
 

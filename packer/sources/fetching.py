@@ -16,7 +16,6 @@ decides. A request as a whole has a time, also where a server sends a byte now a
 
 from __future__ import annotations
 
-import ipaddress
 import random
 import re
 import socket
@@ -31,6 +30,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urljoin, urlsplit
 
 from cache.errors import BadSampleError, MissingExtraError
+from cache.remote import is_public
 from packer.registry import HEAD_BYTES
 from packer.sources.contents import NOT_FETCHED, is_stray
 
@@ -382,9 +382,7 @@ def _host(url: str) -> str:
 
 
 def _check_address(address: str, host: str) -> None:
-    found = ipaddress.ip_address(address.partition("%")[0])
-    mapped = getattr(found, "ipv4_mapped", None) or found
-    if not mapped.is_global or mapped.is_multicast:
+    if not is_public(address):
         raise _PrivateError(f"{host} is {address}, in a private network: pass private=True to ask such hosts")
 
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from cache.errors import BadNameError, SourceError
 from cache.files import read_regular
-from cache.messages import listed
+from cache.messages import listed, quoted
 from packer.sources.folder_kinds import parquet_files
 from packer.sources.lookups import plain_yaml
 from packer.sources.shards import split_of_name
@@ -61,7 +61,7 @@ def splits_of(root: Path) -> dict[str, list[Path]]:
         folders = sorted(str(_folder_of(root, config)) for config in found)
         raise SourceError(
             f"{root}: holds {len(found)} data sets: {listed(sorted(found), 20)}; name the folder of the one that is "
-            f"meant, for example  packer convert {folders[0]}"
+            f"meant, for example  packer convert {quoted(folders[0])}"
         )
     splits: dict[str, list[HubFile]] = {}
     for file in next(iter(found.values())):

@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from cache.errors import SourceError
 from cache.files import read_regular
-from cache.messages import listed
+from cache.messages import listed, quoted
 from packer.sources.file_sets import PixelBlock, PixelSets, PixelSource, PixelSplit, check_image_bytes
 from packer.sources.folder_kinds import idx_folder, idx_name
 from packer.sources.streams import PlainFile, UnpackedStream, compression_of
@@ -88,7 +88,7 @@ class IdxSource(PixelSource):
             first = next(name for name in names if (part := idx_name(name)) and part.is_images)
             raise SourceError(
                 f"{self.root}: has the sets {listed([p.rstrip('-') for p in prefixes], 20)}; name a file of the one "
-                f"that is meant, for example  packer convert {self.folder / first}"
+                f"that is meant, for example  packer convert {quoted(self.folder / first)}"
             )
         if not prefixes:
             raise SourceError(f"{self.root}: no file of images such as train-images-idx3-ubyte")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from cache.errors import SourceError
+from cache.messages import quoted
 from packer.sources.tables import Table, is_missing
 from readers.layout import FIELD_KINDS
 
@@ -95,7 +96,8 @@ def choose_columns(table: Table, named: NamedColumns, fields: Mapping[str, str],
         if field in files:
             raise SourceError(
                 f"{table.path}: the columns {files[field]!r} and {column!r} would both become the field "
-                f"{field!r}; name one of them:  --field NAME={column}  (in Python: fields={{'NAME': {column!r}}})"
+                f"{field!r}; name one of them:  --field {quoted(f'NAME={column}')}  (in Python: "
+                f"fields={{'NAME': {column!r}}})"
             )
         files[field] = column
     given = {field: column for field, column in fields.items() if kinds.get(field) in _KINDS_OF_VALUES}

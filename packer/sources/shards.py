@@ -27,6 +27,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from cache.errors import BadSampleError, FormatError, SourceError
+from cache.messages import quoted
 from packer.formats import format_of_head
 from packer.formats.base import (
     Arena,
@@ -150,7 +151,7 @@ class ShardFile:
             if self.container.describe(self.path) is not None:
                 raise SourceError(
                     f"{self.path}: a shard of a packed set; convert the whole set, or make one of this shard "
-                    f"without copying:  packer index {self.path}"
+                    f"without copying:  packer index {quoted(self.path)}"
                 )
             yield from located_samples(self.container, self.path, options)
             return

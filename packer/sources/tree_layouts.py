@@ -76,10 +76,10 @@ def check_layout(
     for recognise in (_ilsvrc, _coco, _voc, _pairs, _tiny_imagenet):
         found = recognise(folders, splits, classes)
         if found is not None:
-            what, folder = found
+            what, folder, *split = found
             raise SourceError(
-                f"{where}: {what}; {_command(where, folder)}; to take its folders for classes all the same, pass  "
-                f"layout='tree'"
+                f"{where}: {what}; {_command(where, folder, *split)}; to take its folders for classes all the same, "
+                f"pass  layout='tree'"
             )
     images = {name: _are_images(part) for name, part in splits.items()}
     labels = {name: part.labels[images[name]] for name, part in splits.items()}
@@ -96,10 +96,11 @@ def is_no_class(folder: str) -> bool:
     return folder.lower() in _PICTURES or _YEAR.fullmatch(folder) is not None
 
 
-def _command(where: str, folder: str) -> str:
-    """What to run for a folder of the tree."""
+def _command(where: str, folder: str, split: str = "") -> str:
+    """What to run for a folder of the tree, or for images of it as a split."""
     if Path(where).is_dir():
-        return f"run  packer convert {Path(where, folder)}"
+        named = f" --split {quoted(split)}" if split else ""
+        return f"run  packer convert {quoted(Path(where, folder))}{named}"
     return f"unpack it, and run  packer convert  on {f'its folder {folder!r}' if folder else 'that folder'}"
 
 
@@ -122,7 +123,7 @@ def _sibling(folder: str, name: str) -> str:
     return f"{above}/{name}" if above else name
 
 
-Found: TypeAlias = "tuple[str, str] | None"  # what the tree looks like, and the folder to convert
+Found: TypeAlias = "tuple[str, ...] | None"  # what the tree looks like, the folder to convert, and its split
 
 
 def _above(folder: str) -> str:
@@ -143,7 +144,7 @@ def _coco(folders: set[str], splits: Mapping[str, TreeSplit], classes: Sequence[
             return f"holds COCO ({_base(folder)}), with several labels an image, in JSON files", _above(folder)
         if match and _base(folder) in classes:
             what = f"looks like COCO ({_base(folder)}) without its annotations; for the images alone"
-            return what, f"{folder} --split {match[1]}"
+            return what, folder, match[1]
     return None
 
 
@@ -187,7 +188,8 @@ def _tiny_imagenet(folders: set[str], splits: Mapping[str, TreeSplit], classes: 
                 what = f"the only class of {name} is {folder!r}, as in Tiny ImageNet, whose labels are in a text file"
                 return (
                     f"{what}: write a .csv of paths, labels and splits; for train alone",
-                    f"{splits[others].root} --split {others}",
+                    splits[others].root,
+                    others,
                 )
     return None
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from cache.errors import DISTRIBUTION, CacheDirectoryError, install_command
 from cache.files import Folder
 from cache.filesystem import cache_budget, filesystem_type, free_space, is_local
-from cache.messages import human_bytes, listed, shortened
+from cache.messages import human_bytes, listed, quoted, shortened
 from cache.node import available_memory_bytes, detect_ranks, usable_cpus
 from packer import __version__
 from packer.output import Result
@@ -91,7 +91,7 @@ def _install() -> Iterator[Check]:
                 name,
                 "problem",
                 f"the distribution {listed(others)} also has a package called {name}: one has overwritten the other",
-                f"pip uninstall {' '.join(others)}, then pip install --force-reinstall {DISTRIBUTION}",
+                f"pip uninstall {' '.join(map(quoted, others))}, then pip install --force-reinstall {DISTRIBUTION}",
             )
     for name in _OURS:
         for local in (Path(f"{name}.py"), Path(name, "__init__.py")):

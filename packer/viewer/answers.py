@@ -32,6 +32,7 @@ _JSON, _BYTES, _JPEG, _PNG = "application/json", "application/octet-stream", "im
 _LEAST_SIDE, _MOST_SIDE, _SIDE = 16, 1024, 160
 _BATCH_NUMBERS = ("seed", "epoch", "batch", "batch_size", "ranks", "rank")
 _NUMBER = re.compile(r"[0-9]{1,18}")
+_SELF = "connect-src 'self'"  # in the policy of index.html
 Query = Mapping[str, Sequence[str]]
 
 
@@ -53,11 +54,12 @@ class Refused(Exception):
         self.status, self.kind = status, kind
 
 
-def page_files() -> dict[str, bytes]:
-    """The files of the page, by name."""
+def page_files(*origins: str) -> dict[str, bytes]:
+    """The files of the page, by name. origins: other servers that the page may read."""
     folder = files("packer.viewer") / "page"
+    allowed = " ".join((_SELF, *origins)).encode()
     return {
-        entry.name: entry.read_bytes()
+        entry.name: entry.read_bytes().replace(_SELF.encode(), allowed)
         for entry in sorted(folder.iterdir(), key=lambda entry: entry.name)
         if entry.is_file() and entry.name[entry.name.rfind(".") :] in PAGE_TYPES
     }

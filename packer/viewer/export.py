@@ -38,7 +38,6 @@ __all__ = ["VIEW_FILE", "ViewExport", "export_view"]
 VIEW_FILE, _INDEX = "view.json", "index.html"
 _MOST_UNASKED = 10_000  # samples that have thumbnails without being asked for
 _MOST_INLINE = 20_000  # characters of a list in view.json
-_SELF = "connect-src 'self'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +155,7 @@ def _write(view: View, folder: Path, base: _Base, thumbnails: _Thumbnails) -> Vi
     for old in (folder / THUMBNAILS).glob("*.npy"):
         old.unlink()
     writing = _Writing(folder)
-    for name, data in page_files().items():
-        if name == _INDEX and base.origin:
-            data = data.replace(_SELF.encode(), f"{_SELF} {base.origin}".encode())
+    for name, data in page_files(*filter(None, (base.origin,))).items():
         writing.write(name, data)
     splits = {name: _split(split, view, base, writing) for name, split in view.splits.items()}
     if thumbnails.wanted:

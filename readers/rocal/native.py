@@ -40,6 +40,7 @@ import numpy.typing as npt
 
 from cache.errors import DatasetError, FormatError, OutputError, PipelineError
 from cache.files import Folder, atomic_write
+from cache.messages import quoted
 from readers.headers import MEDIA
 from readers.reader import Reader
 from readers.rocal.pipelines import Machine, Ops, built
@@ -164,8 +165,8 @@ def _members(path: Path, shard: Path, samples: int) -> list[tuple[_Range, _Range
         shard_bytes = shard.stat().st_size
     except (ValueError, OSError) as error:
         raise FormatError(
-            f"{path}: not a readable index of {shard.name}: {error}; write it with  packer export-index {shard.parent} "
-            f"--for rocal"
+            f"{path}: not a readable index of {shard.name}: {error}; write it with  "
+            f"packer export-index {quoted(shard.parent)} --for rocal"
         ) from error
     if version not in _WORDS or count != str(samples) or len(lines) != samples:
         raise FormatError(

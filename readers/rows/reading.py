@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cache.errors import DamagedSampleError
+from cache.messages import quoted
 from cache.stores import Buffer, Extents, Store
 from readers.order.base import Int64s
 from readers.rows.entries import RowEntry
@@ -113,5 +114,5 @@ def _named(table: Table, plan: _Plan, k: int, error: DamagedSampleError) -> Dama
     row, shard = int(plan.parts.row[k]) // len(table.columns.fields), int(plan.parts.shard[k])
     return DamagedSampleError(
         f"sample {row} (key {table.columns.keys()[row]!r}) in {table.columns.shard_place(shard)}: {error}; run  "
-        f"packer verify {table.columns.place}"
+        f"packer verify {quoted(table.columns.place)}"
     )

@@ -23,7 +23,7 @@ import pytest
 
 __all__ = ["Browser", "Page", "find_chromium", "range_server"]
 
-_WAIT = 60
+_WAIT = 300
 _KEYS = {"Enter": 13, "Escape": 27, "PageUp": 33, "PageDown": 34, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowUp": 38,
          "ArrowRight": 39, "ArrowDown": 40, "Tab": 9}  # fmt: skip
 _FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
@@ -133,7 +133,7 @@ class Page:
         assert "exceptionDetails" not in result, f"{expression}: {result['exceptionDetails']}"
         return result["result"].get("value")
 
-    def wait(self, condition: str, seconds: float = 30) -> Any:
+    def wait(self, condition: str, seconds: float = 120) -> Any:
         """The value of an expression as soon as it is true, looked at before each frame."""
         script = f"""new Promise((resolve, reject) => {{
             const end = performance.now() + {1000 * seconds};

@@ -42,7 +42,7 @@ __all__ = [
     "wait_for",
 ]
 
-DEADLINE = 60.0
+DEADLINE = 300.0
 Run = Callable[[str, Path, Path], None]
 
 

@@ -10,7 +10,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -71,19 +71,23 @@ class TooLongError(BaseException):
 
 
 @contextmanager
-def bounded(seconds: float = 10) -> Iterator[None]:
-    """Raise TooLongError in a body that takes longer: hostile bytes must not run for ever."""
+def bounded(cpu_seconds: float = 10) -> Iterator[None]:
+    """Raise TooLongError in a body that takes more CPU time, or waits: hostile bytes must not run for ever.
+
+    CPU time, because a busy machine takes any time for the same work; waiting, for a FIFO say, takes none.
+    """
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise TooLongError(f"not done after {seconds} s")
+        waits = number == signal.SIGALRM
+        raise TooLongError(f"not done after {_WAIT_SECONDS} s" if waits else f"more than {cpu_seconds} s of CPU time")
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
+    timers = ((signal.SIGPROF, signal.ITIMER_PROF, cpu_seconds), (signal.SIGALRM, signal.ITIMER_REAL, _WAIT_SECONDS))
+    with ExitStack() as restored:
+        for number, timer, seconds in timers:
+            restored.callback(signal.signal, number, signal.signal(number, stop))
+            restored.callback(signal.setitimer, timer, 0)
+            signal.setitimer(timer, seconds)
         yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def read_range(path: Path, place: tuple[int, int]) -> bytes:
@@ -96,6 +100,7 @@ def expected_names(packed: PackedSample, fields: Mapping[str, str]) -> dict[str,
     return {field: name for field, name in zip(fields, packed.names, strict=True) if name}
 
 
+_WAIT_SECONDS = 600.0
 _PAYLOADS = st.one_of(st.none(), st.binary(max_size=700))
 _KEY_CHARACTERS = st.characters(exclude_characters="\0", exclude_categories=("Cs",))
 _KEYS = st.one_of(

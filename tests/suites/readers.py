@@ -253,7 +253,7 @@ class ReaderSuite:
             return wrong
 
         with ThreadPoolExecutor(4) as pool:
-            assert [result.result(60) for result in [pool.submit(work, seed) for seed in range(4)]] == [0] * 4
+            assert [result.result(300) for result in [pool.submit(work, seed) for seed in range(4)]] == [0] * 4
 
     # --- life -----------------------------------------------------------------------------------------------------
     def test_closed_and_read_again(self, reader: Any, truth: Truth) -> None:

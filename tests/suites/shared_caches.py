@@ -129,7 +129,7 @@ class SharedCacheSuite:
         begin = threading.Barrier(4)
 
         def work() -> None:
-            begin.wait(30)
+            begin.wait(300)
             for slot in range(SLOTS):
                 if cache.put(slot, sample(slot)):
                     won.append(slot)
@@ -139,6 +139,6 @@ class SharedCacheSuite:
         for thread in crew:
             thread.start()
         for thread in crew:
-            thread.join(60)
+            thread.join(300)
         assert sorted(won) == list(range(SLOTS)) and cache.stats().misses == 4 * SLOTS
         assert all(cache.get(slot) == sample(slot) for slot in range(SLOTS))

@@ -52,7 +52,7 @@ ELSEWHERE = ("py", "pycon", "python3", "sh", "shell", "zsh", "shell-session", "i
 OURS = ("packer", "readers", "cache")
 _FENCE = re.compile(r"^( *)(?P<mark>`{3,})(?P<info>[^\n`]*)\n(?P<text>.*?)^\1(?P=mark) *$", re.MULTILINE | re.DOTALL)
 _PROGRESS = re.compile(r"^packer: +(listing|\d+ ?%).*\n?", re.MULTILINE)
-_SECONDS = 60
+_SECONDS = 300
 
 
 @dataclass(frozen=True)

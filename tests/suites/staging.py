@@ -21,7 +21,7 @@ import readers
 from cache.messages import Done
 from readers.names import DOCUMENTS
 
-DEADLINE = 60.0
+DEADLINE = 300.0
 SLOWLY = 60_000  # bytes a second: the small set takes some seconds
 
 SCRIPT = """
@@ -78,7 +78,7 @@ def tmpfs(folder: Path, size: str, inodes: str = "0") -> Iterator[Path]:
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={size},nr_inodes={inodes}", "tmpfs", folder]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     except OSError as error:
         pytest.skip(f"cannot mount a tmpfs: {error}")
     if done.returncode:
@@ -87,7 +87,7 @@ def tmpfs(folder: Path, size: str, inodes: str = "0") -> Iterator[Path]:
         yield folder
     finally:
         gc.collect()
-        subprocess.run(["umount", "-l", folder], timeout=30, check=True)
+        subprocess.run(["umount", "-l", folder], timeout=300, check=True)
 
 
 def size_of(path: Path) -> int:

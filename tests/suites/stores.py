@@ -153,7 +153,7 @@ class StoreSuite:
             return digests(store, places) == bytes_at(places)
 
         with ThreadPoolExecutor(4) as pool:
-            assert all(pool.map(work, range(8), timeout=60))
+            assert all(pool.map(work, range(8), timeout=300))
 
     def test_closed_and_read_again(self, store: Any, bytes_at: Any) -> None:
         places = some(9, 10)

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import math
 import os
-import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from cache.errors import CacheDirectoryError
 from cache.filesystem import Budget, cache_budget, filesystem_type, free_space, is_local
-from cache.messages import human_bytes, human_seconds, plural
+from cache.messages import human_bytes, human_seconds, plural, quoted
 from cache.node import available_memory_bytes, usable_cpus
 from cache.staging import candidates
 from packer.conversion.plan import default_shard_bytes
@@ -68,7 +67,7 @@ def recommend(facts: Facts) -> list[Recommendation]:
     if facts.damaged:
         found.append(_damage(facts, converts))
     index = _INDEXES.get(facts.job.reader)
-    commands = (shlex.join(("packer", "export-index", as_path(output), "--for", index)),) if index else ()
+    commands = (f"packer export-index {quoted(as_path(output))} --for {index}",) if index else ()
     found.append(Recommendation("format", container, why, commands))
     if converts:
         found.append(Recommendation("shards", shards.choice, shards.reason))
@@ -168,7 +167,7 @@ def _damage(facts: Facts, converts: bool) -> Recommendation:
         "leave damaged images out" if converts else "look for damaged images",
         f"{plural(facts.damaged, 'image')} of {facts.drawn:,} drawn ({share:.1%}) cannot be decoded; packing "
         f"stops at the first one, and --on-error quarantine copies them aside",
-        () if converts else (shlex.join(("packer", "verify", as_path(facts.source), "--deep")),),
+        () if converts else (f"packer verify {quoted(as_path(facts.source))} --deep",),
     )
 
 
@@ -221,7 +220,7 @@ def _convert(facts: Facts, chosen: Measured, container: str, shards: tuple[str, 
     leaves_out = ("--on-error", "quarantine") if facts.damaged or chosen.refused else ()
     words = ("packer", "convert", as_path(facts.source), *facts.flags, *chosen.variant.flags, "--to", container)
     named = ("-o", as_path(output)) if chosen.variant.flags else ()
-    return (shlex.join((*words, *shards, *leaves_out, *named)),)
+    return (" ".join(map(quoted, (*words, *shards, *leaves_out, *named))),)
 
 
 def _output_name(facts: Facts, chosen: Measured, container: str) -> str:
@@ -486,7 +485,7 @@ def _gain(facts: Facts, keep: str, one: Measured) -> str:
 
 def _cached(facts: Facts, keep: str, why: str, output: str) -> Recommendation:
     split = () if len(facts.splits) == 1 else ("--split", facts.largest_split)
-    command = shlex.join(("packer", "cache", "warm", as_path(output), *split, "--keep", keep))
+    command = " ".join(map(quoted, ("packer", "cache", "warm", as_path(output), *split, "--keep", keep)))
     code = f'readers.cached(reader, keep="{keep}", persist=True)'
     return Recommendation("cache", f"keep {keep}", why, (command,), code)
 
@@ -564,4 +563,4 @@ def _described(place: Directory) -> str:
 
 
 def _stage(output: str, place: Directory) -> str:
-    return shlex.join(("packer", "stage", as_path(output), "--target", place.path))
+    return f"packer stage {quoted(as_path(output))} --target {quoted(place.path)}"

@@ -11,7 +11,6 @@ where they are the limit. What storage adds to the warm pipeline is work that wa
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ import numpy as np
 
 from cache import list_caches
 from cache.filesystem import cache_budget, filesystem_type, free_space, is_in_memory, is_local
+from cache.messages import quoted
 from cache.node import available_memory_bytes, detect_ranks
 from cache.staging import candidates
 from cache.stores import LooseFiles
@@ -224,7 +224,7 @@ class Facts:
     @property
     def source(self) -> str:
         """The set, as a command takes it."""
-        return shlex.quote(self.place or "SET")
+        return quoted(self.place or "SET")
 
 
 def gather(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from cache.messages import human_bytes, listed, plural
+from cache.messages import human_bytes, listed, plural, quoted
 from packer.tools.diagnose.evidence import Evidence, Member
 from packer.tools.diagnose.ladder import Advice
 
@@ -96,7 +95,7 @@ def _stage(e: Evidence) -> Suggestion | None:
         return None
     why = f"{_where(e)}, and {_cost(e)}; {room} is nearer and has room for {human_bytes(f.set_bytes)}"
     waiting = [stage for stage in e.fetches if e.waits(stage)]
-    return Suggestion(why, f"packer stage {f.source} --target {shlex.quote(room)}", e.predict(*waiting))
+    return Suggestion(why, f"packer stage {f.source} --target {quoted(room)}", e.predict(*waiting))
 
 
 def _node_local(e: Evidence) -> Suggestion | None:

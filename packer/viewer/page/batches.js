@@ -41,7 +41,7 @@ export class Batches {
     const step = (by, text, name) => make("button", { type: "button", text, "aria-label": name, title: name, click: () => this.#step(by) });
     this.#form = make("form", { class: "tools" }, ...NUMBERS.map(number),
       make("label", { class: "field" }, "Order", make("select", { name: "batch_order" }, ...this.#can.orders.map((name) => make("option", { value: name, text: name })))),
-      make("label", { class: "field grow" }, "Augmentations", ops),
+      make("label", { class: "field grow augmentations" }, "Augmentations", ops),
       make("datalist", { id: "op-names" }, ...this.#can.ops.map((name) => make("option", { value: name }))),
       make("div", { class: "bar" }, make("button", { class: "main", text: "Show" }), step(-1, "←", "Previous batch"), step(1, "→", "Next batch")));
     this.#form.addEventListener("submit", (event) => {

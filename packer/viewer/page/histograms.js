@@ -4,7 +4,7 @@ import { bytes, clean, count, foreign, make, plural } from "./dom.js";
 import { capital, runName } from "./runs.js";
 
 const MOST_CLASSES = 40;
-const SHORT = new Intl.NumberFormat("en-GB", { notation: "compact", maximumSignificantDigits: 3 });
+const SHORT = new Intl.NumberFormat("en-US", { notation: "compact", maximumSignificantDigits: 3 });
 
 /** on(order, run): a bar was chosen. */
 export async function showHistograms(element, split, on) {
@@ -51,15 +51,16 @@ function rows(bars, choose) {
 
 /** Bars side by side, for ranges of a number. One of them is in the order of Tab, arrow keys reach the others. */
 function columns(bars, choose) {
-  const most = Math.max(1, ...bars.map(({ number }) => number)), said = make("p", { class: "said", "aria-hidden": "true", text: " " });
+  const most = Math.max(1, ...bars.map(({ number }) => number)), none = `the largest bar: ${plural(most, "sample")}`;
+  const said = make("p", { class: "said", "aria-hidden": "true", text: none });
   const chart = make("div", { class: "columns", role: "group", "aria-label": "Bars; arrow keys go from one to the next" });
   const buttons = bars.map(({ name, number, run }) => {
     const bar = make("span", { class: "bar" }), text = `${name}: ${plural(number, "sample")}`;
     bar.style.height = `${number ? Math.max(1.5, (100 * number) / most) : 0}%`;
     const tell = () => (said.textContent = text);
     return make("button", { type: "button", tabindex: "-1", "aria-label": text, "aria-disabled": String(!number || !choose), focus: tell,
-                            pointerenter: tell, pointerleave: () => (said.textContent = " "), blur: () => (said.textContent = " "),
-                            click: () => number && choose?.(run) }, bar);
+                            pointerenter: tell, pointerleave: () => (said.textContent = none), blur: () => (said.textContent = none),
+                            click: () => number && choose?.(run) }, make("span", { class: "number", "aria-hidden": "true", text: number ? SHORT.format(number) : "" }), bar);
   });
   chart.append(...buttons);
   if (buttons.length) buttons[0].tabIndex = 0;

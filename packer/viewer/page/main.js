@@ -1,14 +1,14 @@
 // The page of `packer view` and of its exports: what is shown is in the fragment of the address, so that it can be linked.
 
 import { Batches } from "./batches.js";
-import { openSet } from "./data.js";
+import { keyHas, openSet } from "./data.js";
 import { bytes, clean, count, find, foreign, make, plural, settled } from "./dom.js";
 import { Grid } from "./grid.js";
 import { showHistograms } from "./histograms.js";
 import { Panel } from "./panel.js";
 import { capital, RunList, runName } from "./runs.js";
 
-const VIEWS = ["samples", "histograms", "batches"], MOST_NAME = 100;
+const VIEWS = ["samples", "histograms", "batches"], MOST_NAME = 100, SAVED_AT_ONCE = 20_000;
 const state = { view: "samples", split: "", order: "stored", run: null, where: "", sample: null, at: 0, batch: new URLSearchParams() };
 let set, split, order, crop = null; // crop: what a batch took of a sample
 
@@ -113,7 +113,26 @@ function controls() {
   find("order").value = state.where ? "where" : state.order;
   find("where").value = state.where;
   runs.show(order, state.run);
+  find("classes").hidden = !split.orderNames.some(({ name }) => name === "class");
+  find("save").hidden = order.count === split.samples && state.run === null;
   status();
+}
+
+/** Download the keys of what is shown, one a line, as --keys of packer's commands takes them. */
+async function save() {
+  const [first, number] = state.run === null ? [0, order.count] : order.runs[state.run].slice(1), lines = [], saved = split;
+  find("save").disabled = true;
+  try {
+    for (let from = first; from < first + number; from += SAVED_AT_ONCE)
+      lines.push(...(await saved.keys(await order.numbers(from, Math.min(from + SAVED_AT_ONCE, first + number)))));
+    if (lines.some((key) => /[\n\r]/.test(key))) throw new Error("a key with a line break in it cannot be in a list of keys");
+    const url = URL.createObjectURL(new Blob([lines.map((key) => `${key}\n`).join("")], { type: "text/plain" }));
+    make("a", { href: url, download: `keys-${saved.name}.txt` }).click();
+    setTimeout(() => URL.revokeObjectURL(url), 60_000);
+  } catch (error) {
+    problem(error.message);
+  }
+  find("save").disabled = false;
 }
 
 function status() {
@@ -193,7 +212,7 @@ async function step(by) {
 }
 
 // --- what is typed and chosen ---------------------------------------------------------------------------------------
-/** A key or its beginning; else the number of a sample. */
+/** A key or its beginning; else the number of a sample; else any part of a key. */
 async function jump(text) {
   problem("");
   try {
@@ -201,7 +220,10 @@ async function jump(text) {
     if (position !== null) await go({ view: "samples", order: "key", where: "", run: null, at: position, sample: null });
     else if (/^#?\d{1,12}$/.test(text) && Number(text.replace("#", "")) < split.samples)
       await go({ view: "samples", order: "stored", where: "", run: null, at: Number(text.replace("#", "")), sample: null });
-    else return problem(`no key begins with ${JSON.stringify(clean(text, 100))}, and it is not the number of a sample`);
+    else {
+      await go({ view: "samples", where: keyHas(text), order: "stored", run: null, at: 0, sample: null });
+      if (state.where === keyHas(text) && !order.count) problem(`no key has ${JSON.stringify(clean(text, 100))} in it, and it is not the number of a sample`);
+    }
     grid.focus();
   } catch (error) {
     problem(error.message);
@@ -220,6 +242,8 @@ function listen() {
     go({ view: "samples", where: find("where").value.trim(), order: "stored", run: null, at: 0, sample: null });
   });
   for (const tab of document.querySelectorAll("[data-view]")) tab.addEventListener("click", () => go({ view: tab.dataset.view }));
+  find("classes").addEventListener("click", showClasses);
+  find("save").addEventListener("click", save);
   find("help-button").addEventListener("click", () => find("help").showModal());
   find("skip").addEventListener("click", (event) => {
     event.preventDefault();
@@ -235,12 +259,19 @@ function keys(event) {
   if (event.target.closest("input, select, textarea")) return;
   if (panel.isOpen && state.view === "samples") panel.key(event);
   if (event.defaultPrevented) return;
-  const work = { "/": () => find("find").focus(), c: () => (order.runs?.length ? runs.focus() : go({ order: "class", where: "", run: null, at: 0, sample: null }).then(() => runs.focus())), "?": () => find("help").showModal(), s: () => go({ view: "samples" }),
+  const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+  if (by && panel.isOpen && state.view === "samples" && event.target === document.body) { // a link opened it
+    event.preventDefault();
+    return step(by);
+  }
+  const work = { "/": () => find("find").focus(), c: () => (order.runs?.length ? runs.focus() : showClasses()), "?": () => find("help").showModal(), s: () => go({ view: "samples" }),
                  h: () => go({ view: "histograms" }), b: () => set.view.can?.batches && go({ view: "batches" }) }[event.key];
   if (!work) return;
   event.preventDefault();
   work();
 }
+
+const showClasses = () => (order.name === "class" ? Promise.resolve() : go({ order: "class", where: "", run: null, at: 0, sample: null })).then(() => runs.focus());
 
 /** Out of a text box; then the sample is closed; then the filter is taken away. */
 function escape(event) {
@@ -273,6 +304,8 @@ async function start() {
   listen();
   const wanted = read();
   await go(wanted, { isNew: false });
+  if (state.sample !== null) panel.focus(); // or the keys of a sample that a link opened would do nothing
+  else if (state.view === "samples") grid.focus();
 }
 
 start();
