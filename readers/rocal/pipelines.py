@@ -33,6 +33,7 @@ from cache.errors import DatasetError, MissingExtraError, PipelineError
 from cache.node import detect_ranks, usable_cpus
 from readers.augment import CELEBA_CROP
 from readers.augment.ops import IMAGENET_MEAN, IMAGENET_STD, Crop
+from readers.decode.nvjpeg import find_library
 from readers.feed import check_choice
 from readers.rocal.source import PREFETCH, RocalSource
 from readers.sample import upright_sides
@@ -96,9 +97,7 @@ def gpu_backend(maps: Path = Path("/proc/self/maps")) -> bool | None:
     maps: lists the files that are mapped into this process.
     """
     try:
-        lines = maps.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-        libraries = {line.split(maxsplit=5)[5] for line in lines if "/librocal.so" in line}
-        contents = [Path(library).read_bytes() for library in libraries]
+        contents = [Path(library).read_bytes() for library in find_library("librocal.so", maps)]
     except OSError:
         return None
     return any(name in content for content in contents for name in _GPU_LIBRARIES) if contents else None
