@@ -97,7 +97,8 @@ class DeviceWork(EpochWork):
 
     def fill(self, batch: Batch, start: int, stop: int, tools: Renderer) -> None:
         """Decode the CPU's images, unflipped; of the others, check that the header is what the index says."""
-        self.fill_fields(batch, start, stop, tools)
+        if start not in batch.refused:  # else the rows come back from the device, one by one
+            self.fill_fields(batch, start, stop, tools)
         some = slice(start, stop)
         alone = not batch.routed and not batch.bad_boxes
         if alone and all(
@@ -108,7 +109,7 @@ class DeviceWork(EpochWork):
         began, shared_ns, shared_bytes = time.perf_counter_ns(), 0, 0
         for row in range(start, stop):
             data = batch.data[row]
-            is_routed = batch.routed and batch.routed[row] and row not in batch.bad_boxes
+            is_routed = batch.routed and batch.routed[row] and row not in batch.bad_boxes and row not in batch.refused
             if is_routed and not isinstance(data, Exception) and self._accept(batch, row, data):
                 continue
             row_began = time.perf_counter_ns()
