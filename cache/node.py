@@ -45,8 +45,8 @@ def detect_ranks(environ: Mapping[str, str] | None = None) -> Ranks:
     return launched(env, group) or Ranks(rank, world_size, 0, 1, rank, world_size, place=rank)
 
 
-def own_gpu(visible: int) -> int:
-    """Which of the GPUs that this process sees, 0 to visible - 1, is its own.
+def own_gpu(visible: int | None) -> int:
+    """Which of the GPUs that this process sees, 0 to visible - 1, is its own; None: nobody knows how many these are.
 
     The one that torch.cuda.set_device has chosen, if that is not 0; otherwise the one of its local rank, as ranks of a
     node that see all of its GPUs share them out; 0 where each rank sees one. Ranks beyond the GPUs begin again at 0.
@@ -54,7 +54,8 @@ def own_gpu(visible: int) -> int:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized() and torch.cuda.current_device():
         return int(torch.cuda.current_device())
-    return detect_ranks().local_rank % max(1, visible)
+    local_rank = detect_ranks().local_rank
+    return local_rank if visible is None else local_rank % max(1, visible)
 
 
 def rank_and_world_size(rank: int | None, world_size: int | None, nodes: int = 1) -> tuple[int, int]:
