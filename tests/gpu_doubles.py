@@ -1,7 +1,7 @@
 """Stand-ins for torchcodec and torchvision: the functions this project calls, with their arguments, results and
 manners, on the CPU by libjpeg: orientation by EXIF, not by XMP. They count calls and fail as the real ones do: as a
-whole for one bad image, and by RuntimeError alone, with the texts of torchcodec 0.17 and torchvision 0.29, read in their
-sources and binaries. Whether the image or the device is at fault these texts do not say."""
+whole for one bad image, and by RuntimeError alone, with the texts of torchcodec 0.17 and torchvision 0.29, read in
+their sources and binaries. Whether the image or the device is at fault these texts do not say."""
 
 from __future__ import annotations
 

@@ -189,7 +189,9 @@ def test_a_decoder_that_refuses_all_images_alike_is_no_use(double: Double) -> No
     double.refuse = True
     images = [jpeg(i) for i in range(8)]
     assert all(isinstance(one, Picture) for one in decode_batch(images, decoder)), "8 may be a coincidence"
-    with pytest.raises(DeviceError, match=r"refused all 16 images of this set .* failed: 3|stream: 3; give decoder='cpu'"):
+    with pytest.raises(
+        DeviceError, match=r"refused all 16 images of this set .* failed: 3|stream: 3; give decoder='cpu'"
+    ):
         decode_batch(images, decoder)
     double.refuse = set()
     decode_batch(images, decoder)
@@ -248,7 +250,10 @@ except OSError as error:
 """
 UNFIT = {
     "torchcodec": (LIBRARY, r"Could not load this library: .*; libcudart.so.13: cannot open shared object file"),
-    "torchvision": ("raise RuntimeError('operator torchvision::nms does not exist')", "torchvision::nms does not exist"),
+    "torchvision": (
+        "raise RuntimeError('operator torchvision::nms does not exist')",
+        "torchvision::nms does not exist",
+    ),
 }
 
 

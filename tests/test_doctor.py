@@ -73,7 +73,9 @@ def test_limits_come_with_advice(limit: str, advice: str, alone: dict[str, str])
     assert re.search(r"open files +note +256 at a time", shown) and advice in " ".join(shown.split())
 
 
-CODEC = "torchcodec is installed but cannot be loaded beside torch 2.13: libcudart.so.13: cannot open shared object file"
+CODEC = (
+    "torchcodec is installed but cannot be loaded beside torch 2.13: libcudart.so.13: cannot open shared object file"
+)
 VISION = "decoding on cuda needs torchvision >= 0.20: run  pip install 'packer-vision[torchvision]'"
 
 

@@ -201,7 +201,8 @@ print(triton_fault(torch.device("cpu")), BatchRenderer(torch.device("cpu"), dtyp
             "raise RuntimeError('Failed to find C compiler. Please specify via CC environment variable or set "
             "triton.knobs.build.impl.')",
             "Triton's first kernel fails (there is no C compiler here: install gcc, or name one in CC): RuntimeError: "
-            "Failed to find C compiler. Please specify via CC environment variable or set triton.knobs.build.impl. torch",
+            "Failed to find C compiler. Please specify via CC environment variable or set triton.knobs.build.impl. "
+            "torch",
         ),
         ("arguments[1].zero_()", "Triton's first kernel made [[[0]], [[0]], [[0]]] of [[[40]], [[80]], [[120]]] torch"),
         ("arguments[1].copy_(torch.tensor([40, 80, 120]).view(1, 3, 1, 1))", " triton"),

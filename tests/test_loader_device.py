@@ -258,7 +258,7 @@ def test_a_decoder_that_does_not_work_is_refused_when_the_loader_is_made(
     reader: readers.Reader, double: Double
 ) -> None:
     double.fault, double.after = "create", -1
-    with pytest.raises(DeviceError, match="cannot decode a known JPEG on cpu: .*hardware backend: 1"):
+    with pytest.raises(DeviceError, match=r"cannot decode a known JPEG on cpu: .*hardware backend: 1"):
         ImageLoader(reader, 8, augment=CROP, decoder=name_of(double))
     assert not double.calls
 

@@ -48,7 +48,7 @@ def gpu_count() -> int | None:
     from nvidia.dali import backend
 
     try:
-        return int(backend.GetCUDADeviceCount())
+        return int(backend.GetCUDADeviceCount())  # type: ignore[attr-defined]  # of its C module
     except RuntimeError:  # there is no driver: making a pipeline says so
         return None
 

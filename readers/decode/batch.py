@@ -136,8 +136,8 @@ class ListDecoder:
             seen = {at: tuple(found[:, at[0], at[1]].tolist()) for at in _PROBED}
         except Exception as error:  # whatever a library raises
             return reason_of(error)
-        wrong = [at for at, values in _PROBED.items() if max(abs(a - b) for a, b in zip(values, seen[at])) > _NEAR]
-        return f"it decodes a known image to {seen}, expected {_PROBED}" if wrong else ""
+        apart = max(abs(a - b) for at, known in _PROBED.items() for a, b in zip(known, seen[at], strict=True))
+        return f"it decodes a known image to {seen}, expected {_PROBED}" if apart > _NEAR else ""
 
     def decode(self, images: Sequence[Buffer], headers: Sequence[ImageHeader]) -> list[Decoded]:
         if not images:
@@ -251,8 +251,8 @@ def open_decoder(name: DecoderName, device: torch.device, images: str = "images"
         if _has_engine(device) is not False:
             return decoder
         reasons.append(
-            f"{library} works, but nvJPEG finds no JPEG engine on {device}, so it would decode by kernels, which may be "
-            f"slower than the CPU: decoder={library!r} takes it all the same"
+            f"{library} works, but nvJPEG finds no JPEG engine on {device}, so it would decode by kernels, which may "
+            f"be slower than the CPU: decoder={library!r} takes it all the same"
         )
         break
     warnings.warn(f"{images} are decoded on the CPU: {'; '.join(reasons)}", stacklevel=2)
@@ -262,13 +262,14 @@ def open_decoder(name: DecoderName, device: torch.device, images: str = "images"
 def decoders_here(device: torch.device) -> dict[str, str]:
     """Of each library, "" where it decodes on this device, or why it does not; under "engine" whether the GPU has an
     engine for JPEGs: "yes", "no", or "" where that is unknown."""
-    found = {}
+    found = dict.fromkeys(_REGISTRY, "")
     for library in _REGISTRY:
         try:
-            found[library] = _open(library, device) and ""
+            _open(library, device)
         except (MissingExtraError, DeviceError) as error:
             found[library] = str(error)
-    return {**found, "engine": {True: "yes", False: "no", None: ""}[_has_engine(device)]}
+    found["engine"] = {True: "yes", False: "no", None: ""}[_has_engine(device)]
+    return found
 
 
 def _open(name: str, device: torch.device) -> ListDecoder:

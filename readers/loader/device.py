@@ -311,9 +311,7 @@ class DeviceStage(Ahead[Batch]):
             self._uploads.append((begun, self._stream.tick()))
             self._clock.lap("copy")
             todo = [decoded.get(row) or (uploaded[row], _rest_of(jobs[row], size)) for row in rows]
-            view.append(
-                self._path.renderer.render([picture for picture, _ in todo], [job for _, job in todo], size)
-            )
+            view.append(self._path.renderer.render([picture for picture, _ in todo], [job for _, job in todo], size))
 
     def _upload(self, images: torch.Tensor, batch: Batch, rows: range) -> dict[int, Picture]:
         """The images of a view that the CPU decoded, on the device; in one copy if those are all rows."""

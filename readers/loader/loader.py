@@ -82,7 +82,7 @@ class ImageLoader(FeedLoader):
     prefetch: batches made ahead.
     pin_memory: default where CUDA is available.
     device: where batches are. On a CUDA device they are finished there, and `prefetch` of them wait there
-        (`readers.loader.device`). "cuda" is the device that torch.cuda.set_device has chosen, or that of the local rank.
+        (`readers.loader.device`). "cuda" is the one that torch.cuda.set_device has chosen, or that of the local rank.
     decoder: "torchcodec" or "torchvision" decode what they are good at and leave the rest to the CPU; "auto" takes the
         first of them that works on a CUDA device with a JPEG engine, or else the CPU, with a warning that says why;
         elsewhere it is the CPU. "compiled" is the CPU, with functions that
@@ -313,8 +313,8 @@ def device_path(device: torch.device, decoder: DecoderName, share: Share, **opti
     if on_cpu:
         if options["engine"] != "auto":
             raise ValueError(
-                f"engine={options['engine']!r} is for a GPU, but with device={str(device)!r} and decoder={decoder!r} the "
-                f"threads crop and resize; leave engine= out"
+                f"engine={options['engine']!r} is for a GPU, but with device={str(device)!r} and decoder={decoder!r} "
+                f"the threads crop and resize; leave engine= out"
             )
         return None
     from readers.loader.device import open_path

@@ -109,9 +109,10 @@ class Machine:
     """Where a pipeline runs. Raises ValueError.
 
     device: of what happens to decoded images: "cuda", as torch calls AMD's GPUs, too. rocAL decodes what it is given
-    from outside on the CPU, and `RocalLoader` returns arrays of the host, with either. threads: that decode; None shares the CPUs of this process among the ranks of the node. With more than one, images
-    may differ slightly from run to run. device_id: of the GPU; None is that of
-    torch.cuda.set_device, or of the local rank.
+    from outside on the CPU, and `RocalLoader` returns arrays of the host, with either.
+    threads: that decode; None shares the CPUs of this process among the ranks of the node. With more than one, images
+    may differ slightly from run to run.
+    device_id: of the GPU; None is that of torch.cuda.set_device, or of the local rank.
     """
 
     device: Device = "cpu"
@@ -164,7 +165,9 @@ def built(graph: Graph, machine: Machine, *, batch_size: int, seed: int) -> Any:
 
 def _visible_gpus() -> int | None:
     """How many GPUs this process may see by its environment; None where that does not limit them."""
-    named = [os.environ.get(name, "") for name in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")]
+    named = [
+        os.environ.get(name, "") for name in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+    ]
     return min((value.count(",") + 1 for value in named if value), default=None)
 
 

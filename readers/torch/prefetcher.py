@@ -212,9 +212,7 @@ class _Iteration(Iterator[Any]):
         prefetcher = self._prefetcher
         self._begun = True
         prefetcher._begin(self)
-        source = _Source(
-            prefetcher.loader, prefetcher.device, prefetcher._stream, isinstance(prefetcher, _Stateful)
-        )
+        source = _Source(prefetcher.loader, prefetcher.device, prefetcher._stream, isinstance(prefetcher, _Stateful))
         self._ahead = Ahead(source.make, _ENDLESS, prefetcher.prefetch, "packer-prefetcher")
         self._finalizer = weakref.finalize(self, _end, self._ahead, source)
 
