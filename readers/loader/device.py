@@ -30,7 +30,7 @@ from cache.errors import BadSampleError, DeviceError
 from readers.augment.cpu import Finish
 from readers.augment.fused import BatchRenderer, Engine, triton_fault
 from readers.augment.recipe import Job, Recipe
-from readers.coefficients.device.decoder import CoefficientDecoder
+from readers.coefficients.device.decoder import CoefficientDecoder, Uploaded
 from readers.decode.batch import CpuDecoder, Decoded, Decoder, DecoderName, open_decoder
 from readers.decode.device import DecodeStream, Picture, Ready
 from readers.decode.region import Region
@@ -124,7 +124,8 @@ class DevicePath:
         fields: FieldWork | None,
     ) -> DeviceWork:
         """What the crew does."""
-        options = {"decodes": self.decodes, "finishes": self.finishes}
+        pinned = self.renderer.device.type == "cuda"
+        options = {"decodes": self.decodes, "finishes": self.finishes, "pinned": pinned}
         return DeviceWork(feed, recipes, finish, allocate, classes, fields, share=self.share, **options)
 
     def stage(self, crew: Crew, work: EpochWork, timers: LoopTimers) -> DeviceStage:
@@ -208,7 +209,7 @@ class DeviceStage(Ahead[Batch]):
         self._clock.start()
         if batch.error is None:
             self._make_images(batch)
-        batch.data, batch.payloads = [], []
+        batch.data, batch.payloads, batch.staged = [], [], None
         self._clock.stop("augment", batch=step)
         self._timers.fill(True)
         return batch
@@ -280,10 +281,9 @@ class DeviceStage(Ahead[Batch]):
         decoder = self._path.coefficients
         if decoder is None or not rows:
             return [{} for _ in batch.jobs]
-        uploaded = decoder.upload(
-            [batch.data[row] for row in rows],  # type: ignore[misc]  # as above
-            [batch.shapes[row] for row in rows],
-        )
+        assert batch.staged is not None  # where there are shapes
+        batch.staged = batch.staged.to(decoder.device, non_blocking=True)  # with the first part
+        uploaded = Uploaded(batch.staged, [batch.places[row] for row in rows], [batch.shapes[row] for row in rows])
         views = (decoder.decode(uploaded, [_region_of(jobs[row]) for row in rows]) for jobs in batch.jobs)
         return [dict(zip(rows, view, strict=True)) for view in views]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,7 +17,7 @@ import torch
 from cache.errors import BadSampleError
 from readers.augment.cpu import Renderer
 from readers.augment.recipe import Job
-from readers.coefficients.device.decoder import vetted_shape
+from readers.coefficients.device.decoder import places_of, vetted_shape
 from readers.coefficients.layout import is_coefficients
 from readers.decode.batch import routes, same_as_promised
 from readers.decode.share import Share
@@ -37,12 +36,13 @@ __all__ = ["DeviceWork"]
 class DeviceWork(EpochWork):
     """The crew's part of a batch that a device finishes.
 
-    decodes: whether the device decodes JPEGs. finishes: whether it decodes coefficients. share: what the crew decodes
-    of both.
+    decodes: whether the device decodes JPEGs. finishes: whether it decodes coefficients. pinned: whether their bytes
+    are copied into pinned memory. share: what the crew decodes of both.
     """
 
     decodes: bool = True
     finishes: bool = False
+    pinned: bool = False
     share: Share = field(default_factory=Share)
     _kept: Reader = field(init=False, repr=False)
     _routes: tuple[list[bool], dict[int, int]] = field(init=False, repr=False)
@@ -69,6 +69,8 @@ class DeviceWork(EpochWork):
         batch = EpochWork.plan(self, step, clock)
         if self.decodes or self.finishes:
             batch.routed, batch.shared = self._routes
+        if self.finishes:
+            self._make_room(batch)
         batch.spent.append((time.perf_counter_ns() - began, 0, 0))
         return batch
 
@@ -120,6 +122,17 @@ class DeviceWork(EpochWork):
                 shared_bytes += batch.shared[row]
         batch.spent.append((time.perf_counter_ns() - began, shared_ns, shared_bytes))
 
+    def _make_room(self, batch: Batch) -> None:
+        """For coefficients that the device decodes: the threads copy them here, and the device takes all at once."""
+        sizes = {
+            row: len(data)
+            for row, (data, is_routed) in enumerate(zip(batch.data, batch.routed, strict=True))
+            if is_routed and not isinstance(data, Exception) and is_coefficients(data)
+        }
+        offsets, total = places_of(list(sizes.values()))
+        batch.places = dict(zip(sizes, offsets, strict=True))
+        batch.staged = torch.empty(total, dtype=torch.uint8, pin_memory=self.pinned)
+
     def complete(self, batch: Batch) -> None:
         """The device has still to decode: see `DeviceStage`."""
 
@@ -127,9 +140,15 @@ class DeviceWork(EpochWork):
         """Have the device decode an image, if it is what the index says. What is wrong with others the CPU reports."""
         size = batch.sizes[row]
         if is_coefficients(data):
-            with suppress(BadSampleError):
-                batch.shapes[row] = vetted_shape(data, size)
-            return row in batch.shapes
+            try:
+                shape = vetted_shape(data, size)
+            except BadSampleError:
+                return False
+            assert batch.staged is not None  # as `decodes` and `finishes` are those of the plan
+            at, bytes_ = batch.places[row], np.frombuffer(data, np.uint8, shape.total_bytes)
+            batch.staged.numpy()[at : at + len(bytes_)] = bytes_
+            batch.shapes[row] = shape
+            return True
         header = same_as_promised(data, size)
         if header is not None:
             batch.headers[row] = header

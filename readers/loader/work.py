@@ -51,6 +51,7 @@ class Batch:
     labels: float32 [n, classes], where images have been mixed.
     routed: which images a device is to decode; headers: of those that it will decode, by row; shapes: of those of them
         that are coefficients; refused: rows that the device could not decode, after all.
+    staged: the bytes of the coefficients for the device, which begin at `places`, by row.
     shared: the bytes of the images that the CPU decodes though the device could, as they are read or stored, by row.
     spent: nanoseconds by task of the threads, of them for images of `shared`, and the bytes of those.
     ready: on a device, what to wait for before the images are used.
@@ -73,6 +74,8 @@ class Batch:
     headers: dict[int, ImageHeader] = field(default_factory=dict)
     shapes: dict[int, Shape] = field(default_factory=dict)
     refused: set[int] = field(default_factory=set)
+    staged: torch.Tensor | None = None
+    places: dict[int, int] = field(default_factory=dict)
     shared: Mapping[int, int] = field(default_factory=dict)
     spent: list[tuple[int, int, int]] = field(default_factory=list)
     ready: Ready = None
