@@ -64,12 +64,12 @@ class _Failures:
     first: str = ""
     is_known: bool = False
 
-    def warn(self, decoder: str, stacklevel: int) -> None:
+    def warn(self, device: torch.device, stacklevel: int) -> None:
         """Say it, once."""
         if self.first and not self.is_known:
             self.is_known = True
             warnings.warn(
-                f"{decoder} failed on {self.failed} of the first {self.given} images that it was given "
+                f"the device {device} failed on {self.failed} of the first {self.given} images that it was given "
                 f"({100 * self.failed / self.given:.1f} %), which the CPU decodes: {self.first}; the first line of "
                 f"print(loader.stats()) has the share of an epoch",
                 stacklevel=stacklevel + 1,
@@ -193,7 +193,7 @@ class DeviceStage(Ahead[Batch]):
         batch = super().take()
         if batch.error is None:  # otherwise some images are elsewhere
             DecodeStream.hand_over(batch.images, batch.ready)
-        self._path.failures.warn(self._path.name, stacklevel=4)
+        self._path.failures.warn(self._path.renderer.device, stacklevel=4)
         return batch
 
     def stop(self) -> None:
