@@ -41,6 +41,7 @@ all of them.
     ├── TrainerError (RuntimeError)          a training loop would lose or repeat samples
     ├── WorkerError (RuntimeError)           a worker process died
     ├── PipelineError (RuntimeError)         a pipeline of another library cannot be built, run or ended
+    ├── DeviceError (RuntimeError)           a GPU or a library for it cannot be loaded, or does not work
     └── MissingExtraError (ImportError)      an optional package is not installed
 
 The import names `packer`, `readers` and `cache` belong to other projects on the public package index; this
@@ -69,6 +70,7 @@ __all__ = [
     "DamagedSampleError",
     "DatasetError",
     "DeniedError",
+    "DeviceError",
     "ExistsError",
     "ForeignCacheError",
     "FormatError",
@@ -252,6 +254,10 @@ class WorkerError(PackerError, RuntimeError):
 
 class PipelineError(PackerError, RuntimeError):
     """A pipeline of another library cannot be built, does not give what it was fed, or does not end."""
+
+
+class DeviceError(PackerError, RuntimeError):
+    """A GPU, or a library that works on one, cannot be loaded, fails a known image, or has failed since."""
 
 
 class UnsupportedCpuError(PackerError, RuntimeError):

@@ -1,4 +1,4 @@
-"""What of the job and the node is this process's: its rank, the CPUs and the memory that it may use.
+"""What of the job and the node is this process's: its rank, its GPU, the CPUs and the memory that it may use.
 
 Ranks are those of torch.distributed, where it has been initialised (it is never imported here), else of the launcher
 (`cache.launchers`); without one this is rank 0 of 1. Where nodes are not known, each process counts as a node.
@@ -26,7 +26,7 @@ from typing import Any
 
 from cache.launchers import Ranks, batch_task, job_cpus, launched, splits_its_task
 
-__all__ = ["available_memory_bytes", "cgroup_folders", "detect_ranks", "rank_and_world_size", "usable_cpus"]
+__all__ = ["available_memory_bytes", "cgroup_folders", "detect_ranks", "own_gpu", "rank_and_world_size", "usable_cpus"]
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 
@@ -43,6 +43,19 @@ def detect_ranks(environ: Mapping[str, str] | None = None) -> Ranks:
         return launched(env) or Ranks(place=0)
     rank, world_size = group
     return launched(env, group) or Ranks(rank, world_size, 0, 1, rank, world_size, place=rank)
+
+
+def own_gpu(visible: int | None) -> int:
+    """Which of the GPUs that this process sees, 0 to visible - 1, is its own; None: nobody knows how many these are.
+
+    The one that torch.cuda.set_device has chosen, if that is not 0; otherwise the one of its local rank, as ranks of a
+    node that see all of its GPUs share them out; 0 where each rank sees one. Ranks beyond the GPUs begin again at 0.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized() and torch.cuda.current_device():
+        return int(torch.cuda.current_device())
+    local_rank = detect_ranks().local_rank
+    return local_rank if visible is None else local_rank % max(1, visible)
 
 
 def rank_and_world_size(rank: int | None, world_size: int | None, nodes: int = 1) -> tuple[int, int]:

@@ -39,7 +39,7 @@ def own_pipeline(reader: readers.Reader, options: PipelineOptions) -> None:
     """Our samples as the first nodes of any graph."""
     from nvidia.dali import fn, pipeline_def, types
 
-    gpu = options.device == "gpu"
+    gpu = options.device == "cuda"
 
     @pipeline_def(
         batch_size=BATCH,
@@ -69,7 +69,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("set", help="directory of a packed set")
     parser.add_argument("--split", default="train")
-    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--workers", type=int, default=0, help="processes that read")
     arguments = parser.parse_args()
     options = PipelineOptions(device=arguments.device, workers=arguments.workers)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from cache.errors import BadSampleError, MissingExtraError
+from cache.errors import BadSampleError, DeviceError, MissingExtraError
 from readers.augment import RandomResizedCrop, Recipe
 from readers.augment.recipe import Job
 from readers.caching.form import Coefficients
@@ -30,7 +30,7 @@ except ImportError as error:
     raise MissingExtraError("torch", "torch", "readers.parity") from error
 
 from readers.augment.cpu import Renderer
-from readers.augment.fused import BatchRenderer, Engine, triton_runs
+from readers.augment.fused import BatchRenderer, Engine, triton_fault
 from readers.decode.batch import DECODERS, Decoder, decode_batch, device_takes, open_decoder
 from readers.decode.device import Picture, upright_tensor
 from readers.headers import read_header
@@ -118,15 +118,15 @@ def _contenders(device: torch.device) -> tuple[list[_Contender], list[Parity]]:
     for decoder_name in DECODERS[1:]:
         try:
             decoder = open_decoder(decoder_name, device)
-        except MissingExtraError as error:
+        except (MissingExtraError, DeviceError) as error:
             missing.append(Parity("decoder", decoder_name, reason=str(error)))
         else:
             found.append(("decoder", decoder.name, partial(_decode, decoder)))
     found.append(("resizer", "cpu", partial(_render, decoded=True)))
     engines: tuple[Engine, ...] = ("torch", "triton")
     for engine in engines:
-        if engine == "triton" and not triton_runs(device):
-            missing.append(Parity("resizer", engine, reason="needs triton, and a GPU or TRITON_INTERPRET=1"))
+        if engine == "triton" and (fault := triton_fault(device)):
+            missing.append(Parity("resizer", engine, reason=fault))
         else:
             renderer = BatchRenderer(device, dtype=torch.uint8, engine=engine)
             found.append(("resizer", engine, partial(_resize, renderer)))

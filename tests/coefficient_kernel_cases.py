@@ -183,6 +183,7 @@ def test_batches_are_those_of_the_cpu(base: readers.Reader, double: Double, plac
         assert double.calls == [1] and ours.stats().device_images == 3 and reader.stats().present == 4
 
 
+@pytest.mark.filterwarnings("ignore:the device cpu failed on 1 of the first 3 images:UserWarning")
 def test_what_the_kernels_cannot_decode_the_cpu_does(
     base: readers.Reader, double: Double, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,7 +197,7 @@ def test_what_the_kernels_cannot_decode_the_cpu_does(
     with readers.cached(base, keep="coefficients", **place) as reader:
         ours, plain = loaders(reader, base, augment=[RandomRotation(20), *CROP])
         compare(ours, plain)
-        assert ours.stats().device_images == 2
+        assert (ours.stats().device_images, ours.stats().failed_images) == (2, 1)
 
 
 def test_the_cpu_takes_its_share(base: readers.Reader, double: Double, place: dict[str, Any]) -> None:

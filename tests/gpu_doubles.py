@@ -1,6 +1,7 @@
 """Stand-ins for torchcodec and torchvision: the functions this project calls, with their arguments, results and
-manners, on the CPU by libjpeg: orientation by EXIF, not by XMP. They count calls and fail as a whole for one bad image,
-as the real ones do."""
+manners, on the CPU by libjpeg: orientation by EXIF, not by XMP. They count calls and fail as the real ones do: as a
+whole for one bad image, and by RuntimeError alone, with the texts of torchcodec 0.17 and torchvision 0.29, read in
+their sources and binaries. Whether the image or the device is at fault these texts do not say."""
 
 from __future__ import annotations
 
@@ -10,47 +11,115 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import simplejpeg
 import torch
 
+from readers.decode.batch import PROBE
 from readers.decode.region import upright
 from readers.headers import exif_orientation, parse_header
 
-__all__ = ["Double", "FakeCuda", "hide", "install"]
+__all__ = ["FAULTS", "Double", "FakeCuda", "hide", "install", "set_engine"]
+
+_CODEC = "/__w/torchcodec/torchcodec/meta-pytorch/torchcodec/src/torchcodec/_core/DecodeJpegCuda.cpp"
+_VISION = "/__w/vision/vision/pytorch/vision/torchvision/csrc/io/image/cuda/decode_jpegs_cuda.cpp"
+_EMPTY = "torch_empty( size.data(), size.size(), &handle) API call failed at /torch/csrc/stable/ops.h, line 271"
+Fault = Literal["no nvjpeg", "create", "lost", "allocator", "execution", "memory", "bad jpeg"]
+# What they say where every call fails: torchcodec, torchvision.
+FAULTS: dict[Fault, tuple[str, str]] = {
+    "no nvjpeg": (
+        f"decode_jpegs_cuda, {_CODEC}:22, decode_jpeg: torchcodec was not compiled with nvJPEG support, so JPEG images "
+        f"cannot be decoded on a CUDA device. Rebuild torchcodec with ENABLE_CUDA=1 and TORCHCODEC_BUILD_NVJPEG=1. If "
+        f"you see this error in a prebuilt wheel, please report it to the TorchCodec repo.",
+        f"decode_jpegs_cuda, {_VISION}:10, decode_jpegs_cuda: torchvision not compiled with nvJPEG support",
+    ),
+    "create": (
+        f"CUDAJpegDecoder, {_CODEC}:209, Failed to initialize nvjpeg with hardware backend: 1",
+        f"CUDAJpegDecoder, {_VISION}:163, Failed to initialize nvjpeg with hardware backend: 1",
+    ),
+    "lost": (
+        f"decode_images, {_CODEC}:466, Failed to synchronize CUDA stream: 700",
+        f"decode_jpegs_cuda, {_VISION}:127, Error while decoding JPEG images: decode_images, {_VISION}:389, Failed to "
+        f"synchronize CUDA stream: 700",
+    ),
+    "allocator": (
+        f"decode_batched_hardware, {_CODEC}:405, Failed to decode batch: 5",
+        f"decode_jpegs_cuda, {_VISION}:127, Error while decoding JPEG images: decode_images, {_VISION}:470, Failed to "
+        f"decode jpeg stream: 5",
+    ),
+    "execution": (
+        f"decode_batched_hardware, {_CODEC}:405, Failed to decode batch: 6",
+        f"decode_jpegs_cuda, {_VISION}:127, Error while decoding JPEG images: decode_images, {_VISION}:470, Failed to "
+        f"decode jpeg stream: 6",
+    ),
+    "memory": (
+        _EMPTY,
+        f"decode_jpegs_cuda, {_VISION}:127, Error while decoding JPEG images: {_EMPTY}",
+    ),
+    "bad jpeg": (
+        f"decode_software, {_CODEC}:438, nvjpegDecode failed: 3",
+        f"decode_jpegs_cuda, {_VISION}:127, Error while decoding JPEG images: decode_images, {_VISION}:515, Failed to "
+        f"parse jpeg stream: 3",
+    ),
+}
 
 
 class Double:
-    """calls: how many images each call had. turns: whether EXIF orientation is applied. refuse: bytes that it cannot
-    decode, though the CPU can."""
+    """calls: how many images each call had, those of the probe image left out; probes: how many those were.
+    turns: whether EXIF orientation is applied. refuse: bytes that it cannot decode, though the CPU can; True for all
+    but the probe. fault: of every call. after: calls that succeed before the fault. room: images of a call for which
+    there is memory on the device.
+    """
 
     def __init__(self, turns: bool) -> None:
         self.turns = turns
         self.calls: list[int] = []
-        self.refuse: set[bytes] = set()
-        self.fault: BaseException | None = None
+        self.probes = 0
+        self.refuse: set[bytes] | Literal[True] = set()
+        self.fault: Fault | None = None
+        self.after = 0
+        self.room = sys.maxsize
         self.wrong_shape = False
 
     def decode_jpeg(self, source: Sequence[torch.Tensor], *, mode: Any, device: torch.device) -> list[torch.Tensor]:
-        assert isinstance(source, list) and device.type == "cpu" and getattr(mode, "name", mode) == "RGB"
-        self.calls.append(len(source))
-        if self.fault is not None:
-            raise self.fault
-        return [self.decode_one(bytes(encoded.numpy())) for encoded in source]
+        """The results are on the CPU for any device."""
+        assert isinstance(source, list) and source and getattr(mode, "name", mode) == "RGB"
+        assert device.type == "cpu" or device.index is not None
+        assert all(one.dtype == torch.uint8 and one.dim() == 1 and one.numel() for one in source)
+        images = [bytes(encoded.numpy()) for encoded in source]
+        if images == [PROBE]:
+            self.probes += 1
+        else:
+            self.calls.append(len(images))
+        if self.fault is not None and len(self.calls) > self.after:
+            raise self.error(self.fault)
+        if len(images) > self.room:
+            raise self.error("memory")
+        return [self.decode_one(data) for data in images]
+
+    def error(self, fault: Fault) -> RuntimeError:
+        return RuntimeError(FAULTS[fault][0 if self.turns else 1])
 
     def decode_one(self, data: bytes) -> torch.Tensor:
         header = parse_header(data)
-        if data in self.refuse or header.components == 4 or header.process != 0xC0:
-            raise RuntimeError("nvjpegDecode failed: 5")
+        refused = data != PROBE if self.refuse is True else data in self.refuse
+        if refused or header.components == 4 or header.process != 0xC0:
+            raise self.error("bad jpeg")
         pixels = simplejpeg.decode_jpeg(data, "RGB", strict=False)
         if self.turns:
             pixels = upright(pixels, exif_orientation(data))
-        if self.wrong_shape:
+        if self.wrong_shape and data != PROBE:
             pixels = pixels[:-1]
         return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+
+
+def set_engine(monkeypatch: pytest.MonkeyPatch, engine: bool | None) -> None:
+    """As on a GPU with an engine for JPEGs, without one, or where nvJPEG cannot be asked."""
+    monkeypatch.setattr("readers.decode.batch.has_jpeg_engine", lambda: engine)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
 
 
 def hide(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
@@ -164,7 +233,9 @@ class FakeCuda:
             del self._current.stream
 
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
         monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
         monkeypatch.setattr(torch.cuda, "Stream", lambda device: self.side)
         monkeypatch.setattr(torch.cuda, "stream", on)

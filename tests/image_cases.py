@@ -69,9 +69,9 @@ def with_chunks(png: bytes, *chunks: bytes, at_the_end: bool = False) -> bytes:
     return png[:place] + b"".join(chunks) + png[place:]
 
 
-def with_segments(jpeg: bytes, *contents: bytes) -> bytes:
-    """A JPEG with further APP1 segments, directly behind its start."""
-    segments = (b"\xff\xe1" + struct.pack(">H", len(one) + 2) + one for one in contents)
+def with_segments(jpeg: bytes, *contents: bytes, marker: int = 0xE1) -> bytes:
+    """A JPEG with further segments, APP1 by default, directly behind its start."""
+    segments = (bytes((0xFF, marker)) + struct.pack(">H", len(one) + 2) + one for one in contents)
     return jpeg[:2] + b"".join(segments) + jpeg[2:]
 
 

@@ -167,7 +167,7 @@ def test_images_that_only_dali_refuses_are_named(tmp_path: Path, data: bytes, re
 
 def test_the_graph_for_a_gpu_can_be_defined(reader: readers.Reader) -> None:
     """Whole images are decoded, then cut. Running it needs a GPU."""
-    made = pipeline(Source(reader, 8, augment=CROPS), PipelineOptions(device="gpu", device_id=0))
+    made = pipeline(Source(reader, 8, augment=CROPS), PipelineOptions(device="cuda", device_id=0))
     made._build_graph()
     operators = [type(operator._op).__name__ for operator in made._ops]
     assert "Image" in operators and "Slice" in operators and "ImageSlice" not in operators

@@ -155,7 +155,7 @@ def test_the_graph_of_ops_for_a_gpu_can_be_defined(reader: readers.Reader) -> No
     """Running it needs a GPU."""
     ops = [op for ops, *_ in CASES.values() for op in ops if op.stage is Stage.PIXELS]
     source = Source(reader, 8, augment=[*ops, CenterCrop(32), RandAugment()])
-    made = pipeline(source, PipelineOptions(device="gpu", device_id=0))
+    made = pipeline(source, PipelineOptions(device="cuda", device_id=0))
     made._build_graph()
     on_the_cpu = {type(one._op).__name__ for one in made._ops if one._op.device == "cpu"}
     assert on_the_cpu == {"ExternalSource", "Cast", "Reshape", "_TensorSubscript"}, "pixels are on the GPU"

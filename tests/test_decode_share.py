@@ -26,7 +26,7 @@ import readers
 from cache.errors import BadSampleError
 from packer.tools.diagnose.imageloader import ImageLoaderPipeline
 from readers.augment import RandomHorizontalFlip, RandomResizedCrop, cpu
-from readers.decode.batch import routes
+from readers.decode.batch import PROBE, routes
 from readers.decode.device import DecodeStream
 from readers.decode.share import Share, Spent
 from readers.headers import parse_any
@@ -115,6 +115,7 @@ def test_there_is_nothing_to_share_where_the_cpu_decodes(reader: readers.Reader,
 
 
 # --- nothing else changes -----------------------------------------------------------------------------------------
+@pytest.mark.filterwarnings("ignore:the device cpu failed on .* of the first:UserWarning")
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("refused", [(), (0, 6, 30, 31)], ids=["", "some refused"])
 def test_the_same_batches_for_each_share(
@@ -155,6 +156,7 @@ def test_a_number_gives_the_same_pixels_after_a_resume(
             other.load_state_dict(state)
         resumed += [image for batch in other for image in batch[0]]
     assert len(resumed) == len(rest) == COUNT - 24
+    seen = [data for data in seen if data != PROBE]
     assert set(seen) == by_device & rest_keys and len(seen) == len(set(seen)) > 20
 
 

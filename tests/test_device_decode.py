@@ -7,21 +7,27 @@ one.
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock, call
 
 import numpy as np
 import pytest
 import torch
-from gpu_doubles import Double, hide, install
+from gpu_doubles import FAULTS, Double, hide, install, set_engine
 from image_cases import XMP_PREFIX, encoded, picture, with_segments, xmp
 
-from cache.errors import BadSampleError, MissingExtraError
+from cache.errors import BadSampleError, DeviceError, MissingExtraError
 from readers.decode import decode_image
-from readers.decode.batch import CpuDecoder, decode_batch, device_takes, open_decoder, routes, same_as_promised
+from readers.decode.batch import PROBE, CpuDecoder, decode_batch, device_takes, open_decoder, routes, same_as_promised
 from readers.decode.device import DecodeStream, Picture, upright_tensor
+from readers.decode.nvjpeg import has_jpeg_engine
 from readers.decode.region import with_header
 from readers.headers import MEDIA, ImageHeader, parse_any
 from readers.sample import Buffer, ImageInfo
@@ -109,6 +115,17 @@ def test_bytes_that_lie_about_themselves_go_to_the_cpu() -> None:
     assert same_as_promised(turned(1, 6), (96, 72)) is not None
 
 
+def test_a_jpeg_that_stores_rgb_goes_to_the_cpu(double: Double) -> None:
+    """nvJPEG takes its values for YCbCr. Adobe's transform counts before the names of the components."""
+    stored, usual = jpeg(1, keep_rgb=True), jpeg(2)
+    named, ycc = b"Adobe\0\x64\0\0\0\0\0", b"Adobe\0\x64\0\0\0\0\1"
+    assert device_takes(parse_any(stored)) and same_as_promised(stored, (72, 80)) is None
+    assert same_as_promised(with_segments(usual, named, marker=0xEE), (72, 80)) is None
+    assert same_as_promised(with_segments(usual, ycc, marker=0xEE), (72, 80)) is not None
+    found = decode_batch([stored, usual], open_decoder(name_of(double), CPU))
+    assert double.calls == [1] and torch.equal(pixels_of(found[0]), expected(stored))
+
+
 @pytest.mark.parametrize("bad", [[0], [3], [6], [2, 3], [0, 1, 2, 3, 4, 5, 6]])
 def test_a_failing_image_costs_one_image(double: Double, bad: list[int]) -> None:
     images = [jpeg(i) for i in range(7)]
@@ -117,10 +134,11 @@ def test_a_failing_image_costs_one_image(double: Double, bad: list[int]) -> None
     found = decoder.decode(images, [parse_any(image) for image in images])
     for i, one in enumerate(found):
         if i in bad:
-            assert isinstance(one, BadSampleError) and f"{name_of(double)}/cpu: nvjpegDecode failed" in str(one)
+            assert isinstance(one, BadSampleError) and str(one).startswith(f"jpeg image: {name_of(double)}/cpu: ")
+            assert str(one).endswith(("nvjpegDecode failed: 3", "Failed to parse jpeg stream: 3"))
         else:
             assert torch.equal(pixels_of(one), expected(images[i]))
-    assert len(double.calls) <= 1 + len(bad) * 2 * 3
+    assert len(double.calls) <= 1 + len(bad) * 2 * 3 and double.probes == 3
     # What the device cannot do, the CPU tries.
     again = decode_batch(images, decoder)
     assert all(torch.equal(pixels_of(a), expected(b)) for a, b in zip(again, images, strict=True))
@@ -133,19 +151,52 @@ def test_an_image_that_no_decoder_takes_is_an_error_in_its_row(double: Double) -
     assert decode_batch([], open_decoder(name_of(double), CPU)) == []
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
-        RuntimeError("CUDA error: an illegal memory access was encountered"),
-        RuntimeError("HIP error: unspecified launch failure"),
-    ],
-)
-def test_a_lost_device_is_not_taken_for_a_bad_image(double: Double, fault: BaseException) -> None:
+LATER = [fault for fault in FAULTS if fault not in ("no nvjpeg", "bad jpeg")]
+
+
+@pytest.mark.parametrize("fault", LATER)
+def test_a_lost_device_is_not_taken_for_a_bad_image(double: Double, fault: Any) -> None:
+    """By the texts of the libraries it could be: a probe tells, so that 128 images are not tried one by one."""
+    decoder = open_decoder(name_of(double), CPU)
+    images = [jpeg(i) for i in range(8)]
+    decode_batch(images, decoder)
     double.fault = fault
-    with pytest.raises(type(fault)):
-        decode_batch([jpeg(1), jpeg(2)], open_decoder(name_of(double), CPU))
-    assert len(double.calls) == 1
+    with pytest.raises(DeviceError, match=r"now fails on an image that it decoded before .* not your images") as caught:
+        decode_batch(images, decoder)
+    assert str(caught.value.__cause__) == FAULTS[fault][0 if double.turns else 1]
+    assert double.calls == [8, 8] and double.probes == 2
+
+
+def test_a_device_that_is_lost_among_bad_images_is_noticed(double: Double) -> None:
+    decoder = open_decoder(name_of(double), CPU)
+    images = [jpeg(i) for i in range(8)]
+    double.refuse, double.fault, double.after = {images[0]}, "lost", 4
+    with pytest.raises(DeviceError, match="now fails on an image that it decoded before"):
+        decode_batch(images, decoder)
+
+
+def test_a_batch_without_room_on_the_device_is_decoded_in_parts(double: Double) -> None:
+    """Neither library raises torch's OutOfMemoryError."""
+    images = [jpeg(i) for i in range(8)]
+    double.room = 3
+    found = decode_batch(images, open_decoder(name_of(double), CPU))
+    assert all(torch.equal(pixels_of(a), expected(b)) for a, b in zip(found, images, strict=True))
+    assert sorted(double.calls) == [2, 2, 2, 2, 4, 4, 8]
+
+
+def test_a_decoder_that_refuses_all_images_alike_is_no_use(double: Double) -> None:
+    decoder = open_decoder(name_of(double), CPU)
+    double.refuse = True
+    images = [jpeg(i) for i in range(8)]
+    assert all(isinstance(one, Picture) for one in decode_batch(images, decoder)), "8 may be a coincidence"
+    with pytest.raises(
+        DeviceError, match=r"refused all 16 images of this set .* failed: 3|stream: 3; give decoder='cpu'"
+    ):
+        decode_batch(images, decoder)
+    double.refuse = set()
+    decode_batch(images, decoder)
+    double.refuse = True
+    assert all(isinstance(one, Picture) for one in decode_batch(3 * images, decoder)), "it has decoded some"
 
 
 def test_a_picture_of_another_size_is_an_error(double: Double) -> None:
@@ -179,18 +230,86 @@ def test_a_missing_decoder_is_named_with_its_extra(name: Any, monkeypatch: pytes
         open_decoder(name, CPU)
 
 
-def test_auto_takes_the_first_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: str) -> None:
+    """In place of a package, one that fails as it is imported."""
+    hide(monkeypatch, name)
+    for module in (f"{name}.decoders", f"{name}.io"):
+        monkeypatch.setitem(sys.modules, module, None)
+    for module in [module for module in sys.modules if module.split(".")[0] == name]:
+        del sys.modules[module]  # until monkeypatch puts back what was there
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+LIBRARY = """
+try:
+    raise OSError("libcudart.so.13: cannot open shared object file: No such file or directory")
+except OSError as error:
+    raise OSError("Could not load this library: /site-packages/torchcodec/libtorchcodec_image.so") from error
+"""
+UNFIT = {
+    "torchcodec": (LIBRARY, r"Could not load this library: .*; libcudart.so.13: cannot open shared object file"),
+    "torchvision": (
+        "raise RuntimeError('operator torchvision::nms does not exist')",
+        "torchvision::nms does not exist",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_decoder_that_cannot_be_loaded_says_why(name: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, reason = UNFIT[name]
+    broken(tmp_path, monkeypatch, name, code)
+    with pytest.raises(DeviceError, match=rf"{name} is installed but cannot be loaded beside torch .*{reason}"):
+        open_decoder(name, CPU)
+
+
+def test_a_torchcodec_without_the_function_is_too_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken(tmp_path, monkeypatch, "torchcodec", "")
+    (tmp_path / "torchcodec" / "decoders.py").touch()
+    with pytest.raises(DeviceError, match=r"cannot import name 'decode_jpeg' .* needs torchcodec >= 0.16"):
+        open_decoder("torchcodec", CPU)
+
+
+@pytest.mark.parametrize("fault", ["no nvjpeg", "create", "lost"])
+def test_a_decoder_is_probed_before_it_is_trusted(double: Double, fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    double.fault, double.after, name = fault, -1, name_of(double)
+    text = FAULTS[fault][0 if double.turns else 1]
+    with pytest.raises(DeviceError, match=rf"{name} cannot decode a known JPEG on cpu: {re.escape(text[:60])}"):
+        open_decoder(name, CPU)
+    hide(monkeypatch, NAMES[1 - NAMES.index(name)])
+    with pytest.warns(UserWarning, match=rf"decoded on the CPU: .*{name} cannot decode a known JPEG on cuda:0"):
+        assert isinstance(open_decoder("auto", torch.device("cuda", 0)), CpuDecoder)
+    assert not double.calls
+
+
+def test_wrong_pixels_of_the_probe_are_noticed(double: Double, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As from nvJPEG on a GPU that it does not fit: no error, and black images."""
+    monkeypatch.setattr(double, "decode_one", lambda data: torch.zeros(3, 64, 64, dtype=torch.uint8))
+    with pytest.raises(DeviceError, match=r"it decodes a known image to .*\(0, 0, 0\).*, expected .*\(200, 40, 40\)"):
+        open_decoder(name_of(double), CPU)
+
+
+def test_the_probe_is_an_image_for_a_device() -> None:
+    assert device_takes(parse_any(PROBE)) and same_as_promised(PROBE, (64, 64)) is not None
+
+
+def test_auto_takes_the_first_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = torch.device("cuda", 0)
+    set_engine(monkeypatch, True)
     for name in NAMES:
         hide(monkeypatch, name)
     with pytest.warns(UserWarning, match="decoded on the CPU: .*torchcodec.*torchvision"):
         assert isinstance(open_decoder("auto", cuda), CpuDecoder)
     install(monkeypatch, "torchvision")
     assert open_decoder("auto", cuda).name == "torchvision/cuda"
-    install(monkeypatch, "torchcodec")
+    codec = install(monkeypatch, "torchcodec")
     assert open_decoder("auto", cuda).name == "torchcodec/cuda"
+    codec.fault, codec.after = "create", -1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        assert open_decoder("auto", cuda).name == "torchvision/cuda"
         assert open_decoder("auto", CPU).name == open_decoder("cpu", cuda).name == "cpu"
     with pytest.raises(ValueError, match="decoder is one of auto, cpu, torchcodec, torchvision, not 'nvjpeg'"):
         open_decoder("nvjpeg", CPU)  # type: ignore[arg-type]
@@ -198,11 +317,47 @@ def test_auto_takes_the_first_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
         open_decoder("torchcodec", torch.device("meta"))
 
 
+def test_auto_leaves_gpus_without_a_jpeg_engine_alone(double: Double, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as T4 and V100, on which nvJPEG decodes by kernels. Who names the decoder has it."""
+    cuda, name = torch.device("cuda", 0), name_of(double)
+    set_engine(monkeypatch, False)
+    with pytest.warns(UserWarning, match=rf"on the CPU: .*{name} works, but nvJPEG finds no JPEG engine on cuda:0, .*"):
+        assert isinstance(open_decoder("auto", cuda), CpuDecoder)
+    assert open_decoder(name, cuda).name == f"{name}/cuda"
+    set_engine(monkeypatch, None)
+    assert open_decoder("auto", cuda).name == f"{name}/cuda", "where nobody knows, the probe counts"
+
+
+NVJPEG = """
+#include <stddef.h>
+int nvjpegCreateEx(int backend, void *d, void *p, unsigned flags, void **handle) {
+    if (backend != 3 || d || p || flags) return 2;
+    *handle = (void *) handle;
+    return STATUS;
+}
+int nvjpegDestroy(void *handle) { return handle ? 0 : 2; }
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler, for a double of libnvjpeg")
+@pytest.mark.parametrize(("status", "engine"), [(0, True), (7, False), (1, False)])
+def test_nvjpeg_is_asked_for_the_engine(tmp_path: Path, status: int, engine: bool) -> None:
+    """The library that is mapped into the process, under the names that wheels give it. 7: ARCH_MISMATCH."""
+    (tmp_path / "nvjpeg.c").write_text(NVJPEG)
+    library = tmp_path / "libnvjpeg-1a359ba7.so.13.0.1.86"
+    subprocess.run(["cc", "-shared", "-fPIC", f"-DSTATUS={status}", "-o", library, tmp_path / "nvjpeg.c"], check=True)
+    maps = tmp_path / "maps"
+    maps.write_text(f"7f0-7f1 r-xp 00000000 00:00 1                  {library}\n7f2-7f3 rw-p 0 00:00 0 \n")
+    assert has_jpeg_engine(maps) is engine
+    maps.write_text("7f0-7f1 r-xp 00000000 00:00 1                  /usr/lib/libc.so.6\n")
+    assert has_jpeg_engine(maps) is None and has_jpeg_engine(tmp_path / "none") is None
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_installed_decoders_on_the_cpu(name: Any) -> None:
     try:
         decoder = open_decoder(name, CPU)
-    except MissingExtraError as error:
+    except (MissingExtraError, DeviceError) as error:
         if "PACKER_TEST_DECODERS" in os.environ:
             raise  # `make test-decoders` is there to run this
         pytest.skip(f"{error}; only its double was tested (make test-decoders has it)")

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from suites.programs import run_packer, run_python
 
+from packer import doctor
+
 
 def checks(*arguments: object, status: int = 0, **options: object) -> dict[str, list[dict[str, str]]]:
     """What `packer doctor` found, by what it is about. As in the command, the current directory is not searched."""
@@ -69,6 +71,60 @@ def test_limits_come_with_advice(limit: str, advice: str, alone: dict[str, str])
     command = f"ulimit {limit}; exec {sys.executable} -m packer doctor"
     shown = subprocess.run(["sh", "-c", command], env=alone, capture_output=True, text=True).stdout
     assert re.search(r"open files +note +256 at a time", shown) and advice in " ".join(shown.split())
+
+
+CODEC = (
+    "torchcodec is installed but cannot be loaded beside torch 2.13: libcudart.so.13: cannot open shared object file"
+)
+VISION = "decoding on cuda needs torchvision >= 0.20: run  pip install 'packer-vision[torchvision]'"
+
+
+@pytest.mark.parametrize(
+    ("found", "state", "words"),
+    [
+        ({"torchcodec": "", "torchvision": VISION, "engine": "yes"}, "ok", "torchcodec decodes, with the JPEG engine"),
+        ({"torchcodec": CODEC, "torchvision": "", "engine": ""}, "ok", "torchvision decodes, whether with"),
+        ({"torchcodec": "", "torchvision": "", "engine": "no"}, "note", "the CPU decodes: nvJPEG finds no JPEG engine"),
+        ({"torchcodec": CODEC, "torchvision": VISION, "engine": ""}, "note", f"the CPU decodes: {CODEC}; {VISION}"),
+    ],
+)
+def test_what_decodes_on_a_gpu_is_said_with_the_reasons(
+    found: dict[str, str], state: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the probes of a loader find it."""
+    report = {"built_for": "13.0", "hip": False, "names": ["NVIDIA H100"], "decoders": found, "triton": "no C compiler"}
+    monkeypatch.setattr(doctor, "_run", lambda code: json.dumps(report))
+    gpu, jpeg, nvcuvid, triton = doctor._gpus()
+    assert (gpu.state, gpu.found) == ("ok", "1: NVIDIA H100 (torch for 13.0)")
+    assert jpeg.state == state and jpeg.found.startswith(words)
+    assert nvcuvid.about == "libnvcuvid" and (nvcuvid.state == "ok" or "video" in nvcuvid.advice)
+    assert triton.state == "note" and triton.found.endswith("no C compiler")
+
+
+def test_what_doctor_asks_of_a_gpu_runs(tmp_path: Path) -> None:
+    """With a double of torch.cuda: the decoders and Triton say why they do not work there."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import contextlib, torch\n"
+        "torch.cuda.device = contextlib.nullcontext\n"
+        "torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1\n"
+        "torch.cuda.get_device_name, torch.cuda.current_device = lambda number: 'a double', lambda: 0\n"
+    )
+    path = os.pathsep.join([str(tmp_path), str(Path(doctor.__file__).parent.parent)])
+    done = run_python("-c", doctor._GPUS, env={**os.environ, "PYTHONPATH": path})
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["names"] == ["a double"] and found["triton"] and found["decoders"]["torchcodec"]
+
+
+def test_dali_for_either_cuda_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name != "nvidia-dali-cuda130":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "2.4.0"
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(doctor, "_run", lambda code: "" if code == "import nvidia.dali as m" else ImportError(code))
+    assert doctor._imported("nvidia-dali-cuda120") == "2.4.0" and doctor._imported("mpi4py") is None
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -30,7 +31,7 @@ from readers.augment import (
     RandomVerticalFlip,
     Resize,
 )
-from readers.augment.fused import TILING, BatchRenderer, triton_runs
+from readers.augment.fused import TILING, BatchRenderer, triton_fault
 from readers.decode.device import Picture, layout, upright_tensor
 from readers.decode.region import upright
 
@@ -168,13 +169,57 @@ def test_the_kernel_compiles_for_gpus(target: tuple[Any, ...], binary: str, tmp_
 
 
 def test_without_triton_torch_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert triton_fault(CPU) == "Triton needs a GPU, or TRITON_INTERPRET=1"
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert not triton_runs(CPU) and BatchRenderer(CPU, dtype=torch.uint8).engine == "torch"
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    assert triton_runs(CPU) and triton_runs(torch.device("cuda"))
-    monkeypatch.delenv("TRITON_INTERPRET")
-    assert not triton_runs(CPU)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert re.match(r"Triton is not installed: run  pip install .*triton", triton_fault(CPU))
+    renderer = BatchRenderer(CPU, dtype=torch.uint8)
+    assert (renderer.engine, renderer.fault) == ("torch", triton_fault(CPU))
+
+
+FIRST_KERNEL = """
+import sys, types, warnings, torch
+from readers.augment.fused import BatchRenderer, triton_fault
+module = types.ModuleType("readers.augment.kernel")
+class Kernel:
+    def __getitem__(self, grid):
+        def launch(*arguments, **options):
+            {0}
+        return launch
+module.render_tiles = Kernel()
+sys.modules["readers.augment.kernel"] = module
+print(triton_fault(torch.device("cpu")), BatchRenderer(torch.device("cpu"), dtype=torch.uint8).engine)
+"""
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (
+            "raise RuntimeError('Failed to find C compiler. Please specify via CC environment variable or set "
+            "triton.knobs.build.impl.')",
+            "Triton's first kernel fails (there is no C compiler here: install gcc, or name one in CC): RuntimeError: "
+            "Failed to find C compiler. Please specify via CC environment variable or set triton.knobs.build.impl. "
+            "torch",
+        ),
+        ("arguments[1].zero_()", "Triton's first kernel made [[[0]], [[0]], [[0]]] of [[[40]], [[80]], [[120]]] torch"),
+        ("arguments[1].copy_(torch.tensor([40, 80, 120]).view(1, 3, 1, 1))", " triton"),
+    ],
+)
+def test_triton_that_does_not_run_is_not_used(body: str, said: str, tmp_path: Path) -> None:
+    """Triton is installed, and its first kernel fails as without a C compiler, or does nothing."""
+    env = {**os.environ, "TRITON_INTERPRET": "1", "PATH": str(tmp_path), "CC": ""}
+    done = run_python("-c", FIRST_KERNEL.format(body), cwd=TESTS.parent, env=env)
+    assert done.stdout.rstrip("\n") == said, done.stderr
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
+def test_triton_that_runs_is_used(tmp_path: Path) -> None:
+    code = "import torch; from readers.augment.fused import triton_fault; print([triton_fault(torch.device('cpu'))])"
+    done = run_python("-c", code, cwd=TESTS.parent, env={**os.environ, "TRITON_INTERPRET": "1"})
+    assert done.stdout == "['']\n", done.stderr
 
 
 def test_triton_that_is_missing_is_named() -> None:

@@ -5,6 +5,7 @@ installed."""
 from __future__ import annotations
 
 import gc
+import re
 import threading
 import warnings
 from collections.abc import Iterator
@@ -22,7 +23,8 @@ from test_device_decode import jpeg, png, turned
 
 import packer
 import readers
-from cache.errors import BadSampleError, MissingExtraError
+from cache.errors import BadSampleError, DeviceError, MissingExtraError
+from cache.node import own_gpu
 from readers.augment import (
     ColorJitter,
     CutMix,
@@ -34,8 +36,10 @@ from readers.augment import (
 )
 from readers.augment.cpu import Renderer
 from readers.decode.batch import routes
+from readers.decode.device import DecodeStream
 from readers.headers import sniff
 from readers.loader import ImageLoader, device
+from readers.loader.loader import find_device
 from readers.order import Sequential
 
 # Not so small that the CPU decodes at a fraction, or with coarse colours: then both sides are the same to the bit.
@@ -119,6 +123,10 @@ CASES: dict[str, tuple[float, dict[str, Any]]] = {
 }
 
 
+REFUSED = pytest.mark.filterwarnings("ignore:the device cpu failed on .* of the first:UserWarning")
+
+
+@REFUSED
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("refused", [(), (0, 10, 27)], ids=["", "some refused"])
 def test_the_same_batches_as_without(reader: readers.Reader, double: Double, case: str, refused: tuple[int]) -> None:
@@ -134,12 +142,38 @@ def test_the_same_batches_as_without(reader: readers.Reader, double: Double, cas
         assert len(double.calls) == len(loader), "one call a batch"
 
 
+def test_a_batch_of_large_images_is_decoded_in_parts(
+    reader: readers.Reader, double: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many at once as there may be decoded bytes; the images are those of one part."""
+    monkeypatch.setattr(device, "DECODED_BYTES", 2 * 3 * 96 * 72)
+    for more in ({"views": 2}, {"augment": [*CROP, CutMix()]}):
+        options: dict[str, Any] = {"augment": CROP, "seed": 3, "tail": "exact", "fields": FIELDS, **more}
+        double.calls.clear()
+        loader = ImageLoader(reader, 20, decoder=name_of(double), **options)
+        compare(list(loader), list(ImageLoader(reader, 20, **options)), 0)
+        assert sum(double.calls) == 24 and max(double.calls) == 2 and loader.stats().decoded_images == COUNT
+
+
+def test_a_loader_has_one_stream(reader: readers.Reader, double: Double, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory that torch reserves for a stream is never used by another one."""
+    made = []
+
+    class Counted(DecodeStream):
+        def __init__(self, device: torch.device) -> None:
+            made.append(device)
+            super().__init__(device)
+
+    monkeypatch.setattr(device, "DecodeStream", Counted)
+    loader = ImageLoader(reader, 8, augment=CROP, decoder=name_of(double))
+    assert len(list(loader)) == len(list(loader)) == 5 and len(made) == 1
+
+
 def test_the_cpu_decoder_behind_the_stage(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     """What device="cuda", decoder="cpu" does: uint8 of the size of the batch crosses, and is finished on the device."""
     found = device.open_decoder("cpu", torch.device("cpu"))
-    path = device.DevicePath(
-        found, device.BatchRenderer(torch.device("cpu"), dtype=torch.float32, normalize=NORMALIZE), 2
-    )
+    renderer = device.BatchRenderer(torch.device("cpu"), dtype=torch.float32, normalize=NORMALIZE)
+    path = device.DevicePath(found, renderer, DecodeStream(torch.device("cpu")), 2)
     options: dict[str, Any] = {"augment": [*CROP, NORMALIZE], "seed": 2, "fields": FIELDS}
     plain = list(ImageLoader(reader, 8, **options))
     monkeypatch.setattr("readers.loader.loader.device_path", lambda *_, **__: path)
@@ -196,38 +230,120 @@ def test_bad_samples_are_what_they_are_without(damaged: readers.Reader, double: 
     assert not device_threads()
 
 
+def test_what_the_device_refuses_goes_back_to_the_threads(
+    reader: readers.Reader, double: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loader says so once, and how many they are; the thread of the device decodes none itself."""
+    double.refuse = {bytes(reader.read(i)) for i in (0, 10, 20, 30)}
+    name, render, rendered = name_of(double), Renderer.render, []
+
+    def watched(tools: Any, data: Any, *rest: Any) -> Any:
+        rendered.append((bytes(data), threading.current_thread().name))
+        return render(tools, data, *rest)
+
+    monkeypatch.setattr(Renderer, "render", watched)
+    loader = ImageLoader(reader, 8, augment=CROP, decoder=name, order=Sequential(COUNT), threads=2)
+    with pytest.warns(UserWarning) as caught:
+        assert len(list(loader)) == len(list(loader)) == 5
+    ((text, file),) = [(str(one.message), one.filename) for one in caught]
+    assert text.startswith("the device cpu failed on ") and "images that it was given (" in text and file == __file__
+    assert re.search(r"which the CPU decodes: sample 0 \(.*photo000\): jpeg image: .*: 3; the first line", text)
+    assert {thread for data, thread in rendered if data in double.refuse} <= {"packer-loader-0", "packer-loader-1"}
+    stats = loader.stats()
+    assert (stats.decoded_images, stats.device_images, stats.failed_images, stats.made) == (40, 20, 4, 40)
+    assert str(stats).startswith("decoded on the device: 50 % (it failed on 4); ")
+
+
+def test_a_decoder_that_does_not_work_is_refused_when_the_loader_is_made(
+    reader: readers.Reader, double: Double
+) -> None:
+    double.fault, double.after = "create", -1
+    with pytest.raises(DeviceError, match=r"cannot decode a known JPEG on cpu: .*hardware backend: 1"):
+        ImageLoader(reader, 8, augment=CROP, decoder=name_of(double))
+    assert not double.calls
+
+
+def test_a_decoder_of_no_use_for_the_set_ends_the_epoch(reader: readers.Reader, double: Double) -> None:
+    double.refuse = True
+    with pytest.raises(DeviceError, match=r"refused all \d+ images of this set .* give decoder='cpu'"):
+        list(ImageLoader(reader, COUNT, augment=CROP, decoder=name_of(double)))
+    assert not device_threads()
+
+
+@REFUSED
 def test_images_that_neither_can_decode(
     reader: readers.Reader, double: Double, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They pass the check of the header and fail on the device; the error is that of the CPU."""
+    """They pass the check of the header and fail on the device; the error is that of the CPU, and names the sample."""
     bad = bytes(reader.read(0))
     double.refuse = {bad}
-    render = Renderer.render
+    render, hand_over = Renderer.render, DecodeStream.hand_over
+    handed = []
 
     def failing(tools: Any, data: Any, *rest: Any) -> None:
         if bytes(data) == bad:
             raise BadSampleError("jpeg image: no decoder reads it")
         render(tools, data, *rest)
 
+    def counted(tensors: Any, ready: Any) -> None:
+        handed.append(len(tensors))
+        hand_over(tensors, ready)
+
     monkeypatch.setattr(Renderer, "render", failing)
+    monkeypatch.setattr(DecodeStream, "hand_over", counted)
     options: dict[str, Any] = {"augment": CROP, "order": Sequential(COUNT), "decoder": name_of(double)}
     cases: tuple[tuple[Any, int], ...] = (("skip", 7), ("substitute", 8))
     for on_error, first in cases:
         with pytest.warns(UserWarning, match=r"1 bad samples .*no decoder reads it"):
             (images, _), *_ = ImageLoader(reader, 8, on_error=on_error, **options)
             assert len(images) == first
+    handed.clear()
     with pytest.raises(BadSampleError, match=r"sample 0 \(.*photo000\): jpeg image: no decoder reads it"):
         list(ImageLoader(reader, 8, **options))
+    assert not handed, "its images are not on the device, so that no stream of a device can take them"
 
 
 def test_a_lost_device_ends_the_epoch(reader: readers.Reader, double: Double) -> None:
     loader = ImageLoader(reader, 8, augment=CROP, decoder=name_of(double))
-    double.fault = RuntimeError("CUDA error: an illegal memory access was encountered")
-    with pytest.raises(RuntimeError, match="illegal memory access"):
+    double.fault, double.after = "lost", 2
+    with pytest.raises(DeviceError, match=r"the GPU, its driver or this library .* Failed to synchronize .*: 700"):
         list(loader)
-    assert not device_threads()
+    assert not device_threads() and len(double.calls) == 3
     double.fault = None
     assert len(list(loader)) == 5
+
+
+# --- which device, which engine -----------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("visible", "current", "local_rank", "expected"),
+    [(8, 0, 3, 3), (1, 0, 3, 0), (2, 0, 3, 1), (8, 5, 3, 5), (8, 0, None, 0)],
+)
+def test_the_gpu_is_that_of_the_rank(
+    visible: int, current: int, local_rank: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was chosen with torch.cuda.set_device counts; a rank that sees one GPU has that one."""
+    ranks = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8"}
+    for name in ranks:
+        monkeypatch.delenv(name, raising=False)
+        if local_rank is not None:
+            monkeypatch.setenv(name, ranks[name])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    assert find_device("cuda") == torch.device("cuda", expected) and own_gpu(visible) == expected
+    assert find_device("cuda:7") == torch.device("cuda", 7)
+
+
+def test_an_engine_is_tried_before_it_is_trusted(
+    reader: readers.Reader, double: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"augment": CROP, "decoder": name_of(double)}
+    with pytest.raises(DeviceError, match="engine='triton' does not work on cpu: Triton needs a GPU"):
+        ImageLoader(reader, 8, engine="triton", **options)
+    assert len(list(ImageLoader(reader, 8, engine="torch", **options))) == 5
+    with pytest.raises(ValueError, match="engine='torch' is for a GPU, but with device='cpu' and decoder='cpu'"):
+        ImageLoader(reader, 8, engine="torch", decoder="cpu")
 
 
 # --- resume and ends ----------------------------------------------------------------------------------------------

@@ -153,6 +153,14 @@ def test_a_loop_that_is_left_waits_for_its_copies(cuda: FakeCuda) -> None:
     assert not threads() and cuda.side.idle
 
 
+def test_all_loops_have_one_stream(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory that torch reserves for a stream is never used by another one."""
+    made = []
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: made.append(device) or cuda.side)
+    prefetcher = DevicePrefetcher([cuda.tensor(1.0), cuda.tensor(2.0)], "cuda")
+    assert [float(batch[0]) for _ in range(3) for batch in prefetcher] == [1, 2, 1, 2, 1, 2] and len(made) == 1
+
+
 # --- state --------------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory, pack: Callable[..., Path]) -> Path:

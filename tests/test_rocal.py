@@ -263,7 +263,7 @@ def test_pipelines_refuse_what_does_not_fit(rocal: Any, reader: Any, tmp_path: P
         (lambda: celeba(source), r"Crop\(top=40, .* is not within the images, 40 x 48"),
         (lambda: celeba(larger, crop=MIDDLE), "max_height=40 and max_width=48"),
         (lambda: celeba(source, crop=MIDDLE, flip=2), "flip is a probability"),
-        (lambda: celeba(source, crop=MIDDLE, backend="tpu"), "backend is one of cpu, gpu"),
+        (lambda: celeba(source, crop=MIDDLE, device="gpu"), "device is one of cpu, cuda, not 'gpu'"),
         (lambda: resnet_train(source, threads=0), "threads is 1 or more"),
         (lambda: resnet_eval(source, size=224, resize=200), "resize 200 is smaller"),
     ]:

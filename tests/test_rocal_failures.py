@@ -140,8 +140,8 @@ def test_a_gpu_that_this_rocal_cannot_use_is_refused(
     assert pipelines.gpu_backend(tmp_path / "none") is None
     monkeypatch.setattr(pipelines, "gpu_backend", lambda: False)
     source = external_source(reader, BATCH, rank=0, world_size=1)
-    with pytest.raises(PipelineError, match=r'built for the CPU alone.* give backend="cpu"'):
-        celeba(source, crop=MIDDLE, backend="gpu")
+    with pytest.raises(PipelineError, match=r'built for the CPU alone.* give device="cpu"'):
+        celeba(source, crop=MIDDLE, device="cuda")
 
 
 def test_the_build_of_rocal_is_recognised() -> None:
@@ -214,10 +214,13 @@ def test_where_a_pipeline_runs(rocal_double: Any, reader: Any, monkeypatch: pyte
         monkeypatch.setenv(name, str(value))
     source = external_source(reader, BATCH)
     assert (source.rank, source.world_size) == (3, 4)
-    celeba(source, crop=MIDDLE, backend="gpu", threads=5, seed=9)
-    celeba(source, crop=MIDDLE, backend="gpu", device_id=7, threads=5)
+    celeba(source, crop=MIDDLE, device="cuda", threads=5, seed=9)
+    celeba(source, crop=MIDDLE, device="cuda", device_id=7, threads=5)
     celeba(source, crop=MIDDLE, threads=2)
     assert made == [(4, types.GPU, 1, 5, 2, 9), (4, types.GPU, 7, 5, 2, 0), (4, types.CPU, 0, 2, 2, 0)]
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
+    celeba(source, crop=MIDDLE, device="cuda", threads=5)
+    assert made[-1][2] == 0, "the only one that this rank sees"
 
 
 def test_an_interpreter_that_ends_in_the_middle_of_a_loop(rocal_double: Any, tmp_path: Path) -> None:

@@ -246,14 +246,14 @@ def dali_loader_cpu(job: Job) -> Batches:
 @contender("ours: DaliLoader, GPU", bound=4.0, ordered=True, draws=True, note="a packed set, decoded by DALI")
 def dali_loader_gpu(job: Job) -> Batches:
     _need_gpu()
-    return _dali_loader(job, "gpu")
+    return _dali_loader(job, "cuda")
 
 
 # --- rocAL ------------------------------------------------------------------------------------------------------------
 _ROCAL_NOTE = "crop and resize_mirror_normalize; resized without antialiasing"
 
 
-def _need_rocal(backend: str) -> None:
+def _need_rocal(device: str) -> None:
     """Raises NotHere, saying where it would run."""
     from readers.rocal.pipelines import MissingRocalError, gpu_backend, load_rocal
 
@@ -261,14 +261,14 @@ def _need_rocal(backend: str) -> None:
         load_rocal("this row")
     except MissingRocalError as error:
         raise NotHere(str(error)) from None
-    if backend == "gpu" and gpu_backend() is False:
+    if device == "cuda" and gpu_backend() is False:
         raise NotHere(
             "this rocAL is built for the CPU alone: needs an AMD GPU, and ROCm's rocAL (PYTHONPATH=/opt/rocm/lib)"
         )
 
 
-def _rocal_files(job: Job, backend: Any) -> Batches:
-    _need_rocal(backend)
+def _rocal_files(job: Job, device: Any) -> Batches:
+    _need_rocal(device)
     from amd.rocal.plugin.generic import ROCALClassificationIterator
 
     from readers.rocal.pipelines import Machine, built, celeba_ops
@@ -281,7 +281,7 @@ def _rocal_files(job: Job, backend: Any) -> Batches:
         limits = {"max_decoded_height": HEIGHT, "max_decoded_width": WIDTH}
         return ops(rocal, rocal.fn.decoders.image(files, file_root=root, random_shuffle=True, **limits))
 
-    pipeline = built(graph, Machine(backend, job.workers), batch_size=job.batch, seed=job.seed)
+    pipeline = built(graph, Machine(device, job.workers), batch_size=job.batch, seed=job.seed)
     iterator = ROCALClassificationIterator(pipeline)
     while True:
         for _ in range(samples // job.batch):
@@ -290,13 +290,13 @@ def _rocal_files(job: Job, backend: Any) -> Batches:
         iterator.reset()
 
 
-def _rocal_loader(job: Job, backend: Any) -> Batches:
-    _need_rocal(backend)
+def _rocal_loader(job: Job, device: Any) -> Batches:
+    _need_rocal(device)
     import readers
     from readers.rocal import RocalLoader, celeba, external_source
 
     source = external_source(readers.open(job.packed), job.batch, seed=job.seed, rank=0, world_size=1)
-    with RocalLoader(celeba(source, size=SIZE, backend=backend, threads=job.workers), source) as loader:
+    with RocalLoader(celeba(source, size=SIZE, device=device, threads=job.workers), source) as loader:
         yield from _endless(loader)
 
 
@@ -307,7 +307,7 @@ def rocal_host(job: Job) -> Batches:
 
 @contender(ROCAL_HIP, bound=24.0, note=f"its file reader; {_ROCAL_NOTE}")
 def rocal_hip(job: Job) -> Batches:
-    return _rocal_files(job, "gpu")
+    return _rocal_files(job, "cuda")
 
 
 @contender("ours: RocalLoader, host", bound=24.0, ordered=True, note=f"a packed set; {_ROCAL_NOTE}")
@@ -317,7 +317,7 @@ def rocal_loader_host(job: Job) -> Batches:
 
 @contender("ours: RocalLoader, HIP", bound=24.0, ordered=True, note=f"a packed set; {_ROCAL_NOTE}")
 def rocal_loader_hip(job: Job) -> Batches:
-    return _rocal_loader(job, "gpu")
+    return _rocal_loader(job, "cuda")
 
 
 # --- with the training ------------------------------------------------------------------------------------------------

@@ -220,7 +220,7 @@ def dali_loader(job: Job) -> Iterable[Any]:
 @contender(DALI_LOADER_GPU, note="as on the CPU; decoded there too", watched=True)
 def dali_loader_gpu(job: Job) -> Iterable[Any]:
     _need_gpu("nvidia.dali")
-    return _dali_loader(job, "gpu")
+    return _dali_loader(job, "cuda")
 
 
 def _dali_loader(job: Job, device: Any) -> Iterator[Any]:

@@ -211,8 +211,8 @@ def _require_gpu() -> None:
         raise NotHere(f"{_NO_GPU} that torch can use")
 
 
-def _dali_loader(device: str, job: Job) -> MakeEpoch:
-    if device == "gpu":
+def _dali_loader(device: Any, job: Job) -> MakeEpoch:
+    if device == "cuda":
         _require_gpu()
     import readers
     from readers.dali import DaliLoader, PipelineOptions
@@ -243,7 +243,7 @@ contender(DALI_LOADER, imports=_DALI, exact=True, note="our crops and colours, e
     functools.partial(_dali_loader, "cpu")
 )
 contender("ours: DaliLoader on a GPU from HDF5", exact=True, note="as on the CPU; nvJPEG decodes")(
-    functools.partial(_dali_loader, "gpu")
+    functools.partial(_dali_loader, "cuda")
 )
 for _form, _note in {
     "files": "the tree as it is, without an index",

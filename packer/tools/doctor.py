@@ -6,6 +6,7 @@ a version that is installed is not one that works.
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 import json
 import os
@@ -15,10 +16,11 @@ import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cache.errors import DISTRIBUTION, CacheDirectoryError, install_command
 from cache.files import Folder
@@ -41,13 +43,25 @@ _IMPORTS = {
     "amdsmi": "import amdsmi as m",
     "mpi4py": "import mpi4py as m; m.rc.initialize = False; from mpi4py import MPI; MPI.Get_library_version()",
     "nvidia-dali-cuda120": "import nvidia.dali as m",
+    "nvidia-dali-cuda130": "import nvidia.dali as m",
     "nvidia-ml-py": "import pynvml as m",
     "pyyaml": "import yaml as m",
 }
-_GPUS = (
-    "import json, torch; n = torch.cuda.device_count() if torch.cuda.is_available() else 0; "
-    "print(json.dumps([torch.version.cuda or torch.version.hip, [torch.cuda.get_device_name(i) for i in range(n)]]))"
-)
+# Distributions that do as well as the one that an extra names.
+_OTHERS = {"nvidia-dali-cuda120": "nvidia-dali-cuda130"}
+# What torch sees, and what works there: the same probes that a loader makes when it is opened.
+_GPUS = """
+import json, torch
+n = torch.cuda.device_count() if torch.cuda.is_available() else 0
+found = {"built_for": torch.version.cuda or torch.version.hip, "hip": bool(torch.version.hip)}
+found["names"] = [torch.cuda.get_device_name(i) for i in range(n)]
+if n:
+    from readers.augment.fused import triton_fault
+    from readers.decode.batch import decoders_here
+    device = torch.device("cuda", torch.cuda.current_device())
+    found |= {"decoders": decoders_here(device), "triton": triton_fault(device)}
+print(json.dumps(found))
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +207,7 @@ def _extras() -> Iterator[Check]:
     for extra, needs in sorted(by_extra.items()):
         yield _extra(extra, needs, versions)
     if isinstance(versions.get("torch"), str):
-        yield _gpus()
+        yield from _gpus()
     reason = unsupported_reason() if isinstance(versions.get("numba"), str) else ""
     if reason:
         yield Check("coefficients", "note", f"DCT coefficients cannot be kept here: {reason}")
@@ -220,24 +234,61 @@ def _imported(name: str) -> str | Exception | None:
     try:
         version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        return None
+        return _imported(_OTHERS[name]) if name in _OTHERS else None
     done = _run(_IMPORTS.get(name, f"import {name.replace('-', '_')} as m"))
     return done if isinstance(done, Exception) else version
 
 
-def _gpus() -> Check:
+def _gpus() -> Iterator[Check]:
     done = _run(_GPUS)
     if isinstance(done, Exception):
-        return Check("GPU", "problem", f"torch cannot say: {done}")
-    built_for, names = json.loads(done.strip().splitlines()[-1])
+        yield Check("GPU", "problem", f"torch cannot say: {done}")
+        return
+    found = json.loads(done.strip().splitlines()[-1])
+    names, built_for = found["names"], found["built_for"]
     if names:
-        return Check("GPU", "ok", f"{len(names)}: {listed(sorted(set(names)))} (torch for {built_for})")
+        yield Check("GPU", "ok", f"{len(names)}: {listed(sorted(set(names)))} (torch for {built_for})")
+        yield from _gpu_work(found)
+        return
     present = Path("/proc/driver/nvidia/version").exists() or Path("/dev/kfd").exists()
     if present and not built_for:
-        return Check("GPU", "problem", "there is one, but torch is built for CPUs", "install torch for CUDA or ROCm")
-    if present:
-        return Check("GPU", "problem", f"there is a driver, but torch ({built_for}) sees no device", "see nvidia-smi")
-    return Check("GPU", "note", "none on this node")
+        yield Check("GPU", "problem", "there is one, but torch is built for CPUs", "install torch for CUDA or ROCm")
+    elif present:
+        yield Check("GPU", "problem", f"there is a driver, but torch ({built_for}) sees no device", "see nvidia-smi")
+    else:
+        yield Check("GPU", "note", "none on this node")
+
+
+def _gpu_work(found: Mapping[str, Any]) -> Iterator[Check]:
+    """What ImageLoader(device="cuda") has done where, with the reasons. found: what `_GPUS` prints."""
+    decoders = dict(found["decoders"])
+    engine = decoders.pop("engine")
+    working = [name for name, fault in decoders.items() if not fault]
+    faults = "; ".join(fault for fault in decoders.values() if fault)
+    if not working:
+        yield Check("JPEG on the GPU", "note", f"the CPU decodes: {faults}")
+    elif engine == "no":
+        yield Check(
+            "JPEG on the GPU",
+            "note",
+            f"the CPU decodes: nvJPEG finds no JPEG engine, without which {working[0]} may be slower than the CPU",
+            "A100, H100 and later GPUs have one; in a container it needs libnvcuvid, as below",
+        )
+    else:
+        has = "with the JPEG engine" if engine else "whether with a JPEG engine is unknown"
+        yield Check("JPEG on the GPU", "ok", f"{working[0]} decodes, {has}")
+    if not found["hip"]:
+        try:
+            ctypes.CDLL("libnvcuvid.so.1")
+            yield Check("libnvcuvid", "ok", "can be loaded; nvJPEG needs it for the JPEG engine")
+        except OSError as error:
+            advice = "in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility,video, or all"
+            yield Check("libnvcuvid", "note", f"nvJPEG needs it for the JPEG engine: {error}", advice)
+    fault = found["triton"]
+    if fault:
+        yield Check("Triton", "note", f"torch crops and resizes instead, image by image: {fault}")
+    else:
+        yield Check("Triton", "ok", "a kernel was compiled and has run")
 
 
 def _run(code: str) -> str | Exception:

@@ -5,7 +5,8 @@ dtype is one launch of one Triton kernel (`readers.augment.kernel`); pixel ops, 
 torch operations on the whole batch. Ops on pixels before a crop or resize are torch operations on one image after
 another, since those differ in size; the kernel continues with what they made. Without Triton, and for bicubic resizes,
 which the kernel does not do, torch's operations make the boxes too, one image after another; they resize floats only,
-so they round once instead of after each pass.
+so they round once instead of after each pass. That Triton is installed does not mean that it runs: it needs a C
+compiler and Python's headers on the first use. So "auto" makes an image of one pixel first (`triton_fault`).
 
 Against the CPU: values differ by at most 1 of 255 where the whole image was decoded on both sides. Where the CPU
 decodes a JPEG at 1/2, 1/4 or 1/8, or with coarse colours, that difference is added (docs/training.md).
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, Literal, TypeAlias, get_args
@@ -23,34 +25,49 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from cache.errors import install_command
+from cache.messages import shortened
 from readers.augment.cpu import box_of, render_pass
 from readers.augment.ops.base import Interpolation, Op, Rows, window
 from readers.augment.ops.color import Normalize, channel_factors
 from readers.augment.recipe import Job
 from readers.decode.device import Picture, layout, upright_tensor
 
-__all__ = ["TILING", "BatchRenderer", "Engine", "Tiling", "triton_runs"]
+__all__ = ["TILING", "BatchRenderer", "Engine", "Tiling", "triton_fault"]
 
 Engine: TypeAlias = Literal["auto", "triton", "torch"]
 # (rows of a tile, columns of a tile, rows of a block, columns of a block, warps)
 Tiling: TypeAlias = tuple[int, int, int, int, int]
 TILING: Tiling = (16, 32, 16, 32, 4)
 _MAX_EXTENT = 1 << 31
+_COMPILERS = ("gcc", "clang", "cc")  # in the order in which Triton looks for one; $CC comes first
+_NO_COMPILER = " (there is no C compiler here: install gcc, or name one in CC)"
 
 
-def triton_runs(device: torch.device) -> bool:
-    """Whether the kernel runs: triton is installed, and there is a GPU for it or its interpreter is switched on."""
-    runs = device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
-    return runs and importlib.util.find_spec("triton") is not None
+def triton_fault(device: torch.device) -> str:
+    """Why the kernel cannot be used on this device, "" where it makes an image of one pixel there."""
+    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        return "Triton needs a GPU, or TRITON_INTERPRET=1"
+    if importlib.util.find_spec("triton") is None:
+        return f"Triton is not installed: run  {install_command('triton')}"
+    pixel = torch.tensor([[[40]], [[80]], [[120]]], dtype=torch.uint8)
+    job: Job = (0, 0, 1, 1, 1, False), (1, 1), (0, 0), (), (), ()
+    try:
+        renderer = BatchRenderer(device, dtype=torch.uint8, engine="triton")
+        made = renderer.render([Picture(pixel.to(device))], [job], (1, 1))[0].cpu()
+    except Exception as error:  # Triton raises what its compilers, the driver and the loader of libraries raise
+        compiler = "" if shutil.which(os.environ.get("CC", "")) or any(map(shutil.which, _COMPILERS)) else _NO_COMPILER
+        return f"Triton's first kernel fails{compiler}: {type(error).__name__}: {shortened(str(error).strip(), 300)}"
+    return "" if torch.equal(made, pixel) else f"Triton's first kernel made {made.tolist()} of {pixel.tolist()}"
 
 
 class BatchRenderer:
     """Decoded images to batches on one device; for one thread at a time.
 
     dtype: uint8, or float32, float16, bfloat16 in 0..1 or normalised. planar: images are [3, height, width] in
-    memory, not [height, width, 3]. engine: what makes the boxes; "auto" is Triton where it runs and the resize is not
-    bicubic. interpolation: of the resize. Raises MissingExtraError for "triton" without triton, ValueError for "triton"
-    with bicubic.
+    memory, not [height, width, 3]. engine: what makes the boxes; "auto" is Triton where it works and the resize is not
+    bicubic, and `fault` says why it does not. interpolation: of the resize. Raises MissingExtraError for "triton"
+    without triton, ValueError for "triton" with bicubic.
     """
 
     def __init__(
@@ -73,7 +90,8 @@ class BatchRenderer:
             raise ValueError(
                 'the Triton kernel resizes bilinearly only: use engine="torch" for interpolation="bicubic"'
             )
-        self.engine = ("triton" if linear and triton_runs(device) else "torch") if engine == "auto" else engine
+        self.fault = triton_fault(device) if engine == "auto" and linear else ""
+        self.engine = ("torch" if self.fault or not linear else "triton") if engine == "auto" else engine
         self._factors = torch.tensor(channel_factors(normalize)).to(device)
         self._tiling = tiling
         self._kernel: Any = None

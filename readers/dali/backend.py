@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from cache.errors import MissingExtraError, WorkerError
 
-__all__ = ["Output", "Run", "as_output", "empty_batch", "load_dali", "start_run"]
+__all__ = ["Output", "Run", "as_output", "empty_batch", "gpu_count", "load_dali", "start_run"]
 
 Output: TypeAlias = Literal["torch", "numpy"]
 _OLDEST = (2, 3)  # before, a parallel external source could reuse memory that DALI still read
@@ -41,6 +41,16 @@ def load_dali() -> Any:
     if tuple(int(part) for part in dali.__version__.split(".")[:2]) < _OLDEST:
         raise MissingExtraError(f"DALI from 2.3 on (found {dali.__version__})", "dali", "readers.dali")
     return dali
+
+
+def gpu_count() -> int | None:
+    """How many GPUs DALI sees; None where it cannot say."""
+    from nvidia.dali import backend
+
+    try:
+        return int(backend.GetCUDADeviceCount())  # type: ignore[attr-defined]  # of its C module
+    except RuntimeError:  # there is no driver: making a pipeline says so
+        return None
 
 
 def empty_batch(output: Output, shape: tuple[int, ...], dtype: str, device: str) -> tuple[Any, Any]:

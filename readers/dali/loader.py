@@ -34,7 +34,7 @@ _ERROR_CHARACTERS = 400
 class DaliLoader(FeedLoader):
     """Each `for` loop is one epoch of batches: by default (images, labels), labels int64 [n], -1 without one.
 
-        loader = DaliLoader(reader, 256, augment=classification(224), options=PipelineOptions(device="gpu"), seed=7)
+        loader = DaliLoader(reader, 256, augment=classification(224), options=PipelineOptions(device="cuda"), seed=7)
 
     augment: ops, as for `readers.loader.ImageLoader`, with the same crops and flips; see `readers.dali.pipeline`.
     graph: in place of augment, see `readers.dali.pipeline`.
@@ -238,7 +238,7 @@ class _Batches:
         height, width = recipe.out_size
         shape = (3, height, width) if options.layout == "NCHW" else (height, width, 3)
         dtype = options.dtype or ("uint8" if recipe.normalize is None else "float32")
-        return empty_batch(self._output, shape, dtype, options.device.replace("gpu", "cuda"))
+        return empty_batch(self._output, shape, dtype, options.device)
 
     def _recover(self, error: Exception) -> None:
         """Continue without the sample that made the pipeline fail, if on_error allows that; otherwise raise."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias
 
-from cache.node import detect_ranks, usable_cpus
-from readers.dali.backend import load_dali
+from cache.node import own_gpu, usable_cpus
+from readers.dali.backend import gpu_count, load_dali
 from readers.dali.recipes import PipelineOptions, augmented, check_recipe
 from readers.dali.source import BatchSource, SampleSource, Source, has_flips, has_size
 from readers.feed import OnError, check_choice
@@ -135,8 +135,8 @@ def pipeline(source: Source, options: PipelineOptions | None = None, *, graph: G
     elif source.recipe is not None:
         raise ValueError("a source with ops executes those: leave augment out where a graph is given")
     dali, device_id = load_dali(), None
-    if options.device == "gpu":
-        device_id = detect_ranks().local_rank if options.device_id is None else options.device_id
+    if options.device == "cuda":
+        device_id = own_gpu(gpu_count()) if options.device_id is None else options.device_id
     pipe = dali.Pipeline(
         batch_size=source.feed.batch_size,
         num_threads=options.threads or usable_cpus(),

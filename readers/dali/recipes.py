@@ -28,7 +28,7 @@ from readers.order.base import Order, Stepped
 __all__ = ["PipelineOptions", "augmented", "check_recipe"]
 
 _CHOICES = {
-    "device": ("cpu", "gpu"),
+    "device": ("cpu", "cuda"),
     "start_method": ("spawn", "fork"),
     "layout": ("NCHW", "NHWC"),
     "dtype": (None, "uint8", "float32", "float16"),
@@ -39,8 +39,8 @@ _CHOICES = {
 class PipelineOptions:
     """How a pipeline runs. Raises ValueError for invalid values.
 
-    device: where images are decoded and augmented.
-    device_id: the GPU, by default the rank's number on this node.
+    device: where images are decoded and augmented: "cpu" or "cuda".
+    device_id: the GPU, by default as for `readers.loader.ImageLoader`: that of torch.cuda.set_device, or of the rank.
     threads: of DALI on the CPU, by default this rank's share of the CPUs.
     prefetch: batches that DALI works ahead.
     workers: processes that read; 0 reads in this process.
@@ -51,7 +51,7 @@ class PipelineOptions:
     fancy_upsampling: the GPU interpolates colours as libjpeg does on the CPU.
     """
 
-    device: Literal["cpu", "gpu"] = "cpu"
+    device: Literal["cpu", "cuda"] = "cpu"
     device_id: int | None = None
     threads: int | None = None
     prefetch: int = 2
@@ -180,7 +180,7 @@ def _changed(dali: Any, steps: tuple[Op, ...], images: Any, nodes: Iterator[Any]
 
 def _decode(dali: Any, options: PipelineOptions, encoded: Any, box: Any = None) -> Any:
     """The box of each image, upright, RGB; the whole image without one."""
-    fn, on_gpu = dali.fn, options.device == "gpu"
+    fn, on_gpu = dali.fn, options.device == "cuda"
     arguments: dict[str, Any] = {"device": "mixed" if on_gpu else "cpu", "output_type": dali.types.RGB}
     if on_gpu:
         arguments["jpeg_fancy_upsampling"] = options.fancy_upsampling

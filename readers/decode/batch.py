@@ -6,48 +6,63 @@ Which images a device decodes follows from header facts; the CPU decodes the oth
 failed.
 
     JPEG, baseline (SOF0), 1 or 3 components, both sides 64 or more      device
-    JPEG, extended or progressive: nvJPEG's and rocJPEG's slow path      CPU
-    JPEG, 4 components (CMYK, YCCK): refused by both, or wrong colours   CPU
-    JPEG, a side under 64: rocJPEG refuses it, nvJPEG gains nothing      CPU
+    JPEG, extended or progressive: nvJPEG's slow path                    CPU
+    JPEG, 4 components (CMYK, YCCK): refused, or in wrong colours        CPU
+    JPEG that stores RGB: nvJPEG takes the values for YCbCr              CPU, as the bytes say, not the index
+    JPEG, a side under 64: nvJPEG gains nothing, rocJPEG refuses it      CPU
     PNG, WebP, GIF, BMP, TIFF, pixels of a cache, unknown                CPU
 
 GPU libraries decode a list in one call, and one bad image fails the call. Then the list is halved, and each half is
 tried by itself: a bad image among n costs about 2 log2(n) further calls, and no other image.
 
-A new decoder is a file with a function of a device, which raises MissingExtraError where its package is missing, and
-its entry in `_REGISTRY`, in the order in which "auto" tries them.
+Their errors do not say whether the image or the device is at fault: torchcodec and torchvision raise RuntimeError for
+everything, from a broken bit stream to a lost device, and the same status of nvJPEG may mean either. So a decoder is
+probed, with an image that is known to be good, when it is opened and again when a call fails. If the probe fails, the
+device is at fault (DeviceError); otherwise the images are. A decoder that refuses the first images all for one reason
+is of no use for this set, and a DeviceError as well.
+
+A new decoder is a file with a function of a device, which raises what importing its package does, and its entry in
+`_REGISTRY`, in the order in which "auto" tries them.
 """
 
 from __future__ import annotations
 
+import base64
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias, get_args
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from cache.errors import BadSampleError, MissingExtraError
+from cache.errors import BadSampleError, DeviceError, MissingExtraError
+from cache.messages import shortened
 from readers.decode.cpu import DECODER, decode_image
 from readers.decode.device import Picture
+from readers.decode.nvjpeg import has_jpeg_engine
 from readers.decode.region import MAX_PIXELS, lent
 from readers.decode.torchcodec import load_torchcodec
 from readers.decode.torchvision import load_torchvision
-from readers.headers import MEDIA, ImageHeader, exif_orientation, parse_any, read_frame
+from readers.headers import MEDIA, ImageHeader, exif_orientation, read_frame, stores_rgb
 from readers.sample import Buffer, ImageInfo
 
 __all__ = [
     "DECODERS",
+    "PROBE",
     "CpuDecoder",
     "Decoded",
     "Decoder",
     "DecoderName",
     "ListDecoder",
     "decode_batch",
+    "decoders_here",
     "device_takes",
     "open_decoder",
+    "reason_of",
     "routes",
     "same_as_promised",
 ]
@@ -55,11 +70,33 @@ __all__ = [
 Decoded: TypeAlias = Picture | BadSampleError
 DecoderName: TypeAlias = Literal["auto", "cpu", "torchcodec", "torchvision"]
 DECODERS: tuple[DecoderName, ...] = get_args(DecoderName)
-# (function of a device, whether what it loads applies EXIF orientation)
-_REGISTRY = {"torchcodec": (load_torchcodec, True), "torchvision": (load_torchvision, False)}
 
-# How torch begins to say that a device is lost; from 2.8 on that has a class of its own, too.
-_LOST = ("CUDA error", "HIP error")
+
+class _Library(NamedTuple):
+    """load: a function of a device. turns: whether what it loads applies EXIF orientation. needs, extra: what to
+    install."""
+
+    load: Callable[[torch.device], Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]]
+    turns: bool
+    needs: str
+    extra: str
+
+
+_REGISTRY = {
+    "torchcodec": _Library(load_torchcodec, True, "torchcodec >= 0.16", "gpu"),
+    "torchvision": _Library(load_torchvision, False, "torchvision >= 0.20", "torchvision"),
+}
+# A JPEG of 64 x 64 pixels in four colours, baseline, 4:2:0, and what is in the middle of its quarters.
+PROBE = base64.b85decode(
+    "|JeWF01!$>Nk#wx0RR9200961|JwjV00smF1_cBL1_cHO2L=cV5DE$j2?`Vr4-60&6c`v66c!d59VH(c8zUSR79cDjBPJ&)Dk&KsEif%8FeNA{DF5"
+    "34LjeZ|2MP!Z6AB6wC>j<TC@3f>C@3f>C@3f>C@3f>C@3f>C@3f>C@3f>C@3f>C@3f>C@3f>C@3f>C@3f>C@BBH01*fPKmb4k0U`hb5di}c0sq7R7"
+    "61VO0RR910000000000000062mizX6c7Ob00000000000000000030!~huq0RRI50RR91000000000000adG2nPSe02C1c000000000000000000"
+    "00|Jncy0|5X65d#qbKLCmWK-RzkU;-<bzyTftQ>Xv|U;-<bzyX|q-JZ+<8dwa;WB?4%2AZt^29^UdSpWn7*#"
+)
+_PROBED = {(16, 16): (200, 40, 40), (16, 48): (40, 179, 60), (48, 16): (50, 60, 191), (48, 48): (128, 128, 128)}
+_NEAR = 6  # of 255: inverse DCTs and conversions of colours round differently
+_ALIKE = 16  # images: so many refused for one reason, and none decoded, are no coincidence
+_REASON_CHARACTERS = 300
 _JPEG = MEDIA.index("jpeg")
 _BASELINE = 0xC0
 _LEAST_SIDE = 64
@@ -82,33 +119,80 @@ class Decoder(Protocol):
 class ListDecoder:
     """JPEGs by a function that takes a list of encoded images (uint8 [bytes], on the CPU) and returns one of pixels,
     uint8 [3, height, width] on `device`, or raises. turns: whether it applies EXIF orientation itself.
+
+    `decode` raises DeviceError where the device or the library is at fault, and not an image.
     """
 
     name: str
     device: torch.device
     call: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
     turns: bool
+    _seen: Counter[str] = field(default_factory=Counter, repr=False)  # images, by why they were refused; "": decoded
+
+    def probe(self) -> str:
+        """Why this decoder cannot be used, "" where it decodes an image that is known to be good."""
+        try:
+            (found,) = self.call([torch.from_numpy(np.frombuffer(PROBE, np.uint8).copy())])
+            seen = {at: tuple(found[:, at[0], at[1]].tolist()) for at in _PROBED}
+        except Exception as error:  # whatever a library raises
+            return reason_of(error)
+        apart = max(abs(a - b) for at, known in _PROBED.items() for a, b in zip(known, seen[at], strict=True))
+        return f"it decodes a known image to {seen}, expected {_PROBED}" if apart > _NEAR else ""
 
     def decode(self, images: Sequence[Buffer], headers: Sequence[ImageHeader]) -> list[Decoded]:
-        encoded = [torch.from_numpy(lent(np.frombuffer(image, np.uint8))) for image in images]
-        decoded = self._decode_or_halve(encoded)
-        return [self._picture(*row) for row in zip(decoded, headers, images, strict=True)]
-
-    def _decode_or_halve(self, encoded: list[torch.Tensor]) -> list[torch.Tensor | BadSampleError]:
-        if not encoded:
+        if not images:
             return []
+        encoded = [torch.from_numpy(lent(np.frombuffer(image, np.uint8))) for image in images]
+        found: Sequence[torch.Tensor | BadSampleError]
         try:
-            decoded = self.call(encoded)
-        except (RuntimeError, ValueError) as error:
-            if isinstance(error, torch.cuda.OutOfMemoryError) or str(error).startswith(_LOST):
-                raise  # the device is full or lost: the images are not at fault
-            if len(encoded) == 1:
-                return [BadSampleError(f"jpeg image: {self.name}: {error}")]
-            half = len(encoded) // 2
-            return self._decode_or_halve(encoded[:half]) + self._decode_or_halve(encoded[half:])
+            found = self._call(encoded)
+        except Exception as error:  # whatever a library raises
+            self._check_device(error)
+            found = self._halve(encoded, error)
+        made = [self._picture(*row) for row in zip(found, headers, images, strict=True)]
+        refused = [one for one in made if isinstance(one, BadSampleError)]
+        self._seen[""] += len(made) - len(refused)
+        if refused:
+            self._check_device(refused[0])
+            self._check_use(refused)
+        return made
+
+    def _call(self, encoded: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+        decoded = self.call(encoded)
         if len(decoded) != len(encoded):
-            raise RuntimeError(f"{self.name} decoded {len(encoded)} images to {len(decoded)}")
-        return list(decoded)
+            raise DeviceError(f"{self.name} decoded {len(encoded)} images to {len(decoded)}")
+        return decoded
+
+    def _halve(self, encoded: list[torch.Tensor], error: Exception) -> list[torch.Tensor | BadSampleError]:
+        """Find the images on which a call failed."""
+        if len(encoded) == 1:
+            return [BadSampleError(f"jpeg image: {self.name}: {reason_of(error)}")]
+        found: list[torch.Tensor | BadSampleError] = []
+        half = len(encoded) // 2
+        for some in (encoded[:half], encoded[half:]):
+            try:
+                found += self._call(some)
+            except Exception as again:  # as above
+                found += self._halve(some, again)
+        return found
+
+    def _check_device(self, error: Exception) -> None:
+        """Raise DeviceError where the probe fails now: then no image is at fault."""
+        fault = self.probe()
+        if fault:
+            raise DeviceError(
+                f"{self.name} has failed, and now fails on an image that it decoded before ({fault}): the GPU, its "
+                f"driver or this library is at fault, not your images; the first error was: {reason_of(error)}"
+            ) from error
+
+    def _check_use(self, refused: Sequence[BadSampleError]) -> None:
+        """Raise DeviceError where all images so far were refused alike."""
+        self._seen.update(map(str, refused))
+        if not self._seen[""] and len(self._seen) == 2 and sum(self._seen.values()) >= _ALIKE:
+            raise DeviceError(
+                f"{self.name} decodes a known image, but refused all {sum(self._seen.values())} images of this set "
+                f"that it was given, for the same reason: {refused[0]}; give decoder='cpu'"
+            )
 
     def _picture(self, found: torch.Tensor | BadSampleError, header: ImageHeader, image: Buffer) -> Decoded:
         if isinstance(found, BadSampleError):
@@ -141,9 +225,11 @@ class CpuDecoder:
 
 
 def open_decoder(name: DecoderName, device: torch.device, images: str = "images") -> Decoder:
-    """The decoder called `name`. "auto" is, on a CUDA device, the first that is installed of torchcodec and
-    torchvision, or else the CPU, with a warning; elsewhere it is the CPU. Raises MissingExtraError for one that is
-    named and not installed.
+    """The decoder called `name`, after it has decoded a known image. Raises MissingExtraError for one that is named and
+    not installed, DeviceError for one that is named and does not work.
+
+    "auto" is, on a CUDA device with an engine for JPEGs, the first of torchcodec and torchvision that works; or else
+    the CPU, with a warning that has the reasons. On other devices it is the CPU.
 
     images: what the warning says is decoded on the CPU.
     """
@@ -156,18 +242,66 @@ def open_decoder(name: DecoderName, device: torch.device, images: str = "images"
     if name == "cpu" or device.type != "cuda":
         return CpuDecoder(device)
     reasons = []
-    for installed in _REGISTRY:
+    for library in _REGISTRY:
         try:
-            return _open(installed, device)
-        except MissingExtraError as error:
+            decoder = _open(library, device)
+        except (MissingExtraError, DeviceError) as error:
             reasons.append(str(error))
+            continue
+        if _has_engine(device) is not False:
+            return decoder
+        reasons.append(
+            f"{library} works, but nvJPEG finds no JPEG engine on {device}, so it would decode by kernels, which may "
+            f"be slower than the CPU: decoder={library!r} takes it all the same"
+        )
+        break
     warnings.warn(f"{images} are decoded on the CPU: {'; '.join(reasons)}", stacklevel=2)
     return CpuDecoder(device)
 
 
+def decoders_here(device: torch.device) -> dict[str, str]:
+    """Of each library, "" where it decodes on this device, or why it does not; under "engine" whether the GPU has an
+    engine for JPEGs: "yes", "no", or "" where that is unknown."""
+    found = dict.fromkeys(_REGISTRY, "")
+    for library in _REGISTRY:
+        try:
+            _open(library, device)
+        except (MissingExtraError, DeviceError) as error:
+            found[library] = str(error)
+    found["engine"] = {True: "yes", False: "no", None: ""}[_has_engine(device)]
+    return found
+
+
 def _open(name: str, device: torch.device) -> ListDecoder:
-    load, turns = _REGISTRY[name]
-    return ListDecoder(f"{name}/{device.type}", device, load(device), turns)
+    library = _REGISTRY[name]
+    try:
+        call = library.load(device)
+    except (ImportError, OSError, RuntimeError) as error:
+        if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == name:
+            raise MissingExtraError(library.needs, library.extra, f"decoding on {device.type}") from error
+        raise DeviceError(
+            f"{name} is installed but cannot be loaded beside torch {torch.__version__}: {reason_of(error)}; decoding "
+            f"on {device.type} needs {library.needs}, of the release that fits this torch and its CUDA"
+        ) from error
+    decoder = ListDecoder(f"{name}/{device.type}", device, call, library.turns)
+    fault = decoder.probe()
+    if fault:
+        raise DeviceError(f"{name} cannot decode a known JPEG on {device}: {fault}")
+    return decoder
+
+
+def _has_engine(device: torch.device) -> bool | None:
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        return has_jpeg_engine() if device.type == "cuda" else None
+
+
+def reason_of(error: BaseException) -> str:
+    """What an error says, in one line, with the causes that a library has wrapped: which file cannot be loaded, say."""
+    texts = [str(error) or type(error).__name__]
+    while error.__cause__ is not None:
+        error = error.__cause__
+        texts.append(str(error))
+    return shortened("; ".join(" ".join(text.split()) for text in texts), _REASON_CHARACTERS)
 
 
 def routes(info: ImageInfo) -> npt.NDArray[np.bool_]:
@@ -192,13 +326,18 @@ def same_as_promised(data: Buffer, size: tuple[int, int]) -> ImageHeader | None:
     """The header of an image that may be sent to a device: one it takes, of the upright (height, width) in the index.
 
     None sends the image to the CPU, which reports what is wrong: no GPU library may get bytes that are not what the
-    index promises.
+    index promises. A JPEG that stores RGB goes there, too, which the index does not say.
     """
     try:
-        header = parse_any(data)
+        header, frame = read_frame(data)
     except BadSampleError:
         return None
-    return header if header.upright_size == size and device_takes(header) else None
+    return header if header.upright_size == size and _may_have(header, frame, data) else None
+
+
+def _may_have(header: ImageHeader, frame: int, data: Buffer) -> bool:
+    """An image that our own parser refuses has no frame: GPU libraries may not get it."""
+    return bool(frame) and device_takes(header) and not stores_rgb(data, frame)
 
 
 def decode_batch(images: Sequence[Buffer], decoder: Decoder) -> list[Decoded]:
@@ -212,8 +351,7 @@ def decode_batch(images: Sequence[Buffer], decoder: Decoder) -> list[Decoded]:
         except BadSampleError as error:
             results[row] = error
         else:
-            # An image that our own parser refuses has no frame: GPU libraries may not get it.
-            if frame and device_takes(headers[row]):
+            if _may_have(headers[row], frame, image):
                 on_device.append(row)
     decoded = decoder.decode([images[row] for row in on_device], [headers[row] for row in on_device])
     results |= {row: one for row, one in zip(on_device, decoded, strict=True) if isinstance(one, Picture)}

@@ -24,7 +24,7 @@ from readers.headers.base import MEDIA, PIXELS_MAGIC, SUFFIX, Buffer, ImageHeade
 from readers.headers.chunks import gif_frames, parse_gif, parse_png, parse_webp, png_frames, webp_frames
 from readers.headers.coefficients import MAGIC as COEFFICIENTS_MAGIC
 from readers.headers.coefficients import parse_coefficients_header
-from readers.headers.jpeg import parse_frame, parse_jpeg
+from readers.headers.jpeg import parse_frame, parse_jpeg, stores_rgb
 from readers.headers.magic import FOREIGN_SUFFIXES, foreign_medium, sniff
 from readers.headers.pillow import parse_bmp, parse_decodable
 from readers.headers.tiff import UPRIGHT, parse_tiff, tiff_frames
@@ -42,6 +42,7 @@ __all__ = [
     "read_frame",
     "read_header",
     "sniff",
+    "stores_rgb",
 ]
 
 

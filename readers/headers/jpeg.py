@@ -18,7 +18,7 @@ import struct
 from readers.headers.base import Buffer, ImageHeader, bad, check_size, truncated
 from readers.headers.tiff import EXIF_PREFIX, UPRIGHT, orientation, xmp_orientation
 
-__all__ = ["parse_frame", "parse_jpeg"]
+__all__ = ["parse_frame", "parse_jpeg", "stores_rgb"]
 
 _SCAN = 0xFFDA
 _APP1 = 0xFFE1
@@ -33,6 +33,8 @@ _SEARCH_BYTES = 4096
 _segment = struct.Struct(">HH").unpack_from
 _frame = struct.Struct(">5xHHB").unpack_from
 _next_marker = re.compile(rb"\xff[^\x00\xff]").search
+_adobe = re.compile(rb"\xff\xee..Adobe.{6}(.)", re.DOTALL).search
+_RGB = [ord(name) for name in "RGB"]
 
 
 def parse_jpeg(data: Buffer, *, exif_only: bool = False) -> ImageHeader:
@@ -93,6 +95,18 @@ def parse_frame(data: Buffer, *, exif_only: bool = False) -> tuple[ImageHeader, 
     if not rotated and xmp[0] and not exif_only:
         rotated = xmp_orientation(data, *xmp)
     return ImageHeader("jpeg", height, width, components, process, rotated or UPRIGHT), frame
+
+
+def stores_rgb(data: Buffer, frame: int) -> bool:
+    """Whether a JPEG, with its frame as `parse_frame` says, stores red, green and blue in place of YCbCr.
+
+    As libjpeg decides (jdapimin.c): by Adobe's segment, of transform 0, or by the names of the components. Where that
+    is in doubt, as with a thumbnail in front that has such a segment, the answer is yes.
+    """
+    if data[frame + 4] != 3:
+        return False
+    adobe = _adobe(data, 2, frame + _SEARCH_BYTES)
+    return adobe[1] == b"\0" if adobe is not None else [data[frame + at] for at in (5, 8, 11)] == _RGB
 
 
 def _read_frame(data: Buffer, at: int, size: int) -> tuple[int, int, int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -29,6 +29,7 @@ class Crew:
     """`threads` threads at work on the batches of an epoch, at most `ahead` of them begun and not yet taken.
 
     fill: called, under the lock, with whether all batches that may be begun are done; None where nobody wants to know.
+    stays: whether the threads wait for `redo` when all batches are done, until `stop`.
     """
 
     def __init__(
@@ -39,9 +40,10 @@ class Crew:
         rows_at_once: int,
         timers: LoopTimers,
         fill: Callable[[bool], None] | None,
+        stays: bool = False,
     ) -> None:
         self._work, self._steps, self._ahead, self._rows = work, work.steps, ahead, rows_at_once
-        self._timers, self._report_full = timers, fill
+        self._timers, self._report_full, self._stays = timers, fill, stays
         self._changed = threading.Condition()
         self._queue: deque[tuple[Batch, int, int]] = deque()
         self._done: dict[int, Batch] = {}
@@ -73,6 +75,19 @@ class Crew:
             self._note_fill()
             self._changed.notify_all()
         return batch
+
+    def redo(self, batch: Batch, rows: Sequence[int]) -> None:
+        """Have some rows of a batch that was taken filled again, before all other work; blocks until they are."""
+        with self._changed:
+            batch.pending = len(rows)
+            self._queue.extendleft((batch, row, row + 1) for row in reversed(rows))
+            self._changed.notify_all()
+            while self._done.pop(batch.step, None) is None:
+                if self._failure is not None:
+                    raise self._failure
+                if self._stopped:
+                    raise Stopped("the threads of this loop were stopped")
+                self._changed.wait()
 
     def stop(self) -> None:
         """End the threads; those in the middle of a row finish it first."""
@@ -136,7 +151,7 @@ class Crew:
                     return self._next_step - 1
                 if self._queue:
                     return self._queue.popleft()
-                if self._next_step >= self._steps and not self._planning:
+                if self._next_step >= self._steps and not self._planning and not self._stays:
                     return None
                 self._changed.wait()
         return None
@@ -170,7 +185,7 @@ class Crew:
             self._work.fill(batch, start, stop, tools)
         except BaseException as caught:
             error = caught
-        clock.stop_rows(stop - start, batch=batch.step, row=start)
+        clock.stop_rows(0 if start in batch.refused else stop - start, batch=batch.step, row=start)
         with self._changed:
             batch.pending -= 1
             # Of several errors in a batch the one of the first row counts, however the threads ran.

@@ -9,23 +9,29 @@ coefficients goes to a decoder of its own (`readers.coefficients.device`), which
 
 The crew works on later batches meanwhile, so reading and decoding on the CPU, decoding on the device, and training
 overlap. Images that the CPU decodes are cropped and resized there as well, by the same code as without a device, and
-cross the bus as uint8 in the size of the batch; the device flips, applies pixel ops and normalises. An image that
-the device cannot decode is tried on the CPU, and is a bad sample if that fails too.
+cross the bus as uint8 in the size of the batch; the device flips, applies pixel ops and normalises. An image on which
+the device fails goes back to the crew, and is a bad sample if that fails too; the loader warns of the first of these,
+and its `stats()` count them. A device that fails is an error (DeviceError), not a reason to decode on the CPU.
+
+Whole pictures are decoded at once up to a gibibyte of pixels; a batch of more is decoded and augmented in parts.
 """
 
 from __future__ import annotations
 
 import time
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import torch
 
+from cache.errors import BadSampleError, DeviceError
 from readers.augment.cpu import Finish
-from readers.augment.fused import BatchRenderer, triton_runs
+from readers.augment.fused import BatchRenderer, Engine, triton_fault
 from readers.augment.recipe import Job, Recipe
-from readers.coefficients.device.decoder import CoefficientDecoder
-from readers.decode.batch import CpuDecoder, Decoder, DecoderName, open_decoder
+from readers.coefficients.device.decoder import CoefficientDecoder, Uploaded
+from readers.decode.batch import CpuDecoder, Decoded, Decoder, DecoderName, open_decoder
 from readers.decode.device import DecodeStream, Picture, Ready
 from readers.decode.region import Region
 from readers.decode.share import Share, Spent
@@ -38,7 +44,10 @@ from readers.loader.work import Allocate, Batch, EpochWork
 from readers.loop import Ahead
 from readers.reader import Reader
 
-__all__ = ["DevicePath", "DeviceStage", "open_path"]
+__all__ = ["DECODED_BYTES", "DevicePath", "DeviceStage", "open_path"]
+
+# Of the pixels that are decoded at once: 256 photographs of 12 megapixels would take 9 GB of the device.
+DECODED_BYTES = 1 << 30
 
 # By the host's clock, in nanoseconds, and in the stream of the device.
 _Moment: TypeAlias = tuple[int, Ready]
@@ -46,16 +55,40 @@ _Moment: TypeAlias = tuple[int, Ready]
 _Made: TypeAlias = dict[int, tuple[Picture, Job]]
 
 
+@dataclass
+class _Failures:
+    """Images that the device was given, and those of them on which it failed; first: one of these, and why."""
+
+    given: int = 0
+    failed: int = 0
+    first: str = ""
+    is_known: bool = False
+
+    def warn(self, device: torch.device, stacklevel: int) -> None:
+        """Say it, once."""
+        if self.first and not self.is_known:
+            self.is_known = True
+            warnings.warn(
+                f"the device {device} failed on {self.failed} of the first {self.given} images that it was given "
+                f"({100 * self.failed / self.given:.1f} %), which the CPU decodes: {self.first}; the first line of "
+                f"print(loader.stats()) has the share of an epoch",
+                stacklevel=stacklevel + 1,
+            )
+
+
 @dataclass(frozen=True)
 class DevicePath:
-    """How a loader makes batches on its device. coefficients: what decodes those; None where the crew does, or where
-    the JPEGs they were made from are decoded."""
+    """How a loader makes batches on its device. stream: one for all epochs, as the memory of a stream is reserved for
+    it. coefficients: what decodes those; None where the crew does, or where the JPEGs they were made from are decoded.
+    """
 
     decoder: Decoder
     renderer: BatchRenderer
+    stream: DecodeStream
     ahead: int
     share: Share = field(default_factory=Share)
     coefficients: CoefficientDecoder | None = None
+    failures: _Failures = field(default_factory=_Failures)
 
     @property
     def decodes(self) -> bool:
@@ -79,7 +112,7 @@ class DevicePath:
 
     def unmeasured(self, threads: int) -> DevicePath:
         """The same for so many threads, with nothing measured yet."""
-        return replace(self, share=Share(self.share.wanted, threads))
+        return replace(self, share=Share(self.share.wanted, threads), failures=_Failures())
 
     def work(
         self,
@@ -91,7 +124,8 @@ class DevicePath:
         fields: FieldWork | None,
     ) -> DeviceWork:
         """What the crew does."""
-        options = {"decodes": self.decodes, "finishes": self.finishes}
+        pinned = self.renderer.device.type == "cuda"
+        options = {"decodes": self.decodes, "finishes": self.finishes, "pinned": pinned}
         return DeviceWork(feed, recipes, finish, allocate, classes, fields, share=self.share, **options)
 
     def stage(self, crew: Crew, work: EpochWork, timers: LoopTimers) -> DeviceStage:
@@ -109,16 +143,35 @@ def open_path(
     ahead: int,
     share: Share,
     reader: Reader,
+    engine: Engine = "auto",
 ) -> DevicePath:
-    """How batches of a reader are made on this device. Raises MissingExtraError where the decoder is not installed,
-    ValueError."""
+    """How batches of a reader are made on this device. What is chosen has been tried: a known JPEG was decoded, an
+    image of one pixel augmented. A warning says what was not chosen, and why.
+
+    Raises MissingExtraError and DeviceError where a decoder or engine that is named is not installed or does not work,
+    and ValueError.
+    """
+    if engine == "triton" and (fault := triton_fault(device)):
+        raise DeviceError(f"engine='triton' does not work on {device}: {fault}")
     renderer = BatchRenderer(
-        device, dtype=dtype, planar=planar, normalize=recipe.normalize, interpolation=recipe.interpolation
+        device,
+        dtype=dtype,
+        planar=planar,
+        normalize=recipe.normalize,
+        engine=engine,
+        interpolation=recipe.interpolation,
     )
-    if decoder == "cpu" or for_decoding(reader) is reader or not triton_runs(device):
-        return DevicePath(open_decoder(decoder, device), renderer, ahead, share)
+    if renderer.fault and device.type == "cuda":
+        warnings.warn(
+            f"torch crops and resizes image by image, which is slower than one kernel: {renderer.fault}; with "
+            f"engine='torch' there is no warning",
+            stacklevel=2,
+        )
+    stream = DecodeStream(device)
+    if decoder == "cpu" or for_decoding(reader) is reader or triton_fault(device):
+        return DevicePath(open_decoder(decoder, device), renderer, stream, ahead, share)
     opened = open_decoder(decoder, device, "images that the cache does not keep as coefficients")
-    return DevicePath(opened, renderer, ahead, share, CoefficientDecoder(device))
+    return DevicePath(opened, renderer, stream, ahead, share, CoefficientDecoder(device))
 
 
 class DeviceStage(Ahead[Batch]):
@@ -131,14 +184,16 @@ class DeviceStage(Ahead[Batch]):
         self._crew, self._work, self._path, self._timers = crew, work, path, timers
         self._clock = timers.device_clock("packer-loader-device")
         self._uploads: list[tuple[Ready, Ready]] = []  # of the batch before, in which the device may still be
-        self._before: tuple[Spent, _Moment, _Moment, _Moment] | None = None
-        self._stream, self._tools = DecodeStream(path.renderer.device), work.tools()
+        self._before: tuple[Spent, list[tuple[_Moment, _Moment]], _Moment, _Moment] | None = None
+        self._stream = path.stream
         super().__init__(self._finish, work.steps, path.ahead, "packer-loader-device")
 
     def take(self) -> Batch:
         """The next batch, its images on the device, for the current stream of the calling thread to use."""
         batch = super().take()
-        DecodeStream.hand_over(batch.images, batch.ready)
+        if batch.error is None:  # otherwise some images are elsewhere
+            DecodeStream.hand_over(batch.images, batch.ready)
+        self._path.failures.warn(self._path.renderer.device, stacklevel=4)
         return batch
 
     def stop(self) -> None:
@@ -153,19 +208,35 @@ class DeviceStage(Ahead[Batch]):
         self._clock.wait(start)
         self._clock.start()
         if batch.error is None:
-            with self._stream.decoding():
-                self._look_back()
-                began = self._moment()
-                made = self._decode(batch)
-                decoded = self._moment()
-                self._render(batch, made)
-                self._work.combine(batch)
-                batch.ready = self._stream.mark()
-                self._before = _spent(batch), began, decoded, self._moment()
-        batch.data, batch.payloads = [], []
+            self._make_images(batch)
+        batch.data, batch.payloads, batch.staged = [], [], None
         self._clock.stop("augment", batch=step)
         self._timers.fill(True)
         return batch
+
+    def _make_images(self, batch: Batch) -> None:
+        """Decode and augment a batch, part by part."""
+        views: list[list[torch.Tensor]] = [[] for _ in batch.images]
+        decodes: list[tuple[_Moment, _Moment]] = []
+        parts = _parts(batch)
+        for rows in parts:
+            with self._stream.decoding():  # nothing is queued that could still read what the part before has left
+                if not decodes:
+                    self._look_back()
+                began = self._moment()
+                made, failed = self._decode(batch, rows)
+                decodes.append((began, self._moment()))
+                if failed:
+                    self._redo(batch, failed)
+                if batch.error is not None:
+                    return
+                self._render(batch, rows, made, views)
+                del made
+                if rows is parts[-1]:
+                    batch.images = [some[0] if len(some) == 1 else torch.cat(some) for some in views]
+                    self._work.combine(batch)
+                    batch.ready = self._stream.mark()
+                    self._before = _spent(batch), decodes, decodes[0][0], self._moment()
 
     def _look_back(self) -> None:
         """The device is done with the batch before: of the time until then, its uploads took what it says."""
@@ -173,85 +244,96 @@ class DeviceStage(Ahead[Batch]):
         self._uploads.clear()
         self._clock.lap_device(copied)
         if self._before is not None:
-            spent, began, decoded, ended = self._before
-            took = {"device": _between(began, ended), "decoded": _between(began, decoded)}
+            spent, decodes, began, ended = self._before
+            took = {"device": _between(began, ended), "decoded": sum(_between(*both) for both in decodes)}
             self._path.share.add(spent._replace(**took))
 
     def _moment(self) -> _Moment:
         return time.perf_counter_ns(), self._stream.tick()
 
-    def _decode(self, batch: Batch) -> list[_Made]:
-        """The images that the device decodes, by view and row, except those that it cannot."""
-        whole = self._decode_whole(batch)
-        boxes = self._decode_boxes(batch)
+    def _decode(self, batch: Batch, rows: range) -> tuple[list[_Made], dict[int, BadSampleError]]:
+        """The images of some rows that the device decodes, by view and row; and why it could not decode others."""
+        found = self._decode_whole(batch, [row for row in rows if row in batch.headers])
+        boxes = self._decode_boxes(batch, [row for row in rows if row in batch.shapes])
         self._clock.lap("decode")
-        if self._path.decodes or self._path.finishes:
-            self._timers.count_decoded(len(whole) + len(boxes[0]), len(batch.shared), self._path.share.value)
-        return [
-            {row: (picture, jobs[row]) for row, picture in whole.items()}
-            | {row: (picture, _job_of_box(jobs[row], picture)) for row, picture in some.items()}
-            for jobs, some in zip(batch.jobs, boxes, strict=True)
-        ]
+        failed = {row: one for some in (found, *boxes) for row, one in some.items() if isinstance(one, BadSampleError)}
+        made: list[_Made] = []
+        for jobs, some in zip(batch.jobs, boxes, strict=True):
+            whole = {row: (one, jobs[row]) for row, one in found.items() if isinstance(one, Picture)}
+            parts = {row: (one, _job_of_box(jobs[row], one)) for row, one in some.items() if isinstance(one, Picture)}
+            made.append({row: both for row, both in (whole | parts).items() if row not in failed})
+        self._path.failures.given += len(found) + len(boxes[0])
+        shared = sum(row in rows for row in batch.shared)
+        self._timers.count_decoded(len(rows), len(made[0]), len(failed), shared)
+        self._timers.cpu_share = self._path.share.value if self._path.decodes or self._path.finishes else None
+        return made, failed
 
-    def _decode_whole(self, batch: Batch) -> dict[int, Picture]:
+    def _decode_whole(self, batch: Batch, rows: Sequence[int]) -> dict[int, Decoded]:
         """JPEGs by row, the same for all views."""
-        rows = sorted(batch.headers)
         decoded = self._path.decoder.decode(
             [batch.data[row] for row in rows],  # type: ignore[misc]  # those with a header are bytes
             [batch.headers[row] for row in rows],
         )
-        return {row: found for row, found in zip(rows, decoded, strict=True) if isinstance(found, Picture)}
+        return dict(zip(rows, decoded, strict=True))
 
-    def _decode_boxes(self, batch: Batch) -> list[dict[int, Picture]]:
-        """Boxes of coefficients, by view and row: of the images that have one in every view."""
-        decoder, rows = self._path.coefficients, sorted(batch.shapes)
+    def _decode_boxes(self, batch: Batch, rows: Sequence[int]) -> list[dict[int, Decoded]]:
+        """Boxes of coefficients, by view and row."""
+        decoder = self._path.coefficients
         if decoder is None or not rows:
             return [{} for _ in batch.jobs]
-        uploaded = decoder.upload(
-            [batch.data[row] for row in rows],  # type: ignore[misc]  # as above
-            [batch.shapes[row] for row in rows],
-        )
-        views = [decoder.decode(uploaded, [_region_of(jobs[row]) for row in rows]) for jobs in batch.jobs]
-        good = [k for k in range(len(rows)) if all(isinstance(view[k], Picture) for view in views)]
-        return [{rows[k]: view[k] for k in good} for view in views]  # type: ignore[misc]  # they are pictures
+        assert batch.staged is not None  # where there are shapes
+        batch.staged = batch.staged.to(decoder.device, non_blocking=True)  # with the first part
+        uploaded = Uploaded(batch.staged, [batch.places[row] for row in rows], [batch.shapes[row] for row in rows])
+        views = (decoder.decode(uploaded, [_region_of(jobs[row]) for row in rows]) for jobs in batch.jobs)
+        return [dict(zip(rows, view, strict=True)) for view in views]
 
-    def _render(self, batch: Batch, made: list[_Made]) -> None:
-        """Turn the rows that the CPU decoded and those that it did not into the images of the batch."""
-        rows, device = sorted({*batch.headers, *batch.shapes}), self._path.renderer.device
-        boxes: dict[int, list[torch.Tensor]] = {}  # of what the device could not decode, by view
-        for row in rows:
-            if row in made[0]:
-                continue
-            shapes = [(1, *images.shape[2:], 3) for images in batch.images]
-            places = [torch.zeros(shape, dtype=torch.uint8).permute(0, 3, 1, 2) for shape in shapes]
-            try:
-                self._work.render_row(batch, row, places, places, self._tools)
-            except Exception as error:
-                batch.error = error
-                return
-            self._clock.lap("decode")
-            boxes[row] = [place[0].to(device) for place in places]
-            self._clock.lap("copy")
-        for view, (images, jobs) in enumerate(zip(batch.images, batch.jobs, strict=True)):
+    def _redo(self, batch: Batch, failed: Mapping[int, BadSampleError]) -> None:
+        """Have the crew decode what the device could not."""
+        failures, row = self._path.failures, min(failed)
+        index = int(batch.indices[row])
+        failures.failed += len(failed)
+        failures.first = failures.first or f"sample {index} ({self._work.feed.reader.keys[index]}): {failed[row]}"
+        for row in failed:
+            batch.headers.pop(row, None)
+            batch.shapes.pop(row, None)
+        batch.refused.update(failed)
+        self._clock.stop("decode", batch=batch.step)
+        self._crew.redo(batch, sorted(failed))
+        self._clock.start()
+
+    def _render(self, batch: Batch, rows: range, made: Sequence[_Made], views: Sequence[list[torch.Tensor]]) -> None:
+        """Add the images of some rows to each view: those that the device decoded, and those that the CPU did."""
+        for images, jobs, decoded, view in zip(batch.images, batch.jobs, made, views, strict=True):
             size = (images.shape[2], images.shape[3])
             self._clock.lap("augment")
             begun = self._stream.tick()
-            uploaded = self._upload(images, batch)
+            uploaded = self._upload(images, batch, rows)
             self._uploads.append((begun, self._stream.tick()))
             self._clock.lap("copy")
-            pictures = uploaded | {row: Picture(some[view]) for row, some in boxes.items()}
-            todo = [made[view].get(row) or (pictures[row], _rest_of(job, size)) for row, job in enumerate(jobs)]
-            batch.images[view] = self._path.renderer.render(
-                [picture for picture, _ in todo], [job for _, job in todo], size
-            )
+            todo = [decoded.get(row) or (uploaded[row], _rest_of(jobs[row], size)) for row in rows]
+            view.append(self._path.renderer.render([picture for picture, _ in todo], [job for _, job in todo], size))
 
-    def _upload(self, images: torch.Tensor, batch: Batch) -> dict[int, Picture]:
-        """The rows of a view that the CPU decoded, on the device; in one copy if those are all rows."""
+    def _upload(self, images: torch.Tensor, batch: Batch, rows: range) -> dict[int, Picture]:
+        """The images of a view that the CPU decoded, on the device; in one copy if those are all rows."""
         device = self._path.renderer.device
         if not batch.headers and not batch.shapes:
-            return {row: Picture(image) for row, image in enumerate(images.to(device, non_blocking=True))}
-        rows = [row for row in range(len(images)) if row not in batch.headers and row not in batch.shapes]
-        return {row: Picture(images[row].to(device, non_blocking=True)) for row in rows}
+            there = images[rows.start : rows.stop].to(device, non_blocking=True)
+            return {row: Picture(image) for row, image in zip(rows, there, strict=True)}
+        some = [row for row in rows if row not in batch.headers and row not in batch.shapes]
+        return {row: Picture(images[row].to(device, non_blocking=True)) for row in some}
+
+
+def _parts(batch: Batch) -> list[range]:
+    """The rows of a batch, in parts in which the pixels that the device decodes are at most `DECODED_BYTES`."""
+    parts, start, taken = [], 0, 0
+    for row, (height, width) in enumerate(batch.sizes):
+        decoded = 3 * height * width if row in batch.headers or row in batch.shapes else 0
+        if taken and taken + decoded > DECODED_BYTES:
+            parts.append(range(start, row))
+            start = row
+            taken = 0
+        taken += decoded
+    return [*parts, range(start, len(batch.sizes))]
 
 
 def _spent(batch: Batch) -> Spent:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,7 +17,7 @@ import torch
 from cache.errors import BadSampleError
 from readers.augment.cpu import Renderer
 from readers.augment.recipe import Job
-from readers.coefficients.device.decoder import vetted_shape
+from readers.coefficients.device.decoder import places_of, vetted_shape
 from readers.coefficients.layout import is_coefficients
 from readers.decode.batch import routes, same_as_promised
 from readers.decode.share import Share
@@ -37,12 +36,13 @@ __all__ = ["DeviceWork"]
 class DeviceWork(EpochWork):
     """The crew's part of a batch that a device finishes.
 
-    decodes: whether the device decodes JPEGs. finishes: whether it decodes coefficients. share: what the crew decodes
-    of both.
+    decodes: whether the device decodes JPEGs. finishes: whether it decodes coefficients. pinned: whether their bytes
+    are copied into pinned memory. share: what the crew decodes of both.
     """
 
     decodes: bool = True
     finishes: bool = False
+    pinned: bool = False
     share: Share = field(default_factory=Share)
     _kept: Reader = field(init=False, repr=False)
     _routes: tuple[list[bool], dict[int, int]] = field(init=False, repr=False)
@@ -69,6 +69,8 @@ class DeviceWork(EpochWork):
         batch = EpochWork.plan(self, step, clock)
         if self.decodes or self.finishes:
             batch.routed, batch.shared = self._routes
+        if self.finishes:
+            self._make_room(batch)
         batch.spent.append((time.perf_counter_ns() - began, 0, 0))
         return batch
 
@@ -97,7 +99,8 @@ class DeviceWork(EpochWork):
 
     def fill(self, batch: Batch, start: int, stop: int, tools: Renderer) -> None:
         """Decode the CPU's images, unflipped; of the others, check that the header is what the index says."""
-        self.fill_fields(batch, start, stop, tools)
+        if start not in batch.refused:  # else the rows come back from the device, one by one
+            self.fill_fields(batch, start, stop, tools)
         some = slice(start, stop)
         alone = not batch.routed and not batch.bad_boxes
         if alone and all(
@@ -108,7 +111,7 @@ class DeviceWork(EpochWork):
         began, shared_ns, shared_bytes = time.perf_counter_ns(), 0, 0
         for row in range(start, stop):
             data = batch.data[row]
-            is_routed = batch.routed and batch.routed[row] and row not in batch.bad_boxes
+            is_routed = batch.routed and batch.routed[row] and row not in batch.bad_boxes and row not in batch.refused
             if is_routed and not isinstance(data, Exception) and self._accept(batch, row, data):
                 continue
             row_began = time.perf_counter_ns()
@@ -119,6 +122,17 @@ class DeviceWork(EpochWork):
                 shared_bytes += batch.shared[row]
         batch.spent.append((time.perf_counter_ns() - began, shared_ns, shared_bytes))
 
+    def _make_room(self, batch: Batch) -> None:
+        """For coefficients that the device decodes: the threads copy them here, and the device takes all at once."""
+        sizes = {
+            row: len(data)
+            for row, (data, is_routed) in enumerate(zip(batch.data, batch.routed, strict=True))
+            if is_routed and not isinstance(data, Exception) and is_coefficients(data)
+        }
+        offsets, total = places_of(list(sizes.values()))
+        batch.places = dict(zip(sizes, offsets, strict=True))
+        batch.staged = torch.empty(total, dtype=torch.uint8, pin_memory=self.pinned)
+
     def complete(self, batch: Batch) -> None:
         """The device has still to decode: see `DeviceStage`."""
 
@@ -126,9 +140,15 @@ class DeviceWork(EpochWork):
         """Have the device decode an image, if it is what the index says. What is wrong with others the CPU reports."""
         size = batch.sizes[row]
         if is_coefficients(data):
-            with suppress(BadSampleError):
-                batch.shapes[row] = vetted_shape(data, size)
-            return row in batch.shapes
+            try:
+                shape = vetted_shape(data, size)
+            except BadSampleError:
+                return False
+            assert batch.staged is not None  # as `decodes` and `finishes` are those of the plan
+            at, bytes_ = batch.places[row], np.frombuffer(data, np.uint8, shape.total_bytes)
+            batch.staged.numpy()[at : at + len(bytes_)] = bytes_
+            batch.shapes[row] = shape
+            return True
         header = same_as_promised(data, size)
         if header is not None:
             batch.headers[row] = header

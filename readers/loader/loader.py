@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import torch
 
 from cache.errors import UnsupportedCpuError
-from cache.node import usable_cpus
+from cache.node import own_gpu, usable_cpus
 from cache.stores.ranges import BlockPool
 from readers.augment.cpu import Finish
 from readers.augment.ops import Normalize, Op
@@ -41,6 +41,7 @@ from readers.reader import Reader
 from readers.trace import Trace, TraceSlot
 
 if TYPE_CHECKING:
+    from readers.augment.fused import Engine
     from readers.decode.batch import DecoderName
     from readers.loader.device import DevicePath, DeviceStage
 
@@ -81,21 +82,25 @@ class ImageLoader(FeedLoader):
     prefetch: batches made ahead.
     pin_memory: default where CUDA is available.
     device: where batches are. On a CUDA device they are finished there, and `prefetch` of them wait there
-        (`readers.loader.device`).
+        (`readers.loader.device`). "cuda" is the one that torch.cuda.set_device has chosen, or that of the local rank.
     decoder: "torchcodec" or "torchvision" decode what they are good at and leave the rest to the CPU; "auto" takes the
-        first of them that there is on a CUDA device, and the CPU elsewhere. "compiled" is the CPU, with functions that
+        first of them that works on a CUDA device with a JPEG engine, or else the CPU, with a warning that says why;
+        elsewhere it is the CPU. "compiled" is the CPU, with functions that
         are compiled on the first use on a machine and decode less of a JPEG, to the same pixels (docs/performance.md).
         What a cache keeps as coefficients a CUDA device decodes with Triton, if it is installed, except with "cpu" and
         "compiled" (docs/gpu.md).
     exact_colours: interpolate colours that a JPEG stores at half the size also where the box is made half as large or
         less; otherwise they are repeated there, which is a tenth quicker on the CPU. `packer parity` shows the
         difference.
+    engine: what crops and resizes on a CUDA device: "triton", one kernel for a batch; "torch", image by image; "auto":
+        Triton where it works, or else torch, with a warning that says why.
     cpu_share: of the images that the device could decode, the share that the threads decode in its place, 0 to 1; or
         "auto": as many as let both finish together, by what they are measured to take (`readers.decode.share`).
 
     A loop begins with its first batch; a loop that is left early ends its epoch: the next loop begins the next one.
     `state_dict` names the first batch that has not been handed out; `load_state_dict` lets the next loop begin there,
-    on any number of ranks. TrainerError: two loops run at once, or a framework would lose or repeat batches.
+    on any number of ranks. DeviceError: a decoder or an engine that is named, or the device in mid-epoch, does not
+    work. TrainerError: two loops run at once, or a framework would lose or repeat batches.
     """
 
     def __init__(
@@ -121,6 +126,7 @@ class ImageLoader(FeedLoader):
         pin_memory: bool | None = None,
         device: torch.device | str = "cpu",
         decoder: DecoderName | Literal["compiled"] = "auto",
+        engine: Engine = "auto",
         cpu_share: CpuShare = 0,
         exact_colours: bool = False,
     ) -> None:
@@ -146,7 +152,14 @@ class ImageLoader(FeedLoader):
         pinned = torch.cuda.is_available() if pin_memory is None else pin_memory
         planar, normalize = layout == "NCHW", self.recipe.normalize
         share = Share(cpu_share, self.threads)
-        made = {"dtype": self.dtype, "planar": planar, "recipe": self.recipe, "ahead": prefetch, "reader": reader}
+        made = {
+            "dtype": self.dtype,
+            "planar": planar,
+            "recipe": self.recipe,
+            "ahead": prefetch,
+            "reader": reader,
+            "engine": engine,
+        }
         self._path = device_path(self.device, "cpu" if decoder == "compiled" else decoder, share, **made)
         if self._path is not None:
             stored: tuple[torch.dtype, bool, Normalize | None] = (torch.uint8, False, None)
@@ -232,7 +245,8 @@ class ImageLoader(FeedLoader):
         work = EpochWork(*given) if self._path is None else self._path.work(*given)
         work.exact_colours, work.compiled = self.exact_colours, self._compiled
         fill = timers.fill if self._path is None else None
-        crew = Crew(work, self.threads, self.prefetch, self._rows_at_once(), timers, fill)
+        stays = self._path is not None
+        crew = Crew(work, self.threads, self.prefetch, self._rows_at_once(), timers, fill, stays)
         return crew if self._path is None else self._path.stage(crew, work, timers)
 
     def _finish(self, batch: Batch) -> tuple[Any, Sequence[BadSample]]:
@@ -287,8 +301,8 @@ def device_path(device: torch.device, decoder: DecoderName, share: Share, **opti
     """How batches are made on a device; None where the crew does everything: on the CPU, unless a decoder of batches
     is asked for. What GPUs need is imported only here.
 
-    Raises MissingExtraError where the decoder is not installed, and ValueError, also for a share of what is decoded on
-    the CPU anyway.
+    Raises MissingExtraError where the decoder is not installed, DeviceError where it or the engine does not work, and
+    ValueError, also for what the CPU does anyway: a share of the decoding, an engine.
     """
     on_cpu = device.type != "cuda" and decoder in ("auto", "cpu")
     if share.wanted != 0 and (on_cpu or decoder == "cpu"):
@@ -297,6 +311,11 @@ def device_path(device: torch.device, decoder: DecoderName, share: Share, **opti
             f"decoder={decoder!r} the CPU decodes everything; leave cpu_share= out, or let a GPU decode"
         )
     if on_cpu:
+        if options["engine"] != "auto":
+            raise ValueError(
+                f"engine={options['engine']!r} is for a GPU, but with device={str(device)!r} and decoder={decoder!r} "
+                f"the threads crop and resize; leave engine= out"
+            )
         return None
     from readers.loader.device import open_path
 
@@ -380,10 +399,11 @@ def _choose_dtype(dtype: torch.dtype | None, recipe: Recipe) -> torch.dtype:
 
 
 def find_device(device: torch.device | str) -> torch.device:
-    """The device; a CUDA device with its number. Raises ValueError where there is no GPU."""
+    """The device; a CUDA device with its number, by `own_gpu` where none is given. Raises ValueError where there is no
+    GPU."""
     named = torch.device(device)
     if named.type != "cuda":
         return named
     if not torch.cuda.is_available():
         raise ValueError(f"device {str(device)!r}: torch {torch.__version__} finds no GPU here; leave device= out")
-    return torch.device("cuda", torch.cuda.current_device() if named.index is None else named.index)
+    return torch.device("cuda", own_gpu(torch.cuda.device_count()) if named.index is None else named.index)

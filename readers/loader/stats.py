@@ -30,8 +30,9 @@ class LoaderStats:
     made: images, also in batches that are not handed out yet.
     bytes_read: of images, as stored or cached. reads: images asked for; cache_hits: those that a cache had.
     ready: of the batches that the training asked for, how many found 0, 1, … prefetch batches ready.
-    device_images: decoded by the device, also in batches that are not handed out yet. shared_images: those that the
-        device could have decoded, and the threads did.
+    decoded_images: of batches that were finished on a device, also of those that are not handed out yet. Of them,
+        device_images: decoded by the device; failed_images: on which it failed, so that the threads decoded them;
+        shared_images: those that it could have decoded, and the threads did, by cpu_share.
     cpu_share: the share of such images in the next batches, as given or as measured; None where no device decodes.
     """
 
@@ -52,7 +53,9 @@ class LoaderStats:
     reads: int = 0
     cache_hits: int = 0
     ready: tuple[int, ...] = ()
+    decoded_images: int = 0
     device_images: int = 0
+    failed_images: int = 0
     shared_images: int = 0
     cpu_share: float | None = None
 
@@ -106,6 +109,17 @@ class LoaderStats:
     def __str__(self) -> str:
         if not self.batches and not self.wait_seconds:
             return "no batch yet"
+        return f"{self._where()}{self._who()}"
+
+    def _where(self) -> str:
+        """Where images were decoded; "" without a device."""
+        if not self.decoded_images:
+            return ""
+        failed = f" (it failed on {self.failed_images:,})" if self.failed_images else ""
+        return f"decoded on the device: {_percent(_share(self.device_images, self.decoded_images))}{failed}; "
+
+    def _who(self) -> str:
+        """Who waits for whom."""
         crew = f"{self.threads} thread{'s' if self.threads != 1 else ''} {_percent(self.busy)} busy"
         rate = f"{self.images_per_second:,.0f} images/s"
         if self.cpu_share:

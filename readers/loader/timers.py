@@ -157,8 +157,8 @@ class LoopTimers:
         self._ended = self._asked = self._full = 0
         self._batches = self._images = self._wait = self._first_wait = self._idle = 0
         self._ready = [0] * (prefetch + 1)
-        self._by_device = self._shared = 0
-        self._cpu_share: float | None = None
+        self._decoded = self._by_device = self._failed = self._shared = 0
+        self.cpu_share: float | None = None  # written by the thread behind the crew
         self._base: dict[str, int] = {}
 
     def crew_clock(self, name: str) -> ThreadClock:
@@ -204,11 +204,12 @@ class LoopTimers:
         self._ended = self._ended or time.perf_counter_ns()
 
     # --- the thread behind the crew -------------------------------------------------------------------------------
-    def count_decoded(self, by_device: int, shared: int, cpu_share: float) -> None:
-        """So many images of a batch were decoded by the device, and by the crew in its place."""
+    def count_decoded(self, images: int, by_device: int, failed: int, shared: int) -> None:
+        """Of so many images the device decoded some, failed on others, and the crew decoded some in its place."""
+        self._decoded += images
         self._by_device += by_device
+        self._failed += failed
         self._shared += shared
-        self._cpu_share = cpu_share
 
     # --- the crew: under its lock ---------------------------------------------------------------------------------
     def fill(self, full: bool) -> None:
@@ -251,9 +252,11 @@ class LoopTimers:
             reads=found["reads"],
             cache_hits=found["hits"],
             ready=tuple(found[f"ready {count}"] for count in range(self.prefetch + 1)),
+            decoded_images=found["decoded"],
             device_images=found["by device"],
+            failed_images=found["failed"],
             shared_images=found["shared"],
-            cpu_share=self._cpu_share,
+            cpu_share=self.cpu_share,
         )
 
     def _totals(self, now: int) -> dict[str, int]:
@@ -271,7 +274,9 @@ class LoopTimers:
             "reads": sum(clock.reads for clock in every),
             "bytes read": sum(clock.bytes_read for clock in every),
             "hits": sum(clock.hits for clock in every),
+            "decoded": self._decoded,
             "by device": self._by_device,
+            "failed": self._failed,
             "shared": self._shared,
             "seconds": now - self._began,
             "batches": self._batches,

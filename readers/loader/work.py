@@ -50,7 +50,8 @@ class Batch:
     images: by view, [n, 3, height, width].
     labels: float32 [n, classes], where images have been mixed.
     routed: which images a device is to decode; headers: of those that it will decode, by row; shapes: of those of them
-        that are coefficients.
+        that are coefficients; refused: rows that the device could not decode, after all.
+    staged: the bytes of the coefficients for the device, which begin at `places`, by row.
     shared: the bytes of the images that the CPU decodes though the device could, as they are read or stored, by row.
     spent: nanoseconds by task of the threads, of them for images of `shared`, and the bytes of those.
     ready: on a device, what to wait for before the images are used.
@@ -72,6 +73,9 @@ class Batch:
     routed: list[bool] = field(default_factory=list)
     headers: dict[int, ImageHeader] = field(default_factory=dict)
     shapes: dict[int, Shape] = field(default_factory=dict)
+    refused: set[int] = field(default_factory=set)
+    staged: torch.Tensor | None = None
+    places: dict[int, int] = field(default_factory=dict)
     shared: Mapping[int, int] = field(default_factory=dict)
     spent: list[tuple[int, int, int]] = field(default_factory=list)
     ready: Ready = None

@@ -30,15 +30,16 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from cache.errors import DatasetError, MissingExtraError, PipelineError
-from cache.node import detect_ranks, usable_cpus
+from cache.node import own_gpu, usable_cpus
 from readers.augment import CELEBA_CROP
 from readers.augment.ops import IMAGENET_MEAN, IMAGENET_STD, Crop
+from readers.decode.nvjpeg import find_library
 from readers.feed import check_choice
 from readers.rocal.source import PREFETCH, RocalSource
 from readers.sample import upright_sides
 
 __all__ = [
-    "Backend",
+    "Device",
     "Graph",
     "Machine",
     "MissingRocalError",
@@ -55,7 +56,7 @@ __all__ = [
     "resnet_train_ops",
 ]
 
-Backend: TypeAlias = Literal["cpu", "gpu"]
+Device: TypeAlias = Literal["cpu", "cuda"]
 Graph: TypeAlias = Callable[[Any], Any]
 Ops: TypeAlias = Callable[[Any, Any], Any]
 
@@ -96,9 +97,7 @@ def gpu_backend(maps: Path = Path("/proc/self/maps")) -> bool | None:
     maps: lists the files that are mapped into this process.
     """
     try:
-        lines = maps.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-        libraries = {line.split(maxsplit=5)[5] for line in lines if "/librocal.so" in line}
-        contents = [Path(library).read_bytes() for library in libraries]
+        contents = [Path(library).read_bytes() for library in find_library("librocal.so", maps)]
     except OSError:
         return None
     return any(name in content for content in contents for name in _GPU_LIBRARIES) if contents else None
@@ -109,16 +108,19 @@ def gpu_backend(maps: Path = Path("/proc/self/maps")) -> bool | None:
 class Machine:
     """Where a pipeline runs. Raises ValueError.
 
+    device: of what happens to decoded images: "cuda", as torch calls AMD's GPUs, too. rocAL decodes what it is given
+    from outside on the CPU, and `RocalLoader` returns arrays of the host, with either.
     threads: that decode; None shares the CPUs of this process among the ranks of the node. With more than one, images
-    may differ slightly from run to run. device_id: of the GPU; None is the local rank.
+    may differ slightly from run to run.
+    device_id: of the GPU; None is that of torch.cuda.set_device, or of the local rank.
     """
 
-    backend: Backend = "cpu"
+    device: Device = "cpu"
     threads: int | None = None
     device_id: int | None = None
 
     def __post_init__(self) -> None:
-        check_choice("backend", self.backend, ("cpu", "gpu"))
+        check_choice("device", self.device, ("cpu", "cuda"))
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"threads is 1 or more, not {self.threads}")
 
@@ -126,21 +128,21 @@ class Machine:
 def built(graph: Graph, machine: Machine, *, batch_size: int, seed: int) -> Any:
     """A pipeline, built, with one output: what `graph` returns. Raises MissingRocalError, PipelineError."""
     rocal = load_rocal("a rocAL pipeline")
-    if machine.backend == "gpu" and gpu_backend() is False:
+    if machine.device == "cuda" and gpu_backend() is False:
         raise PipelineError(
-            'this rocAL was built for the CPU alone, and would silently run backend="gpu" there: give backend="cpu", '
+            'this rocAL was built for the CPU alone, and would silently run device="cuda" there: give device="cpu", '
             "or install a rocAL built with HIP (that of ROCm, /opt/rocm/lib)"
         )
-    device_id = detect_ranks().local_rank if machine.device_id is None else machine.device_id
+    device_id = own_gpu(_visible_gpus()) if machine.device_id is None else machine.device_id
     try:
         with _stdout_to_stderr():
             pipeline = rocal.pipeline.Pipeline(
                 batch_size=batch_size,
                 num_threads=machine.threads or usable_cpus(),
-                device_id=device_id if machine.backend == "gpu" else 0,
+                device_id=device_id if machine.device == "cuda" else 0,
                 seed=seed,
                 prefetch_queue_depth=PREFETCH,
-                rocal_cpu=machine.backend == "cpu",
+                rocal_cpu=machine.device == "cpu",
                 tensor_layout=rocal.types.NCHW,
                 tensor_dtype=rocal.types.FLOAT,
             )
@@ -159,6 +161,14 @@ def built(graph: Graph, machine: Machine, *, batch_size: int, seed: int) -> Any:
     except Exception as error:
         raise PipelineError(f"rocAL cannot make this pipeline: {error}") from error
     return pipeline
+
+
+def _visible_gpus() -> int | None:
+    """How many GPUs this process may see by its environment; None where that does not limit them."""
+    named = [
+        os.environ.get(name, "") for name in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+    ]
+    return min((value.count(",") + 1 for value in named if value), default=None)
 
 
 @contextlib.contextmanager
@@ -210,7 +220,7 @@ def celeba(
     size: int = 64,
     crop: Crop = CELEBA_CROP,
     flip: float = 0.5,
-    backend: Backend = "cpu",
+    device: Device = "cpu",
     threads: int | None = None,
     device_id: int | None = None,
     seed: int = 0,
@@ -222,7 +232,7 @@ def celeba(
     max_height and max_width with which rocAL would decode them at another size than their own.
     """
     _check_box(source, crop)
-    return _over(source, celeba_ops(size=size, crop=crop, flip=flip), Machine(backend, threads, device_id), seed)
+    return _over(source, celeba_ops(size=size, crop=crop, flip=flip), Machine(device, threads, device_id), seed)
 
 
 def celeba_ops(*, size: int = 64, crop: Crop = CELEBA_CROP, flip: float = 0.5) -> Ops:
@@ -247,14 +257,14 @@ def resnet_train(
     *,
     size: int = 224,
     flip: float = 0.5,
-    backend: Backend = "cpu",
+    device: Device = "cpu",
     threads: int | None = None,
     device_id: int | None = None,
     seed: int = 0,
 ) -> Any:
     """A random box of 8 to 99 % of the image, of aspect ratio 3/4 to 4/3 (rocAL's own ranges), resized to `size`,
     mirrored with probability `flip`, and normalised by ImageNet's mean and deviation."""
-    return _over(source, resnet_train_ops(size=size, flip=flip), Machine(backend, threads, device_id), seed)
+    return _over(source, resnet_train_ops(size=size, flip=flip), Machine(device, threads, device_id), seed)
 
 
 def resnet_train_ops(*, size: int = 224, flip: float = 0.5) -> Ops:
@@ -276,12 +286,12 @@ def resnet_eval(
     *,
     size: int = 224,
     resize: int = 256,
-    backend: Backend = "cpu",
+    device: Device = "cpu",
     threads: int | None = None,
     device_id: int | None = None,
 ) -> Any:
     """The short side resized to `resize`, the middle `size` x `size`, normalised by ImageNet's mean and deviation."""
-    return _over(source, resnet_eval_ops(size=size, resize=resize), Machine(backend, threads, device_id), seed=0)
+    return _over(source, resnet_eval_ops(size=size, resize=resize), Machine(device, threads, device_id), seed=0)
 
 
 def resnet_eval_ops(*, size: int = 224, resize: int = 256) -> Ops:

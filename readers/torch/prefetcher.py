@@ -63,6 +63,7 @@ class DevicePrefetcher:
         from readers.loader.loader import find_device
 
         self.loader, self.device, self.prefetch = loader, find_device(device), prefetch
+        self._stream = DecodeStream(self.device)  # one for all loops: torch reserves the memory of a stream for it
         self._running: weakref.ref[_Iteration] | None = None
         self._handed_out: Any = None  # the state after the last batch, while the loader may be ahead of it
 
@@ -129,10 +130,9 @@ class _Prepared(NamedTuple):
 class _Source:
     """What the thread does. It knows neither the prefetcher nor the iterator, so dropping those stops it."""
 
-    def __init__(self, loader: Any, device: torch.device, stateful: bool) -> None:
-        self._iterator, self._device = iter(loader), device
+    def __init__(self, loader: Any, device: torch.device, stream: DecodeStream, stateful: bool) -> None:
+        self._iterator, self._device, self._stream = iter(loader), device, stream
         self._state: Callable[[], Any] | None = loader.state_dict if stateful else None
-        self._stream = DecodeStream(device)
         self._copied: list[torch.Tensor] = []  # what the copies under way read
         self._first = [self._next()]
 
@@ -212,7 +212,7 @@ class _Iteration(Iterator[Any]):
         prefetcher = self._prefetcher
         self._begun = True
         prefetcher._begin(self)
-        source = _Source(prefetcher.loader, prefetcher.device, isinstance(prefetcher, _Stateful))
+        source = _Source(prefetcher.loader, prefetcher.device, prefetcher._stream, isinstance(prefetcher, _Stateful))
         self._ahead = Ahead(source.make, _ENDLESS, prefetcher.prefetch, "packer-prefetcher")
         self._finalizer = weakref.finalize(self, _end, self._ahead, source)
 

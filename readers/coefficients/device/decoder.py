@@ -38,7 +38,7 @@ from readers.decode.device import Picture
 from readers.decode.region import Region, check_header
 from readers.headers.base import Buffer
 
-__all__ = ["CoefficientDecoder", "Uploaded", "vetted_shape"]
+__all__ = ["CoefficientDecoder", "Uploaded", "places_of", "vetted_shape"]
 
 _BLOCK = 8
 _LEAST_BLOCK_BYTES = 4
@@ -70,6 +70,12 @@ def _damaged(shape: Shape) -> BadSampleError:
     return BadSampleError(f"{MEDIUM} image: its parts do not fit into its {shape.total_bytes} bytes (damaged)")
 
 
+def places_of(lengths: Sequence[int]) -> tuple[list[int], int]:
+    """Where images of so many bytes begin in one piece of memory, at multiples of 16; and the bytes of all."""
+    ends = np.cumsum([-(-length // _ALIGNMENT) * _ALIGNMENT for length in lengths]).tolist()
+    return [0, *ends][: len(lengths)], ends[-1] if ends else 0
+
+
 @dataclass(frozen=True)
 class Uploaded:
     """Images on a device. data: uint8, all of them; offsets: where each begins, multiples of 16; shapes: as vetted."""
@@ -94,9 +100,8 @@ class CoefficientDecoder:
 
     def upload(self, images: Sequence[Buffer], shapes: Sequence[Shape]) -> Uploaded:
         """Copy images to the device, in one copy on the current stream. shapes: what `vetted_shape` says of each."""
-        ends = np.cumsum([-(-shape.total_bytes // _ALIGNMENT) * _ALIGNMENT for shape in shapes]).tolist()
-        offsets = [0, *ends[:-1]]
-        host = torch.empty(ends[-1] if ends else 0, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+        offsets, total = places_of([shape.total_bytes for shape in shapes])
+        host = torch.empty(total, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
         memory = host.numpy()
         for image, offset, shape in zip(images, offsets, shapes, strict=True):
             memory[offset : offset + shape.total_bytes] = np.frombuffer(image, np.uint8, shape.total_bytes)
