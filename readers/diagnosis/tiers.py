@@ -116,7 +116,7 @@ class _Slotted:
 
 def _moved(index: int, row: int) -> int:
     """An index of the same draws for another row."""
-    return Place(row, index.seed, index.epoch, index.position, index.alike) if isinstance(index, Place) else row
+    return Place(row, index.seed, index.epoch, index.position, index.others) if isinstance(index, Place) else row
 
 
 def _time(data: _Slotted) -> tuple[float, float]:

@@ -27,7 +27,7 @@ from readers.feed import (
     read_sample,
     read_samples,
     substitute,
-    substitutes,
+    substitutes_of_row,
 )
 from readers.fields import decode_field
 from readers.items import FieldOptions, Fields, Payloads
@@ -63,8 +63,10 @@ class ImageDataset(Dataset[Any]):
     exact_colours: in boxes that ops make half as large or less, interpolate colours that a JPEG stores at half the
         size, as everywhere else; otherwise they are repeated there, as by `ImageLoader`.
     on_error: "raise"; "skip", which makes batches smaller, or raises BadSampleError where no sample would be left; or
-        "substitute" (another sample). `bad_samples` counts both, in all workers, until `report`, which an
-        `EpochSampler` over this data set calls after each epoch.
+        "substitute": a sample that the order of an `EpochSampler` or `EpochBatchSampler` has in that epoch, the same
+        that `ImageLoader` takes there. Other samplers' orders are not known: then it is another sample of the batch,
+        or, of one that is asked for by itself, any sample of the set. `bad_samples` counts both, in all workers, until
+        `report`, which an `EpochSampler` over this data set calls after each epoch.
     """
 
     def __init__(
@@ -193,8 +195,8 @@ class ImageDataset(Dataset[Any]):
         done = "skipped" if self.on_error == "skip" else "replaced by others"
         return f"{count} bad samples were {done}, the first is sample {first - 1} ({self.reader.keys[first - 1]})"
 
-    def _replace(self, index: int, error: Exception) -> Any:
-        """Another sample, None for none. Raises under on_error="raise"."""
+    def _replace(self, index: int, batch: Sequence[int], error: Exception) -> Any:
+        """Another sample, None for none. batch: the rows that were asked for. Raises under on_error="raise"."""
         place = index if isinstance(index, Place) else Place(index, 0, 0, int(index))
         bad_sample(self.reader, self.on_error, int(index), place.position, error)
         # Two workers may add at the same time, and one of the two be lost from the count: not worth a lock.
@@ -209,9 +211,11 @@ class ImageDataset(Dataset[Any]):
             task = self._tasks((Place(row, place.seed, place.epoch, place.position),), (data,))[0]
             return self._sample(row, data, task, self._maker.read(self.reader, [row])[0])
 
-        alike = place.alike or range(len(self))
-        others = substitutes(place.seed, place.epoch, place.position, len(alike))
-        return substitute((alike[i] for i in others.tolist()), error, take)[1]
+        others = place.others
+        if not others:
+            mates = [row for row in batch if row != index]
+            others = substitutes_of_row(int(index), mates or range(len(self)))
+        return substitute(others, error, take)[1]
 
     # --- state --------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
@@ -244,12 +248,12 @@ class ImageDataset(Dataset[Any]):
             try:
                 item: Any = self._sample(int(index), encoded, task, others)
             except SAMPLE_ERRORS as error:
-                item = self._sample_again(index, others, error)
+                item = self._sample_again(index, rows, others, error)
             if item is not None:
                 items.append(item)
         return items
 
-    def _sample_again(self, index: int, others: Payloads, error: Exception) -> Any:
+    def _sample_again(self, index: int, batch: Sequence[int], others: Payloads, error: Exception) -> Any:
         """An item from below a cache where its copy there was damaged; otherwise what takes the place of a bad one."""
         if drop_damaged(self._images, int(index)):
             data = read_sample(self._images, int(index))
@@ -257,7 +261,7 @@ class ImageDataset(Dataset[Any]):
                 return self._sample(int(index), data, self._tasks((index,), (data,))[0], others)
             except SAMPLE_ERRORS as again:
                 error = again
-        return self._replace(index, error)
+        return self._replace(index, batch, error)
 
     def _sample(self, index: int, data: Buffer | Exception, task: Task | Exception | None, others: Payloads) -> Any:
         for problem in (data, task):

@@ -41,21 +41,22 @@ def one_core() -> Iterator[None]:
 class Place(int):
     """The number of a sample, which knows where in which epoch it was asked for: what seeds its augmentation.
 
-    alike: the samples of which one may replace it, such as those of its bucket; any sample of the set where empty.
+    others: the samples that may replace it, in the order in which to try them (`readers.feed`); none where the sampler
+        knows that nothing will be replaced.
     """
 
     seed: int
     epoch: int
     position: int
-    alike: tuple[int, ...]
+    others: Sequence[int]
 
-    def __new__(cls, index: int, seed: int, epoch: int, position: int, alike: tuple[int, ...] = ()) -> Place:
+    def __new__(cls, index: int, seed: int, epoch: int, position: int, others: Sequence[int] = ()) -> Place:
         place = super().__new__(cls, index)
-        place.seed, place.epoch, place.position, place.alike = seed, epoch, position, alike
+        place.seed, place.epoch, place.position, place.others = seed, epoch, position, others
         return place
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Place, (int(self), self.seed, self.epoch, self.position, self.alike)
+        return Place, (int(self), self.seed, self.epoch, self.position, self.others)
 
 
 class PerThread(threading.local):
