@@ -48,8 +48,9 @@ from cache.errors import BadSampleError
 from readers.headers.base import Buffer, ImageHeader, bad, check_size, truncated, unpack
 from readers.headers.tiff import UPRIGHT, orientation, xmp_orientation
 
-__all__ = ["gif_frames", "parse_gif", "parse_png", "parse_webp", "png_frames", "webp_frames"]
+__all__ = ["PNG_BITS", "gif_frames", "parse_gif", "parse_png", "parse_webp", "png_frames", "webp_frames"]
 
+PNG_BITS = 24  # the byte that says how many bits a value has
 _PNG_COMPONENTS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 # A million of 8 kB, the smallest IDAT in common use, are 8 GB.
 _MAX_PNG_CHUNKS = 1 << 20

@@ -14,6 +14,7 @@ import torch
 from cache.errors import BadSampleError
 from readers.augment.cpu import Finish, Renderer
 from readers.augment.recipe import Job, Recipe
+from readers.augment.unchanged import UnchangedRenderer
 from readers.headers import read_header
 from readers.headers.base import upright_size
 from readers.sample import Buffer
@@ -75,9 +76,12 @@ class Task(NamedTuple):
 
 
 class OpRenderer:
-    """Encoded images to tensors [3, height, width]: uint8, or float32 where the ops end in Normalize."""
+    """Encoded images to tensors [3, height, width]: uint8, or float32 where the ops end in Normalize.
 
-    def __init__(self, recipe: Recipe, exact_colours: bool) -> None:
+    unchanged: in their own depth and channels (`readers.augment.unchanged`).
+    """
+
+    def __init__(self, recipe: Recipe, exact_colours: bool, *, unchanged: bool = False) -> None:
         for op in recipe.batch_ops:
             name = type(op).__name__
             raise ValueError(
@@ -85,6 +89,7 @@ class OpRenderer:
                 f"collate_fn of the DataLoader"
             )
         self._recipe, self.out_size, self.exact_colours = recipe, recipe.out_size, exact_colours
+        self._unchanged = unchanged
         self._finish = Finish(torch.uint8 if recipe.normalize is None else torch.float32, True, recipe.normalize)
         self._local = PerThread()
 
@@ -111,6 +116,8 @@ class OpRenderer:
 
     def render(self, data: Buffer, task: Task) -> torch.Tensor:
         """Raises BadSampleError."""
+        if self._unchanged:
+            return self._render_unchanged(data, task)
         renderer: Renderer | None = getattr(self._local, "renderer", None)
         if renderer is None:
             renderer = self._local.renderer = Renderer(self._recipe.interpolation, self._finish)
@@ -120,6 +127,13 @@ class OpRenderer:
             left = renderer.render(data, task.job, task.size, pixels, out)
             self._finish.store(pixels, (pixels,), (left,), out)
         return out[0]
+
+    def _render_unchanged(self, data: Buffer, task: Task) -> torch.Tensor:
+        renderer: UnchangedRenderer | None = getattr(self._local, "unchanged", None)
+        if renderer is None:
+            renderer = self._local.unchanged = UnchangedRenderer([self._recipe])
+        with one_core():
+            return renderer.render(data, task.job, task.size, torch.empty((1, 0, *task.shape)))[0]
 
 
 def _upright_size(data: Buffer | Exception) -> tuple[int, int] | Exception:
