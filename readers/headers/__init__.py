@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from cache.errors import BadSampleError
-from readers.headers.base import MEDIA, PIXELS_MAGIC, SUFFIX, Buffer, ImageHeader, parse_pixels
+from readers.headers.base import MEDIA, PIXELS_MAGIC, SUFFIX, Buffer, ImageHeader, RefusedImageError, parse_pixels
 from readers.headers.chunks import PNG_BITS, gif_frames, parse_gif, parse_png, parse_webp, png_frames, webp_frames
 from readers.headers.coefficients import MAGIC as COEFFICIENTS_MAGIC
 from readers.headers.coefficients import parse_coefficients_header
@@ -108,6 +108,8 @@ def read_frame(data: Buffer) -> tuple[ImageHeader, int]:
     media = sniff(data)
     try:
         return parse_frame(data) if media == "jpeg" else (parse_any(data), 0)
+    except RefusedImageError:
+        raise
     except BadSampleError as error:
         if not media:
             raise

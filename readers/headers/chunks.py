@@ -45,7 +45,7 @@ import zlib
 from collections.abc import Iterator
 
 from cache.errors import BadSampleError
-from readers.headers.base import Buffer, ImageHeader, bad, check_size, truncated, unpack
+from readers.headers.base import Buffer, ImageHeader, RefusedImageError, bad, check_size, truncated, unpack
 from readers.headers.tiff import UPRIGHT, orientation, xmp_orientation
 
 __all__ = ["PNG_BITS", "gif_frames", "parse_gif", "parse_png", "parse_webp", "png_frames", "webp_frames"]
@@ -97,6 +97,8 @@ def parse_png(data: Buffer, *, exif_only: bool = False) -> ImageHeader:
     for kind, start, stop in _png_chunks(data):
         if kind == b"IDAT":
             has_pixels = True
+        elif kind == b"IHDR":  # decoders differ in which of the two sizes they take
+            raise RefusedImageError(str(bad("png", start - _PNG_CHUNK.size, "one chunk IHDR", "a second one")))
         elif kind == b"eXIf":
             metadata[_EXIF] = kind, start, stop
         elif kind in _PNG_TEXTS and not exif_only:
