@@ -86,8 +86,8 @@ class ImageLoader(FeedLoader):
     threads: default one per CPU this process may use, shared among the ranks of the node.
     prefetch: batches made ahead.
     pin_memory: default where CUDA is available.
-    device: where batches are. On a CUDA device they are finished there, and `prefetch` of them wait there
-        (`readers.loader.device`).
+    device: where batches are, "cpu" or "cuda". On a CUDA device they are finished there, and `prefetch` of them wait
+        there (`readers.loader.device`).
     decoder: "torchcodec" or "torchvision" decode what they are good at and leave the rest to the CPU; "auto" takes the
         first of them that there is on a CUDA device, and the CPU elsewhere. "compiled" is the CPU, with functions that
         are compiled on the first use on a machine and decode less of a JPEG, to the same pixels (docs/performance.md).
@@ -423,7 +423,13 @@ def _choose_dtype(
 
 
 def find_device(device: torch.device | str) -> torch.device:
-    """The device; a CUDA device with its number. Raises ValueError where there is no GPU."""
+    """The device; a CUDA device with its number. Raises ValueError for another kind, and where there is no GPU."""
+    kind = str(device).partition(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise ValueError(
+            f"device is 'cpu' or 'cuda' (GPUs of NVIDIA and of AMD, also 'cuda:1'), not {str(device)!r}; for another "
+            f"one leave device= out, and write  images.to({str(device)!r})  in the loop"
+        )
     named = torch.device(device)
     if named.type != "cuda":
         return named
