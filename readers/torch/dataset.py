@@ -37,7 +37,7 @@ from readers.items import FieldOptions, Fields, Payloads
 from readers.reader import SAMPLE_ERRORS, Reader, depth_warning
 from readers.sample import Buffer
 from readers.torch.items import ItemMaker
-from readers.torch.rendering import OpRenderer, PerThread, Place, Task
+from readers.torch.rendering import OpRenderer, PerThread, Place, Task, loser_of_places
 
 __all__ = ["ImageDataset", "Output", "Place"]
 
@@ -111,8 +111,8 @@ class ImageDataset(Dataset[Any]):
         if own and output == "pil":
             raise ValueError("decode='unchanged' gives tensors or arrays: choose output='tensor' or 'numpy'")
         self._keywords = _wants_keyword(transform)
-        # Bad samples, the first one's number + 1, and whether there was a warning of depth: all of all workers.
-        self._counts = torch.zeros(3, dtype=torch.int64).share_memory_()
+        # Of all workers: bad samples, the first one's number + 1, whether there was a warning of depth, and of places.
+        self._counts = torch.zeros(4, dtype=torch.int64).share_memory_()
         self._local = PerThread()
 
     @property
@@ -219,7 +219,7 @@ class ImageDataset(Dataset[Any]):
             task = self._tasks((Place(row, place.seed, place.epoch, place.position),), (data,))[0]
             return self._sample(row, data, task, self._maker.read(self.reader, [row])[0])
 
-        others = place.others
+        others = [row for row in place.others if 0 <= row < len(self)]  # others are in the next data set
         if not others:
             mates = [row for row in batch if row != index]
             others = substitutes_of_row(int(index), mates or range(len(self)))
@@ -246,6 +246,8 @@ class ImageDataset(Dataset[Any]):
 
     def _items(self, indices: Sequence[int]) -> list[Any]:
         rows, items = [int(index) for index in indices], []
+        if self._ops is not None and self._ops.draws and not self._counts[3]:
+            self._warn_of_places(indices)
         data: Sequence[Buffer | Exception] = [b""] * len(rows)
         if "image" in self.fields:
             data = (
@@ -269,6 +271,18 @@ class ImageDataset(Dataset[Any]):
         if place >= 0:
             self._counts[2] = 1
             warnings.warn(depth_warning(self.reader, rows[place]), stacklevel=4)
+
+    def _warn_of_places(self, indices: Sequence[int]) -> None:
+        """Warn once where a data set over this one keeps back where in the epoch its samples are."""
+        name = loser_of_places(indices)
+        if name:
+            self._counts[3] = 1
+            warnings.warn(
+                f"{name} asks this data set for plain numbers, so what ops draw does not follow from the seed, the "
+                f"epoch and the position that the sampler gives: augmentation is another in every run and after a "
+                f"resume; write  ImageDataset(reader.select(indices=…), …)  in place of {name}",
+                stacklevel=4,
+            )
 
     def _sample_again(self, index: int, batch: Sequence[int], others: Payloads, error: Exception) -> Any:
         """An item from below a cache where its copy there was damaged; otherwise what takes the place of a bad one."""

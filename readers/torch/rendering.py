@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils.data import Dataset
 
 from cache.errors import BadSampleError
 from readers.augment.cpu import Finish, Renderer
@@ -19,7 +21,7 @@ from readers.headers import read_header
 from readers.headers.base import upright_size
 from readers.sample import Buffer
 
-__all__ = ["OpRenderer", "PerThread", "Place", "Task", "one_core"]
+__all__ = ["OpRenderer", "PerThread", "Place", "Task", "loser_of_places", "one_core"]
 
 
 @contextmanager
@@ -44,6 +46,8 @@ class Place(int):
 
     others: the samples that may replace it, in the order in which to try them (`readers.feed`); none where the sampler
         knows that nothing will be replaced.
+
+    Less a number it is the same place in a data set that begins there: torch's ConcatDataset counts so.
     """
 
     seed: int
@@ -55,6 +59,10 @@ class Place(int):
         place = super().__new__(cls, index)
         place.seed, place.epoch, place.position, place.others = seed, epoch, position, others
         return place
+
+    def __sub__(self, first: int) -> Place:
+        others = [other - first for other in self.others]
+        return Place(int(self) - int(first), self.seed, self.epoch, self.position, others)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Place, (int(self), self.seed, self.epoch, self.position, self.others)
@@ -90,6 +98,7 @@ class OpRenderer:
             )
         self._recipe, self.out_size, self.exact_colours = recipe, recipe.out_size, exact_colours
         self._unchanged = unchanged
+        self.draws = any(op.draws for op in recipe.ops)
         self._finish = Finish(torch.uint8 if recipe.normalize is None else torch.float32, True, recipe.normalize)
         self._local = PerThread()
 
@@ -134,6 +143,23 @@ class OpRenderer:
             renderer = self._local.unchanged = UnchangedRenderer([self._recipe])
         with one_core():
             return renderer.render(data, task.job, task.size, torch.empty((1, 0, *task.shape)))[0]
+
+
+def loser_of_places(indices: Sequence[int]) -> str:
+    """The class of a data set that was asked for places and asks for plain numbers, such as torch's Subset; "" where
+    nothing is lost. Looks at the functions of torch.utils.data that are under way."""
+    if any(isinstance(index, Place) for index in indices):
+        return ""
+    frame = sys._getframe(1).f_back
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith("torch.utils.data"):
+            values = dict(frame.f_locals)
+            for value in values.values():
+                if isinstance(next(iter(value), None) if isinstance(value, list) else value, Place):
+                    owner = values.get("self")  # a data set, or what fetches from one
+                    return type(owner if isinstance(owner, Dataset) else getattr(owner, "dataset", owner)).__name__
+        frame = frame.f_back
+    return ""
 
 
 def _upright_size(data: Buffer | Exception) -> tuple[int, int] | Exception:
