@@ -41,6 +41,8 @@ from readers.augment import (
     Stage,
     TrivialAugmentWide,
 )
+from readers.diagnosis.imageloader import make_pipeline
+from readers.diagnosis.pipeline import IterablePipeline
 from readers.loader import ImageLoader
 from readers.order import Sequential, Shuffled
 from readers.torch import EpochSampler, ImageDataset, ImageStream
@@ -432,3 +434,12 @@ def test_a_cache_that_keeps_8_bits_of_more_says_so(sets: Any, tmp_path: Path) ->
             ImageLoader(cached, 4, decode="unchanged")
     with readers.cached(sets("grey of 16 bits"), **where) as cached:
         assert whole_epoch(cached, []).dtype == torch.uint16
+
+
+def test_a_loader_of_deep_images_is_diagnosed_as_one_stage(sets: Any) -> None:
+    loader = ImageLoader(sets("grey of 16 bits"), 4, augment=[RandomResizedCrop(16)], decode="unchanged", threads=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert isinstance(make_pipeline(loader), IterablePipeline)
+    images, _ = next(make_pipeline(loader).cached(0))
+    assert images.dtype == torch.uint16

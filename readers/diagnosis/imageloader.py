@@ -20,7 +20,7 @@ from cache.errors import PipelineError
 from readers.augment.ops import Stage as OpStage
 from readers.diagnosis.changed_imageloader import Repeated, change_imageloader
 from readers.diagnosis.findings import Change
-from readers.diagnosis.pipeline import Pipeline, Stage, ending, endless
+from readers.diagnosis.pipeline import IterablePipeline, Pipeline, Stage, ending, endless
 from readers.diagnosis.recording import own_container
 from readers.diagnosis.tiers import Tiers
 from readers.loader import ImageLoader
@@ -113,7 +113,9 @@ class ImageLoaderPipeline(Pipeline):
 
 
 def make_pipeline(loader: ImageLoader) -> Pipeline:
-    """The loader, cut."""
+    """The loader, cut; as one stage where it keeps the depth of images, of which no cache holds the pixels."""
+    if loader.decode != "RGB":
+        return IterablePipeline(loader)
     return ImageLoaderPipeline(loader)
 
 

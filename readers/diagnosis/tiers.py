@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,7 +49,9 @@ class Tiers:
         few = reader.select(indices=list(rows))
         kept = "encoded" if few.for_decoding() is few else "coefficients"  # what a cache of the reader gives decoders
         encoded = cached(few, MEMORY_BYTES, keep=kept, backend="memfd")
-        pixels = cached(few, MEMORY_BYTES, keep="decoded", backend="memfd")
+        with warnings.catch_warnings():  # the loader that is diagnosed makes 8 bits of them, too, and says so
+            warnings.filterwarnings("ignore", ".*a cache that keeps images decoded")
+            pixels = cached(few, MEMORY_BYTES, keep="decoded", backend="memfd")
         try:
             error = abs(float(few.sizes().mean() / reader.sizes().mean()) - 1)
         except (OSError, PackerError, ZeroDivisionError):  # files that cannot all be listed
