@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 import readers
+from cache.messages import plural
 from packer.output import Result, set_root, set_title
 from readers.headers import MEDIA
 from readers.layout import read_dataset_info
@@ -148,7 +149,7 @@ def _coding(reader: readers.Reader) -> dict[str, int]:
     info = reader.info
     jpeg = info.media == MEDIA.index("jpeg")
     found = _named_counts(info.process[jpeg], lambda code: f"jpeg {_PROCESSES.get(code, f'SOF {code:#x}')}")
-    found |= _named_counts(info.components[info.media > 0], lambda count: f"{count} components")
+    found |= _named_counts(info.components[info.media > 0], lambda count: plural(count, "component"))
     rotated = int((info.orientation > 1).sum())
     if rotated:
         found["rotated by EXIF"] = rotated

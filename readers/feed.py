@@ -53,7 +53,7 @@ __all__ = [
     "read_sample",
     "read_samples",
     "substitute",
-    "substitutes",
+    "substitutes_of_row",
     "summarise",
 ]
 
@@ -229,10 +229,17 @@ class Feed:
 
     def substitute(self, epoch: int, position: int, error: Exception, take: Callable[[int], _T]) -> tuple[int, _T]:
         """The row that replaces a bad sample, and what `take` returned for it; see the function `substitute`."""
+        return substitute(self.others(epoch, np.array([position], np.int64))[0].tolist(), error, take)
+
+    def others(self, epoch: int, positions: Int64s) -> Int64s:
+        """The rows that may replace the samples at n positions, int64 [n, 16], in the order in which to try them.
+
+        They are samples of the epoch, so that an order that leaves samples out does so here, too.
+        """
         schedule = self.schedule(epoch)[0]
-        order, alike = schedule.order, schedule.alike(position)
-        others = substitutes(self.seed, epoch, position, len(alike)) + alike.start
-        return substitute((int(order.indices(epoch, other[None])[0]) for other in others), error, take)
+        first, count = schedule.alike(positions)
+        chosen = substitutes(self.seed, epoch, positions, count) + first[:, None]
+        return schedule.order.indices(epoch, chosen.ravel()).reshape(chosen.shape)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_ahead": {}}
@@ -317,11 +324,18 @@ def name_sample(reader: Reader, row: int, reason: str) -> BadSampleError:
     return BadSampleError(f"sample {row} ({reader.keys[row]}): {reason}")
 
 
-def substitutes(seed: int, epoch: int, position: int, count: int) -> Int64s:
-    """Which of `count` positions (or rows) may replace the one at `position`, in the order in which to try them."""
-    draws = Draws(seed, epoch, np.array([position], np.int64)).uniform(_SUBSTITUTE_STREAM, _SUBSTITUTES)[0]
-    chosen: Int64s = (draws * count).astype(np.int64)
+def substitutes(seed: int, epoch: int, positions: Int64s, count: Int64s) -> Int64s:
+    """Which of `count` positions (or rows) may replace each of n others, int64 [n, 16], in the order in which to try
+    them."""
+    draws = Draws(seed, epoch, positions).uniform(_SUBSTITUTE_STREAM, _SUBSTITUTES)
+    chosen: Int64s = (draws * count[:, None]).astype(np.int64)
     return chosen
+
+
+def substitutes_of_row(row: int, rows: Sequence[int]) -> list[int]:
+    """The same for a row that no order has asked for: those of `rows` that may replace it, always the same ones."""
+    chosen = substitutes(0, 0, np.array([row], np.int64), np.array([len(rows)], np.int64))[0]
+    return [rows[i] for i in chosen.tolist()]
 
 
 def substitute(rows: Iterable[int], error: Exception, take: Callable[[int], _T]) -> tuple[int, _T]:

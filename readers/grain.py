@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, SupportsIndex
 
 from readers.decode import decode_image
-from readers.feed import bad_sample, check_choice, drop_damaged, for_decoding, substitute, substitutes
+from readers.feed import bad_sample, check_choice, drop_damaged, for_decoding, substitute, substitutes_of_row
 from readers.items import Fields
 from readers.reader import SAMPLE_ERRORS, Reader
 
@@ -62,7 +62,7 @@ class GrainSource:
             except SAMPLE_ERRORS as error:
                 bad = error
         bad_sample(self._reader, self._on_error, row, row, bad)
-        return substitute(substitutes(0, 0, row, len(self)).tolist(), bad, self._make)[1]
+        return substitute(substitutes_of_row(row, range(len(self))), bad, self._make)[1]
 
     def _make(self, row: int) -> dict[str, Any]:
         """Raises one of SAMPLE_ERRORS."""

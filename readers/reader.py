@@ -37,7 +37,7 @@ from readers.table import Table, checked_indices
 if TYPE_CHECKING:
     from readers.rows import Strip
 
-__all__ = ["SAMPLE_ERRORS", "Indices", "Reader", "read_good"]
+__all__ = ["SAMPLE_ERRORS", "Indices", "Reader", "depth_warning", "read_good"]
 
 _BLOCK_SAMPLES = 64
 _AHEAD_BLOCKS = 4
@@ -398,3 +398,11 @@ def read_good(reader: Reader, indices: Indices, field: str = "image") -> list[Bu
         with suppress(*SAMPLE_ERRORS):
             found[i] = reader.read(index, field)
     return found
+
+
+def depth_warning(reader: Reader, row: int, keeper: str = "8-bit RGB") -> str:
+    """What to say where 8 bits are made of an image that has more. keeper: what keeps no more."""
+    return (
+        f"{reader.table.described}: sample {row} ({reader.keys[row]}) has more than 8 bits a channel, and {keeper} "
+        f"keeps the upper 8 of them; decode='unchanged' gives all of them"
+    )

@@ -61,7 +61,7 @@ from readers.reader import Reader
 from readers.staged_files import SetFiles, describe_files
 from readers.table import Table
 
-__all__ = ["RemoteHome", "index_cache_folder", "open_remote", "remote_set_files"]
+__all__ = ["RemoteHome", "default_cache_folder", "index_cache_folder", "open_remote", "remote_set_files"]
 
 _FIRST_BYTES = 8 << 20
 _OLD_SECONDS = 30 * 24 * 3600.0
@@ -183,10 +183,12 @@ def index_cache_folder(folder: str | os.PathLike[str] | None = None) -> Path:
     """Where indexes of remote sets are kept: `folder`, $PACKER_CACHE_DIR, $XDG_CACHE_HOME/packer, ~/.cache/packer."""
     if folder is None:
         folder = os.environ.get("PACKER_CACHE_DIR")
-    if folder is None:
-        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-        folder = Path(base).expanduser() / "packer"
-    return Path(folder).expanduser().absolute()
+    return default_cache_folder() if folder is None else Path(folder).expanduser().absolute()
+
+
+def default_cache_folder() -> Path:
+    """The same without PACKER_CACHE_DIR."""
+    return (Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "packer").absolute()
 
 
 class RemoteHome:

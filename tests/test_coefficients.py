@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from PIL import Image
 
 from cache.errors import BadSampleError
 from readers.coefficients import Refused, decode, encode, encode_strictly, parse_coefficients, unsupported_reason
+from readers.coefficients.compiled import private_folder
 from readers.decode import Region, decode_image
 
 pytest.importorskip("numba", reason="needs numba: pip install 'packer-vision[coefficients]'")
@@ -402,13 +404,41 @@ def test_a_process_compiles_and_all_others_load(compiled: Compiled) -> None:
     assert compiled.load() == ""
 
 
-def test_a_directory_that_others_may_write_to_is_not_used(compiled: Compiled, tmp_path: Path) -> None:
-    """What is in it would be executed."""
+@pytest.mark.parametrize("above", [0, 1, 2, 3])
+@pytest.mark.parametrize("mode", [0o777, 0o770])
+def test_a_directory_that_others_may_write_to_or_exchange_is_not_used(
+    compiled: Compiled, tmp_path: Path, above: int, mode: int
+) -> None:
+    """What is in it would be executed. Then that without PACKER_CACHE_DIR is used."""
     (name,) = (one.name for one in (compiled.folder / "compiled").iterdir())
-    (tmp_path / "compiled" / name).mkdir(parents=True)
-    (tmp_path / "compiled" / name).chmod(0o777)
-    log = compiled.load(PACKER_CACHE_DIR=str(tmp_path), NUMBA_DISABLE_JIT="1")
-    assert "not private to this user" in log and not list((tmp_path / "compiled" / name).iterdir())
+    folder = tmp_path / "shared" / "cache" / "compiled" / name
+    folder.mkdir(parents=True)
+    (folder, *folder.parents)[above].chmod(mode)
+    other = tmp_path / "own"
+    environ = {"PACKER_CACHE_DIR": str(folder.parents[1]), "XDG_CACHE_HOME": str(other), "NUMBA_DISABLE_JIT": "1"}
+    log = compiled.load(**environ)
+    assert f"others may write to {(folder, *folder.parents)[above]}" in log and not list(folder.iterdir())
+    assert (other / "packer" / "compiled" / name / "done").is_file()
+
+
+def test_a_directory_of_another_user_is_not_used(
+    compiled: Compiled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PACKER_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    with ExitStack() as stack:
+        folder = private_folder(stack)
+        assert tmp_path not in folder.parents and folder.is_dir()
+    assert caplog.text.count("not private to this user") == 2
+
+
+def test_a_private_directory_below_one_like_tmp_is_used(compiled: Compiled, tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "tmp").chmod(0o1777)
+    cache = tmp_path / "tmp" / "cache"
+    assert "not private" not in compiled.load(PACKER_CACHE_DIR=str(cache), NUMBA_DISABLE_JIT="1")
+    assert list(cache.glob("compiled/*/done"))
 
 
 def test_threads_do_not_disturb_each_other() -> None:

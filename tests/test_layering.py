@@ -93,6 +93,7 @@ ON_TORCH = (
     "readers.lightning",
     "readers.loader",
     "readers.augment.cpu",
+    "readers.augment.unchanged",
     "readers.augment.fused",
     "readers.augment.kernel",
     "readers.coefficients.device",

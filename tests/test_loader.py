@@ -168,7 +168,9 @@ def test_other_fields_are_lists_with_none_for_samples_without(samples: Samples) 
 
 
 def test_a_tensor_goes_to_the_device(reader: readers.Reader) -> None:
-    images, labels = next(iter(ImageLoader(reader, 4, augment=CROP, device="meta")))
+    loader = ImageLoader(reader, 4, augment=CROP)
+    loader.device = torch.device("meta")  # which is on every machine
+    images, labels = next(iter(loader))
     assert images.device.type == labels.device.type == "meta"
 
 
@@ -354,10 +356,15 @@ def test_a_forked_child_has_loaders_of_its_own(reader: readers.Reader) -> None:
 
 
 # --- wrong use ----------------------------------------------------------------------------------------------------
+NOT_DEVICES = ("mps", "meta", "xpu", "mps:0", "gpu", "")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"layout": "CHWN"}, "layout is one of"),
+        *(({"device": name}, f"device is 'cpu' or 'cuda' .*, not '{name}'; .* images.to") for name in NOT_DEVICES),
+        ({"device": torch.device("meta")}, "device is 'cpu' or 'cuda' .*, not 'meta'"),
         ({"on_error": "ignore"}, "on_error is one of"),
         ({"threads": 0}, "at least 1"),
         ({"prefetch": 0}, "at least 1"),

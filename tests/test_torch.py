@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from conftest import make_jpeg, tree_of
 from PIL import Image
 from suites.samples import overwrite
-from torch.utils.data import DataLoader
+from torch.utils.data import ConcatDataset, DataLoader, Subset, random_split
 
 import packer
 import readers
@@ -21,7 +22,7 @@ from cache.errors import BadSampleError, ResumeError
 from readers.augment import Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize
 from readers.decode import decode_image
 from readers.loader import ImageLoader
-from readers.order import Sequential, Shuffled
+from readers.order import Sequential, Shuffled, Weighted
 from readers.torch import EpochSampler, ImageDataset, ImageStream, Place
 
 pytestmark = [
@@ -128,7 +129,7 @@ def test_without_our_sampler_ops_follow_torchs_generator(reader: readers.Reader)
         ({"decode": "BGR"}, "decode is 'RGB', 'unchanged' or None, not 'BGR'"),
         ({"output": "list"}, "output is one of"),
         ({"on_error": "ignore"}, "on_error is one of raise, skip, substitute"),
-        ({"transform": CROP, "decode": None}, "ops need 8-bit RGB"),
+        ({"transform": CROP, "decode": None}, "ops need decoded images"),
         ({"transform": [Normalize((0.5,) * 3, (0.5,) * 3), Resize(3)]}, "Resize comes after Normalize"),
     ],
 )
@@ -212,14 +213,13 @@ def test_unchanged_images_come_in_their_own_depth(tmp_path: Path) -> None:
     assert images.shape == (2, 1, 6, 8) and np.array_equal(images.numpy()[:, 0], values)
     array, _ = ImageDataset(reader, lambda image: image.astype(np.float32) / 65535, "unchanged", output="numpy")[1]
     assert array.dtype == np.float32 and np.allclose(array * 65535, values[1], atol=0.01)
-    assert ImageDataset(reader)[0][0].dtype == torch.uint8
+    with pytest.warns(UserWarning, match="more than 8 bits a channel"):
+        assert ImageDataset(reader)[0][0].dtype == torch.uint8
 
 
 def test_what_unchanged_cannot_be_combined_with(tmp_path: Path, place: dict[str, Any]) -> None:
     (tmp_path / "1.jpg").write_bytes(make_jpeg(1))
     reader = readers.open_folder(tmp_path)
-    with pytest.raises(ValueError, match="ops need 8-bit RGB"):
-        ImageDataset(reader, [Resize(8)], "unchanged")
     with pytest.raises(ValueError, match="output='tensor' or 'numpy'"):
         ImageDataset(reader, decode="unchanged", output="pil")
     with (
@@ -227,3 +227,74 @@ def test_what_unchanged_cannot_be_combined_with(tmp_path: Path, place: dict[str,
         pytest.raises(ValueError, match="a cache that keeps images decoded: open it with keep='encoded'"),
     ):
         ImageDataset(kept, decode="unchanged")
+
+
+# --- data sets of torch over a data set ---------------------------------------------------------------------------
+class Wrapped(torch.utils.data.Dataset[Any]):
+    """As people write them. numbers: of the samples to hand out."""
+
+    def __init__(self, dataset: ImageDataset, numbers: list[int]) -> None:
+        self.dataset, self.numbers = dataset, numbers
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[self.numbers[index]]
+
+
+WRAPPERS: dict[str, Callable[[ImageDataset], Any]] = {
+    "Subset": lambda dataset: Subset(dataset, list(range(10, 30))),
+    "random_split": lambda dataset: random_split(dataset, [20, COUNT - 20])[0],
+    "a subset in ConcatDataset": lambda dataset: ConcatDataset([Subset(dataset, list(range(20)))]),
+    "a subset of a subset": lambda dataset: Subset(Subset(dataset, list(range(30))), list(range(20))),
+    "Wrapped": lambda dataset: Wrapped(dataset, list(range(20))),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_a_wrapper_that_loses_the_place_in_the_epoch_is_named(reader: readers.Reader, name: str) -> None:
+    dataset = ImageDataset(reader, CROP)
+    wrapped = WRAPPERS[name](dataset)
+    loader = DataLoader(wrapped, 5, sampler=EpochSampler(Shuffled(20, 1)))
+    lost = "Wrapped" if name == "Wrapped" else "Subset"
+    with pytest.warns(
+        UserWarning, match=rf"^{lost} asks .* plain numbers.*reader\.select\(indices=…\).*{lost}$"
+    ) as caught:
+        for _ in range(2):
+            assert len(list(loader)) == 4
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for transform, sampler in ((CROP, None), ([Resize(16)], EpochSampler(Shuffled(20, 1)))):  # nothing is lost
+            list(DataLoader(WRAPPERS[name](ImageDataset(reader, transform)), 5, sampler=sampler))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_select_gives_in_place_of_a_subset_is_reproducible(reader: readers.Reader, workers: int) -> None:
+    dataset = ImageDataset(reader.select(indices=range(10, 30)), CROP)
+    runs = []
+    for _ in range(2):
+        loader = DataLoader(dataset, 5, sampler=EpochSampler(Shuffled(20, 1), dataset), num_workers=workers)
+        runs.append(torch.cat([images for images, _ in loader]))
+    expected = ImageLoader(dataset.reader, 5, order=Shuffled(20, 1), augment=CROP)
+    assert torch.equal(*runs) and torch.equal(runs[0], torch.cat([images for images, _ in expected]))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_concatenated_data_sets_keep_the_place_in_the_epoch(reader: readers.Reader, workers: int) -> None:
+    first, second = reader.select(indices=range(15)), reader.select(indices=range(15, COUNT))
+    both = ConcatDataset([ImageDataset(first, CROP), ImageDataset(second, CROP)])
+    loader = DataLoader(both, 10, sampler=EpochSampler(Shuffled(COUNT, 7)), num_workers=workers)
+    expected = ImageLoader(readers.concat([first, second]), 10, order=Shuffled(COUNT, 7), augment=CROP)
+    assert torch.equal(torch.cat([i for i, _ in loader]), torch.cat([i for i, _ in expected]))
+
+
+def test_concatenated_data_sets_replace_bad_samples_by_their_own_of_the_order(damaged: readers.Reader) -> None:
+    """Sample 5 is of the first, sample 21 of the second; what the order leaves out replaces neither."""
+    parts = [damaged.select(indices=range(20)), damaged.select(indices=range(20, COUNT))]
+    sets = [ImageDataset(part, fields=("image", "key"), on_error="substitute") for part in parts]
+    order = Weighted((np.arange(COUNT) % 20) < 10, samples=200, seed=3)
+    keys = [key for _, some in DataLoader(ConcatDataset(sets), 10, sampler=EpochSampler(order)) for key in some]
+    allowed = {damaged.keys[i] for i in range(COUNT) if i % 20 < 10 and i not in BAD}
+    assert len(keys) == 200 and {*keys} <= allowed and all(one.bad_samples for one in sets)

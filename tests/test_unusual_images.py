@@ -4,9 +4,12 @@ refused by name."""
 from __future__ import annotations
 
 import io
+import itertools
+import re
 import struct
 import warnings
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -29,9 +32,12 @@ from PIL import Image
 
 from cache.errors import BadSampleError
 from packer.conversion.images import check_image
+from readers.coefficients.encode import encode_strictly
+from readers.coefficients.markers import Refused
 from readers.decode import Region, Scratch, decode_image, decode_unchanged
 from readers.decode.region import with_header
-from readers.headers import read_header
+from readers.headers import parse_header, read_header
+from readers.headers.pillow import parse_decodable
 
 JPEG = encoded(picture(48, 64), "JPEG", quality=90)
 
@@ -386,3 +392,66 @@ def test_planes_of_16_bits_are_refused_where_pillow_takes_bytes_for_pixels() -> 
 def test_decode_unchanged_refuses_the_rgb_pixels_of_a_cache() -> None:
     with pytest.raises(BadSampleError, match="holds this image as 8-bit RGB; keep='encoded'"):
         decode_unchanged(with_header(np.zeros((4, 5, 3), np.uint8)))
+
+
+def test_a_png_with_a_second_header_is_refused() -> None:
+    """Pillow takes the size of the second one, others that of the first."""
+    data = encoded(picture(48, 64), "PNG")
+    first = data[8:33]
+    body = first[4:8] + struct.pack(">II", 32, 24) + first[16:21]
+    second = first[:4] + body + struct.pack(">I", zlib.crc32(body))
+    for at in (33, data.index(b"IEND") - 4):
+        twice = data[:at] + second + data[at:]
+        for check in (decode_image, decode_unchanged, lambda image: check_image(image, "RGB"), parse_header):
+            with pytest.raises(
+                BadSampleError, match=rf"png image, byte {at}: expected one chunk IHDR, found a second one"
+            ):
+                check(twice)
+
+
+# --- scans --------------------------------------------------------------------------------------------------------
+def scans_of(data: bytes) -> tuple[bytes, list[bytes]]:
+    """What comes before the first scan of a progressive JPEG, and its scans with the tables before them."""
+    starts = [match.start() for match in re.finditer(b"\xff\xda", data)]
+    return data[: starts[0]], [data[a:b] for a, b in itertools.pairwise((*starts, len(data) - 2))]
+
+
+def with_scans(side: tuple[int, int], count: int) -> bytes:
+    """A grey JPEG of these sides, whose last scan is there `count` times."""
+    data = encoded(Image.new("L", (64, 64), 128), "JPEG", progressive=True)
+    head, scans = scans_of(data)
+    frame = head.index(b"\xff\xc2") + 5
+    head = head[:frame] + struct.pack(">HH", *side) + head[frame + 4 :]
+    return b"".join((head, *scans, scans[-1] * count, b"\xff\xd9"))
+
+
+@pytest.mark.parametrize("cut", [0, 2], ids=["whole", "without an end marker"])
+def test_scans_that_take_too_long_are_refused_before_they_are_decoded(cut: int) -> None:
+    """Unlimited, 12 kB would take a minute: libjpeg goes through 33 million pixels a thousand times."""
+    data = with_scans((8192, 4096), 1000)
+    data = data[: len(data) - cut]
+    assert len(data) < 1 << 15
+    checks: list[Callable[[bytes], object]] = [decode_image, decode_unchanged, lambda image: check_image(image, "RGB")]
+    # Pillow decodes what our own parser refuses.
+    for check in (*checks, lambda image: parse_decodable(image, "jpeg")):
+        with pytest.raises(BadSampleError, match=r"at most 64 scans of 33,554,432 pixels, .* found 10\d\d scans"):
+            check(data)
+    with pytest.raises(Refused):
+        encode_strictly(data)
+
+
+def test_genuine_progressive_images_have_few_enough_scans() -> None:
+    for sides, extra in (((65_000, 5_000), 16), ((5_000, 4_000), 90), ((500, 400), 1000)):
+        assert parse_header(with_scans(sides, extra)).upright_size == sides
+    assert parse_header(encoded(picture(48, 64), "JPEG", progressive=True)).process == 0xC2
+
+
+def test_an_image_with_a_scan_for_each_coefficient_decodes() -> None:
+    head, (direct, band, *rest) = scans_of(encoded(Image.new("L", (64, 64), 77), "JPEG", progressive=True))
+    end = 2 + struct.unpack(">H", band[2:4])[0]
+    codes = band[end:].partition(b"\xff\xc4")[0]  # no coefficient is there: runs of blocks that have ended
+    scans = [band[: end - 3] + bytes((k, k, 0)) + codes for k in range(1, 64)]
+    refining = next(scan.partition(b"\xff\xc4")[0] for scan in rest if scan[end - 3] == 0)  # of DC
+    data = b"".join((head, direct, *scans, refining, b"\xff\xd9"))
+    assert data.count(b"\xff\xda") == 65
+    assert np.array_equal(decode_image(data), np.full((64, 64, 3), 77))

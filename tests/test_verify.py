@@ -8,10 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from conftest import make_jpeg
+from PIL import Image
 
 import packer
 import readers
+from packer.cli.group import cli
 
 FORMATS = ("hdf5", "tfrecord", "tar")
 
@@ -90,6 +93,16 @@ def test_against_another_source(packed: Path, tree: Path, tmp_path: Path) -> Non
         "is not in the source",
     ]
     assert {p.key for p in problems} == {None, "cat/cat_000", "cat/cat_001.JPEG", "owl/owl_000.JPEG"}
+
+
+def test_inspect_does_not_take_counts_for_bits(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for number in range(8):
+        Image.fromarray(np.full((6, 5), 5000 * number, np.uint16)).save(tmp_path / "in" / f"{number}.png")
+    packer.convert(tmp_path / "in", to="hdf5", output=tmp_path / "out", workers=1)
+    shown = CliRunner().invoke(cli, ["inspect", str(tmp_path / "out")]).output
+    assert "  coding  1 component: 8 images\n" in shown
+    assert "  remark  8 images of more than 8 bits a channel (the first: 0.png)" in shown
 
 
 def test_inspect(packed: Path, tree: Path, tmp_path: Path) -> None:

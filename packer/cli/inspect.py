@@ -43,6 +43,7 @@ def describe(result: InspectResult, all_classes: bool = False) -> list[str]:
     options = {name: value for name, value in dict(made.get("options", {})).items() if value not in (0, "")}
     if options:
         lines.append("  options " + ", ".join(f"{name} {value}" for name, value in options.items()))
+    lines += [f"  remark  {remark}" for remark in made.get("remarks", ())]
     if result.label_offset:
         lines.append(f"  labels in the shards start at {result.label_offset}, here at 0")
     for done in result.history:
@@ -81,7 +82,9 @@ def _split_lines(name: str, split: SplitReport) -> list[str]:
             lines.append(f"  {axis:7s} " + _percentile_text({p: str(v) for p, v in values.items()}))
     lines.append("  images  " + ", ".join(f"{media} {count:,}" for media, count in split.media.items()))
     if split.coding:
-        lines.append("  coding  " + ", ".join(f"{what} {count:,}" for what, count in split.coding.items()))
+        lines.append(
+            "  coding  " + ", ".join(f"{what}: {plural(count, 'image')}" for what, count in split.coding.items())
+        )
     return lines
 
 

@@ -103,16 +103,20 @@ class Part:
 class Recipe:
     """Ops in an order that can be executed. Raises ValueError, saying what to change, for others.
 
+    images: their dtype and number of channels (`Op.refuses`), None where these are not known.
     out_size: (height, width) of every result, None where it depends on the image. parts: what is done one after the
     other, at least one. interpolation: of its resizes, None without one. batch_ops: the ops on batches. normalize: the
     normalisation, if there is one.
     """
 
-    def __init__(self, ops: Sequence[Op]) -> None:
+    def __init__(self, ops: Sequence[Op], images: tuple[str, int] | None = ("uint8", 3)) -> None:
         if isinstance(ops, Op):
             raise ValueError(f"expected a list of ops, not one: write  [{ops!r}]")
         self.ops = tuple(ops)
         _check(self.ops)
+        reason = self.refuses(*images) if images is not None else ""
+        if reason:
+            raise ValueError(reason)
         self.parts = _parts(self.ops)
         filters = [name for part in self.parts for name in _filters(part)]
         if len({*filters}) > 1:
@@ -127,6 +131,15 @@ class Recipe:
 
     def __repr__(self) -> str:
         return f"Recipe({list(self.ops)!r})"
+
+    def refuses(self, dtype: str, channels: int) -> str:
+        """Which op does not take images of this dtype and so many channels, and why; "" where all do."""
+        for op in self.ops:
+            reason = op.refuses(dtype, channels)
+            if reason:
+                found = f"{dtype} with {channels} channel{'' if channels == 1 else 's'}"
+                return f"{op!r} {reason}, and the images are {found}: leave it out, or give another op"
+        return ""
 
     def plan(self, seed: int, epoch: int, positions: _Ints, heights: _Ints, widths: _Ints, *, view: int = 0) -> Plan:
         """The plan for upright images of these sizes at these positions of an epoch; arrays int64 [n].
@@ -157,19 +170,22 @@ class Recipe:
         return images, labels
 
 
-def recipes_of_views(augment: Sequence[Op], views: int | Sequence[Sequence[Op]]) -> tuple[Recipe, ...]:
+def recipes_of_views(
+    augment: Sequence[Op], views: int | Sequence[Sequence[Op]], images: tuple[str, int] | None = ("uint8", 3)
+) -> tuple[Recipe, ...]:
     """A recipe for each view of a sample. views: how many, all by `augment`; or the ops of each, without `augment`.
+    images: as for `Recipe`.
 
     Raises ValueError for views that cannot be made together.
     """
     if isinstance(views, int):
         if views < 1:
             raise ValueError(f"views is 1 or more, or a list of ops for each view, not {views!r}")
-        recipes = (Recipe(augment),) * views
+        recipes = (Recipe(augment, images),) * views
     else:
         if augment or not views:
             raise ValueError("views names the ops of each of one or more views: leave augment out, or give a number")
-        recipes = tuple(Recipe(ops) for ops in views)
+        recipes = tuple(Recipe(ops, images) for ops in views)
     for name in ("normalize", "interpolation"):
         found = {getattr(recipe, name) for recipe in recipes}
         if len(found) > 1:

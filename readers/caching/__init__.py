@@ -24,8 +24,9 @@ from readers.caching.fill import FillAhead, prefill
 from readers.caching.form import Coefficients, Decoded, Encoded, Form, KeepLike, Recoded, as_form, rate_of, with_rate
 from readers.caching.store import CHECKS, Cached, CachedStats, Check, Originals
 from readers.caching.terms import Terms, agree
+from readers.headers import first_deep
 from readers.order import NodeLocal, Order
-from readers.reader import Indices, Reader
+from readers.reader import Indices, Reader, depth_warning, read_good
 from readers.table import Table, checked_indices
 
 __all__ = [
@@ -170,7 +171,8 @@ def cached(
 
     A reader may be cached again, in another directory: memory over a local disk over the set. Where the memory cannot
     be reserved, everything passes through, with a warning; there is one, too, where "auto" keeps little because
-    /dev/shm is small, and where the CPU cannot decode coefficients. Raises ValueError and UnknownNameError for invalid
+    /dev/shm is small, where the CPU cannot decode coefficients, and where the first image has more than the 8 bits that
+    are kept. Raises ValueError and UnknownNameError for invalid
     arguments, MissingExtraError.
     """
     if check not in CHECKS:
@@ -199,6 +201,8 @@ def cached(
             shared.close()
             shared = None
         terms = theirs or terms
+    if shared is not None and form.converts and not form.is_for_decoders and "image" in slots.fields:
+        _warn_of_depth(reader, form)
     form = with_rate(form, terms.rate)
     if form.is_for_decoders:
         below = reader.store.for_decoding()
@@ -218,6 +222,12 @@ def _can_decode() -> bool:
     if reason:
         _warn(f"everything passes through, without a cache of coefficients: {reason}")
     return not reason
+
+
+def _warn_of_depth(reader: Reader, form: Form) -> None:
+    """Warn where 8 bits are kept of images that have more, if the first is one of these."""
+    if len(reader) and first_deep(image for image in read_good(reader, [0]) if image is not None) == 0:
+        _warn(f"{depth_warning(reader, 0, f'a cache that keeps images {form.kind}')}, over a cache with keep='encoded'")
 
 
 def _slots(table: Table, fields: Sequence[str] | None, partition: tuple[int, int] | str | None) -> Slots:

@@ -6,8 +6,11 @@
         ...                                numba's own files
 
 The key is of the source of the functions, the versions of numba, LLVM and Python, and the CPU with its instructions, so
-nodes of different kinds may share a home directory, and an update never loads what another version made. Directories
-are private: what is in them is executed. Where none can be written, every process compiles for itself.
+nodes of different kinds may share a home directory, and an update never loads what another version made. What is in the
+directory is executed, so it is private, and nobody else may put another in its place: as ssh has it, no directory above
+it may be written by others, either, unless files in it can be renamed by their owners alone, as in /tmp. Where that is
+not so, the directory without PACKER_CACHE_DIR is taken, and where that cannot be written, every process compiles for
+itself.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import hashlib
 import logging
 import os
 import platform
+import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -29,7 +33,7 @@ from cache.errors import MissingExtraError, StagingError, UnsupportedCpuError
 from cache.files import atomic_write
 from cache.locks import call_after_fork, locked
 
-__all__ = ["Functions", "load_functions", "unsupported_reason"]
+__all__ = ["Functions", "load_functions", "private_folder", "unsupported_reason"]
 
 _log = logging.getLogger(__name__)
 _LOCK_SECONDS = 300.0
@@ -113,7 +117,7 @@ def _load() -> Functions:
     if reason:
         raise UnsupportedCpuError(f"DCT coefficients cannot be kept or decoded here: {reason}; keep='encoded' works")
     with ExitStack() as stack:
-        folder = _folder(stack)
+        folder = private_folder(stack)
         done = folder / "done"
         if not done.is_file():
             try:
@@ -130,21 +134,41 @@ def _load() -> Functions:
         return functions
 
 
-def _folder(stack: ExitStack) -> Path:
+def private_folder(stack: ExitStack) -> Path:
     """A private directory for what is compiled; a temporary one, removed with `stack`, where none can be written."""
-    from readers.remote import index_cache_folder
+    from readers.remote import default_cache_folder, index_cache_folder
 
-    folder = index_cache_folder() / "compiled" / _key()
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.stat()
-        if found.st_uid == os.getuid() and not found.st_mode & 0o022 and os.access(folder, os.W_OK):
-            return folder
-        reason = "it is not private to this user, or cannot be written"
-    except OSError as error:
-        reason = error.strerror or str(error)
-    _log.warning("%s: %s; choose another directory with PACKER_CACHE_DIR", folder, reason)
+    tried: list[Path] = []
+    for choose in (index_cache_folder, default_cache_folder):
+        try:
+            folder = choose() / "compiled" / _key()
+            if folder in tried:
+                continue
+            tried.append(folder)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            real = folder.resolve()
+            shared = _open_to_others(real)
+            if not shared and os.access(real, os.W_OK):
+                return real
+            reason = f"it is not private to this user: others may write to {shared}" if shared else "cannot be written"
+        except OSError as error:
+            reason = error.strerror or str(error)
+        except RuntimeError:  # there is no home directory
+            continue
+        _log.warning("%s: %s; choose another directory with PACKER_CACHE_DIR", folder, reason)
     return Path(stack.enter_context(TemporaryDirectory(prefix="packer-compiled-")))
+
+
+def _open_to_others(folder: Path) -> Path | None:
+    """The directory, `folder` or one above it, by which other users could change what is in it; None where none is."""
+    # In a container without rights of its own the directories of root belong to nobody, as / does.
+    trusted = {os.getuid(), 0, Path("/").stat().st_uid}
+    for place in (folder, *folder.parents):
+        found = place.stat()
+        is_sticky = place != folder and found.st_mode & stat.S_ISVTX
+        if found.st_uid not in trusted or (found.st_mode & 0o022 and not is_sticky):
+            return place
+    return None if folder.stat().st_uid == os.getuid() else folder
 
 
 def _key() -> str:

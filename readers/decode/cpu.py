@@ -99,10 +99,11 @@ def decode_image(
     return pixels[top : top + height, left : left + width]
 
 
-def decode_unchanged(data: Buffer, size: tuple[int, int] | None = None) -> npt.NDArray[Any]:
+def decode_unchanged(data: Buffer, size: tuple[int, int] | None = None, *, indices: bool = True) -> npt.NDArray[Any]:
     """The upright pixels of an encoded image, [height, width] or [height, width, channels], in their own depth.
 
-    size: the (height, width) that the index promises for the upright image. Raises BadSampleError.
+    size: the (height, width) that the index promises for the upright image. indices: whether those of a palette are
+    wanted, which are not values to calculate with. Raises BadSampleError.
     """
     header = read_header(data)
     if header.media == "pixels":
@@ -112,7 +113,7 @@ def decode_unchanged(data: Buffer, size: tuple[int, int] | None = None) -> npt.N
         return np.array(decode_image(data))
     if header.media == COEFFICIENTS:
         return np.array(decode_image(data)[..., 0])
-    return np.array(upright(decode_stored(data, header), as_stored(header)))
+    return np.array(upright(decode_stored(data, header, indices=indices), as_stored(header)))
 
 
 def _decode_coefficients(

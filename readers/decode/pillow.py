@@ -45,6 +45,11 @@ __all__ = ["as_stored", "bits_of", "bits_of_grey", "decode_stored", "decode_whol
 _WITHOUT_RGB = {"F": "floating-point samples", "I": "integers of 32 bits or with a sign"}
 _NO_RGB = "holds {}, which have no 8-bit RGB form; decode='unchanged' reads it"
 _MISREAD = "holds {} bits a channel in planes, which Pillow misreads; rewrite it with interleaved channels"
+_PALETTE = ("P", "PA")
+_INDICES = (
+    "has a palette, whose indices are not values to resize or to calculate with; leave decode='unchanged' out for its "
+    "colours, or pack it as a field of the kind mask"
+)
 _BYTE = 8
 _EIGHT_BITS = ("RGB", "RGBA", "RGBX", "CMYK", "LAB", "L", "LA")
 _BITS_PER_SAMPLE, _PLANAR_CONFIGURATION = 258, 284
@@ -69,9 +74,12 @@ def decode_whole(data: Buffer, header: ImageHeader) -> npt.NDArray[np.uint8]:
         return upright(np.array(plain.convert("RGB")), as_stored(header))
 
 
-def decode_stored(data: Buffer, header: ImageHeader) -> npt.NDArray[Any]:
-    """The pixels as Pillow leaves them, in their own depth and channels. Raises BadSampleError."""
+def decode_stored(data: Buffer, header: ImageHeader, *, indices: bool = True) -> npt.NDArray[Any]:
+    """The pixels as Pillow leaves them, in their own depth and channels. Raises BadSampleError, without `indices` also
+    for an image with a palette."""
     with opened(data, header.media) as image:
+        if image.mode in _PALETTE and not indices:
+            raise BadSampleError(_INDICES)
         layout, other = _layout_of(image), _other_byte(image)
         reason = without_all_bits(image)
         if reason:

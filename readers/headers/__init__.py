@@ -16,25 +16,27 @@ decode the first. The pictures that some cameras put behind a JPEG (MPF), mostly
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from cache.errors import BadSampleError
-from readers.headers.base import MEDIA, PIXELS_MAGIC, SUFFIX, Buffer, ImageHeader, parse_pixels
-from readers.headers.chunks import gif_frames, parse_gif, parse_png, parse_webp, png_frames, webp_frames
+from readers.headers.base import MEDIA, PIXELS_MAGIC, SUFFIX, Buffer, ImageHeader, RefusedImageError, parse_pixels
+from readers.headers.chunks import PNG_BITS, gif_frames, parse_gif, parse_png, parse_webp, png_frames, webp_frames
 from readers.headers.coefficients import MAGIC as COEFFICIENTS_MAGIC
 from readers.headers.coefficients import parse_coefficients_header
 from readers.headers.jpeg import parse_frame, parse_jpeg, stores_rgb
 from readers.headers.magic import FOREIGN_SUFFIXES, foreign_medium, sniff
 from readers.headers.pillow import parse_bmp, parse_decodable
-from readers.headers.tiff import UPRIGHT, parse_tiff, tiff_frames
+from readers.headers.tiff import UPRIGHT, parse_tiff, tiff_bits, tiff_frames
 
 __all__ = [
     "FOREIGN_SUFFIXES",
     "MEDIA",
     "SUFFIX",
     "ImageHeader",
+    "bits_of",
     "exif_orientation",
+    "first_deep",
     "foreign_medium",
     "frames",
     "parse_any",
@@ -62,6 +64,7 @@ _FORMATS = {
     "bmp": _Format(parse_bmp, has_exif=False),
     "tiff": _Format(parse_tiff, frames=tiff_frames),
 }
+_DEEP = (b"\x89", b"I", b"M")  # how PNGs and TIFFs begin
 
 
 def parse_header(data: Buffer) -> ImageHeader:
@@ -106,6 +109,8 @@ def read_frame(data: Buffer) -> tuple[ImageHeader, int]:
     media = sniff(data)
     try:
         return parse_frame(data) if media == "jpeg" else (parse_any(data), 0)
+    except RefusedImageError:
+        raise
     except BadSampleError as error:
         if not media:
             raise
@@ -113,6 +118,29 @@ def read_frame(data: Buffer) -> tuple[ImageHeader, int]:
             return parse_decodable(data, media), 0
         except BadSampleError:
             raise error from None
+
+
+def bits_of(data: Buffer) -> int:
+    """Bits of a value of a PNG or TIFF, as its header says; 8 for all other images and for bytes that are not one.
+
+    Fewer than 8 are for greys and palettes. A TIFF's values may also be signed or floating point.
+    """
+    media = sniff(data)
+    try:
+        if media == "png":
+            return data[PNG_BITS]
+        return tiff_bits(data) if media == "tiff" else 8
+    except (BadSampleError, LookupError, struct.error):
+        return 8
+
+
+def first_deep(images: Iterable[Buffer | Exception]) -> int:
+    """The place of the first image of more than 8 bits a value; -1 where none has them."""
+    for place, data in enumerate(images):
+        # Most images are JPEGs, which one byte tells apart.
+        if not isinstance(data, Exception) and data[:1] in _DEEP and bits_of(data) > 8:
+            return place
+    return -1
 
 
 def exif_orientation(data: Buffer) -> int:

@@ -28,6 +28,7 @@ __all__ = [
     "SUFFIX",
     "Buffer",
     "ImageHeader",
+    "RefusedImageError",
     "bad",
     "check_size",
     "parse_pixels",
@@ -93,6 +94,10 @@ def shrunk_sides(sides: npt.NDArray[Any], factor: npt.NDArray[np.float64]) -> np
     """`shrunk` for one side of many images, int64 of the same shape."""
     whole = sides.astype(np.int64)
     return np.where(factor >= 1, whole, np.maximum(1, np.rint(whole * factor)).astype(np.int64))
+
+
+class RefusedImageError(BadSampleError):
+    """An image that is given to no decoder, also where one would take it."""
 
 
 def bad(media: str, at: int, expected: str, found: object) -> BadSampleError:

@@ -45,11 +45,12 @@ import zlib
 from collections.abc import Iterator
 
 from cache.errors import BadSampleError
-from readers.headers.base import Buffer, ImageHeader, bad, check_size, truncated, unpack
+from readers.headers.base import Buffer, ImageHeader, RefusedImageError, bad, check_size, truncated, unpack
 from readers.headers.tiff import UPRIGHT, orientation, xmp_orientation
 
-__all__ = ["gif_frames", "parse_gif", "parse_png", "parse_webp", "png_frames", "webp_frames"]
+__all__ = ["PNG_BITS", "gif_frames", "parse_gif", "parse_png", "parse_webp", "png_frames", "webp_frames"]
 
+PNG_BITS = 24  # the byte that says how many bits a value has
 _PNG_COMPONENTS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 # A million of 8 kB, the smallest IDAT in common use, are 8 GB.
 _MAX_PNG_CHUNKS = 1 << 20
@@ -96,6 +97,8 @@ def parse_png(data: Buffer, *, exif_only: bool = False) -> ImageHeader:
     for kind, start, stop in _png_chunks(data):
         if kind == b"IDAT":
             has_pixels = True
+        elif kind == b"IHDR":  # decoders differ in which of the two sizes they take
+            raise RefusedImageError(str(bad("png", start - _PNG_CHUNK.size, "one chunk IHDR", "a second one")))
         elif kind == b"eXIf":
             metadata[_EXIF] = kind, start, stop
         elif kind in _PNG_TEXTS and not exif_only:

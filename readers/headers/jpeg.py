@@ -8,6 +8,10 @@
 
 Source: ITU-T T.81, annex B. Big-endian. Like libjpeg, this skips stray bytes between segments and takes no
 height from a DNL segment. Like Pillow, it joins several APP1 segments with EXIF, and takes the last of those with XMP.
+
+A progressive JPEG may have any number of scans, and a decoder goes through all pixels in each of them, however few
+bytes it has: a scan of a dozen bytes can cost as much as an image. So their number is limited where images are large,
+as libjpeg-turbo's authors advise (doc/usage.txt, "-maxscans"). Writers make some ten scans, and 20 at most.
 """
 
 from __future__ import annotations
@@ -15,20 +19,27 @@ from __future__ import annotations
 import re
 import struct
 
-from readers.headers.base import Buffer, ImageHeader, bad, check_size, truncated
+import numpy as np
+
+from readers.headers.base import Buffer, ImageHeader, RefusedImageError, bad, check_size, truncated
 from readers.headers.tiff import EXIF_PREFIX, UPRIGHT, orientation, xmp_orientation
 
-__all__ = ["parse_frame", "parse_jpeg", "stores_rgb"]
+__all__ = ["check_scans", "parse_frame", "parse_jpeg", "stores_rgb"]
 
 _SCAN = 0xFFDA
 _APP1 = 0xFFE1
 _FRAMES = frozenset(range(0xFFC0, 0xFFD0)) - {0xFFC4, 0xFFC8, 0xFFCC}
 _SKIPPED = frozenset((0xFFC4, 0xFFCC, 0xFFDB, 0xFFDC, 0xFFDD, 0xFFFE, *range(0xFFE0, 0xFFF0))) - {_APP1}
 _XMP_PREFIX = b"http://ns.adobe.com/xap/1.0/\0"
+_PROGRESSIVE = 2  # the lower bits of the SOF markers of progressive images
 _STANDALONE = frozenset((0xFF01, *range(0xFFD0, 0xFFD8)))
 # Metadata beyond 64 kB is split into segments of 64 kB: 65,536 of them are 4 GB.
 _MAX_SEGMENTS = 1 << 16
 _SEARCH_BYTES = 4096
+# As many scans as an image of any size may have, and pixels that the scans of an image with more may go through: a few
+# seconds of work.
+_MOST_SCANS, _MOST_SCANNED_PIXELS = 32, 1 << 31
+_LEAST_SCAN_BYTES = 10
 
 _segment = struct.Struct(">HH").unpack_from
 _frame = struct.Struct(">5xHHB").unpack_from
@@ -84,6 +95,8 @@ def parse_frame(data: Buffer, *, exif_only: bool = False) -> tuple[ImageHeader, 
     if not process:
         raise bad("jpeg", at, "a frame (SOF) before the scan", "none")
     scan = at + 2 + size
+    if process & 3 == _PROGRESSIVE or data[at + 4 : at + 5] != bytes((components,)):
+        check_scans(data, at, height * width)
     if not exif_only and (data[-1] != 0xD9 or data[-2] != 0xFF or len(data) < scan + 3):
         _find_end(data, scan)
     rotated = 0
@@ -107,6 +120,18 @@ def stores_rgb(data: Buffer, frame: int) -> bool:
         return False
     adobe = _adobe(data, 2, frame + _SEARCH_BYTES)
     return adobe[1] == b"\0" if adobe is not None else [data[frame + at] for at in (5, 8, 11)] == _RGB
+
+
+def check_scans(data: Buffer, start: int, pixels: int) -> None:
+    """Raise RefusedImageError for an image of so many pixels whose scans, from byte `start` on, take too long."""
+    if (len(data) - start) // _LEAST_SCAN_BYTES * pixels <= _MOST_SCANNED_PIXELS:
+        return  # not looked at: some 2% of the time that decoding takes
+    codes = np.frombuffer(data, np.uint8)[start:]
+    scans = np.count_nonzero((codes[1:] == _SCAN & 0xFF) & (codes[:-1] == 0xFF))
+    if scans > _MOST_SCANS and scans * pixels > _MOST_SCANNED_PIXELS:
+        limit = max(_MOST_SCANS, _MOST_SCANNED_PIXELS // pixels)
+        most = f"at most {limit} scans of {pixels:,} pixels, which are decoded"
+        raise RefusedImageError(str(bad("jpeg", start, most, f"{scans} scans")))
 
 
 def _read_frame(data: Buffer, at: int, size: int) -> tuple[int, int, int]:

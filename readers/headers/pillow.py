@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cache.errors import BadSampleError
 from readers.headers.base import MAX_PIXELS, Buffer, ImageHeader, truncated
+from readers.headers.jpeg import check_scans
 from readers.headers.tiff import UPRIGHT
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ def opened(data: Buffer, media: str) -> Iterator[Image]:
         with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise BadSampleError(f"{image.height} x {image.width} pixels are more than the {MAX_PIXELS} decoded")
+            if media == "jpeg":
+                check_scans(data, 0, image.width * image.height)
             yield image
     except BadSampleError as error:
         raise BadSampleError(f"{media} image: {error}") from error

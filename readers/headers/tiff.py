@@ -29,12 +29,13 @@ from typing import NamedTuple
 
 from readers.headers.base import Buffer, ImageHeader, bad, check_size, truncated, unpack
 
-__all__ = ["EXIF_PREFIX", "UPRIGHT", "orientation", "parse_tiff", "tiff_frames", "xmp_orientation"]
+__all__ = ["EXIF_PREFIX", "UPRIGHT", "orientation", "parse_tiff", "tiff_bits", "tiff_frames", "xmp_orientation"]
 
 # JPEG puts this before the blob; so do some writers of PNG and WebP, which should not, and some write it twice.
 EXIF_PREFIX = b"Exif\0\0"
 UPRIGHT = 1
 
+_BITS = 258
 _WIDTH, _HEIGHT, _ORIENTATION, _SAMPLES, _XMP = 256, 257, 274, 277, 700
 # The tags of the offsets and of the lengths.
 _STRIPS, _TILES = (273, 279), (324, 325)
@@ -98,6 +99,15 @@ def parse_tiff(data: Buffer, *, exif_only: bool = False) -> ImageHeader:
     elif xmp is not None and not exif_only:
         rotated = xmp_orientation(data, xmp.at, xmp.at + xmp.total) or UPRIGHT
     return ImageHeader("tiff", height, width, components, 0, rotated)
+
+
+def tiff_bits(data: Buffer) -> int:
+    """Bits of a value of the first image, the most of several channels; 1 where the file does not say, as TIFF has it.
+
+    Raises BadSampleError."""
+    layout = _LAYOUTS[bytes(data[:4])]
+    tags = _directory(data, layout, unpack("tiff", layout.head, data, 0)[0])
+    return max(_numbers(data, layout, tags.get(_BITS)), default=1)
 
 
 def tiff_frames(data: Buffer) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -16,6 +17,7 @@ from cache.stores.ranges import BlockPool
 from readers.augment.cpu import Finish
 from readers.augment.ops import Normalize, Op
 from readers.augment.recipe import Recipe, recipes_of_views
+from readers.augment.unchanged import check_unchanged, dtype_of, kind_of_first
 from readers.decode import DECODER
 from readers.decode.share import CpuShare, Share
 from readers.feed import (
@@ -33,11 +35,12 @@ from readers.loader.crew import Crew
 from readers.loader.fields import FieldWork
 from readers.loader.stats import LoaderStats
 from readers.loader.timers import LoopTimers
+from readers.loader.unchanged import UnchangedWork, without_memory
 from readers.loader.work import Batch, EpochWork, IndexWork
 from readers.loop import FeedLoader, Maker
 from readers.order import Order
 from readers.order.schedule import Tail
-from readers.reader import Reader
+from readers.reader import Reader, depth_warning
 from readers.trace import Trace, TraceSlot
 
 if TYPE_CHECKING:
@@ -75,14 +78,18 @@ class ImageLoader(FeedLoader):
         masks [n, h, w], lists of all others, None where a sample lacks one. Batches are tuples, or with
         {"pixel_values": "image", "labels": "label"} dictionaries with these names. Without "image" no image is read.
     field_options: how masks and boxes follow the image.
+    decode: "RGB", 8 bits; or "unchanged" for the depth and channels of the files: uint8, uint16, int32 or float32, the
+        same for all images of a batch (`readers.augment.unchanged`, docs/images.md). Ops that are not defined for them
+        are refused. The CPU decodes.
     dtype: uint8, or float32, float16 or bfloat16 in 0..1; Normalize in `augment` makes float32.
     layout: "channels_last" is [n, 3, h, w] with channels last in memory, "NCHW" is contiguous, "NHWC" is [n, h, w, 3].
     on_error: "raise", "skip" (smaller batches) or "substitute" (another sample); see `bad_samples`.
     threads: default one per CPU this process may use, shared among the ranks of the node.
     prefetch: batches made ahead.
     pin_memory: default where CUDA is available.
-    device: where batches are. On a CUDA device they are finished there, and `prefetch` of them wait there
-        (`readers.loader.device`). "cuda" is the one that torch.cuda.set_device has chosen, or that of the local rank.
+    device: where batches are, "cpu" or "cuda". On a CUDA device they are finished there, and `prefetch` of them wait
+        there (`readers.loader.device`). "cuda" is the one that torch.cuda.set_device has chosen, or that of the local
+        rank.
     decoder: "torchcodec" or "torchvision" decode what they are good at and leave the rest to the CPU; "auto" takes the
         first of them that works on a CUDA device with a JPEG engine, or else the CPU, with a warning that says why;
         elsewhere it is the CPU. "compiled" is the CPU, with functions that
@@ -118,6 +125,7 @@ class ImageLoader(FeedLoader):
         tail: Tail | None = None,
         fields: Sequence[str] | Mapping[str, str] = ("image", "label"),
         field_options: FieldOptions | None = None,
+        decode: Literal["RGB", "unchanged"] = "RGB",
         dtype: torch.dtype | None = None,
         layout: Layout = "channels_last",
         on_error: OnError = "raise",
@@ -131,14 +139,18 @@ class ImageLoader(FeedLoader):
         exact_colours: bool = False,
     ) -> None:
         self._arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        self._recipes = recipes_of_views(augment, views)
+        check_choice("decode", decode, ("RGB", "unchanged"))
+        self.decode = decode
+        images = ("uint8", 3) if decode == "RGB" else _check_for_unchanged(reader, decoder)
+        self._recipes = recipes_of_views(augment, views, images)
         self.recipe = self._recipes[0]
         self._classes = _count_classes(reader) if self.recipe.batch_ops else 0
         order = choose_order(len(reader), order, shuffle, seed)
         self._fields = Fields(fields, reader, field_options)
         for recipe in self._recipes:
             self._fields.check_ops(recipe.ops)
-        self.dtype = _choose_dtype(dtype, self.recipe)
+        self.dtype = _choose_dtype(dtype, self.recipe, images, own=decode == "unchanged")
+        self._own_dtype = dtype is None
         check_choice("layout", layout, _LAYOUTS)
         self.layout = layout
         self.threads = usable_cpus() if threads is None else threads
@@ -160,7 +172,9 @@ class ImageLoader(FeedLoader):
             "reader": reader,
             "engine": engine,
         }
-        self._path = device_path(self.device, "cpu" if decoder == "compiled" else decoder, share, **made)
+        self._path = None
+        if decode == "RGB":
+            self._path = device_path(self.device, "cpu" if decoder == "compiled" else decoder, share, **made)
         if self._path is not None:
             stored: tuple[torch.dtype, bool, Normalize | None] = (torch.uint8, False, None)
         else:
@@ -168,7 +182,7 @@ class ImageLoader(FeedLoader):
         self._finish_images = Finish(*stored)
         self._memory = _ImageMemory(*stored[:2], pinned, (prefetch + 2) * len(self._recipes))
         self._timers: LoopTimers | None = None
-        self._slot = TraceSlot()
+        self._slot, self._notes_depth = TraceSlot(), True
         options = FeedOptions(rank, world_size, choose_tail(tail, order), on_error, self.decoder)
         super().__init__(Feed(reader, order, batch_size, options))
 
@@ -241,18 +255,30 @@ class ImageLoader(FeedLoader):
         fields = FieldWork(self._fields, feed.reader) if self._fields.stored else None
         if "image" not in self.fields:
             return IndexWork(feed, fields)
-        given = (feed, self._recipes, self._finish_images, self._memory.images, self._classes, fields)
-        work = EpochWork(*given) if self._path is None else self._path.work(*given)
-        work.exact_colours, work.compiled = self.exact_colours, self._compiled
+        work = self._work(feed, fields)
         fill = timers.fill if self._path is None else None
         stays = self._path is not None
         crew = Crew(work, self.threads, self.prefetch, self._rows_at_once(), timers, fill, stays)
         return crew if self._path is None else self._path.stage(crew, work, timers)
 
+    def _work(self, feed: Feed, fields: FieldWork | None) -> EpochWork:
+        """What the threads do."""
+        if self.decode == "unchanged":
+            given = (feed, self._recipes, self._finish_images, without_memory, self._classes, fields)
+            return UnchangedWork(*given, memory=self._memory.images, dtype=None if self._own_dtype else self.dtype)
+        given = (feed, self._recipes, self._finish_images, self._memory.images, self._classes, fields)
+        work = EpochWork(*given) if self._path is None else self._path.work(*given)
+        work.exact_colours, work.compiled = self.exact_colours, self._compiled
+        work.notes_depth = self._notes_depth
+        return work
+
     def _finish(self, batch: Batch) -> tuple[Any, Sequence[BadSample]]:
         """The fields of a finished batch."""
         if batch.error is not None:
             raise batch.error
+        if batch.deep >= 0 and self._notes_depth:
+            self._notes_depth = False
+            warnings.warn(depth_warning(self.reader, batch.deep), stacklevel=3)
         assert self._timers is not None  # since a loop is under way
         clock = self._timers.consumer
 
@@ -332,19 +358,21 @@ class _ImageMemory:
     def __init__(self, dtype: torch.dtype, planar: bool, pinned: bool, kept: int) -> None:
         self._dtype, self._planar, self._pinned = dtype, planar, pinned
         self._blocks = BlockPool(kept)
-        self._item_bytes = torch.empty(0, dtype=dtype).element_size()
 
-    def images(self, count: int, height: int, width: int) -> torch.Tensor:
-        """[count, 3, height, width], contiguous in this order (planar) or channels last."""
-        shape = (count, 3, height, width) if self._planar else (count, height, width, 3)
-        size = count * height * width * 3
+    def images(
+        self, count: int, height: int, width: int, channels: int = 3, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """[count, channels, height, width], contiguous in this order (planar) or channels last."""
+        dtype = dtype or self._dtype
+        shape = (count, channels, height, width) if self._planar else (count, height, width, channels)
+        size = count * height * width * channels
         if self._pinned:
-            images = torch.empty(shape, dtype=self._dtype, pin_memory=True)
+            images = torch.empty(shape, dtype=dtype, pin_memory=True)
         elif not size:
-            images = torch.empty(shape, dtype=self._dtype)
+            images = torch.empty(shape, dtype=dtype)
         else:
-            block: Any = self._blocks.take(size * self._item_bytes)
-            images = torch.frombuffer(block, dtype=self._dtype).view(shape)
+            block: Any = self._blocks.take(size * dtype.itemsize)
+            images = torch.frombuffer(block, dtype=dtype).view(shape)
         return images if self._planar else images.permute(0, 3, 1, 2)
 
 
@@ -387,10 +415,26 @@ def _to_device(value: Any, device: torch.device) -> Any:
     return value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
 
 
-def _choose_dtype(dtype: torch.dtype | None, recipe: Recipe) -> torch.dtype:
-    """The dtype of the images, by default what the recipe makes. Raises ValueError."""
+def _check_for_unchanged(reader: Reader, decoder: str) -> tuple[str, int] | None:
+    """What the first image is: its dtype and channels. Raises ValueError where images cannot be had unchanged."""
+    check_unchanged(reader)
+    if decoder not in ("auto", "cpu"):
+        raise ValueError(f"decode='unchanged' is done by the CPU: leave decoder={decoder!r} out")
+    return kind_of_first(reader)
+
+
+def _choose_dtype(
+    dtype: torch.dtype | None, recipe: Recipe, images: tuple[str, int] | None, *, own: bool
+) -> torch.dtype:
+    """The dtype of the batches, by default what the recipe makes of the images: their dtype and channels, as far as
+    these are known. own: whether images keep their dtype. Raises ValueError."""
     if dtype is None:
-        return torch.uint8 if recipe.normalize is None else torch.float32
+        kind = "uint8" if images is None else images[0]
+        return dtype_of(kind) if recipe.normalize is None else torch.float32
+    if dtype == torch.uint8 and own:
+        raise ValueError(
+            "decode='unchanged' gives images in their own dtype: leave dtype out, or ask for a float dtype"
+        )
     if dtype not in (torch.uint8, torch.float32, torch.float16, torch.bfloat16):
         raise ValueError(f"dtype is torch.uint8, float32, float16 or bfloat16, not {dtype}")
     if dtype == torch.uint8 and recipe.normalize is not None:
@@ -399,8 +443,16 @@ def _choose_dtype(dtype: torch.dtype | None, recipe: Recipe) -> torch.dtype:
 
 
 def find_device(device: torch.device | str) -> torch.device:
-    """The device; a CUDA device with its number, by `own_gpu` where none is given. Raises ValueError where there is no
-    GPU."""
+    """The device; a CUDA device with its number, by `own_gpu` where none is given.
+
+    Raises ValueError for another kind, and where there is no GPU.
+    """
+    kind = str(device).partition(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise ValueError(
+            f"device is 'cpu' or 'cuda' (GPUs of NVIDIA and of AMD, also 'cuda:1'), not {str(device)!r}; for another "
+            f"one leave device= out, and write  images.to({str(device)!r})  in the loop"
+        )
     named = torch.device(device)
     if named.type != "cuda":
         return named

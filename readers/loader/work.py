@@ -17,7 +17,7 @@ from cache.errors import BadSampleError
 from readers.augment.cpu import Finish, Renderer
 from readers.augment.recipe import Job, Plan, Recipe
 from readers.feed import BadSample, Feed, drop_damaged, for_decoding, read_samples
-from readers.headers import ImageHeader
+from readers.headers import ImageHeader, first_deep
 from readers.items import Payloads
 from readers.loader.fields import FieldWork
 from readers.loader.strips import Jobs, StripReader, open_strips
@@ -49,6 +49,8 @@ class Batch:
     payloads, values: of the other fields, by row: their bytes, and what they hold; columns: the latter, of the batch.
     images: by view, [n, 3, height, width].
     labels: float32 [n, classes], where images have been mixed.
+    finished: with decode="unchanged", images by row, for each view, until the batch is put together.
+    deep: the number of a sample of more than 8 bits that 8 bits are made of, -1 where that is not known of any.
     routed: which images a device is to decode; headers: of those that it will decode, by row; shapes: of those of them
         that are coefficients; refused: rows that the device could not decode, after all.
     staged: the bytes of the coefficients for the device, which begin at `places`, by row.
@@ -70,6 +72,8 @@ class Batch:
     values: dict[int, dict[str, Any]] = field(default_factory=dict)
     columns: dict[str, Any] = field(default_factory=dict)
     labels: torch.Tensor | None = None
+    finished: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+    deep: int = -1
     routed: list[bool] = field(default_factory=list)
     headers: dict[int, ImageHeader] = field(default_factory=dict)
     shapes: dict[int, Shape] = field(default_factory=dict)
@@ -97,6 +101,7 @@ class EpochWork:
     fields: what to do for other fields, None where none is asked for.
     exact_colours: see `ImageLoader`.
     compiled: whether JPEGs are decoded by compiled functions.
+    notes_depth: whether batches say which image has more than 8 bits.
     """
 
     feed: Feed
@@ -107,6 +112,7 @@ class EpochWork:
     fields: FieldWork | None = None
     exact_colours: bool = False
     compiled: bool = False
+    notes_depth: bool = False
     _read_seconds: float = 0.0
     _images: Reader = field(init=False, repr=False)
     _strips: StripReader | None = field(init=False, repr=False)
@@ -143,6 +149,9 @@ class EpochWork:
         data = list(self._read(positions, indices, (jobs, sizes), clock))
         # A copy: substitutes change it, and what a feed has computed ahead belongs to the feed.
         batch = Batch(step, positions, indices.copy(), sizes, jobs, bad, data, images)
+        if self.notes_depth:
+            place = first_deep(data)
+            batch.deep = -1 if place < 0 else int(indices[place])
         if self.fields is not None:
             batch.payloads = self.fields.read(indices)
             clock.lap("read")

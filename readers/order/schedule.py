@@ -131,9 +131,10 @@ class Schedule:
             positions = positions + self.step_samples * np.arange(count, dtype=np.int64)[:, None]
         return positions
 
-    def alike(self, position: int) -> range:
-        """The positions whose samples may replace the one at `position`: all of the epoch."""
-        return range(len(self.order))
+    def alike(self, positions: Int64s) -> tuple[Int64s, Int64s]:
+        """The positions whose samples may replace those at n positions, as runs of positions: the first one and the
+        length of each, int64 [n]. Here all of the epoch."""
+        return np.zeros(len(positions), np.int64), np.full(len(positions), len(self.order), np.int64)
 
     def _rest(self, cursor: int) -> int:
         if not 0 <= cursor <= len(self.order):
@@ -206,10 +207,10 @@ class SteppedSchedule(Schedule):
     def block(self, step: int, cursor: int, most: int) -> Int64s:
         return self.positions(step, cursor)[None]
 
-    def alike(self, position: int) -> range:
+    def alike(self, positions: Int64s) -> tuple[Int64s, Int64s]:
         """The positions of the same step, whose samples are of the same bucket."""
-        step = int(self._bounds.searchsorted(position, side="right")) - 1
-        return range(*self._bounds[step : step + 2].tolist())
+        steps = self._bounds.searchsorted(positions, side="right")
+        return self._bounds[steps - 1], self._bounds[steps] - self._bounds[steps - 1]
 
     def _first(self, cursor: int) -> int:
         """The number of the step that begins at `cursor`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -14,7 +15,8 @@ from torch.utils.data import Dataset
 from cache.errors import BadSampleError, ResumeError
 from readers.augment.ops import Op
 from readers.augment.recipe import Recipe
-from readers.decode import DECODER, Scratch, decode_image, decode_unchanged
+from readers.augment.unchanged import check_unchanged, decode_own, kind_of_first, to_tensor
+from readers.decode import DECODER, Scratch, decode_image
 from readers.feed import (
     ON_ERROR,
     OnError,
@@ -27,14 +29,15 @@ from readers.feed import (
     read_sample,
     read_samples,
     substitute,
-    substitutes,
+    substitutes_of_row,
 )
 from readers.fields import decode_field
+from readers.headers import first_deep
 from readers.items import FieldOptions, Fields, Payloads
-from readers.reader import SAMPLE_ERRORS, Reader
+from readers.reader import SAMPLE_ERRORS, Reader, depth_warning
 from readers.sample import Buffer
 from readers.torch.items import ItemMaker
-from readers.torch.rendering import OpRenderer, PerThread, Place, Task
+from readers.torch.rendering import OpRenderer, PerThread, Place, Task, loser_of_places
 
 __all__ = ["ImageDataset", "Output", "Place"]
 
@@ -48,8 +51,8 @@ class ImageDataset(Dataset[Any]):
     transform: a list of `readers.augment` ops, which decodes no more of an image than it needs and draws by (seed,
         epoch, position) when the indices come from `EpochSampler`; or any callable that takes an image, albumentations
         included.
-    decode: "RGB"; "unchanged" for the depth and channels of the file, such as uint16, float32 or the indices of a mask
-        (see `readers.decode.cpu`); or None for the encoded bytes.
+    decode: "RGB"; "unchanged" for the depth and channels of the file, such as uint16, float32 or the indices of a mask,
+        also through a list of ops (`readers.augment.unchanged`, docs/images.md); or None for the encoded bytes.
     output: what a callable takes and, without one, what an item has: "tensor" (uint8 [3, h, w], unchanged [channels, h,
         w]; torchvision.transforms.v2), "numpy" (uint8 [h, w, 3]; albumentations), or "pil" (torchvision.transforms),
         which is RGB only.
@@ -63,8 +66,10 @@ class ImageDataset(Dataset[Any]):
     exact_colours: in boxes that ops make half as large or less, interpolate colours that a JPEG stores at half the
         size, as everywhere else; otherwise they are repeated there, as by `ImageLoader`.
     on_error: "raise"; "skip", which makes batches smaller, or raises BadSampleError where no sample would be left; or
-        "substitute" (another sample). `bad_samples` counts both, in all workers, until `report`, which an
-        `EpochSampler` over this data set calls after each epoch.
+        "substitute": a sample that the order of an `EpochSampler` or `EpochBatchSampler` has in that epoch, the same
+        that `ImageLoader` takes there. Other samplers' orders are not known: then it is another sample of the batch,
+        or, of one that is asked for by itself, any sample of the set. `bad_samples` counts both, in all workers, until
+        `report`, which an `EpochSampler` over this data set calls after each epoch.
     """
 
     def __init__(
@@ -87,7 +92,13 @@ class ImageDataset(Dataset[Any]):
         self.decode, self.output, self.on_error = decode, output, on_error
         self.reader = reader
         self.transform, self.target_transform = transform, target_transform
-        self._ops = OpRenderer(Recipe(transform), exact_colours) if isinstance(transform, Sequence) else None
+        own = decode == "unchanged"
+        if own:
+            check_unchanged(reader)
+        self._ops = None
+        if isinstance(transform, Sequence):
+            recipe = Recipe(transform, kind_of_first(reader) if own else ("uint8", 3))
+            self._ops = OpRenderer(recipe, exact_colours, unchanged=own)
         asked = Fields(fields, reader, field_options)
         if isinstance(transform, Sequence):
             asked.check_ops(transform)
@@ -95,14 +106,13 @@ class ImageDataset(Dataset[Any]):
             asked.check_apart("a function as transform sees the image alone", "give a list of readers.augment ops")
         one_size = self._ops is not None and self._ops.out_size is not None and "image" in asked.wanted
         self._maker = ItemMaker(asked, target_transform, tensors=output == "tensor", one_size=one_size)
-        if self._ops is not None and decode != "RGB":
-            raise ValueError("ops need 8-bit RGB: leave decode='RGB', or give a callable as transform")
-        if decode == "unchanged":
-            if output == "pil":
-                raise ValueError("decode='unchanged' gives tensors or arrays: choose output='tensor' or 'numpy'")
-            _check_unchanged(reader)
+        if self._ops is not None and decode is None:
+            raise ValueError("ops need decoded images: leave decode=None out, or give a callable as transform")
+        if own and output == "pil":
+            raise ValueError("decode='unchanged' gives tensors or arrays: choose output='tensor' or 'numpy'")
         self._keywords = _wants_keyword(transform)
-        self._counts = torch.zeros(2, dtype=torch.int64).share_memory_()  # bad samples, and the first one's number + 1
+        # Of all workers: bad samples, the first one's number + 1, whether there was a warning of depth, and of places.
+        self._counts = torch.zeros(4, dtype=torch.int64).share_memory_()
         self._local = PerThread()
 
     @property
@@ -186,15 +196,15 @@ class ImageDataset(Dataset[Any]):
 
     def report(self) -> str:
         """One line about the bad samples since the last report, "" if there were none. For the end of an epoch."""
-        count, first = self._counts.tolist()
-        self._counts.zero_()
+        count, first = self._counts[:2].tolist()
+        self._counts[:2] = 0
         if not count:
             return ""
         done = "skipped" if self.on_error == "skip" else "replaced by others"
         return f"{count} bad samples were {done}, the first is sample {first - 1} ({self.reader.keys[first - 1]})"
 
-    def _replace(self, index: int, error: Exception) -> Any:
-        """Another sample, None for none. Raises under on_error="raise"."""
+    def _replace(self, index: int, batch: Sequence[int], error: Exception) -> Any:
+        """Another sample, None for none. batch: the rows that were asked for. Raises under on_error="raise"."""
         place = index if isinstance(index, Place) else Place(index, 0, 0, int(index))
         bad_sample(self.reader, self.on_error, int(index), place.position, error)
         # Two workers may add at the same time, and one of the two be lost from the count: not worth a lock.
@@ -209,9 +219,11 @@ class ImageDataset(Dataset[Any]):
             task = self._tasks((Place(row, place.seed, place.epoch, place.position),), (data,))[0]
             return self._sample(row, data, task, self._maker.read(self.reader, [row])[0])
 
-        alike = place.alike or range(len(self))
-        others = substitutes(place.seed, place.epoch, place.position, len(alike))
-        return substitute((alike[i] for i in others.tolist()), error, take)[1]
+        others = [row for row in place.others if 0 <= row < len(self)]  # others are in the next data set
+        if not others:
+            mates = [row for row in batch if row != index]
+            others = substitutes_of_row(int(index), mates or range(len(self)))
+        return substitute(others, error, take)[1]
 
     # --- state --------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
@@ -234,22 +246,45 @@ class ImageDataset(Dataset[Any]):
 
     def _items(self, indices: Sequence[int]) -> list[Any]:
         rows, items = [int(index) for index in indices], []
+        if self._ops is not None and self._ops.draws and not self._counts[3]:
+            self._warn_of_places(indices)
         data: Sequence[Buffer | Exception] = [b""] * len(rows)
         if "image" in self.fields:
             data = (
                 read_samples(self._images, rows) if len(rows) > 1 else [read_sample(self._images, row) for row in rows]
             )
+        if self.decode == "RGB" and not self._counts[2]:
+            self._warn_of_depth(rows, data)
         payloads = self._maker.read(self.reader, rows)
         for index, encoded, task, others in zip(indices, data, self._tasks(indices, data), payloads, strict=True):
             try:
                 item: Any = self._sample(int(index), encoded, task, others)
             except SAMPLE_ERRORS as error:
-                item = self._sample_again(index, others, error)
+                item = self._sample_again(index, rows, others, error)
             if item is not None:
                 items.append(item)
         return items
 
-    def _sample_again(self, index: int, others: Payloads, error: Exception) -> Any:
+    def _warn_of_depth(self, rows: Sequence[int], data: Sequence[Buffer | Exception]) -> None:
+        """Warn once, in one of all workers, of an image of more than 8 bits."""
+        place = first_deep(data)
+        if place >= 0:
+            self._counts[2] = 1
+            warnings.warn(depth_warning(self.reader, rows[place]), stacklevel=4)
+
+    def _warn_of_places(self, indices: Sequence[int]) -> None:
+        """Warn once where a data set over this one keeps back where in the epoch its samples are."""
+        name = loser_of_places(indices)
+        if name:
+            self._counts[3] = 1
+            warnings.warn(
+                f"{name} asks this data set for plain numbers, so what ops draw does not follow from the seed, the "
+                f"epoch and the position that the sampler gives: augmentation is another in every run and after a "
+                f"resume; write  ImageDataset(reader.select(indices=…), …)  in place of {name}",
+                stacklevel=4,
+            )
+
+    def _sample_again(self, index: int, batch: Sequence[int], others: Payloads, error: Exception) -> Any:
         """An item from below a cache where its copy there was damaged; otherwise what takes the place of a bad one."""
         if drop_damaged(self._images, int(index)):
             data = read_sample(self._images, int(index))
@@ -257,7 +292,7 @@ class ImageDataset(Dataset[Any]):
                 return self._sample(int(index), data, self._tasks((index,), (data,))[0], others)
             except SAMPLE_ERRORS as again:
                 error = again
-        return self._replace(index, error)
+        return self._replace(index, batch, error)
 
     def _sample(self, index: int, data: Buffer | Exception, task: Task | Exception | None, others: Payloads) -> Any:
         for problem in (data, task):
@@ -280,7 +315,8 @@ class ImageDataset(Dataset[Any]):
 
     def _decode(self, data: Buffer) -> Any:
         if self.decode == "unchanged":
-            return self._decode_unchanged(data)
+            pixels = decode_own(data)
+            return pixels if self.output == "numpy" or self._keywords else to_tensor(pixels)
         if not hasattr(self._local, "scratch"):
             self._local.scratch = Scratch()
         pixels = decode_image(data, None, self._local.scratch).copy()
@@ -291,25 +327,6 @@ class ImageDataset(Dataset[Any]):
         if self.output == "numpy" or self._keywords:
             return pixels
         return torch.from_numpy(pixels).permute(2, 0, 1)
-
-    def _decode_unchanged(self, data: Buffer) -> Any:
-        pixels = decode_unchanged(data)
-        if self.output == "numpy" or self._keywords:
-            return pixels
-        if pixels.dtype == np.uint16 and not hasattr(torch, "uint16"):
-            pixels = pixels.astype(np.int32)  # torch before 2.3
-        tensor = torch.from_numpy(pixels)
-        return tensor[None] if tensor.ndim == 2 else tensor.permute(2, 0, 1)
-
-
-def _check_unchanged(reader: Any) -> None:
-    """Raise ValueError for images that a cache has made 8-bit RGB of."""
-    while reader is not None:
-        keep: Any = getattr(reader, "keep", None)
-        kind = getattr(keep, "kind", "encoded")
-        if kind != "encoded" and not keep.is_for_decoders:
-            raise ValueError(f"decode='unchanged' over a cache that keeps images {kind}: open it with keep='encoded'")
-        reader = getattr(reader, "base", None)
 
 
 def _wants_keyword(transform: object) -> bool:

@@ -100,6 +100,11 @@ class Epochs(ABC, Generic[_Unit]):
         return self._ranks()[0]
 
     @property
+    def substitutes(self) -> bool:
+        """Whether samples say what may replace them: unless the data set is known, and replaces none."""
+        return self._dataset is None or self._dataset.on_error == "substitute"
+
+    @property
     def world_size(self) -> int:
         return self._ranks()[1]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -10,15 +11,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils.data import Dataset
 
 from cache.errors import BadSampleError
 from readers.augment.cpu import Finish, Renderer
 from readers.augment.recipe import Job, Recipe
+from readers.augment.unchanged import UnchangedRenderer
 from readers.headers import read_header
 from readers.headers.base import upright_size
 from readers.sample import Buffer
 
-__all__ = ["OpRenderer", "PerThread", "Place", "Task", "one_core"]
+__all__ = ["OpRenderer", "PerThread", "Place", "Task", "loser_of_places", "one_core"]
 
 
 @contextmanager
@@ -41,21 +44,28 @@ def one_core() -> Iterator[None]:
 class Place(int):
     """The number of a sample, which knows where in which epoch it was asked for: what seeds its augmentation.
 
-    alike: the samples of which one may replace it, such as those of its bucket; any sample of the set where empty.
+    others: the samples that may replace it, in the order in which to try them (`readers.feed`); none where the sampler
+        knows that nothing will be replaced.
+
+    Less a number it is the same place in a data set that begins there: torch's ConcatDataset counts so.
     """
 
     seed: int
     epoch: int
     position: int
-    alike: tuple[int, ...]
+    others: Sequence[int]
 
-    def __new__(cls, index: int, seed: int, epoch: int, position: int, alike: tuple[int, ...] = ()) -> Place:
+    def __new__(cls, index: int, seed: int, epoch: int, position: int, others: Sequence[int] = ()) -> Place:
         place = super().__new__(cls, index)
-        place.seed, place.epoch, place.position, place.alike = seed, epoch, position, alike
+        place.seed, place.epoch, place.position, place.others = seed, epoch, position, others
         return place
 
+    def __sub__(self, first: int) -> Place:
+        others = [other - first for other in self.others]
+        return Place(int(self) - int(first), self.seed, self.epoch, self.position, others)
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return Place, (int(self), self.seed, self.epoch, self.position, self.alike)
+        return Place, (int(self), self.seed, self.epoch, self.position, self.others)
 
 
 class PerThread(threading.local):
@@ -74,9 +84,12 @@ class Task(NamedTuple):
 
 
 class OpRenderer:
-    """Encoded images to tensors [3, height, width]: uint8, or float32 where the ops end in Normalize."""
+    """Encoded images to tensors [3, height, width]: uint8, or float32 where the ops end in Normalize.
 
-    def __init__(self, recipe: Recipe, exact_colours: bool) -> None:
+    unchanged: in their own depth and channels (`readers.augment.unchanged`).
+    """
+
+    def __init__(self, recipe: Recipe, exact_colours: bool, *, unchanged: bool = False) -> None:
         for op in recipe.batch_ops:
             name = type(op).__name__
             raise ValueError(
@@ -84,6 +97,8 @@ class OpRenderer:
                 f"collate_fn of the DataLoader"
             )
         self._recipe, self.out_size, self.exact_colours = recipe, recipe.out_size, exact_colours
+        self._unchanged = unchanged
+        self.draws = any(op.draws for op in recipe.ops)
         self._finish = Finish(torch.uint8 if recipe.normalize is None else torch.float32, True, recipe.normalize)
         self._local = PerThread()
 
@@ -110,6 +125,8 @@ class OpRenderer:
 
     def render(self, data: Buffer, task: Task) -> torch.Tensor:
         """Raises BadSampleError."""
+        if self._unchanged:
+            return self._render_unchanged(data, task)
         renderer: Renderer | None = getattr(self._local, "renderer", None)
         if renderer is None:
             renderer = self._local.renderer = Renderer(self._recipe.interpolation, self._finish)
@@ -119,6 +136,30 @@ class OpRenderer:
             left = renderer.render(data, task.job, task.size, pixels, out)
             self._finish.store(pixels, (pixels,), (left,), out)
         return out[0]
+
+    def _render_unchanged(self, data: Buffer, task: Task) -> torch.Tensor:
+        renderer: UnchangedRenderer | None = getattr(self._local, "unchanged", None)
+        if renderer is None:
+            renderer = self._local.unchanged = UnchangedRenderer([self._recipe])
+        with one_core():
+            return renderer.render(data, task.job, task.size, torch.empty((1, 0, *task.shape)))[0]
+
+
+def loser_of_places(indices: Sequence[int]) -> str:
+    """The class of a data set that was asked for places and asks for plain numbers, such as torch's Subset; "" where
+    nothing is lost. Looks at the functions of torch.utils.data that are under way."""
+    if any(isinstance(index, Place) for index in indices):
+        return ""
+    frame = sys._getframe(1).f_back
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith("torch.utils.data"):
+            values = dict(frame.f_locals)
+            for value in values.values():
+                if isinstance(next(iter(value), None) if isinstance(value, list) else value, Place):
+                    owner = values.get("self")  # a data set, or what fetches from one
+                    return type(owner if isinstance(owner, Dataset) else getattr(owner, "dataset", owner)).__name__
+        frame = frame.f_back
+    return ""
 
 
 def _upright_size(data: Buffer | Exception) -> tuple[int, int] | Exception:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ from torch.utils.data import DistributedSampler, Sampler
 from cache.errors import TrainerError
 from readers.feed import Feed, Start
 from readers.order import Order
-from readers.order.base import Stepped
+from readers.order.base import Int64s, Stepped
 from readers.order.schedule import Tail
 from readers.reader import Reader
 from readers.torch.dataset import ImageDataset, Place
@@ -74,8 +75,7 @@ class EpochSampler(Epochs[int], DistributedSampler[int]):  # type: ignore[overri
         """The samples of this rank from there to the end of the epoch."""
         feed = self.feed.at(start)
         for positions, rows in feed.blocks(start.epoch):
-            for row, position in zip(rows.ravel().tolist(), positions.ravel().tolist(), strict=True):
-                yield Place(row, feed.seed, start.epoch, position)
+            yield from _places(feed, positions.ravel(), rows.ravel(), self.substitutes)
 
     _units_from = samples_from
 
@@ -87,7 +87,7 @@ class EpochBatchSampler(Epochs[list[int]], Sampler[list[int]]):
         loader = DataLoader(dataset, batch_sampler=EpochBatchSampler(order, dataset), num_workers=4)
 
     A batch is a list of indices. Under `Bucketed` all ranks have the same number of them in a step, of one bucket; a
-    data set with on_error="substitute" replaces a bad sample by another one of its batch.
+    data set with on_error="substitute" replaces a bad sample by another one of its step.
 
     order, source, rank, world_size, tail: as for `EpochSampler`. A rank with nothing left in the last step of
         tail="exact" has one batch less.
@@ -140,10 +140,10 @@ class EpochBatchSampler(Epochs[list[int]], Sampler[list[int]]):
     def _units_from(self, start: Start) -> Iterator[list[int]]:
         feed = self.feed.at(start)
         if not self._all_ranks:
-            yield from _batches_from(feed)
+            yield from _batches_from(feed, self.substitutes)
             return
         options = [replace(feed.options, rank=rank) for rank in range(self.world_size)]
-        ranks = [_batches_from(replace(feed, options=of_rank)) for of_rank in options]
+        ranks = [_batches_from(replace(feed, options=of_rank), self.substitutes) for of_rank in options]
         for step in zip(*ranks, strict=True):
             yield from step
 
@@ -157,14 +157,17 @@ class EpochBatchSampler(Epochs[list[int]], Sampler[list[int]]):
             )
 
 
-def _batches_from(feed: Feed) -> Iterator[list[int]]:
-    """The batches of a feed's rank from its start to the end of the epoch.
+def _batches_from(feed: Feed, substitutes: bool) -> Iterator[list[int]]:
+    """The batches of a feed's rank from its start to the end of the epoch."""
+    for positions, rows in feed.blocks(feed.start.epoch):
+        for places, numbers in zip(positions, rows, strict=True):
+            if len(numbers):
+                yield list(_places(feed, places, numbers, substitutes))
 
-    Where an order makes batches of samples that are alike, each sample knows the others.
-    """
-    seed, epoch, is_alike = feed.seed, feed.start.epoch, isinstance(feed.order, Stepped)
-    for positions, rows in feed.blocks(epoch):
-        for places, numbers in zip(positions.tolist(), rows.tolist(), strict=True):
-            if numbers:
-                alike = tuple(numbers) if is_alike else ()
-                yield [Place(row, seed, epoch, at, alike) for row, at in zip(numbers, places, strict=True)]
+
+def _places(feed: Feed, positions: Int64s, rows: Int64s, substitutes: bool) -> Iterator[Place]:
+    """The samples at some positions of a feed's first epoch. substitutes: whether they may have to be replaced."""
+    seed, epoch = feed.seed, feed.start.epoch
+    others = feed.others(epoch, positions).tolist() if substitutes else itertools.repeat(())
+    for row, position, instead in zip(rows.tolist(), positions.tolist(), others, strict=False):
+        yield Place(row, seed, epoch, position, instead)

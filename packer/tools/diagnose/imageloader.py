@@ -18,7 +18,7 @@ import numpy as np
 
 from cache.errors import PipelineError
 from packer.tools.diagnose.cuts import own_container
-from packer.tools.diagnose.pipeline import Pipeline, Stage, ending, endless
+from packer.tools.diagnose.pipeline import IterablePipeline, Pipeline, Stage, ending, endless
 from packer.tools.diagnose.tiers import Tiers
 from readers.augment.ops import Stage as OpStage
 from readers.loader import ImageLoader
@@ -121,5 +121,7 @@ class ImageLoaderPipeline(Pipeline):
 
 
 def make_pipeline(loader: ImageLoader) -> Pipeline:
-    """The loader, cut."""
+    """The loader, cut; as one stage where it keeps the depth of images, of which no cache holds the pixels."""
+    if loader.decode != "RGB":
+        return IterablePipeline(loader)
     return ImageLoaderPipeline(loader)

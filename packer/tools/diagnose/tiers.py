@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -49,7 +50,9 @@ class Tiers:
         few = reader.select(indices=list(rows))
         kept = "encoded" if few.for_decoding() is few else "coefficients"  # what a cache of the reader gives decoders
         encoded = cached(few, _MEMORY_BYTES, keep=kept, backend="memfd")
-        pixels = cached(few, _MEMORY_BYTES, keep="decoded", backend="memfd")
+        with warnings.catch_warnings():  # the loader that is diagnosed makes 8 bits of them, too, and says so
+            warnings.filterwarnings("ignore", ".*a cache that keeps images decoded")
+            pixels = cached(few, _MEMORY_BYTES, keep="decoded", backend="memfd")
         try:
             error = abs(float(few.sizes().mean() / reader.sizes().mean()) - 1)
         except (OSError, PackerError, ZeroDivisionError):  # files that cannot all be listed
@@ -124,7 +127,7 @@ class _Slotted:
 
 def _moved(index: int, row: int) -> int:
     """An index of the same draws for another row."""
-    return Place(row, index.seed, index.epoch, index.position, index.alike) if isinstance(index, Place) else row
+    return Place(row, index.seed, index.epoch, index.position, index.others) if isinstance(index, Place) else row
 
 
 def _time(data: _Slotted) -> tuple[float, float]:

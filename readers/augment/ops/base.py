@@ -20,6 +20,8 @@ and, by its stage, how it is carried out:
                 steps of a list come after its geometry and flips, in the order given, rounded to whole values at the
                 end, or where geometry follows. `dali` is the same as a node of a DALI graph, for ops that have one.
                 An op that moves pixels says how in `moves`: masks, boxes and points follow (`augment.placement`).
+                With decode="unchanged" `apply` gets images of other depths and channels, if `refuses` lets it: those of
+                uint16 are scaled to 0 to 255, with fractions, and those of float32 are as they are.
     NORMALIZE   `Normalize`, which ends the pixels' list and is part of how executors store their results.
     BATCH       `mix` combines the images of a finished batch, and their labels; `plan` does nothing. Its draws belong
                 to the position of the first sample of the batch. Loaders of batches alone execute it.
@@ -50,6 +52,8 @@ if TYPE_CHECKING:
 __all__ = [
     "LUMA",
     "MAX_SIDE",
+    "RANGED",
+    "SMOOTH",
     "Floats",
     "Interpolation",
     "Matrix",
@@ -66,6 +70,7 @@ __all__ = [
     "column",
     "grey",
     "mirror",
+    "refuses_all_but",
     "sides",
     "tried_sides",
     "window",
@@ -74,6 +79,10 @@ __all__ = [
 MAX_SIDE = 1 << 15
 # ITU-R BT.601, as Pillow's and torchvision's greyscale.
 LUMA = (0.299, 0.587, 0.114)
+
+# Of what decode="unchanged" gives: what has a range, from black to white; and what ops without one may interpolate.
+RANGED = ("uint8", "uint16")
+SMOOTH = (*RANGED, "float32")
 
 Size: TypeAlias = int | tuple[int, int]
 Interpolation: TypeAlias = Literal["bilinear", "bicubic"]
@@ -122,6 +131,13 @@ class Op:
     def size_after(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
         """(height, width) of its results from that of its images; None where it depends on the image."""
         return size
+
+    def refuses(self, dtype: str, channels: int) -> str:
+        """Why it does not take images of this dtype and so many channels, which decode="unchanged" gives: "uint8",
+        "uint16", "int32" or "float32"; "" where it does. What this does not know to be right is refused."""
+        if self.stage is not Stage.PIXELS or (dtype, channels) == ("uint8", 3):
+            return ""
+        return "is defined for 8-bit RGB"
 
     def plan(self, planner: Planner, u: Floats) -> None:
         """Say what happens to the images of `planner`, by the draws `u`, float64 [n, draws]."""
@@ -219,8 +235,17 @@ def column(images: torch.Tensor, rows: Rows, number: int, plus: float = 0.0) -> 
     return values.to(images.device, non_blocking=True).view(-1, 1, 1, 1)
 
 
+def refuses_all_but(dtypes: Sequence[str], dtype: str, channels: int, *, colours: bool = False) -> str:
+    """What `Op.refuses` says for an op that takes these dtypes. colours: whether only grey and RGB have a meaning."""
+    if dtype not in dtypes:
+        return f"is defined for {' and '.join(dtypes)}"
+    return "is defined for 1 or 3 channels" if colours and channels not in (1, 3) else ""
+
+
 def grey(images: torch.Tensor) -> torch.Tensor:
-    """[n, 1, height, width]."""
+    """[n, 1, height, width], in memory of its own."""
+    if images.shape[1] == 1:
+        return images.clone()
     weighted = [images[:, i : i + 1] * weight for i, weight in enumerate(LUMA)]
     return weighted[0].add_(weighted[1]).add_(weighted[2])
 

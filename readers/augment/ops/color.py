@@ -10,7 +10,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from readers.augment.geometry import Planner
-from readers.augment.ops.base import Floats, Op, Rows, Stage, blend, check_probability, check_range, column, grey
+from readers.augment.ops.base import (
+    RANGED,
+    Floats,
+    Op,
+    Rows,
+    Stage,
+    blend,
+    check_probability,
+    check_range,
+    column,
+    grey,
+    refuses_all_but,
+)
 from readers.augment.ops.nodes import blend_node, grey_node, with_images
 
 if TYPE_CHECKING:
@@ -51,6 +63,9 @@ class ColorJitter(Op):
         turns = self.hue * (2 * u[:, 3:] - 1)
         planner.step(self, np.concatenate([factors, turns], axis=1) if self.hue else factors)
 
+    def refuses(self, dtype: str, channels: int) -> str:
+        return refuses_all_but(RANGED, dtype, channels, colours=True)
+
     def apply(self, images: torch.Tensor, rows: Rows) -> torch.Tensor:
         if self.brightness:
             images = images.mul_(column(images, rows, 0)).clamp_(0, 255)
@@ -58,7 +73,7 @@ class ColorJitter(Op):
             images = blend(images, grey(images).mean((2, 3), keepdim=True), column(images, rows, 1))
         if self.saturation:
             images = blend(images, grey(images), column(images, rows, 2))
-        return _turn_hue(images, column(images, rows, 3)) if self.hue else images
+        return _turn_hue(images, column(images, rows, 3)) if self.hue and images.shape[1] == 3 else images
 
     def dali(self, dali: Any, images: Any, parameters: Any) -> Any:
         values = with_images(images, parameters)
@@ -128,6 +143,9 @@ class RandomGrayscale(Op):
         """Parameter: the saturation that is left, 0 or 1."""
         planner.step(self, np.where(u < self.p, 0.0, 1.0))
 
+    def refuses(self, dtype: str, channels: int) -> str:
+        return refuses_all_but(RANGED, dtype, channels, colours=True)
+
     def apply(self, images: torch.Tensor, rows: Rows) -> torch.Tensor:
         if all(row[0] for row in rows):
             return images
@@ -139,21 +157,31 @@ class RandomGrayscale(Op):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Normalize(Op):
-    """(x / 255 - mean) / std, by channel; the result is a float. The last op on single images of a list."""
+    """(x / 255 - mean) / std, by channel; the result is a float. The last op on single images of a list.
 
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    With decode="unchanged" as many means and deviations as images have channels, and x / 65535 of uint16; float32 and
+    int32 are not divided.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
 
     stage: ClassVar[Stage] = Stage.NORMALIZE
 
     def __post_init__(self) -> None:
-        if len(self.mean) != 3 or len(self.std) != 3 or not all(value > 0 for value in self.std):
-            raise ValueError(f"Normalize: three means and three positive deviations, not {self.mean!r}, {self.std!r}")
+        if not self.mean or len(self.mean) != len(self.std) or not all(value > 0 for value in self.std):
+            raise ValueError(
+                f"Normalize: a mean and a positive deviation for each channel, not {self.mean!r}, {self.std!r}"
+            )
+
+    def refuses(self, dtype: str, channels: int) -> str:
+        count = len(self.mean)
+        return "" if count == channels else f"is for {count} channel{'' if count == 1 else 's'}"
 
 
-def channel_factors(normalize: Normalize | None) -> list[list[float]]:
-    """By what to multiply each channel of values from 0 to 255, and what to add, for results that are normalised, or
-    from 0 to 1 without `normalize`.
+def channel_factors(normalize: Normalize | None, largest: float = 255.0, channels: int = 3) -> list[list[float]]:
+    """By what to multiply each channel of values from 0 to `largest`, and what to add, for results that are normalised,
+    or from 0 to 1 without `normalize`.
     """
-    mean, std = (normalize.mean, normalize.std) if normalize else ((0.0,) * 3, (1.0,) * 3)
-    return [[1.0 / (255.0 * s) for s in std], [-m / s for m, s in zip(mean, std, strict=True)]]
+    mean, std = (normalize.mean, normalize.std) if normalize else ((0.0,) * channels, (1.0,) * channels)
+    return [[1.0 / (largest * s) for s in std], [-m / s for m, s in zip(mean, std, strict=True)]]

@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from readers.augment.geometry import Planner
-from readers.augment.ops.base import Floats, Op, Rows, Stage, check_probability, check_range, tried_sides
+from readers.augment.ops.base import (
+    RANGED,
+    SMOOTH,
+    Floats,
+    Op,
+    Rows,
+    Stage,
+    check_probability,
+    check_range,
+    refuses_all_but,
+    tried_sides,
+)
 from readers.order.permutation import counter_hash
 
 if TYPE_CHECKING:
@@ -50,6 +61,11 @@ class RandomErasing(Op):
     def _colour(self) -> tuple[float, ...]:
         return self.value if isinstance(self.value, tuple) else (self.value,) * 3  # type: ignore[return-value]
 
+    def refuses(self, dtype: str, channels: int) -> str:
+        if isinstance(self.value, tuple) and channels != 3:
+            return "has a value for each of 3 channels"
+        return refuses_all_but(SMOOTH if self.value == 0.0 else RANGED, dtype, channels)
+
     def plan(self, planner: Planner, u: Floats) -> None:
         """Parameters: top, left, height, width of the box, height 0 for none; and a key of the noise."""
         height, width = planner.height, planner.width
@@ -71,10 +87,11 @@ class RandomErasing(Op):
             if not height * width:
                 continue
             if self.value == "random":
-                noise = counter_hash(np.uint64(key), np.arange(3 * height * width)) >> np.uint64(56)
-                pixels = torch.from_numpy(noise.astype(np.float32)).view(3, height, width)
+                noise = counter_hash(np.uint64(key), np.arange(len(image) * height * width)) >> np.uint64(56)
+                pixels = torch.from_numpy(noise.astype(np.float32)).view(-1, height, width)
             else:
-                pixels = torch.tensor(self._colour(), dtype=torch.float32).view(3, 1, 1)
+                colour = self.value if isinstance(self.value, tuple) else (self.value,)
+                pixels = torch.tensor(colour, dtype=torch.float32).view(-1, 1, 1)
             image[:, top : top + height, left : left + width] = pixels.to(images.device, non_blocking=True)
         return images
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from readers.augment.geometry import Planner
-from readers.augment.ops.base import Floats, Op, Rows, Stage, check_probability, check_range
+from readers.augment.ops.base import SMOOTH, Floats, Op, Rows, Stage, check_probability, check_range, refuses_all_but
 
 if TYPE_CHECKING:
     import torch
@@ -40,6 +40,9 @@ class GaussianBlur(Op):
     def plan(self, planner: Planner, u: Floats) -> None:
         sigma = self.sigma[0] + (self.sigma[1] - self.sigma[0]) * u[:, :1]
         planner.step(self, np.where(u[:, 1:] < self.p, sigma, 0.0))
+
+    def refuses(self, dtype: str, channels: int) -> str:
+        return refuses_all_but(SMOOTH, dtype, channels)
 
     def apply(self, images: torch.Tensor, rows: Rows) -> torch.Tensor:
         import torch

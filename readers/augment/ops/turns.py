@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 
 from readers.augment.geometry import Planner
 from readers.augment.ops.base import (
+    SMOOTH,
     Floats,
     Matrix,
     Op,
@@ -19,6 +20,7 @@ from readers.augment.ops.base import (
     check_probability,
     check_range,
     mirror,
+    refuses_all_but,
 )
 from readers.augment.ops.nodes import affine_node, centred
 
@@ -43,6 +45,9 @@ class _Flip(Op):
 
     def plan(self, planner: Planner, u: Floats) -> None:
         planner.flip(self, u[:, 0] < self.p)
+
+    def refuses(self, dtype: str, channels: int) -> str:
+        return ""
 
     def apply(self, images: torch.Tensor, rows: Rows) -> torch.Tensor:
         """Between other ops on pixels, in a part that is cropped or resized afterwards. Parameter: 1 to flip."""
@@ -94,6 +99,9 @@ class RandomRotation(Op):
 
     def plan(self, planner: Planner, u: Floats) -> None:
         planner.step(self, -self.degrees + 2 * self.degrees * u)
+
+    def refuses(self, dtype: str, channels: int) -> str:
+        return refuses_all_but(SMOOTH, dtype, channels)
 
     def apply(self, images: torch.Tensor, rows: Rows) -> torch.Tensor:
         return affine(images, [rotation(degrees) for (degrees,) in rows], self.interpolation)
