@@ -105,7 +105,7 @@ class Change:
         self.place.sync()
         if self.info is not None:
             used = set(_files_of(info))
-            gone = (Retired(path, now()) for path in _files_of(self.info))
+            gone = (Retired(path, now(), content) for path, content in self.info.contents().items())
             info = replace(info, retired=tuple(old for old in (*self.info.retired, *gone) if old.path not in used))
         self.info = write_dataset_info(self.place, info, scratch=self.work, note=self._watcher.note)
         return symbolic
