@@ -397,6 +397,7 @@ def test_the_command_measures_what_a_script_has() -> None:
         ((f"{SCRIPT}:BATCH", "--simulate-step", "1ms"), 1, ["expected an iterable"]),
         ((f"{SCRIPT}:plain_loader",), 2, ["--step", "--simulate-step"]),
         ((f"{SCRIPT}:plain_loader", "--simulate-step", "fast"), 2, ["not a valid time"]),
+        ((f"{SCRIPT}:plain_loader", "--simulate-step", "20"), 2, ["'20' is not a valid time", "unit, as 20ms"]),
         (("nowhere.py:loader", "--simulate-step", "1ms"), 2, ["no such file"]),
         (("no-such-set", "--simulate-step", "1ms"), 2, ["no such file or directory", "FILE.py:NAME"]),
         ((f"{SCRIPT}:plain_loader", "--simulate-step", "1ms", "--batch-size", 4), 2, ["--batch-size", "a SET"]),

@@ -109,6 +109,7 @@ def names_of(reader: Any, i: int) -> dict[str, Any]:
         ("widht > 3", r"at character 1: 'widht' is not known; there are label, key"),
         ("width > 3 and colour == 1", r"at character 15: 'colour' is not known"),
         ("width > 3)", r"cannot be read at character 10"),
+        ('class == "cat"', r"the class of a sample is label or class_name here"),
         ("width >", r"cannot be read"),
         ("", r"cannot be read"),
         ("width", r"at character 1: 'width' is neither a comparison"),

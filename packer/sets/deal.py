@@ -18,10 +18,10 @@ def shares(count: int, fractions: Sequence[float]) -> list[int]:
     """How many of `count` samples each split gets, by the method of the largest remainder. Raises ValueError."""
     if not fractions or any(not 0 < fraction <= 1 for fraction in fractions):
         raise ValueError(f"fractions are {list(fractions)}, expected numbers above 0 and at most 1")
-    if abs(math.fsum(fractions) - 1) > _TOLERANCE:
-        raise ValueError(
-            f"fractions sum to {math.fsum(fractions):g}, expected 1; give the rest a split of its own, too"
-        )
+    total = math.fsum(fractions)
+    if abs(total - 1) > _TOLERANCE:
+        advice = "that is more samples than there are" if total > 1 else "give the rest a split of its own, too"
+        raise ValueError(f"fractions sum to {total:g}, expected 1; {advice}")
     exact = [count * fraction for fraction in fractions]
     found = [math.floor(share + _TOLERANCE) for share in exact]
     order = sorted(range(len(exact)), key=lambda number: found[number] - exact[number])
