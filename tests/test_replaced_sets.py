@@ -376,6 +376,16 @@ def test_a_copy_of_a_replaced_set_is_read_as_far_as_it_goes(twins: tuple[Path, P
             reader.read(13)
 
 
+def test_a_table_makes_no_set_of_a_replaced_one(twins: tuple[Path, Path], tmp_path: Path) -> None:
+    """Rows of the old index would be those of shards of the new set."""
+    packed, other = twins
+    table = packer.table(packed)
+    replace(packed, other)
+    with pytest.raises(StaleIndexError, match="has been replaced"):
+        table.save(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_opening_a_set_looks_at_no_shard(twins: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """A set may have ten thousand of them."""
     seen: list[str] = []
