@@ -187,7 +187,7 @@ def open_packed(
     """
     root = Path(path)
     columns = packed_columns(root, read_dataset_info(root), split)
-    known = Recognised(columns, columns.opened) if recognise else None
+    known = Recognised(columns, columns.opened, recognise and not verify)
     store: Store = _files(root, columns, known, backend, open_shards)
     return _opened(columns, Checked(store, columns) if verify else store)
 
@@ -222,8 +222,11 @@ def open_copied(
             home, info = Path(path), local
     columns = packed_columns(home, info if info is not None else read_dataset_info(home), split)
     copy, origin = (
-        _files(Path(root), columns, Recognised(columns, _opened_set(Path(root), known, columns)), backend, open_shards)
-        for root, known in ((path, local), (fallback, source))
+        _files(Path(root), columns, Recognised(columns, opened, samples), backend, open_shards)
+        for root, opened, samples in (
+            (path, _opened_set(Path(path), local, columns), True),  # what is wrong there is read from the source
+            (fallback, _opened_set(Path(fallback), source, columns), not verify),
+        )
     )
     store: Store = Copied(copy, origin, patience_seconds)
     return _opened(columns, Checked(store, columns) if verify else store)
@@ -242,7 +245,7 @@ def packed_columns(path: Path, dataset: DatasetInfo, split: str | None) -> Packe
     return PackedColumns(dataset, name, index, opened=opened)
 
 
-def _files(root: Path, columns: PackedColumns, known: Recognised | None, backend: Backend, open_shards: int) -> Files:
+def _files(root: Path, columns: PackedColumns, known: Recognised, backend: Backend, open_shards: int) -> Files:
     if backend not in ("pread", "mmap"):
         raise ValueError(f"backend must be 'pread' or 'mmap', not {backend!r}")
     shards = shards_of(columns.split_info)

@@ -110,14 +110,17 @@ class Recognised:
     """For `Files`: raises StaleIndexError for a shard that is not the one that the index describes.
 
     opened: the set that the shard is in; None where only its samples can tell.
+    samples: compare some; False where every one that is read is compared, so that a damaged shard can be read in part.
     """
 
-    def __init__(self, columns: Columns, opened: OpenedSet | None) -> None:
-        self.columns, self.opened = columns, opened
+    def __init__(self, columns: Columns, opened: OpenedSet | None, samples: bool = True) -> None:
+        self.columns, self.opened, self.samples = columns, opened, samples
 
     def __call__(self, shard: int, path: str, file: OpenFile) -> None:
         if self.opened is not None:
             self.opened.check(path)
+        if not self.samples:
+            return
         field, first, stop = self._rows(shard)
         if stop == first or self._is_right(file, field, stop - 1):
             return
@@ -126,7 +129,8 @@ class Recognised:
             return  # one damaged sample, which reading it reports
         raise StaleIndexError(
             f"{file.path}: not the shard that was indexed, though it has its size: samples have another CRC32C than in "
-            f"the index; bring the right one back, and check the set:  packer verify {quoted(self.columns.place)}"
+            f"the index; bring the right one back, or, if it is damaged, read what is whole of it with verify=True;  "
+            f"packer verify {quoted(self.columns.place)}  names the rest"
         )
 
     def _rows(self, shard: int) -> tuple[str, int, int]:

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 import packer
 import readers
-from cache.errors import DatasetError, StaleIndexError
+from cache.errors import DamagedSampleError, DatasetError, StaleIndexError
 from readers.augment import CenterCrop, Resize
 from readers.loader import ImageLoader
 from readers.order import Sequential
@@ -291,6 +291,24 @@ def test_one_damaged_sample_does_not_make_another_shard(twins: tuple[Path, Path]
             file.seek(offset + length - 1)
             file.write(b"x")
         assert is_right(reader.read(4), reader.labels[4]) and bytes(reader.read(7)[-1:]) == b"x"
+
+
+def test_what_is_whole_of_a_damaged_shard_can_be_read_with_checksums(twins: tuple[Path, Path], tmp_path: Path) -> None:
+    packed, _ = twins
+    with readers.open(packed) as reader:
+        ranges = [reader.byte_range(index) for index in (5, 6, 7)]
+    for path, offset, length in ranges:
+        with open(path, "r+b") as file:
+            file.seek(offset)
+            file.write(bytes(length))
+    with readers.open(packed) as reader, pytest.raises(StaleIndexError, match="not the shard that was indexed"):
+        reader.read(4)
+    with readers.open(packed, verify=True) as reader:
+        assert is_right(reader.read(4), reader.labels[4])
+        with pytest.raises(DamagedSampleError, match="sample 5"):
+            reader.read(5)
+    saved = packer.convert(packed, "tar", tmp_path / "saved", workers=1, on_error="skip")
+    assert (saved.samples, saved.left_out) == (SAMPLES - 3, {"skipped": 3})
 
 
 # --- what is still the same set -----------------------------------------------------------------------------------
