@@ -8,18 +8,9 @@ What needs numpy and crc32c is imported when it is first used.
 from __future__ import annotations
 
 import importlib
-import sys
 from typing import TYPE_CHECKING, Any
 
-try:
-    import fcntl  # noqa: F401
-except ImportError:
-    raise ImportError(
-        f"packer, readers and cache need Linux: this system ({sys.platform}) lacks POSIX file locks (fcntl). On "
-        f"Windows, run Python in WSL 2. Packed sets can be read on any system with h5py, TensorFlow or webdataset: the "
-        f"README in each set shows how"
-    ) from None
-
+import cache.locks  # noqa: F401  # first, since it says what other systems lack
 from cache.filesystem import drop
 from cache.node import available_memory_bytes, usable_cpus
 
