@@ -21,12 +21,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import BinaryIO, NamedTuple, TypeAlias
 
 from cache.locks import BusyError, Lock, is_at, take_lock
 
 __all__ = [
     "BusyError",
+    "FileState",
     "Folder",
     "Lock",
     "PathError",
@@ -34,6 +35,7 @@ __all__ = [
     "is_temporary",
     "open_regular",
     "read_regular",
+    "read_with_state",
     "sync_file",
 ]
 
@@ -51,6 +53,32 @@ class PathError(OSError):
     """A name that leads out of its folder, or a file of another kind than expected."""
 
 
+class FileState(NamedTuple):
+    """What a file has in common with itself alone, on every node that mounts it, until something writes to it.
+
+    A hard link to the file, or a change of its rights, changes `changed_ns` and nothing else.
+    """
+
+    inode: int
+    bytes: int
+    modified_ns: int
+    changed_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> FileState:
+        """From the result of a `stat`."""
+        return cls(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+    @classmethod
+    def at(cls, path: str | os.PathLike[str]) -> FileState:
+        """Of the file at a path; raises OSError. It is opened for that, since NFS answers a `stat` from its cache."""
+        descriptor = os.open(path, _READ)
+        try:
+            return cls.of(os.fstat(descriptor))
+        finally:
+            os.close(descriptor)
+
+
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a file for reading; links are followed. Raises PathError for a directory, FIFO, device or socket."""
     with _naming(os.fspath(path)):
@@ -59,8 +87,14 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
 
 def read_regular(path: str | os.PathLike[str], max_bytes: int) -> bytes:
     """The content of a file of at most `max_bytes`; links are followed. Raises PathError as `open_regular` does."""
+    return read_with_state(path, max_bytes)[0]
+
+
+def read_with_state(path: str | os.PathLike[str], max_bytes: int) -> tuple[bytes, FileState]:
+    """`read_regular`, and the state that the file was in when it was opened."""
     with open_regular(path) as file:
-        return _read(file, max_bytes, os.fspath(path))
+        state = FileState.of(os.fstat(file.fileno()))
+        return _read(file, max_bytes, os.fspath(path)), state
 
 
 def atomic_write(path: Path, content: _Bytes, *, mode: int = 0o666) -> None:
@@ -396,4 +430,4 @@ def _naming(path: str | os.PathLike[str]) -> Iterator[None]:
     except (PathError, BusyError):
         raise
     except OSError as error:
-        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from None

@@ -22,10 +22,10 @@ any of its other code runs:
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import stat
 import struct
+import sys
 import threading
 import time
 import weakref
@@ -36,6 +36,15 @@ from pathlib import Path
 from typing import Protocol
 
 from cache.errors import CacheBusyError, StagingError
+
+try:
+    import fcntl
+except ImportError:
+    raise ImportError(
+        f"packer, readers and cache need Linux: this system ({sys.platform}) lacks POSIX file locks (fcntl). On "
+        f"Windows, run Python in WSL 2. Packed sets can be read on any system with h5py, TensorFlow or webdataset: the "
+        f"README in each set shows how"
+    ) from None
 
 __all__ = [
     "BusyError",

@@ -101,9 +101,26 @@ def list_caches(directory: str | os.PathLike[str] = DIRECTORY, names: tuple[str,
     return [report for report in reports if not names or any(_matches(report, name) for name in names)]
 
 
-def clean_caches(directory: str | os.PathLike[str] = DIRECTORY, *, everything: bool = False) -> list[CacheReport]:
-    """Remove unused caches that do not persist; everything: also those that persist. Returns what was removed."""
-    return [_report(info) for info in cache.clean_caches(Path(directory), all=everything)]
+def clean_caches(
+    directory: str | os.PathLike[str] = DIRECTORY,
+    names: tuple[str, ...] = (),
+    *,
+    everything: bool = False,
+    dry_run: bool = False,
+) -> list[CacheReport]:
+    """Remove unused caches that do not persist. Returns what was removed.
+
+    names: only those of these sets, or whose name or kind contains one of these; see `list_caches`.
+    everything: also those that persist.
+    dry_run: remove nothing.
+
+    Raises UnknownNameError for a name that matches none.
+    """
+    chosen = list_caches(directory, names)
+    if dry_run:
+        return [report for report in chosen if not report.in_use and (everything or not report.persist)]
+    of_names = [report.name for report in chosen] if names else None
+    return [_report(info) for info in cache.clean_caches(Path(directory), all=everything, names=of_names)]
 
 
 def warm_cache(
@@ -138,7 +155,7 @@ def warm_cache(
             reasons = "; ".join(str(warning.message) for warning in warned)
             if not before.capacity_bytes:  # a warning in training, an error here
                 raise OutputError(
-                    f"{directory}: no room for a cache of {title}{': ' if reasons else ''}{reasons}; ask for less with "
+                    f"{directory}: no cache of {title} was made{': ' if reasons else ''}{reasons}; give another "
                     f"capacity=SIZE, or see  packer cache ls"
                 )
             if reasons:
@@ -195,6 +212,8 @@ def _report(info: cache.CacheInfo) -> CacheReport:
 
 
 def _matches(report: CacheReport, name: str) -> bool:
+    if os.path.isdir(name):
+        name = f"{os.path.abspath(name)} ("  # as titles have it, with the split after it
     return any(name in text for text in (report.name, report.set, report.title, report.kept))
 
 

@@ -58,6 +58,7 @@ from packer.workers import Workers, run_shards
 from readers.fields import check_field
 from readers.headers import sniff
 from readers.layout import DATASET_FILE, MAX_JSON_BYTES, ShardInfo, read_dataset_info
+from readers.packed import open_packed
 from readers.pixels import PIXELS, stored_bytes
 from readers.remote import RemoteHome
 from readers.sample import Buffer
@@ -175,7 +176,7 @@ def verify_shard(task: _Task, counter: Counter) -> Problems:
     """All problems of one shard."""
     found = Problems()
 
-    reader = readers.open(task.root, task.split)
+    reader = open_packed(task.root, task.split, recognise=False)
 
     def wrong(what: str, index: int | None = None) -> None:
         key = None if index is None else _key_of(reader, index)

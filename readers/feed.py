@@ -11,7 +11,8 @@ has no state: any process may ask for any step, in any order and again.
 
 Only the epoch of `start` begins at a cursor; every other epoch is whole.
 
-on_error decides what happens where one sample is wrong (SAMPLE_ERRORS). Any other error is raised:
+on_error decides what happens where one sample is wrong (SAMPLE_ERRORS). Any other error is raised, and so is the
+StaleIndexError of a set that was replaced meanwhile:
 
     raise       BadSampleError, which names the sample
     skip        a smaller batch
@@ -313,7 +314,12 @@ def read_samples(reader: Reader, rows: Sequence[int] | Int64s) -> Sequence[Buffe
 
 
 def bad_sample(reader: Reader, on_error: OnError, row: int, position: int, error: Exception) -> BadSample:
-    """The record of a sample that is skipped or replaced; raises BadSampleError under on_error="raise"."""
+    """The record of a sample that is skipped or replaced; raises BadSampleError under on_error="raise".
+
+    Samples of a set that was replaced since it was opened are not bad: raises StaleIndexError.
+    """
+    if isinstance(reader, Reader) and (explained := reader.table.columns.explained(error)) is not error:
+        raise explained from error
     if on_error == "raise":
         raise name_sample(reader, row, f"{error}; {_ADVICE}") from error
     return BadSample(row, position, reader.keys[row], str(error))

@@ -5,9 +5,10 @@
                                        a column <field>.shard.npy for each
     "history": [{"operation": "append", "arguments": {"source": "new"}, "date": "2026-01-31T12:00:00Z",
                  "version": "packer 0.1.0", "samples": [before, after]}, …]
-    "retired": [{"path": "train.index", "since": "2026-01-31T12:00:00Z"}, …]
+    "retired": [{"path": "train.index", "since": "2026-01-31T12:00:00Z", "content": "36-0a1b2c3d"}, …]
 
-Retired files are those of earlier states; readers that opened the set before it was changed need them. History is for
+Retired files are those of earlier states; readers that opened the set before it was changed need them, and know them by
+`DatasetInfo.contents`. History is for
 people: an entry that is not of this form is left out. Times are UTC.
 """
 
@@ -64,10 +65,14 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """A shard, or the folder of an index, that the set does not use since then."""
+    """A shard, or the folder of an index, that the set does not use since then.
+
+    content: what `DatasetInfo.contents` said of it; "" in sets of earlier versions.
+    """
 
     path: str
     since: str
+    content: str = ""
 
     @property
     def age_seconds(self) -> float:
@@ -104,10 +109,16 @@ def parse_retired(value: Any) -> tuple[Retired, ...]:
         raise ValueError(f"retired must be a list, found {value!r:.80}")
     found = []
     for item in value:
-        path, since = (item.get("path"), item.get("since")) if isinstance(item, dict) else (None, None)
-        if not isinstance(path, str) or not isinstance(since, str) or not _is_time(since):
+        item = item if isinstance(item, dict) else {}
+        path, since, content = item.get("path"), item.get("since"), item.get("content", "")
+        if (
+            not isinstance(content, str)
+            or not isinstance(path, str)
+            or not isinstance(since, str)
+            or not _is_time(since)
+        ):
             raise ValueError(f"retired must have paths and times, found {item!r:.80}")
-        found.append(Retired(ShardPath(path), since))
+        found.append(Retired(ShardPath(path), since, content))
     return tuple(found)
 
 

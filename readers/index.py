@@ -31,7 +31,8 @@ import mmap
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -255,16 +256,22 @@ class MemoryColumns(Columns):
 
 
 class Index:
-    """The mapped columns of one split, opened on first use and checked against `samples`."""
+    """The mapped columns of one split, opened on first use and checked against `samples`.
 
-    def __init__(self, directory: str | os.PathLike[str], samples: int) -> None:
+    check_set: called when a column was opened, and when it could not be; raises where the set is another one by now.
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike[str], samples: int, check_set: Callable[[], None] | None = None
+    ) -> None:
         self.directory = Path(directory)
         self.samples = samples
+        self.check_set = check_set
         self._mapped: dict[str, npt.NDArray[Any]] = {}
         self._texts: dict[str, Strings] = {}
 
-    def __reduce__(self) -> tuple[type[Index], tuple[Path, int]]:
-        return Index, (self.directory, self.samples)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Index, (self.directory, self.samples, self.check_set)
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """One of COLUMNS, read-only, length n."""
@@ -317,28 +324,41 @@ class Index:
         array = self._mapped.get(name)
         if array is not None:
             return array
-        array = _map_npy(self.directory / f"{name}.npy", dtype)
-        if len(array) != self.samples:
-            raise DatasetError(
-                f"{self.directory / name}.npy: {len(array)} entries, dataset.json says {self.samples}; {REBUILD}"
-            )
+        with self._of_the_set():
+            array = _map_npy(self.directory / f"{name}.npy", dtype)
+            if len(array) != self.samples:
+                raise DatasetError(
+                    f"{self.directory / name}.npy: {len(array)} entries, dataset.json says {self.samples}; {REBUILD}"
+                )
         self._mapped[name] = array
         return array
 
     def _strings(self, name: str) -> Strings:
         if name in self._texts:
             return self._texts[name]
-        blob = _map_npy(self.directory / f"{name}.npy", "|u1")
-        offsets = _map_npy(self.directory / f"{name}.offset.npy", "<u8")
-        if len(offsets) != self.samples + 1:
-            raise DatasetError(
-                f"{self.directory / name}.offset.npy: {len(offsets)} entries, expected {self.samples + 1}; {REBUILD}"
-            )
+        with self._of_the_set():
+            blob = _map_npy(self.directory / f"{name}.npy", "|u1")
+            offsets = _map_npy(self.directory / f"{name}.offset.npy", "<u8")
+            if len(offsets) != self.samples + 1:
+                raise DatasetError(
+                    f"{self.directory / name}.offset.npy: {len(offsets)} entries, expected {self.samples + 1}; "
+                    f"{REBUILD}"
+                )
+            try:
+                texts = Strings(blob, offsets)
+            except DatasetError as error:
+                raise DatasetError(f"{self.directory / name}.npy: {error}") from error
+        self._texts[name] = texts
+        return texts
+
+    @contextmanager
+    def _of_the_set(self) -> Iterator[None]:
+        """Around the opening of columns: what they are, or what is wrong with them, counts in an unchanged set only."""
         try:
-            self._texts[name] = Strings(blob, offsets)
-        except DatasetError as error:
-            raise DatasetError(f"{self.directory / name}.npy: {error}") from error
-        return self._texts[name]
+            yield
+        finally:
+            if self.check_set is not None:
+                self.check_set()
 
 
 # The header as numpy.save writes it for one dimension. NumPy's own parser compiles it as Python, which bytes from

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.stores.base import Joined, Part
-from readers.index import FIELD_COLUMNS, MemoryColumns, encode_name
+from readers.index import FIELD_COLUMNS, Columns, MemoryColumns, encode_name
 from readers.reader import Reader
 from readers.sample import NO_LABEL, ImageInfo
 from readers.strings import Strings
@@ -72,6 +72,14 @@ def concat_tables(tables: Sequence[Table]) -> Table:
         for field in fields
     }
     title, kinds = " + ".join(table.title for table in tables), tables[0].kinds
-    return Table(
-        MemoryColumns(keys, columns, fields, classes, names=names, kinds=kinds, shard_bytes=sizes, title=title)
-    )
+    whole = _JoinedColumns(keys, columns, fields, classes, names=names, kinds=kinds, shard_bytes=sizes, title=title)
+    whole.parts = [table.columns for table in tables]
+    return Table(whole)
+
+
+class _JoinedColumns(MemoryColumns):
+    parts: Sequence[Columns] = ()
+
+    def explained(self, error: Exception) -> Exception:
+        """As one of the sets explains it."""
+        return next((other for part in self.parts if (other := part.explained(error)) is not error), error)

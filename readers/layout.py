@@ -32,12 +32,12 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from cache.errors import BadNameError, DatasetError, UnknownNameError
-from cache.files import PathError, read_regular
+from cache.files import FileState, PathError, read_with_state
 from readers.history import Operation, Retired, parse_edited, parse_history, parse_made, parse_retired, parse_separate
 from readers.index import ROW_FILES, column_names
 from readers.names import DATASET_FILE, DOCUMENTS, WORK_FOLDER, FieldName, IndexPath, ShardPath, SplitName
@@ -120,7 +120,10 @@ class AdoptedKeys:
 
 @dataclass(frozen=True, slots=True)
 class DatasetInfo:
-    """The content of `dataset.json`."""
+    """The content of `dataset.json`.
+
+    read_from: the state of the file that it was read from; None where it came from elsewhere. It is not compared.
+    """
 
     format: str
     fields: Mapping[str, str]
@@ -134,6 +137,7 @@ class DatasetInfo:
     history: tuple[Operation, ...] = ()
     retired: tuple[Retired, ...] = ()
     documents: tuple[str, ...] = ()
+    read_from: FileState | None = field(default=None, compare=False, repr=False)
 
     @property
     def column_names(self) -> list[str]:
@@ -172,6 +176,16 @@ class DatasetInfo:
                 known = [(file, c.crc32c) for file, c in split.columns.items() if file not in ROW_FILES]
                 digest.update(json.dumps(sorted(known)).encode())
         return digest.hexdigest()
+
+    def contents(self) -> dict[str, str]:
+        """A text for each shard and each folder of an index, by their paths, that differs for other bytes."""
+        found: dict[str, str] = {}
+        for split in self.splits.values():
+            found |= {shard.path: f"{shard.bytes}-{shard.crc32c:08x}" for shard in split.shards}
+            columns = sorted((name, c.crc32c) for name, c in split.columns.items() if name not in ROW_FILES)
+            digest = hashlib.blake2b(json.dumps(columns).encode(), digest_size=8).hexdigest()
+            found[split.index] = f"{split.samples}-{digest}"
+        return found
 
     def covers_index(self, split: str) -> bool:
         """Whether `fingerprint` covers the index of a split: by its checksums or, in a set that a conversion wrote, by
@@ -232,16 +246,16 @@ def read_dataset_info(directory: str | os.PathLike[str]) -> DatasetInfo:
     """
     path = Path(directory) / DATASET_FILE
     try:
-        text = read_regular(path, MAX_JSON_BYTES)
-    except FileNotFoundError as error:
-        raise DatasetError(_no_dataset(Path(directory))) from error
-    except NotADirectoryError as error:
-        raise DatasetError(f"{directory} is a file, not a packed set; adopt a shard with  packer index") from error
+        text, state = read_with_state(path, MAX_JSON_BYTES)
+    except FileNotFoundError:
+        raise DatasetError(_no_dataset(Path(directory))) from None
+    except NotADirectoryError:
+        raise DatasetError(f"{directory} is a file, not a packed set; adopt a shard with  packer index") from None
     except PathError as error:
-        raise DatasetError(f"{error}; it is not the description of a packed set") from error
+        raise DatasetError(f"{error}; it is not the description of a packed set") from None
     except OSError as error:
         raise DatasetError(f"{path}: cannot be read: {error.strerror}") from error
-    return parse_dataset_info(text, path)
+    return replace(parse_dataset_info(text, path), read_from=state)
 
 
 def parse_dataset_info(text: bytes, where: str | Path) -> DatasetInfo:

@@ -1,8 +1,8 @@
 """Packed sets as readers: dataset.json and an index for the table, shards below a directory for the store.
 
-A set may be replaced while a reader opens it or has it open. Replacing removes dataset.json first and writes it last:
-where dataset.json is missing, or differs from the one that the reader has read, files that do not fit together are not
-damaged. Rebuilding the index would do harm then, and the message says so.
+A set may be replaced while a reader opens it or has it open. What is opened later must be of the same set
+(`readers.recognition`). Where it is not, or does not fit, the message says that the set was replaced: rebuilding the
+index would do harm then.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import errno
 import logging
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,6 +23,7 @@ from cache.stores import Buffer, Extents, Files, Shards, Store, StoreOver
 from readers.index import REBUILD, ROW_FILES, Columns, Index
 from readers.layout import DATASET_FILE, DatasetInfo, SplitInfo, read_dataset_info
 from readers.reader import Reader
+from readers.recognition import OpenedSet, Recognised
 from readers.sample import NO_LABEL
 from readers.strings import Strings
 from readers.table import Table
@@ -29,7 +31,16 @@ from readers.table import Table
 if TYPE_CHECKING:
     from readers.rows import RowColumns
 
-__all__ = ["Backend", "Checked", "PackedColumns", "handed_out", "open_copied", "open_packed", "shards_of"]
+__all__ = [
+    "Backend",
+    "Checked",
+    "PackedColumns",
+    "handed_out",
+    "open_copied",
+    "open_packed",
+    "packed_columns",
+    "shards_of",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -40,10 +51,13 @@ class PackedColumns(Columns):
     """The index of one split, and what dataset.json says of it.
 
     place: the address of the set, where that is not the directory of the index.
+    opened: tells whether the set is still the one that was opened; None where that is not known.
     """
 
-    def __init__(self, dataset: DatasetInfo, split: str, index: Index, place: str = "") -> None:
-        self.dataset, self.split, self.index = dataset, split, index
+    def __init__(
+        self, dataset: DatasetInfo, split: str, index: Index, place: str = "", opened: OpenedSet | None = None
+    ) -> None:
+        self.dataset, self.split, self.index, self.opened = dataset, split, index, opened
         self.split_info: SplitInfo = dataset.splits[split]
         self.fields, self.kinds, self.classes = tuple(dataset.fields), dataset.fields, dataset.classes
         self.separate = dataset.separate
@@ -129,17 +143,7 @@ class PackedColumns(Columns):
                 f"{self.path}: files of the set were replaced on the file server while it was opened (ESTALE); open it "
                 f"again when that is done"
             )
-        try:
-            if read_dataset_info(self.path) == self.dataset:
-                return error
-            state = "has been replaced by another"
-        except DatasetError:
-            if (self.path / DATASET_FILE).exists():
-                return error
-            state = f"is being replaced or was removed (its {DATASET_FILE} has gone)"
-        return StaleIndexError(
-            f"{self.path}: the set {state} since it was opened; open it again when that is done ({error})"
-        )
+        return self.opened.explained(error) if self.opened is not None else error
 
 
 class Checked(StoreOver):
@@ -169,11 +173,12 @@ class Checked(StoreOver):
         field = self.columns.fields[number]
         expected, found = int(self.columns.field_column(field, "crc32c")[sample]), crc32c(data)
         if found != expected:
-            raise DamagedSampleError(
+            damaged = DamagedSampleError(
                 f"sample {sample} (key {self.columns.keys()[sample]!r}, field {field!r}) at byte {offset} of "
                 f"{self.source.location(shard)}: CRC32C is {found:08x}, the index says {expected:08x}; "
                 f"run  packer verify {quoted(self.columns.place)}"
             )
+            raise self.columns.explained(damaged)
 
 
 def open_packed(
@@ -183,6 +188,7 @@ def open_packed(
     backend: Backend = "pread",
     verify: bool = False,
     open_shards: int = 512,
+    recognise: bool = True,
 ) -> Reader:
     """One split of a packed set.
 
@@ -191,13 +197,15 @@ def open_packed(
     backend: "pread" copies bytes out; "mmap" gives views of the page cache, for files that nothing rewrites.
     verify: check the CRC32C of everything that is read.
     open_shards: how many shards may be open at a time.
+    recognise: compare a sample of each shard when it is opened; False where all of them are compared anyway.
 
     Raises DatasetError (no or bad set), UnknownNameError (no such split), StaleIndexError (a shard is missing or of
     another size than was indexed) and DamagedSampleError (a checksum differs).
     """
     root = Path(path)
-    columns = _columns(root, read_dataset_info(root), split)
-    store: Store = _files(root, columns, backend, open_shards)
+    columns = packed_columns(root, read_dataset_info(root), split)
+    known = Recognised(columns, columns.opened, recognise and not verify)
+    store: Store = _files(root, columns, known, backend, open_shards)
     return _opened(columns, Checked(store, columns) if verify else store)
 
 
@@ -229,8 +237,14 @@ def open_copied(
         _, chosen = local.split(split, Path(path))
         if source is None or (Path(path) / chosen.index).is_dir():
             home, info = Path(path), local
-    columns = _columns(home, info if info is not None else read_dataset_info(home), split)
-    copy, origin = (_files(Path(root), columns, backend, open_shards) for root in (path, fallback))
+    columns = packed_columns(home, info if info is not None else read_dataset_info(home), split)
+    copy, origin = (
+        _files(Path(root), columns, Recognised(columns, opened, samples), backend, open_shards)
+        for root, opened, samples in (
+            (path, _opened_set(Path(path), local, columns), True),  # what is wrong there is read from the source
+            (fallback, _opened_set(Path(fallback), source, columns), not verify),
+        )
+    )
     store: Store = Copied(copy, origin, patience_seconds)
     return _opened(columns, Checked(store, columns) if verify else store)
 
@@ -240,15 +254,23 @@ def shards_of(split: SplitInfo) -> Shards:
     return Shards(tuple(shard.path for shard in split.shards), tuple(shard.bytes for shard in split.shards))
 
 
-def _columns(path: Path, dataset: DatasetInfo, split: str | None) -> PackedColumns:
+def packed_columns(path: Path, dataset: DatasetInfo, split: str | None) -> PackedColumns:
+    """The columns of a split of the set in the directory `path`. Raises UnknownNameError."""
     name, info = dataset.split(split, path)
-    return PackedColumns(dataset, name, Index(path / info.index, info.samples))
+    opened = OpenedSet(path, dataset, name)
+    index = Index(path / info.index, info.samples, partial(opened.check, info.index))
+    return PackedColumns(dataset, name, index, opened=opened)
 
 
-def _files(root: Path, columns: PackedColumns, backend: Backend, open_shards: int) -> Files:
+def _files(root: Path, columns: PackedColumns, known: Recognised, backend: Backend, open_shards: int) -> Files:
     if backend not in ("pread", "mmap"):
         raise ValueError(f"backend must be 'pread' or 'mmap', not {backend!r}")
-    return Files(root, shards_of(columns.split_info), mapped=backend == "mmap", open_shards=open_shards)
+    shards = shards_of(columns.split_info)
+    return Files(root, shards, mapped=backend == "mmap", open_shards=open_shards, recognise=known)
+
+
+def _opened_set(root: Path, info: DatasetInfo | None, columns: PackedColumns) -> OpenedSet | None:
+    return OpenedSet(root, info, columns.split) if info is not None else None
 
 
 def _opened(columns: PackedColumns, store: Store) -> Reader:

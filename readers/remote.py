@@ -25,7 +25,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,7 @@ from readers.layout import (
 )
 from readers.packed import Checked, PackedColumns, handed_out, shards_of
 from readers.reader import Reader
+from readers.recognition import OpenedSet, Recognised
 from readers.staged_files import SetFiles, describe_files
 from readers.table import Table
 
@@ -98,11 +99,11 @@ def open_remote(
     name, chosen = info.split(split, str(address))
     origin = _Origin(address, name, info.fingerprint(), index_cache)
     index = _FetchedIndex(home / chosen.index, chosen.samples, origin)
-    columns = PackedColumns(info, name, index, place=str(address))
+    columns = PackedColumns(info, name, index, str(address), _RemoteSet(Remote(address), info, name))
     shards = shards_of(chosen)
     store: Store = RemoteFiles(address, shards, _SameSet(origin, copy) if copy == home else None)
     if copy is not None:
-        store = Copied(Files(copy, shards), store, patience_seconds)
+        store = Copied(Files(copy, shards, recognise=Recognised(columns, None)), store, patience_seconds)
     return Reader(Table(columns), handed_out(Checked(store, columns), columns))
 
 
@@ -114,6 +115,21 @@ class _Origin:
     split: str
     fingerprint: str
     index_cache: str | os.PathLike[str] | None
+
+
+class _RemoteSet(OpenedSet):
+    """The set at an address: dataset.json is asked for where bytes are not those of the index."""
+
+    def __init__(self, remote: Remote, info: DatasetInfo, split: str) -> None:
+        super().__init__(Path(), replace(info, read_from=None), split, str(remote.url))
+        self._remote = remote
+
+    def _state(self) -> Facts:
+        return self._remote.head(DATASET_FILE)[0]
+
+    def _read(self) -> tuple[Facts, DatasetInfo]:
+        text, facts = self._remote.whole(DATASET_FILE, MAX_JSON_BYTES)
+        return facts, parse_dataset_info(text, self._remote.url.at(DATASET_FILE))
 
 
 @dataclass(frozen=True)

@@ -222,8 +222,9 @@ def _tree(text: str) -> ast.expr:
         return ast.parse(text.strip(), mode="eval").body
     except SyntaxError as error:
         place = f" at character {error.offset}" if error.offset and error.lineno == 1 else ""
+        why = "the class of a sample is label or class_name here" if re.search(r"\bclass\b", text) else error.msg
         raise ValueError(
-            f"{text!r:.200}: cannot be read{place}: {error.msg}; it is written like  min_side >= 64 and label == 'cat'"
+            f"{text!r:.200}: cannot be read{place}: {why}; it is written like  min_side >= 64 and label == 'cat'"
         ) from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"{text!r:.200}: cannot be read: {error}") from None

@@ -153,7 +153,12 @@ def test_a_cache_from_warm_to_clean(packed: Path, tmp_path: Path, cached: Callab
                  "stays when it is not in use", "state    unused"):  # fmt: skip
         assert text in shown
     assert "unused, persists" in cached("ls") and json.loads(cached("clean", "--json")) == []
-    gone = cached("clean", "--all")
+    kept = cached("clean", packed)
+    assert "0 caches removed" in kept and f"kept {report['name']}: persists; --all removes it" in kept
+    assert "1 cache would be removed" in cached("clean", packed, "--all", "--dry-run")
+    assert "no cache 'other'" in run_packer("cache", "clean", "other", "--target", tmp_path).stderr
+    assert "unused, persists" in cached("ls"), "nothing was removed so far"
+    gone = cached("clean", packed, "--all")
     assert "1 cache removed" in gone and report["name"] in gone
     assert cached("ls") == cached("stats") == f"{tmp_path}: no caches\n"
 

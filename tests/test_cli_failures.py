@@ -25,7 +25,7 @@ PACKER = [sys.executable, "-m", "packer"]
 NO_SET = "not a packed set (no dataset.json); make one with  packer convert"
 FAILURES = [
     ("convert {bad} --to tar -o {out}", 1, "BadSampleError", "a/1.jpg"),
-    ("convert {bad}", 2, "UsageError", "Missing option '--to'"),
+    ("convert {bad}", 1, "BadSampleError", "a/1.jpg"),
     ("convert nowhere --to tar", 2, "UsageError", "Path 'nowhere' does not exist"),
     ("convert {bad} --to lmdb", 2, "UsageError", "'lmdb' is not one of 'hdf5', 'tfrecord', 'tar' (h5 for hdf5, "),
     ("convert {bad} --to tar --shard-size big", 2, "UsageError", "'big' is not a valid size; write it as 256MiB"),
@@ -48,7 +48,7 @@ FAILURES = [
         "UsageError",
         "keep is encoded, recoded:SIDE",
     ),
-    ("cache warm {packed} --capacity 10 --target {memory}", 1, "OutputError", "no room for a cache"),
+    ("cache warm {packed} --capacity 10 --target {memory}", 1, "OutputError", "a capacity of 10 bytes keeps no sample"),
     ("cache warm {packed} --split test --target {memory}", 1, "UnknownNameError", "no split 'test'; it has train, val"),
     ("cache stats nothing --target {memory}", 1, "UnknownNameError", "no cache 'nothing'; it has none"),
     ("cache ls --target nowhere", 2, "UsageError", "'nowhere' does not exist"),

@@ -23,7 +23,7 @@ from conftest import make_jpeg, tree_of
 
 import packer
 from packer.cli.examples import EXAMPLES, WORDS
-from packer.cli.group import cli, run
+from packer.cli.group import OTHER_NAMES, cli, run
 from packer.cli.text import Emphasis, ProgressDisplay, show
 
 Packer = Callable[..., "tuple[int, str, str]"]
@@ -205,11 +205,24 @@ def test_errors_are_json_on_request_and_typos_get_a_suggestion(path: str, cli_ru
     assert cli_run(*path.split(), "--jsn")[1] == "", "without --json stdout is for results"
 
 
+@pytest.mark.parametrize("path", PATHS)
+def test_help_names_no_file_that_is_not_installed(path: str, cli_run: Packer) -> None:
+    assert "docs/" not in cli_run(*path.split(), "--help")[1]
+
+
+def test_names_of_other_tools_are_no_commands_and_lead_to_commands() -> None:
+    words = [word for others in OTHER_NAMES.values() for word in others.split()]
+    assert set(OTHER_NAMES) <= set(COMMANDS) | {"stage", "cache"} and len(words) == len(set(words))
+    assert not {*words} & {path.split()[0] for path in PATHS if path}
+
+
 @pytest.mark.parametrize(
     ("line", "status", "said"),
     [
         ("verfy images-hdf5", 2, "No such command 'verfy'. Did you mean verify?"),
         ("frobnicate", 2, "No such command 'frobnicate'."),
+        ("list", 2, "Did you mean inspect?"),
+        ("check images-hdf5", 2, "Did you mean verify?"),
         ("cache lss", 2, "Did you mean 'ls'?"),
         ("", 2, "Usage: packer"),
         ("verify", 2, "Missing argument 'SET'"),

@@ -112,6 +112,11 @@ def test_default_output_is_named_after_the_source(tree: Path, tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     assert packer.convert(tree, to="tar", workers=1).output == Path("images-tar")
     assert (tmp_path / "images-tar" / "dataset.json").exists()
+    (tmp_path / "mine").symlink_to(tree)
+    assert packer.convert("mine", workers=1).output == Path("mine-hdf5"), "as the user called it"
+    monkeypatch.chdir(tree)
+    with pytest.raises(readers.OutputError, match="images-hdf5: is inside the source"):
+        packer.convert(".")
 
 
 def test_class_folders_without_splits(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import re
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crc32c import crc32c
 from remote_servers import Fault, Proxy
 from remote_suite import BUCKET, put_files
 from suites.children import in_child
@@ -16,6 +18,7 @@ from suites.children import in_child
 import packer
 import readers
 from cache.remote import Remote
+from readers.torch import ImageDataset
 
 
 def everything(reader: readers.Reader) -> list[bytes]:
@@ -133,6 +136,28 @@ def test_a_shard_that_changes_while_it_is_read(address: str, packed: Path) -> No
             fresh.read(1)
         with pytest.raises(readers.DamagedSampleError):
             fresh.read_many([1])
+
+
+@pytest.mark.parametrize("state", ["under way", "done"])
+def test_samples_of_a_replaced_set_are_not_bad_ones(address: str, packed: Path, state: str) -> None:
+    """Shards of the same sizes, of which this process has not seen one."""
+    name = "train-000000.tar"
+    changed = bytes(byte ^ 1 for byte in (packed / name).read_bytes())
+    text = json.loads((packed / "dataset.json").read_text())
+    text["splits"]["train"]["shards"][0]["crc32c"] = f"{crc32c(changed):08x}"
+    with readers.open(address, "train") as reader:
+        dataset = ImageDataset(reader, on_error="skip")
+        Remote(address).store.put(name, changed, crc32c=0)
+        if state == "done":
+            Remote(address).store.put("dataset.json", json.dumps(text).encode(), crc32c=0)
+        else:
+            Remote(address).store.delete("dataset.json")
+        for read in (lambda: reader.read(1), lambda: reader.read_many([1]), lambda: dataset[1]):
+            with pytest.raises(
+                readers.StaleIndexError, match=f"^{address}: the set (has been|is being) replaced.*open it again"
+            ):
+                read()
+        assert len(reader.read(9)) > 0, "of a shard that is the same"
 
 
 def test_a_missing_or_short_shard(address: str, packed: Path) -> None:

@@ -144,6 +144,11 @@ def test_the_command(source: Path, tmp_path: Path) -> None:
             "dataset.json: not a directory; choose another directory with --target DIR",
         ),
         (("{source}", "--target", "/proc/nothing"), 1, "/proc/nothing"),
+        (
+            ("{source}", "--target", "{tmp}/no-such-disk/here"),
+            1,
+            "no-such-disk to make it in; choose another directory with --target DIR",
+        ),
         (("{source}", "--target", "{tmp}", "--", "no-such-program"), 1, "no-such-program: cannot be run"),
         (("ls", "--target", "$NOT_SET"), 1, "names $NOT_SET"),
     ],

@@ -245,6 +245,17 @@ def a_shard_of_another_size(place: Place) -> object:
     return place.reader()[0]
 
 
+def another_shard_of_the_size(place: Place) -> object:
+    place.shard().write_bytes(bytes(place.shard().stat().st_size))
+    return place.reader()[0]
+
+
+def a_set_that_was_replaced(place: Place) -> object:
+    reader = place.reader()
+    place.packer("convert images -o set --to hdf5 --label-offset 1 --overwrite --workers 1")
+    return reader[0]
+
+
 def _flip(place: Place) -> None:
     data = bytearray(place.shard().read_bytes())
     data[4200] ^= 255

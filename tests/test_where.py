@@ -109,6 +109,7 @@ def names_of(reader: Any, i: int) -> dict[str, Any]:
     ("text", "message"),
     [
         ("width > 3)", r"cannot be read at character 10"),
+        ('class == "cat"', r"the class of a sample is label or class_name here"),
         ("width >", r"cannot be read"),
         ("", r"cannot be read"),
         ("width", r"at character 1: 'width' is neither a comparison"),

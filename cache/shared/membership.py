@@ -18,7 +18,7 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing import util
@@ -210,9 +210,14 @@ def list_caches(directory: str | Path = "/dev/shm") -> list[CacheInfo]:
     return [_describe(path, file) for path, file in _files(Path(directory))]
 
 
-def clean_caches(directory: str | Path = "/dev/shm", *, all: bool = False) -> list[CacheInfo]:
-    """Remove the segments of this user that no process uses, with `all` those that persist too; returns them."""
-    found = _files(Path(directory))
+def clean_caches(
+    directory: str | Path = "/dev/shm", *, all: bool = False, names: Collection[str] | None = None
+) -> list[CacheInfo]:
+    """Remove the segments of this user that no process uses, with `all` those that persist too; returns them.
+
+    names: only these.
+    """
+    found = [(path, file) for path, file in _files(Path(directory)) if names is None or path.name in names]
     return [info for path, file in found if (info := _describe(path, file)) and remove_unused(path, persistent=all)]
 
 

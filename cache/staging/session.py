@@ -228,7 +228,9 @@ class Session:
         if path.exists() and not path.is_dir():
             raise NoTargetError("not a directory")
         if self.request.target is not None:
-            path.mkdir(parents=True, exist_ok=True)
+            if not path.parent.is_dir():
+                raise NoTargetError(f"there is no directory {path.parent} to make it in")
+            path.mkdir(exist_ok=True)
         if not path.is_dir():
             raise NoTargetError("no such directory")
         filesystem = filesystem_type(path)
@@ -265,8 +267,8 @@ def _expand(text: str, environ: Mapping[str, str]) -> Path:
         name = match[1] or match[2]
         if not environ.get(name):
             raise NoTargetError(
-                f"the target {text!r} names ${name}, which is not set here; is this a node of the job? if so, "
-                f"name a directory"
+                f"the target {text!r} names ${name}, which is not set here: outside a job it may be missing; name "
+                f"a directory, or leave the target out and the first that fits is taken"
             )
         return environ[name]
 

@@ -16,12 +16,13 @@ import os
 import stat
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from cache.errors import StaleIndexError
+from cache.files import FileState
 from cache.filesystem import prefetch
 from cache.locks import call_after_fork
 from cache.stores.base import Buffer, Extents, Int64s, Shards, Store
@@ -35,19 +36,29 @@ _REBUILD = "rebuild the index with  packer index"
 class Files(Store):
     """Shards below a directory.
 
-    mapped: give views of the page cache. open_shards: how many files may be open at a time; fewer where the process
-    may open no more.
+    mapped: give views of the page cache.
+    open_shards: how many files may be open at a time; fewer where the process may open no more.
+    recognise: called with (number, path, file) of a shard that was opened for the first time, or in another state than
+        before; raises StaleIndexError where it is not the shard that the index describes.
     """
 
     def __init__(
-        self, root: str | os.PathLike[str], shards: Shards, *, mapped: bool = False, open_shards: int = 512
+        self,
+        root: str | os.PathLike[str],
+        shards: Shards,
+        *,
+        mapped: bool = False,
+        open_shards: int = 512,
+        recognise: Callable[[int, str, OpenFile], None] | None = None,
     ) -> None:
         self.root, self.shards, self.mapped, self.open_shards = os.fspath(root), shards, mapped, max(1, open_shards)
+        self.recognise = recognise
         self._setup()
 
     def _setup(self) -> None:
         self._files: list[OpenFile | None] = [None] * len(self.shards.paths)
         self._opened: deque[int] = deque()
+        self._recognised: dict[int, FileState] = {}
         self._lock = threading.Lock()
         self._blocks = BlockPool()
         self._sizes = np.asarray(self.shards.bytes, np.int64)
@@ -123,7 +134,7 @@ class Files(Store):
         self._opened = deque(shard for shard, file in enumerate(self._files) if file is not None)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("root", "shards", "mapped", "open_shards")}
+        return {name: getattr(self, name) for name in ("root", "shards", "mapped", "open_shards", "recognise")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -147,7 +158,11 @@ class Files(Store):
         """Open a shard; where this process may open no more files, the oldest are closed."""
         while True:
             try:
-                return OpenFile(self.location(shard), self.shards.bytes[shard], self.mapped)
+                file = OpenFile(self.location(shard), self.shards.bytes[shard], self.mapped)
+                if self.recognise is not None and self._recognised.get(shard) != file.state:
+                    self.recognise(shard, self.shards.paths[shard], file)
+                    self._recognised[shard] = file.state
+                return file
             except StaleIndexError as error:
                 if getattr(error.__cause__, "errno", None) not in (errno.EMFILE, errno.ENFILE) or not self._opened:
                     raise
@@ -155,13 +170,13 @@ class Files(Store):
 
 
 class OpenFile:
-    """One open shard: its descriptor, its size, and where it is mapped a view of it.
+    """One open shard: its descriptor, its size and state, and where it is mapped a view of it.
 
     The descriptor closes with the last reference to it, so that no read can see it used for another file. Raises
     StaleIndexError where the file is missing, no regular file, or not of `expected_bytes`.
     """
 
-    __slots__ = ("bytes", "descriptor", "path", "view")
+    __slots__ = ("bytes", "descriptor", "path", "state", "view")
 
     def __init__(self, path: str, expected_bytes: int, mapped: bool) -> None:
         self.descriptor = -1
@@ -180,7 +195,7 @@ class OpenFile:
             ) from error
         if not stat.S_ISREG(status.st_mode):
             raise StaleIndexError(f"{path}: not a regular file")
-        self.bytes = status.st_size
+        self.bytes, self.state = status.st_size, FileState.of(status)
         if self.bytes != expected_bytes:
             raise StaleIndexError(
                 f"{path}: has {self.bytes} bytes, {expected_bytes} were indexed: the shard was truncated or "

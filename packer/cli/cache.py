@@ -76,15 +76,21 @@ def warm_command(path: str, as_json: bool, **options: Any) -> None:
 
 
 @command.command("clean")
+@click.argument("names", nargs=-1, metavar="[SET...]")
 @click.option("--all", "everything", is_flag=True, help="Also caches that persist. Never those in use.")
+@click.option("--dry-run", is_flag=True, help="List only.")
 @directory_option
 @json_option
-def clean_command(everything: bool, directory: str, as_json: bool) -> None:
-    """Remove unused caches, such as those of jobs that were killed."""
-    reports = clean_caches(directory, everything=everything)
+def clean_command(names: tuple[str, ...], everything: bool, dry_run: bool, directory: str, as_json: bool) -> None:
+    """Remove unused caches, such as those of jobs that were killed. SET: only those of this set, or of this name."""
+    others = list_caches(directory, names) if names else []
+    reports = clean_caches(directory, names, everything=everything, dry_run=dry_run)
     size = human_bytes(sum(report.capacity_bytes for report in reports))
-    lines = [f"{directory}: {plural(len(reports), 'cache')} removed, {size}"]
+    done = "would be removed" if dry_run else "removed"
+    lines = [f"{directory}: {plural(len(reports), 'cache')} {done}, {size}"]
     lines += [f"  {report.name}  {_set_name(report)}  {report.kept}" for report in reports]
+    gone = {report.name for report in reports}
+    lines += [f"  kept {other.name}: {_why_kept(other)}" for other in others if other.name not in gone]
     show_result(reports, as_json, lambda: lines)
 
 
@@ -135,6 +141,10 @@ def _set_name(report: CacheReport) -> str:
         return report.title if len(report.title) <= _NAME else f"…{report.title[1 - _NAME :]}"
     fingerprint, slash, split = report.set.partition("/")
     return f"{fingerprint[:12]}{slash}{split}" if report.set else "(half made)"
+
+
+def _why_kept(report: CacheReport) -> str:
+    return "persists; --all removes it, too" if report.persist and not report.in_use else "in use"
 
 
 def _users(report: CacheReport) -> str:

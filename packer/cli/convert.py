@@ -116,7 +116,7 @@ _SECTIONS = {
 
 @click.command("convert", cls=SectionedCommand, sections=_SECTIONS)
 @click.argument("sources", type=SetPlace(local=True), nargs=-1, required=True, metavar="SOURCE...")
-@click.option("--to", type=Container(), required=True, help="Format of the shards.")
+@click.option("--to", type=Container(), default="hdf5", show_default=True, help="Format of the shards.")
 @click.option("-o", "--output", type=SetPlace(missing=True), metavar="OUT", help="Directory of the set, or s3://, "
               "gs:// or az:// address. Default: <source name>-<format>.")  # fmt: skip
 @click.option("--work", type=click.Path(file_okay=False), metavar="DIR", help="Where a set for an address is made "
@@ -135,7 +135,8 @@ _SECTIONS = {
     "--where",
     metavar="EXPRESSION",
     help="""Take the samples for which this is true, as 'min_side >= 64 and
-              class_name in ("cat", "dog")' (docs/sets.md); what it says of images is decided when they are read.""",
+              class_name in ("cat", "dog")'; a wrong name is answered with all names. What it says of images is decided
+              when they are read.""",
 )
 @click.option("--shard-size", type=Size(), metavar="SIZE", help="Size of a shard, as 1GiB. Default: 8 shards a "
               "split, each from 64 MiB to 1 GiB.")  # fmt: skip
@@ -217,7 +218,7 @@ def command(
     SOURCE is a folder of images (split/class/file, class/file or files), the folder of COCO, Pascal VOC, YOLO or
     ILSVRC, a manifest or a list of addresses (.csv, .tsv, .jsonl, .parquet, .txt), an archive of a folder (.tar,
     .tar.gz, .tar.zst, .tar.xz, .zip), a packed set, shards made elsewhere and folders of them, a data set of Hugging
-    Face (Parquet), MosaicML (MDS) or FFCV, CIFAR, MNIST, or arrays of NumPy (docs/sources.md).
+    Face (Parquet), MosaicML (MDS) or FFCV, CIFAR, MNIST, or arrays of NumPy. It is recognised by its content.
 
     The bytes of the images are kept exactly. After an interruption or a kill, the same command continues where it was.
     """

@@ -26,7 +26,7 @@ from packer.cli.flags import learn_flags, with_flags
 from packer.cli.interrupt import INTERRUPTED, leave_at_once, started
 from packer.cli.verbose import stop_logging, verbose_option, version_lines
 
-__all__ = ["cli", "run"]
+__all__ = ["OTHER_NAMES", "cli", "run"]
 
 # By task, of each command: what it is for, and where it is (module of packer.cli, name in it).
 _TASKS = {
@@ -78,6 +78,27 @@ _TASKS = {
     },
 }
 _COMMANDS = {name: command for commands in _TASKS.values() for name, command in commands.items()}
+# What people type for commands that are called otherwise here.
+OTHER_NAMES = {
+    "convert": "build create import make pack write",
+    "index": "adopt reindex",
+    "append": "add extend insert",
+    "merge": "combine concat join",
+    "split": "deal",
+    "subset": "filter sample select",
+    "drop": "delete remove rm",
+    "relabel": "rename",
+    "dedup": "deduplicate duplicates",
+    "prune": "gc",
+    "view": "browse display gui open",
+    "inspect": "cat describe head info list ls show stat stats summary",
+    "verify": "check fsck test validate",
+    "extract": "export unpack untar",
+    "stage": "copy cp fetch sync",
+    "advise": "recommend",
+    "diagnose": "bench benchmark profile",
+    "doctor": "env version",
+}
 _ADVICE = {
     errno.ENOSPC: "make room there and run the same command again; what is whole is kept",
     errno.EDQUOT: "make room there (your quota is used up) and run the same command again; what is whole is kept",
@@ -122,7 +143,8 @@ class _Commands(click.Group):
 
 
 def _did_you_mean(name: str) -> str:
-    close = difflib.get_close_matches(name, _COMMANDS)
+    meant = [command for command, others in OTHER_NAMES.items() if name.lower() in others.split()]
+    close = meant or difflib.get_close_matches(name, _COMMANDS, cutoff=0.7)
     return f" Did you mean {' or '.join(close)}?" if close else ""
 
 

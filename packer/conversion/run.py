@@ -35,7 +35,7 @@ __all__ = ["commit", "convert"]
 
 def convert(
     source: str | os.PathLike[str] | Source | Sequence[str | os.PathLike[str] | Source] | Iterable[Any],
-    to: str,
+    to: str = "hdf5",
     output: str | os.PathLike[str] | None = None,
     *,
     fields: Mapping[str, str] | None = None,

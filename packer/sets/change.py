@@ -127,7 +127,7 @@ class Change:
             info = replace(info, retired=())
         elif self.info is not None:
             used = set(files_of(info))
-            gone = (Retired(path, now()) for path in files_of(self.info))
+            gone = (Retired(path, now(), content) for path, content in self.info.contents().items())
             info = replace(info, retired=tuple(old for old in (*self.info.retired, *gone) if old.path not in used))
         self.info = write_dataset_info(self.place, info, scratch=self.work, note=self._watcher.note)
         return symbolic

@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 import readers
 from readers.criteria import TableFacts, json_columns, json_payloads
-from readers.index import ABSENT, COLUMNS, Index, column_names, decode_name, encode_name
+from readers.index import ABSENT, COLUMNS, column_names, decode_name, encode_name
 from readers.layout import DatasetInfo, ShardInfo
-from readers.packed import PackedColumns
+from readers.packed import packed_columns
 from readers.strings import Strings
 from readers.table import Table
 from readers.where import Texts
@@ -114,10 +114,7 @@ class _PieceFacts(TableFacts):
 
 def open_pieces(root: Path, info: DatasetInfo) -> dict[str, tuple[Piece, ...]]:
     """The splits of a set, each as one piece."""
-    return {
-        name: (Piece(root, info, name, Table(PackedColumns(info, name, Index(root / split.index, split.samples)))),)
-        for name, split in info.splits.items()
-    }
+    return {name: (Piece(root, info, name, Table(packed_columns(root, info, name))),) for name in info.splits}
 
 
 class SplitShards(NamedTuple):

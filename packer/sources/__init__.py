@@ -119,7 +119,7 @@ def plain_name(path: Path) -> str:
 
 
 def default_output_name(source: object, to: str) -> str:
-    """`<source name>-<format>`, in the current directory."""
+    """`<source name>-<format>`, in the current directory; the name of a link is that of the link."""
     is_path = isinstance(source, (str, os.PathLike))  # a Path has a `root` too, which is "/"
-    root = Path(str(source if is_path else getattr(source, "root", source))).resolve()
+    root = Path(os.path.abspath(str(source if is_path else getattr(source, "root", source))))
     return f"{root.name if root.is_dir() else plain_name(root)}-{to}"

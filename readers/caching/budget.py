@@ -281,6 +281,14 @@ def budget(capacity: Capacity, measures: Measures, directory: Path | None) -> tu
         warnings.warn(
             f"the cache keeps {kept:,} of {len(every):,} samples: {_explain(room, directory, whole)}", stacklevel=4
         )
+    elif not kept:
+        largest = max(int(weights(run).max(initial=0)) for run in every.kept())
+        least = (_TERMS_BYTES + largest + 1) * _SLACK // (_SLACK - 1) + 1
+        warnings.warn(
+            f"a capacity of {asked:,} bytes keeps no sample, so everything passes through: one takes up to "
+            f"{least:,} bytes, all {len(every):,} take {whole:,}",
+            stacklevel=4,
+        )
     return (chosen.threshold, limit) if kept else (0, 0)
 
 

@@ -50,6 +50,7 @@ from readers.trace import Trace
 __all__ = ["climb", "diagnose"]
 
 _OTHERS_BUSY = 0.3
+_STEPS = 4  # that the shortest measurement takes, about
 
 
 def diagnose(
@@ -83,6 +84,11 @@ def diagnose(
     """
     if seconds <= 0:
         raise ValueError(f"seconds={seconds}: expected more than 0")
+    if simulate_step is not None and _STEPS * simulate_step > seconds:
+        raise ValueError(
+            f"seconds={seconds:g}: steps of {simulate_step:g} s cannot be measured in so short a time, which takes at "
+            f"least {_STEPS} of them; give seconds={_STEPS * simulate_step:g} or more, or a shorter step"
+        )
     training = Training.of(step, simulate_step, device, copy, trace)
     if watcher is not None:
         watcher.note("reading the first samples")
