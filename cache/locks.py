@@ -52,6 +52,7 @@ __all__ = [
     "ByteMutex",
     "FlockFile",
     "Lock",
+    "alone",
     "call_after_fork",
     "copy_event",
     "is_at",
@@ -112,6 +113,16 @@ class Lock:
 
     def __del__(self) -> None:
         self.release()
+
+
+@contextmanager
+def alone(descriptor: int) -> Iterator[None]:
+    """No other process is in such a block over this open file, not even one that was forked with it."""
+    fcntl.lockf(descriptor, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.lockf(descriptor, fcntl.LOCK_UN)
 
 
 def take_lock(descriptor: int, *, shared: bool = False) -> Lock | None:

@@ -1,12 +1,11 @@
-"""Loops over a feed: where training is, what a state saves of it, and batches that are made ahead.
+"""Loops over a feed, whose batches are made ahead.
 
-A loader has one position, between two batches. A loop begins with its first batch and advances the position with each;
-a loop that is left early ends its epoch. Ranks are found when a loop begins, since a loader may be made before its
-ranks are started. What frameworks do with a loader is checked here, by `readers.trainers`.
+A loader has one position (`readers.position`), which a loop advances with each batch. Ranks are found when a loop
+begins, since a loader may be made before its ranks are started.
 
-    Position     what sets, saves and restores it                     RocalSource
-    FeedLoader   a position that is iterated over                     ImageLoader, DaliLoader
-    Ahead        results made ahead by one thread                     the device stage of ImageLoader, RocalSource
+    FeedPosition  a position with the arguments of a loader           RocalSource
+    FeedLoader    one that is iterated over                           ImageLoader, DaliLoader
+    Ahead         results made ahead by one thread                    the device stage of ImageLoader, RocalSource
 """
 
 from __future__ import annotations
@@ -16,40 +15,30 @@ import warnings
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from cache.errors import TrainerError
 from cache.locks import call_after_fork
 from readers.feed import BadSample, Feed, OnError, Start, summarise
-from readers.order import Order
-from readers.order.schedule import Tail
+from readers.position import Position, Progress, check_batches
 from readers.reader import Reader
-from readers.trainers import (
-    RESUMES_AT_END,
-    calling_package,
-    check_epoch,
-    check_skipping,
-    find_trainer,
-    keep_environment,
-)
+from readers.trainers import check_skipping, find_trainer, keep_environment
 
-__all__ = ["Ahead", "FeedLoader", "Maker", "Position", "Stopped", "ended_by_fork"]
+__all__ = ["Ahead", "FeedLoader", "FeedPosition", "Maker", "Stopped", "ended_by_fork"]
 
 _T = TypeVar("_T")
 _JOIN_SECONDS = 10.0
 _WAKE_SECONDS = 1.0
 
 
-class Position:
-    """A position in the epochs of a feed, and the bad samples of the epoch under way."""
+class FeedPosition(Position):
+    """A position, the arguments of its feed, and the bad samples of the epoch under way."""
 
     def __init__(self, feed: Feed) -> None:
-        self._feed, self._position = feed, feed.start
-        self._begun = self._loaded = False  # whether a loop has begun there, and whether a state was loaded
+        super().__init__(feed)
         self._bad: list[BadSample] = []
 
-    # --- the arguments --------------------------------------------------------------------------------------------
     @property
     def reader(self) -> Reader:
         return self._feed.reader
@@ -59,35 +48,12 @@ class Position:
         return self._feed.batch_size
 
     @property
-    def order(self) -> Order:
-        """The order of whole epochs."""
-        return self._feed.order
-
-    @property
     def seed(self) -> int:
         return self._feed.seed
 
     @property
-    def tail(self) -> Tail:
-        return self._feed.options.tail
-
-    @property
     def on_error(self) -> OnError:
         return self._feed.options.on_error
-
-    @property
-    def rank(self) -> int:
-        return self._feed.ranks[0]
-
-    @property
-    def world_size(self) -> int:
-        return self._feed.ranks[1]
-
-    # --- where it is ----------------------------------------------------------------------------------------------
-    @property
-    def epoch(self) -> int:
-        """The epoch that the next batch belongs to."""
-        return self._position.epoch
 
     @property
     def left(self) -> int:
@@ -98,48 +64,6 @@ class Position:
     def bad_samples(self) -> tuple[BadSample, ...]:
         """The samples skipped or replaced in the current or, between loops, the last epoch, on this rank."""
         return tuple(sorted(self._bad, key=lambda sample: sample.position))
-
-    def set_epoch(self, epoch: int) -> None:
-        """Let the next loop be of `epoch`: from the position of a loaded state, or else from its start.
-
-        Raises TrainerError where a framework calls this and would lose the position of a state.
-        """
-        if epoch < 0:
-            raise ValueError(f"an epoch is 0 or more, not {epoch}")
-        ended = epoch + 1 == self.epoch and not self._position.cursor  # Lightning names it once more after a validation
-        if self._loaded and ended and calling_package() in RESUMES_AT_END:
-            return self._seek(Start(epoch, len(self.order)))
-        if self._loaded and epoch == self.epoch:
-            return None
-        if self._loaded and epoch == self.epoch + 1:
-            done = self._feed.at(Start()).steps() - self.left
-            if find_trainer().has_ended_after(done):
-                return self._seek(Start(epoch))
-        check_epoch(epoch, self.epoch if self._loaded else None)
-        return self._seek(Start(epoch))
-
-    def state_dict(self) -> dict[str, Any]:
-        """A small dictionary of plain values; the same on every rank, for any number of ranks."""
-        return self._feed.token(self._feed.or_next(self._position))
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next loop begin where `state` was taken, by this or another kind of loader.
-
-        Raises ResumeError for a state of another set or another kind of order; warns where another decoder made it.
-        """
-        self._feed = self._feed.resumed(state)
-        start = self._feed.start
-        self._seek(self._feed.or_next(start) if start.cursor else start)
-        self._loaded = True
-
-    # --- inside ---------------------------------------------------------------------------------------------------
-    def _seek(self, start: Start) -> None:
-        """Let the next loop begin there; a loop under way ends."""
-        self._interrupt()
-        self._position, self._begun, self._loaded = start, False, False
-
-    def _interrupt(self) -> None:
-        """End the loop under way."""
 
     def _warn(self, stacklevel: int) -> None:
         """Warn of the bad samples of the epoch; stacklevel: as if the caller called `warnings.warn`."""
@@ -157,13 +81,13 @@ class Maker(Protocol):
         """End the work on further batches; there will be no more."""
 
 
-class FeedLoader(Position, ABC):
+class FeedLoader(FeedPosition, ABC):
     """Each `for` loop is one epoch."""
 
     def __init__(self, feed: Feed) -> None:
         super().__init__(feed)
         self._running: weakref.ref[_Loop] | None = None
-        self._check_batches()
+        check_batches(feed)
 
     @property
     def sampler(self) -> Any:
@@ -183,6 +107,13 @@ class FeedLoader(Position, ABC):
     def __len__(self) -> int:
         """Batches of a whole epoch on this rank, also in an epoch that was resumed; see `left`."""
         return self._feed.at(Start()).steps()
+
+    def state_dict(self) -> dict[str, Any]:
+        """A small dictionary of plain values; the same on every rank, for any number of ranks."""
+        progress, counted = self._progress, find_trainer().counted
+        if progress is not None and progress.taken and progress.trainer.batches + progress.taken - 1 == counted:
+            return self._feed.token(progress.feed.after(progress.taken - 1))  # Lightning has yet to see the last batch
+        return super().state_dict()
 
     @property
     def ready(self) -> int:
@@ -205,40 +136,36 @@ class FeedLoader(Position, ABC):
         """All batches of an epoch were taken."""
         maker.stop()
 
-    def _begin(self, loop: _Loop) -> None:
+    def _begin(self, loop: _Loop) -> Progress:
         """Make `loop` the loop under way. Raises TrainerError."""
-        running = self._running() if self._running else None
-        if self._begun:
-            if running is not None:
-                running.overtake()
-            self._seek(Start(self.epoch + 1))
-        self._check_batches()
+        if self._place.begun is not None:
+            self._interrupt("another loop over this loader has begun")
+        check_batches(self._feed)
         keep_environment()
-        trainer = find_trainer()
-        missed = None if self._position.cursor else trainer.missed_state(self.epoch, len(self.order))
+        trainer, start = find_trainer(), self._place.next
+        missed = None if start.cursor else trainer.missed_state(start.epoch, len(self.order))
         if missed is not None:
-            self._feed = self._feed.resumed(missed)
-            self._seek(self._feed.start)
-        trainer.check_resume(self.left, len(self))
-        self._begun, self._loaded, self._running, self._bad = True, False, weakref.ref(loop), []
+            start = self._start_of(missed)
+        if trainer.has_done(len(self)):
+            start = Start(start.epoch, len(self.order))
+        feed = self._feed.at(start).ranked()
+        trainer.check_resume(feed.steps(), len(self))
+        self._place.begin(lambda: start)
+        self._progress, self._running, self._bad = Progress(feed, trainer), weakref.ref(loop), []
+        return self._progress
 
-    def _interrupt(self) -> None:
+    def _put(self, start: Start) -> None:
+        self._interrupt("the position of this loader was set")
+        super()._put(start)
+
+    def _interrupt(self, reason: str) -> None:
+        """End the loop under way."""
         running = self._running() if self._running else None
         if running is not None:
-            running.close()
+            running.interrupt(reason)
 
-    def _check_batches(self) -> None:
-        """Raise ValueError for an epoch without a batch."""
-        if len(self):
-            return
-        if not len(self.order):
-            raise ValueError("there are no samples to load: the set, the selection or the order is empty")
-        whole, ranks = self.batch_size * self.world_size, self.world_size
-        raise ValueError(
-            f"an epoch of {len(self.order)} samples has no batch of {self.batch_size} on each of {ranks} ranks "
-            f"({whole} samples) and tail='drop_last' leaves out smaller ones: give tail='exact', or a smaller "
-            f"batch_size"
-        )
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_running": None}  # a copy has no loop, only its position
 
 
 class _Loop(Iterator[Any]):
@@ -249,26 +176,24 @@ class _Loop(Iterator[Any]):
 
     def __init__(self, loader: FeedLoader) -> None:
         self._loader = loader
+        self._progress: Progress | None = None
         self._maker: Maker | None = None
-        self._begun = self._overtaken = False
+        self._reason = ""  # why it has ended though batches were left
 
     def __next__(self) -> Any:
-        loader = self._loader
-        if not self._begun:
-            self._begin()
-        if self._overtaken:
-            kind = type(loader).__name__
+        loader, progress = self._loader, self._progress or self._begin()
+        if self._reason:
             raise TrainerError(
-                f"another loop over this loader has begun, which ended this one: a loader has one position; "
-                f"for two loops at once make two loaders:  {kind}(reader, …)"
+                f"{self._reason}, which ended this loop: a loader has one position; for two loops at once, or for "
+                f"training and validation, make two loaders:  {type(loader).__name__}(reader, …)"
             )
         if self._maker is None:
             raise StopIteration
-        if self._step == self._steps:
+        if progress.taken == self._steps:
             maker, self._maker = self._maker, None
             self._finalizer.detach()
+            progress.finished = True
             loader._end_epoch(maker)
-            loader._seek(Start(loader.epoch + 1))
             raise StopIteration
         try:
             result, bad = loader._finish(self._maker.take())
@@ -276,9 +201,8 @@ class _Loop(Iterator[Any]):
             self.close()
             raise
         loader._bad.extend(bad)
-        self._step += 1
-        loader._position = self._feed.after(self._step)
-        if self._step == self._steps:
+        progress.taken += 1
+        if progress.taken == self._steps:
             loader._warn(stacklevel=2)  # with the last batch: trainers that count batches stop there
         return result
 
@@ -288,24 +212,22 @@ class _Loop(Iterator[Any]):
 
     def close(self) -> None:
         """End the work on further batches; there will be no more."""
-        self._begun = True
         if self._maker is not None:
             self._maker = None
             self._finalizer()
 
-    def overtake(self) -> None:
-        """Another loop begins: this one, if there are batches left in it, cannot continue."""
-        self._overtaken = self._maker is not None and self._step < self._steps
+    def interrupt(self, reason: str) -> None:
+        """Close it, which is an error for who goes on with it while batches are left."""
+        if self._maker is not None and self._progress is not None and self._progress.taken < self._steps:
+            self._reason = reason
         self.close()
 
-    def _begin(self) -> None:
-        loader = self._loader
-        loader._begin(self)
-        self._begun = True
-        self._feed = loader._feed.at(loader._position).ranked()
-        self._steps, self._step = self._feed.steps(), 0
-        self._maker = loader._open(self._feed)
+    def _begin(self) -> Progress:
+        progress = self._progress = self._loader._begin(self)
+        self._steps = progress.feed.steps()
+        self._maker = self._loader._open(progress.feed)
         self._finalizer = weakref.finalize(self, self._maker.stop)
+        return progress
 
 
 # --- batches made ahead -----------------------------------------------------------------------------------------

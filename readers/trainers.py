@@ -6,10 +6,11 @@ it is in. A loader can learn that from its callers only, so the call stack is ex
 
     accelerate   BatchSamplerShard, IterableDatasetShard, DataLoaderDispatcher: share out among `num_processes`
                  DataLoaderShard, DataLoaderDispatcher: `iteration` is the epoch
-    Lightning    _FitLoop: `epoch_progress.current.processed` is the epoch, `batch_progress.current.ready` its batches
-                 so far; what runs inside an _EvaluationLoop is not counted
+    Lightning    _FitLoop: `epoch_progress.current.processed` is the epoch, `batch_progress.current.processed` its
+                 batches so far, and `ready` one more inside a step; what runs inside an _EvaluationLoop is not counted
     torch        _MultiProcessingDataLoaderIter asks for indices long before training has their samples
-    torchdata    its iterators do so too, and save a state with each batch
+    torchdata    its iterators do so too, and save a state with each batch; StatefulDataLoader makes the first one for
+                 a state that it is asked for before its first loop
 
 No framework is imported here. A version that lacks these names is not recognised.
 """
@@ -19,6 +20,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import FrameType
@@ -62,10 +64,14 @@ class Trainer:
     epoch: the one that the framework is in; None where it has not said.
     at_end: whether it is there because the epoch of the state that it resumes from had no batch left.
     batches: of that epoch, trained on before, of the `limit` that it will run.
+    under_way: whether the checkpoint that it resumes from was saved inside the step of one more.
+    counted: the batches of this epoch that Lightning has seen, where it saves a checkpoint and is in no step.
     processes: among how many it shares out the samples.
+    repeats: whether it repeats samples to share out a last part that is too small, and of how many batches a part is.
     batch_size: of the DataLoader; partial: whether its last batch may be smaller.
     keeps_account: whether a state of the sampler is saved with each batch.
     asks_ahead: whether samples are asked for before training has them.
+    early: a StatefulDataLoader that makes its first iterator for a state.
     states: resume tokens that Lightning has read from a checkpoint and not loaded.
     """
 
@@ -74,12 +80,19 @@ class Trainer:
     at_end: bool = False
     batches: int = 0
     limit: float = math.inf
+    under_way: bool = False
+    counted: int | None = None
     processes: int = 1
+    repeats: int = 0
     batch_size: int = 1
     partial: bool = True
     keeps_account: bool = False
     asks_ahead: bool = False
+    early: Any = None
     states: tuple[Mapping[str, Any], ...] = ()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "early": None}
 
     def missed_state(self, epoch: int, samples: int) -> Mapping[str, Any] | None:
         """The state of a checkpoint that Lightning has not loaded, since it takes the epoch for one that begins.
@@ -94,9 +107,23 @@ class Trainer:
             return {**last, "epoch": epoch, "cursor": samples}
         return last if last["epoch"] == epoch and last["cursor"] else None
 
-    def has_ended_after(self, batches: int) -> bool:
-        """Whether an epoch ends after so many batches by Lightning's limit_train_batches."""
-        return self.name == "Lightning" and batches >= self.limit
+    def has_left(self, epoch: int, state: int, done: int) -> bool:
+        """Whether limit_train_batches of Lightning, now in `epoch`, ended that of a state after `done` batches."""
+        return self.name == "Lightning" and epoch == state + 1 and done >= self.limit
+
+    def counts_on(self, epoch: int, state: int, done: int) -> bool:
+        """Whether Lightning, in `epoch`, goes on after the `done` batches of a state.
+
+        It counts an epoch that max_steps has cut short as done, but not its batches: the rest has the next number.
+        """
+        return self.name == "Lightning" and epoch > state and 0 < done == self.batches
+
+    def has_done(self, total: int) -> bool:
+        """Whether Lightning resumes after all of the `total` batches of an epoch.
+
+        After max_steps it counts that epoch as done, but not its batches: it takes one of the next epoch and ends that.
+        """
+        return self.batches > 0 and self.batches >= min(self.limit, total)
 
     def check_sharing(self, world_size: int, line: str) -> None:
         """Raises TrainerError where samples of one rank of `world_size` would be shared out once more."""
@@ -112,8 +139,14 @@ class Trainer:
 
         line: what to write where the loader stands at the start because nothing keeps its state.
         """
-        if not self.batches or self.batches >= self.limit:
+        if not self.batches or self.has_done(total):
             return
+        if line and left == total and self.keeps_account:
+            raise TrainerError(
+                f"Lightning resumes after batch {self.batches} of epoch {self.epoch}, but the state in the checkpoint "
+                f"is that of an epoch's start: a StatefulDataLoader forgets where it was at the end of fit; resume "
+                f"from a checkpoint that was saved during fit, as by ModelCheckpoint"
+            )
         if line and left == total:
             raise TrainerError(
                 f"Lightning resumes after batch {self.batches} of epoch {self.epoch}, but a DataLoader has no state: "
@@ -140,7 +173,10 @@ def find_trainer() -> Trainer:
     for frame in _callers():
         module = str(frame.f_globals.get("__name__", ""))
         if module.startswith("torchdata.stateful_dataloader"):
-            found.update(keeps_account=True, asks_ahead=True, **_batches(frame.f_locals.get("self")))
+            myself = frame.f_locals.get("self")
+            found.update(keeps_account=True, asks_ahead=True, **_batches(myself))
+            if frame.f_code.co_name == "state_dict" and hasattr(myself, "_initial_iter_for_state_dict"):
+                found.update(early=weakref.ref(myself))
         elif module == "torch.utils.data.dataloader":
             kind = type(frame.f_locals.get("self"))
             if kind.__name__ == "_MultiProcessingDataLoaderIter":
@@ -156,7 +192,7 @@ def find_trainer() -> Trainer:
         elif module.endswith(".loops.evaluation_loop"):
             break
         elif module.endswith(".loops.fit_loop"):
-            found.update(_lightning(frame.f_locals.get("self")))
+            found.update(_lightning(frame.f_locals.get("self"), frame.f_code.co_name == "on_save_checkpoint"))
             break
     return Trainer(**found)
 
@@ -210,16 +246,19 @@ def _accelerate(myself: Any) -> dict[str, Any]:
         if kind in _SHARING:
             return {"processes": int(myself.num_processes)}
         if kind == "DataLoaderDispatcher":
-            return {"processes": int(myself.state.num_processes), "epoch": int(myself.iteration)}
+            processes = int(myself.state.num_processes)
+            repeats = 0 if myself._drop_last else 1 if myself.split_batches else processes
+            return {"processes": processes, "repeats": repeats, "epoch": int(myself.iteration)}
         return {"epoch": int(myself.iteration)} if kind == "DataLoaderShard" else {}
     except (AttributeError, TypeError):
         return {}
 
 
-def _lightning(loop: Any) -> dict[str, Any]:
+def _lightning(loop: Any, is_saving: bool) -> dict[str, Any]:
     try:
         epochs, progress = loop.epoch_progress, loop.epoch_loop.batch_progress
-        epoch, batches = int(epochs.current.processed), int(progress.current.ready) if loop.restarting else 0
+        epoch, now = int(epochs.current.processed), progress.current
+        batches, in_step = int(now.processed) if loop.restarting else 0, now.ready > now.processed
         # Saved with the last batch of an epoch, which Lightning counts as done after it has made the iterator.
         at_end = bool(
             loop.restarting
@@ -232,7 +271,9 @@ def _lightning(loop: Any) -> dict[str, Any]:
     except (AttributeError, TypeError):
         return {}
     place = {"epoch": epoch + 1, "batches": 0} if at_end else {"epoch": epoch, "batches": batches}
-    return {"name": "Lightning", "at_end": at_end, "limit": limit, "states": states, **place}
+    counted = int(now.processed) if is_saving and not in_step else None
+    counts = {"under_way": bool(loop.restarting and in_step), "counted": counted}
+    return {"name": "Lightning", "at_end": at_end, "limit": limit, "states": states, **place, **counts}
 
 
 def _tokens(states: Any) -> Iterator[Mapping[str, Any]]:

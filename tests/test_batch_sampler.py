@@ -85,7 +85,7 @@ def test_stops_with_other_ranks_and_batches(reader: Any, tail: str) -> None:
         epoch, seen, state = draw.randint(0, 3), [], None
         while True:
             sizes = draw.choice([draw.randint(1, 4), [draw.randint(1, 4) for _ in range(3)]])
-            samplers = samplers_of(order_of(reader, sizes, draw.randint(1, 4), tail))
+            samplers = samplers_of(order_of(reader, sizes, draw.randint(1, 3), tail))
             for sampler in samplers:
                 sampler.set_epoch(epoch)
                 if state is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import random
 import threading
 from collections import Counter
@@ -104,6 +106,37 @@ def test_a_second_loop_says_that_it_ended_the_first(reader: readers.Reader) -> N
     assert next(whole, None) is None, "a loop that has handed out all its batches is just over"
 
 
+@pytest.mark.parametrize("move", ["set_epoch", "load_state_dict"])
+def test_a_loop_whose_position_is_moved_says_so(reader: readers.Reader, move: str) -> None:
+    loader = loader_of(reader)
+    state, loop = loader.state_dict(), iter(loader)
+    next(loop)
+    if move == "set_epoch":
+        loader.set_epoch(0)
+    else:
+        loader.load_state_dict(state)
+    assert loader.state_dict() == state
+    for _ in range(2):
+        with pytest.raises(TrainerError, match=r"the position of this loader was set, which ended this loop"):
+            next(loop)
+    assert indices_of(loader) == expected(0)
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda used: pickle.loads(pickle.dumps(used))], ids=["copy", "pickle"]
+)
+def test_a_copy_of_a_used_loader_is_where_that_is(reader: readers.Reader, copied: Callable[[Any], Any]) -> None:
+    """And moves by itself: the loop of the first one goes on."""
+    loader = loader_of(reader)
+    loop = iter(loader)
+    next(loop)
+    other = copied(loader)
+    assert other.state_dict() == loader.state_dict() and indices_of(other) == expected(1)
+    other.set_epoch(4)
+    assert [index for (batch,) in loop for index in batch.tolist()] == expected(0)[10:]
+    assert (loader.epoch, other.epoch) == (1, 4) and indices_of(copied(loader)) == expected(1)
+
+
 def test_the_length_is_that_of_a_whole_epoch(reader: readers.Reader) -> None:
     loader = loader_of(reader)
     stream = iter(loader)
@@ -200,6 +233,13 @@ def test_an_epoch_without_a_batch_is_an_error(reader: readers.Reader) -> None:
         ImageLoader(reader, 30, rank=0, world_size=2)
     with pytest.raises(ValueError, match="no samples to load"):
         ImageLoader(reader, 4, order=Weighted(np.ones(COUNT), samples=0))
+    dataset, sampler = ImageDataset(reader, fields=("index",)), EpochSampler(Shuffled(COUNT), reader)
+    for make in (DataLoader, StatefulDataLoader):
+        for workers in (0, 1):
+            with pytest.raises(ValueError, match=r"no batch of 64 .*drop_last=True leaves out smaller ones"):
+                list(make(dataset, 64, sampler=sampler, drop_last=True, num_workers=workers))
+    with pytest.raises(ValueError, match="50 samples has no batch of 1 on each of 60 ranks"):
+        EpochSampler(Shuffled(COUNT), reader, rank=0, world_size=60)
     with pytest.raises(ValueError, match="no batch of 64 samples"):
         ImageStream(ImageDataset(reader), EpochSampler(Shuffled(COUNT), reader), 64)
 
@@ -385,6 +425,24 @@ def test_stateful_loaders_stop_anywhere(
     assert seen == whole[: len(seen)]
 
 
+@pytest.mark.parametrize("kind", ["sampler", "stream"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_set_epoch_counts_after_a_state_before_the_first_loop(reader: readers.Reader, kind: str, workers: int) -> None:
+    """For that state a StatefulDataLoader makes its first iterator, whose workers begin at once."""
+    for epochs in ([0, 1], [3, 4], [0, 3]):
+        loader = stateful(reader, kind, workers, 8)
+        position = loader.sampler if kind == "sampler" else loader.dataset
+        loader.state_dict()
+        for epoch in epochs:
+            position.set_epoch(epoch)
+            assert indices_of(loader) == expected(epoch)
+    loader = stateful(reader, kind, workers, 8)
+    position = loader.sampler if kind == "sampler" else loader.dataset
+    loader.state_dict()
+    position.load_state_dict(EpochSampler(Shuffled(COUNT, 3), reader).state_after(20))
+    assert indices_of(loader) == expected(0)[20:]
+
+
 # --- streams ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}])
 def test_a_stream_knows_its_epoch(reader: readers.Reader, options: dict[str, Any]) -> None:
@@ -410,6 +468,38 @@ def test_a_stream_knows_its_epoch(reader: readers.Reader, options: dict[str, Any
         resumed.load_state_dict(given)
         wanted = [*rest, expected(3), expected(4)]
         assert [indices_of(loader) for _ in wanted] == wanted
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_two_iterators_over_a_stream_are_two_epochs(reader: readers.Reader, context: str) -> None:
+    for _ in range(1 if context == "spawn" else 5):
+        dataset = ImageDataset(reader, fields=("index",))
+        stream = ImageStream(dataset, EpochSampler(Shuffled(COUNT, 3), dataset), 8, drop_last=False)
+        loader = DataLoader(stream, batch_size=None, num_workers=2, multiprocessing_context=context)
+        first, second = iter(loader), iter(loader)
+        seen = [[index for pair in zip(first, second, strict=True) for index in pair[i][0].tolist()] for i in (0,)]
+        assert seen[0] in (expected(0), expected(1))
+        assert stream.epoch in (0, 1) and indices_of(loader) == expected(2)
+
+
+def test_the_position_may_be_set_while_workers_start(reader: readers.Reader) -> None:
+    """However far they are: nothing hangs, and each of them makes its part of the same epoch."""
+    for epoch in range(10):
+        dataset = ImageDataset(reader, fields=("index",))
+        stream = ImageStream(dataset, EpochSampler(Shuffled(COUNT, 3), dataset), 8, drop_last=False)
+        loop = iter(DataLoader(stream, batch_size=None, num_workers=3))
+        stream.set_epoch(epoch + 5)
+        seen = [index for (batch,) in loop for index in batch.tolist()]
+        assert seen in (expected(0), expected(epoch + 5))
+
+
+def test_a_pickled_stream_has_a_position_of_its_own(reader: readers.Reader) -> None:
+    dataset = ImageDataset(reader, fields=("index",))
+    stream = ImageStream(dataset, EpochSampler(Shuffled(COUNT, 3), dataset), 8, drop_last=False)
+    stream.set_epoch(3)
+    for other in (pickle.loads(pickle.dumps(stream)), copy.deepcopy(stream)):
+        loader = DataLoader(other, batch_size=None, num_workers=2)
+        assert indices_of(loader) == expected(3) and indices_of(loader) == expected(4) and stream.epoch == 3
 
 
 def test_a_stream_says_where_its_state_is(reader: readers.Reader) -> None:

@@ -24,7 +24,7 @@ from trainer_cases import QUIET, Seen, module_of, on_ranks, reports, trainer_of
 
 import packer
 import readers
-from cache.errors import TrainerError
+from cache.errors import ResumeError, TrainerError
 from readers.loader import ImageLoader
 from readers.order import Shuffled
 from readers.torch import EpochSampler, ImageDataset, ImageStream
@@ -54,6 +54,12 @@ def make(reader: Any, kind: str, batch: int = BATCH, **sampler: Any) -> Any:
     if how[-1] == "stream":
         return loader(ImageStream(dataset, indices, batch), batch_size=None, num_workers=int(workers))
     return loader(dataset, batch, sampler=indices, num_workers=int(workers), drop_last=True)
+
+
+def check_whole(samples: list[int]) -> None:
+    """Three whole epochs, whatever their numbers."""
+    assert len(samples) == 28 * 3
+    assert [len({*samples[at : at + 28]}) for at in (0, 28, 56)] == [28] * 3, "a sample comes twice in an epoch"
 
 
 def check(seen: Seen, epochs: int, ranks: int = 1, whole: bool = False) -> None:
@@ -156,6 +162,151 @@ def test_lightning_resumes_in_epochs_that_it_limits(
         (epoch, ORDER.indices(epoch, np.arange(4 * i, 4 * i + 4)).tolist()) for epoch in range(3) for i in range(3)
     ]
     assert seen == wanted
+
+
+IN_STEP = ["loader", "stateful 0", "stateful 2", "stateful stream 0", "stateful stream 1", "stateful stream 2"]
+
+
+class Stopped(Exception):
+    """A training that dies inside a step."""
+
+
+def stopped_in_step(lightning: Any, reader: Any, folder: Path, kind: str, step: int, batch: int = BATCH) -> Seen:
+    """What was trained on by a run that saved a checkpoint inside step number `step`, as OnExceptionCheckpoint does."""
+    module, trainer = module_of(lightning), trainer_of(lightning, folder)
+    train = module.training_step
+
+    def training_step(batch: Any, batch_idx: int) -> Any:
+        if len(module.seen) == step:
+            trainer.save_checkpoint(folder / "stopped.ckpt")
+            raise Stopped
+        return train(batch, batch_idx)
+
+    module.training_step = training_step
+    with pytest.raises(Stopped):
+        trainer.fit(module, make(reader, kind, batch))
+    return list(module.seen)
+
+
+@pytest.mark.parametrize("kind", IN_STEP)
+@pytest.mark.parametrize("step", [0, 9, 13])
+def test_the_batch_under_way_is_trained_on_again(
+    lightning: Any, reader: Any, tmp_path: Path, kind: str, step: int
+) -> None:
+    """Of checkpoints saved inside a step: the first one, the middle of an epoch, and its last batch."""
+    seen = stopped_in_step(lightning, reader, tmp_path, kind, step)
+    resumed, trainer = module_of(lightning), trainer_of(lightning, tmp_path)
+    trainer.fit(resumed, make(reader, kind), ckpt_path=tmp_path / "stopped.ckpt")
+    check(seen + resumed.seen, EPOCHS)
+
+
+@pytest.mark.parametrize("kind", ["loader", "stateful 0", "stateful stream 0"])
+def test_a_batch_under_way_of_another_size_is_refused(lightning: Any, reader: Any, tmp_path: Path, kind: str) -> None:
+    stopped_in_step(lightning, reader, tmp_path, kind, 9)
+    with pytest.raises(TrainerError, match=r"saved this checkpoint inside the step of batch 2 of epoch 1"):
+        trainer_of(lightning, tmp_path).fit(
+            module_of(lightning), make(reader, kind, 2), ckpt_path=tmp_path / "stopped.ckpt"
+        )
+
+
+def test_a_checkpoint_before_lightning_sees_a_batch_holds_it(lightning: Any, reader: Any, tmp_path: Path) -> None:
+    """Slurm's signal may come when the loader has handed out a batch and the trainer has yet to count it."""
+    module, trainer = module_of(lightning), trainer_of(lightning, tmp_path)
+    transfer = module.transfer_batch_to_device
+
+    def transfer_batch_to_device(*given: Any) -> Any:
+        if len(module.seen) == 9:
+            trainer.save_checkpoint(tmp_path / "stopped.ckpt")
+            raise Stopped
+        return transfer(*given)
+
+    module.transfer_batch_to_device = transfer_batch_to_device
+    with pytest.raises(Stopped):
+        trainer.fit(module, make(reader, "loader"))
+    resumed = module_of(lightning)
+    trainer_of(lightning, tmp_path).fit(resumed, make(reader, "loader"), ckpt_path=tmp_path / "stopped.ckpt")
+    check(module.seen + resumed.seen, EPOCHS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_loader_to_train_and_to_validate_loses_nothing(
+    lightning: Any, reader: Any, tmp_path: Path, kind: str
+) -> None:
+    """Within an epoch two loops over one ImageLoader are an error; between epochs it may validate."""
+    loader, module = make(reader, kind), module_of(lightning)
+    trainer_of(lightning, tmp_path).fit(module, loader, loader)
+    check(module.seen, EPOCHS)
+    module, options = module_of(lightning), {"val_check_interval": 2, "num_sanity_val_steps": 0}
+    loader = make(reader, kind)
+    trainer = trainer_of(lightning, tmp_path, **options)
+    if kind == "loader":
+        with pytest.raises(TrainerError, match=r"ended this loop: .*training and validation, make two loaders"):
+            trainer.fit(module, loader, loader)
+    else:
+        trainer.fit(module, loader, loader)
+        check(module.seen, EPOCHS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_loaders_that_are_made_again_each_epoch(lightning: Any, reader: Any, tmp_path: Path, kind: str) -> None:
+    """reload_dataloaders_every_n_epochs, which makes two iterators an epoch; then the same loader in a new Trainer."""
+    module = module_of(lightning)
+    loader = make(reader, kind)
+    module.train_dataloader = lambda: loader
+    for _ in range(2):
+        module.seen.clear()
+        trainer_of(lightning, tmp_path, reload_dataloaders_every_n_epochs=1).fit(module)
+        check(module.seen, EPOCHS)
+
+
+@pytest.mark.parametrize("kind", ["loader", "stateful 0", "stateful 2", "stateful stream 2"])
+@pytest.mark.parametrize("steps", [(5, 21), (5, 6, 21)])
+def test_epochs_that_max_steps_cuts_short_are_continued(
+    lightning: Any, reader: Any, tmp_path: Path, kind: str, steps: tuple[int, ...]
+) -> None:
+    """Lightning counts such an epoch as done, and trains its rest under the next number."""
+    samples: list[int] = []
+    checkpoint = None
+    for stop in steps:
+        module = module_of(lightning)
+        trainer = trainer_of(lightning, tmp_path, max_steps=stop, max_epochs=-1)
+        trainer.fit(module, make(reader, kind), ckpt_path=checkpoint)
+        checkpoint = tmp_path / "ended.ckpt"
+        if kind == "loader":
+            trainer.save_checkpoint(checkpoint := tmp_path / "after.ckpt")
+        samples += [sample for _, batch in module.seen for sample in batch]
+    check_whole(samples)
+
+
+@pytest.mark.parametrize("kind", ["loader", "plain 2", "stateful 0", "stream 2"])
+def test_an_epoch_that_max_steps_ends_is_whole(lightning: Any, reader: Any, tmp_path: Path, kind: str) -> None:
+    """Lightning begins the next one as if all its batches were done, and would take one of them."""
+    seen: Seen = []
+    for steps, checkpoint in ((7, None), (21, tmp_path / "ended.ckpt")):
+        module = module_of(lightning)
+        trainer = trainer_of(lightning, tmp_path, max_steps=steps, max_epochs=-1)
+        trainer.fit(module, make(reader, kind), ckpt_path=checkpoint)
+        seen += module.seen
+    check_whole([sample for _, batch in seen for sample in batch])
+
+
+def test_a_state_that_a_stateful_loader_has_forgotten(lightning: Any, reader: Any, tmp_path: Path) -> None:
+    """At the end of fit Lightning shuts its workers down."""
+    trainer = trainer_of(lightning, tmp_path, max_steps=5, max_epochs=-1)
+    trainer.fit(module_of(lightning), make(reader, "stateful 0"))
+    trainer.save_checkpoint(tmp_path / "after.ckpt")
+    trainer = trainer_of(lightning, tmp_path, max_steps=21, max_epochs=-1)
+    with pytest.raises(TrainerError, match="forgets where it was at the end of fit; resume from a checkpoint that"):
+        trainer.fit(module_of(lightning), make(reader, "stateful 0"), ckpt_path=tmp_path / "after.ckpt")
+
+
+@pytest.mark.parametrize("kind", ["loader", "stateful 0", "stateful stream 1", "stateful stream 2"])
+def test_larger_batches_in_mid_epoch_are_refused(lightning: Any, reader: Any, tmp_path: Path, kind: str) -> None:
+    trainer_of(lightning, tmp_path, 9).fit(module_of(lightning), make(reader, kind))
+    with pytest.raises((TrainerError, ResumeError), match=r"has counted 2 |share out batches of 4 samples"):
+        trainer_of(lightning, tmp_path).fit(
+            module_of(lightning), make(reader, kind, 8), ckpt_path=tmp_path / "stopped.ckpt"
+        )
 
 
 def test_fabric_saves_and_restores_a_loader(lightning: Any, reader: Any, tmp_path: Path) -> None:
@@ -307,6 +458,57 @@ def test_accelerate_shares_out_whole_batches(
     for epoch in range(2):
         samples = [sample for number, batch in seen if number == epoch for sample in batch]
         assert sorted(samples) == sorted(ORDER.indices(epoch, np.arange(whole)).tolist())
+
+
+@pytest.mark.parametrize("kind", ["plain 0", "plain 2", "stream 2"])
+def test_accelerate_is_refused_on_all_processes(accelerate: Any, reader: Any, tmp_path: Path, kind: str) -> None:
+    """Where one process loads for all, an error on that one alone leaves the others waiting."""
+
+    def work(rank: int) -> Any:
+        options = accelerate.DataLoaderConfiguration(dispatch_batches=True)
+        accelerator = accelerate.Accelerator(cpu=True, dataloader_config=options)
+        with pytest.raises(TrainerError, match=r"shares the batches .* 2 processes"):
+            next(iter(accelerator.prepare(make(reader, kind))))
+        accelerator.wait_for_everyone()
+        return True
+
+    assert on_ranks(work, tmp_path) == [True, True]
+
+
+def test_accelerate_repeats_no_sample_of_a_stream(accelerate: Any, reader: Any, tmp_path: Path) -> None:
+    """The last batches of an epoch, which two processes cannot share: refused, and the line to write works."""
+
+    def work(rank: int) -> Any:
+        dataset = ImageDataset(reader, fields=("index", "image"))
+        sampler = EpochSampler(ORDER, dataset, rank=0, world_size=1)
+        accelerator = accelerate.Accelerator(cpu=True)
+        stream = ImageStream(dataset, sampler, 3, drop_last=False)
+        assert len(accelerator.prepare(DataLoader(stream, batch_size=None))) == 5
+        short = ImageDataset(reader.select(indices=range(29)), fields=("index", "image"))
+        stream = ImageStream(short, EpochSampler(Shuffled(29, 1), short, rank=0, world_size=1), 3, drop_last=False)
+        with pytest.raises(TrainerError, match=r"repeat 1 samples .* last 5 .*ImageStream\(.*, 4, drop_last=True\)"):
+            next(iter(accelerator.prepare(DataLoader(stream, batch_size=None))))
+        stream = ImageStream(short, EpochSampler(Shuffled(29, 1), short, rank=0, world_size=1), 4, drop_last=True)
+        return trained(accelerator.prepare(DataLoader(stream, batch_size=None)), 2)
+
+    seen = [step for part in on_ranks(work, tmp_path) for step in part]
+    for epoch in range(2):
+        samples = [sample for number, batch in seen if number == epoch for sample in batch]
+        assert len(samples) == len({*samples}) == 28
+
+
+@pytest.mark.parametrize("kind", ["plain 2", "stream 2"])
+def test_accelerate_sets_the_epoch_of_a_stateful_loader(
+    accelerate: Any, reader: Any, tmp_path: Path, kind: str
+) -> None:
+    """It asks for the state before the first loop, for which a StatefulDataLoader begins an epoch."""
+    options = accelerate.DataLoaderConfiguration(use_stateful_dataloader=True)
+    accelerator = accelerate.Accelerator(cpu=True, dataloader_config=options)
+    prepared = accelerator.prepare(make(reader, kind))
+    prepared.set_epoch(2)
+    for epoch in (2, 3):
+        samples = [sample for batch in prepared for sample in batch[0].tolist()]
+        assert samples == ORDER.indices(epoch, np.arange(28)).tolist()
 
 
 # --- transformers -------------------------------------------------------------------------------------------------

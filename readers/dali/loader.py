@@ -99,8 +99,9 @@ class DaliLoader(FeedLoader):
 
     def close(self) -> None:
         """End the pipeline and its processes, and a loop under way with its epoch; the next loop starts them again."""
-        if self._begun:
-            self._seek(Start(self.epoch + 1))
+        if self._place.begun is not None:
+            self._interrupt("this loader was closed")
+            self._put(self._place.next)
         self._idle = None
 
     # --- one epoch ------------------------------------------------------------------------------------------------

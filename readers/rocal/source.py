@@ -30,10 +30,11 @@ import numpy.typing as npt
 
 from readers.feed import BadSample, Feed, FeedOptions, OnError, Start, choose_order, choose_tail
 from readers.items import Fields
-from readers.loop import Ahead, Position
+from readers.loop import Ahead, FeedPosition
 from readers.order import Order
 from readers.order.base import Int64s
 from readers.order.schedule import Tail
+from readers.position import Progress
 from readers.reader import SAMPLE_ERRORS, Reader
 from readers.rocal.vet import Limits, Vetted, blank, limits_of, vet
 from readers.sample import NO_LABEL
@@ -122,7 +123,7 @@ class SourceOptions:
             raise ValueError(f"max_height and max_width are 1 or more, not {self.limits}")
 
 
-class RocalSource(Position):
+class RocalSource(FeedPosition):
     """An iterator for rocAL, see `external_source`. One thread at a time may use it."""
 
     def __init__(self, feed: Feed, options: SourceOptions) -> None:
@@ -160,15 +161,15 @@ class RocalSource(Position):
 
     def __next__(self) -> _Fed:
         """The next batch, or padding where the epoch has none; begins an epoch if none is under way."""
-        if self._ahead is None and not self._begun:
+        if self._ahead is None and self._place.begun is None:
             self.start()
         batch, fed = self.prepare(), self._padding
         self._ready = None
-        if batch is not None:
+        if batch is not None and self._progress is not None:
             fed = batch.fed
             self._bad.extend(batch.bad)
             self._converted.update(batch.converted)
-            self._position = self._position._replace(cursor=batch.cursor)
+            self._progress.taken += 1
         self._kept.append(fed)
         return fed
 
@@ -176,14 +177,12 @@ class RocalSource(Position):
     def start(self) -> None:
         """Begin the next epoch, or continue where `load_state_dict` said; an epoch under way is abandoned."""
         self.stop()
-        if self._begun:
-            self._seek(Start(self.epoch + 1))
-        feed = self._feed.at(self._position)
-        self._bad, self._converted = [], Counter()
+        feed = self._feed.at(self._place.next)
+        self._place.begin(lambda: feed.start)
+        self._progress, self._bad, self._converted = Progress(feed), [], Counter()
         self._steps = self._untaken = feed.steps()
         self._ahead = Ahead(_Work(feed, self.options).make, self._steps, self.options.ahead, "packer-rocal-ahead")
         self._finalizer = weakref.finalize(self, self._ahead.stop)
-        self._begun = True
 
     def prepare(self) -> SourceBatch | None:
         """The batch that `next` will return, None for padding. Raises what is wrong with it here, not inside rocAL."""
@@ -196,7 +195,7 @@ class RocalSource(Position):
         """End an epoch whose batches have all been used; the next `start` begins the one after it."""
         self.stop()
         self._warn(stacklevel=3)
-        self._seek(Start(self.epoch + 1))
+        self._put(self._place.next)
 
     def stop(self) -> None:
         """End the reading thread: from now on `next` returns padding. Idempotent."""
@@ -215,15 +214,16 @@ class RocalSource(Position):
         """Batches of the epoch under way on this rank, used ones included, or of the next one; without padding."""
         if self._ahead is not None:
             return self._steps
-        return self._feed.at(Start() if self._begun else self._position).steps()
+        return self._feed.at(self._place.next).steps()
 
     def close(self) -> None:
         """Join the reading thread and release the kept batches. Idempotent."""
         self.stop()
         self._kept.clear()
 
-    def _interrupt(self) -> None:
+    def _put(self, start: Start) -> None:
         self.stop()
+        super()._put(start)
 
 
 # --- one batch --------------------------------------------------------------------------------------------------

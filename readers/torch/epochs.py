@@ -10,7 +10,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from torch.utils.data import get_worker_info
 
@@ -20,12 +20,10 @@ from readers.feed import Feed, FeedOptions, Start
 from readers.order import Order
 from readers.order.base import Stepped
 from readers.order.schedule import Tail
+from readers.position import Place, Position, Progress, check_batches
 from readers.reader import Reader
 from readers.torch.dataset import ImageDataset
-from readers.trainers import LIGHTNING, Trainer, calling_package, check_epoch, find_trainer
-
-if TYPE_CHECKING:
-    from readers.torch.iterable import ImageStream
+from readers.trainers import LIGHTNING, Trainer, calling_package, find_trainer
 
 __all__ = ["Epochs"]
 
@@ -43,12 +41,13 @@ class _Set:
         return self.samples
 
 
-class Epochs(ABC, Generic[_Unit]):
+class Epochs(Position, ABC, Generic[_Unit]):
     """Each iteration is the next epoch. Arguments as those of `EpochSampler`; batch_size: of the feed."""
 
     _counted: ClassVar[str]  # what the units are called
-    _stateful: ClassVar[str]  # the DataLoader to write, where a plain one has no state
-    _to_accelerate: ClassVar[str]  # the sampler to write, where accelerate deals out what it gives
+    _name = "sampler"
+    _stateful: str  # the DataLoader to write, where a plain one has no state
+    _to_accelerate: str  # the sampler to write, where accelerate deals out what it gives
     units_of_step: int = 1
 
     def __init__(
@@ -66,15 +65,12 @@ class Epochs(ABC, Generic[_Unit]):
         dataset = _Set("", samples) if reader is None else _Set(reader.fingerprint, len(reader))
         decoder = DECODER if self._dataset is None else self._dataset.decoder
         options = FeedOptions(rank, world_size, tail, decoder=decoder)
-        self._feed = Feed(cast(Reader, dataset), order, batch_size, options)
+        Position.__init__(self, Feed(cast(Reader, dataset), order, batch_size, options))
         self._last_ranks, self._unpickled = self._feed.ranks, False
-        # Where the next iteration begins, whether a state has put it there, and the iteration that was begun last.
-        self._next = Start()
-        self._loaded = False
         self._refused: TrainerError | None = None
-        self._current: _Iteration[_Unit] | None = None
-        self._stream: ImageStream | None = None  # says where this sampler is, if there is one
-        self.feed.schedule()
+        self._reported: int | None = None  # the epoch that was begun last, whose bad samples are reported after it
+        self.early: Any = None  # a StatefulDataLoader that has begun a loop only for a state, by a weak reference
+        check_batches(self.feed)
 
     @abstractmethod
     def _units_from(self, start: Start) -> Iterator[_Unit]:
@@ -84,20 +80,10 @@ class Epochs(ABC, Generic[_Unit]):
     @property
     def feed(self) -> Feed:
         """For the rank that this process is now."""
-        rank, world_size = self._ranks()
+        if not (self._unpickled and get_worker_info() is not None):  # a spawned worker has another environment
+            self._last_ranks = self._feed.ranks
+        rank, world_size = self._last_ranks
         return replace(self._feed, options=replace(self._feed.options, rank=rank, world_size=world_size))
-
-    @property
-    def order(self) -> Order:
-        return self._feed.order
-
-    @property
-    def tail(self) -> Tail:
-        return self._feed.options.tail
-
-    @property
-    def rank(self) -> int:
-        return self._ranks()[0]
 
     @property
     def substitutes(self) -> bool:
@@ -105,43 +91,27 @@ class Epochs(ABC, Generic[_Unit]):
         return self._dataset is None or self._dataset.on_error == "substitute"
 
     @property
-    def world_size(self) -> int:
-        return self._ranks()[1]
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the iteration under way, or else of the next one."""
-        current = self._current
-        if self._stream is None and current is not None and current.finished:
-            return self._next.epoch
-        return self.start.epoch
-
-    @property
     def start(self) -> Start:
         """Where the iteration that was begun last began, or else the next one begins."""
-        if self._stream is not None:
-            return self._stream.start
-        return self._next if self._current is None else self._current.start
+        return self._start
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration be of `epoch`: from the position of a state that was loaded, or else from its start.
 
         Raises TrainerError where a framework calls this and would lose the position of a state.
         """
-        if epoch < 0:
-            raise ValueError(f"an epoch is 0 or more, not {epoch}")
-        if self._stream is not None:
-            return self._stream.set_epoch(epoch)
         refused, self._refused = self._refused, None
         if refused is not None:
             raise refused
-        check_epoch(epoch, self._next.epoch if self._loaded else None)
-        current = self._current
-        if calling_package() in LIGHTNING and current is not None and current.start.epoch == epoch:
-            return None  # it names an epoch after it has begun it
-        if self._next.epoch != epoch:
-            self._put(Start(epoch))
-        return None
+        trainer = find_trainer()
+        if trainer.processes > 1:
+            self._check_sharing(trainer)  # here on all of them; to the first batch come only those that load
+        if self.start.epoch == epoch:
+            is_named_late = calling_package() in LIGHTNING and self._place.begun is not None
+            if is_named_late or self._early_loader() is not None:
+                return
+        self._recall()
+        super().set_epoch(epoch)
 
     def __len__(self) -> int:
         """What a whole epoch has, also one that was resumed; see `left`."""
@@ -150,10 +120,10 @@ class Epochs(ABC, Generic[_Unit]):
     @property
     def left(self) -> int:
         """What has not been handed out of the iteration under way, or else of the next one."""
-        current = self._current
-        if current is None or current.finished:
-            return self.units_after(self._next)
-        return current.left
+        progress = self._progress
+        if progress is None or progress.finished:
+            return self.units_after(self._place.next)
+        return self.units_after(progress.feed.start) - progress.taken
 
     def units_after(self, start: Start) -> int:
         """What is handed out from there to the end of the epoch: how much."""
@@ -169,98 +139,109 @@ class Epochs(ABC, Generic[_Unit]):
 
         Raises TrainerError where a DataLoader has asked for more than training has seen.
         """
-        current = self._current
-        if self._stream is not None:
-            return dict(self._stream.state_dict()["sampler"])
-        if current is not None and current.trainer.asks_ahead and calling_package() != "torchdata":
+        progress, begun = self._progress, self._place.begun is not None
+        is_ahead = begun if progress is None else progress.trainer.asks_ahead
+        if is_ahead and get_worker_info() is None and calling_package() != "torchdata":
             raise TrainerError(
-                f"the DataLoader has asked for indices that training has not seen, so this sampler cannot say where "
-                f"training is; write  sampler.state_after({self._counted} this rank has trained on)  or  "
+                f"the DataLoader has asked for indices that training has not seen, so this {self._name} cannot say "
+                f"where training is; write  {self._name}.state_after({self._counted} this rank has trained on)  or  "
                 f"{self._stateful}"
             )
-        return self._feed.token(self._next if current is None or current.finished else current.position)
+        return super().state_dict()
 
     def _state_after(self, steps: int) -> dict[str, Any]:
         return self._feed.token(self.feed.at(self.start).after(steps))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration begin there. Raises ResumeError for another set or another kind of order."""
-        if self._stream is not None:
-            return self._stream.load_state_dict(state)
-        start = self.start_of(state)
-        self._put(self.feed.or_next(start) if start.cursor else start)
-        self._loaded = True
-        return None
+        self._recall()
+        super().load_state_dict(state)
+        self._place.renew()
 
     # --- for the iterations, and for ImageStream ------------------------------------------------------------------
-    def start_of(self, state: Mapping[str, Any]) -> Start:
-        """The position of a state, whose seed is used from now on. Raises ResumeError."""
-        feed = self._feed.resumed(state)
-        self._feed = feed.at(Start())
-        return feed.start
+    def serve_stream(self, place: Place, name: str, stateful: str, to_accelerate: str) -> None:
+        """Keep the position where a stream's workers find it, and name the stream in advice."""
+        self._place, self._name, self._stateful, self._to_accelerate = place, name, stateful, to_accelerate
 
-    def begin(self, iteration: _Iteration[_Unit], restored: Start | None = None) -> Start:
-        """Make `iteration` the one under way, and return where it begins: where a state says, if it is from one.
+    def begin(self, trainer: Trainer, restored: Start | None = None, key: object = None) -> Progress:
+        """Begin an iteration for a trainer, where a state says if it is from one. Raises TrainerError.
 
-        Raises TrainerError.
+        key: that of the iteration whose parts several workers make.
         """
-        trainer = find_trainer()
         self._check_sharing(trainer)
-        if restored is None:
-            start = self._choose_start(trainer)
-        else:
-            ended = trainer.at_end and trainer.epoch == restored.epoch + 1
-            start = Start(restored.epoch + 1) if ended else restored
-        self._check_batches(start, trainer)
-        if restored is None:
-            self._report()
-        iteration.trainer, self._current, self._loaded = trainer, iteration, False
-        self._next = Start(start.epoch + 1)
-        return start
+        check_batches(self.feed, 1 if trainer.partial else trainer.batch_size)
+        was_loaded = restored is not None or (self._loaded and self._place.begun is None)
+        start = self._place.begin(lambda: self._choose_start(trainer, restored), key)
+        self._loaded, self.early = was_loaded, trainer.early
+        self._progress = Progress(self.feed.at(start), trainer, self.units_of_step)
+        return self._progress
 
-    def follow_stream(self, stream: ImageStream) -> None:
-        """From now on the stream, whose workers walk through the epochs, says where this sampler is."""
-        self._stream = stream
+    def restored(self, state: Mapping[str, Any]) -> Start:
+        """Where a state was taken, whose seed is used from now on. Raises ResumeError."""
+        return self._start_of(state)
+
+    def report(self) -> None:
+        """Warn of the bad samples of the iteration before."""
+        if self._dataset is not None and self._reported is not None and (report := self._dataset.report()):
+            warnings.warn(f"epoch {self._reported}: {report}", stacklevel=3)
 
     # --- inside -------------------------------------------------------------------------------------------------
-    def _ranks(self) -> tuple[int, int]:
-        """As given, or as the launcher says now; in a spawned worker of a DataLoader, as it said where that started."""
-        if not (self._unpickled and get_worker_info() is not None):
-            self._last_ranks = self._feed.ranks
-        return self._last_ranks
-
     def _check_sharing(self, trainer: Trainer) -> None:
         """Raise TrainerError where accelerate would deal out what it should not, or nothing deals it out."""
         trainer.check_sharing(self.world_size, self._to_accelerate)
 
-    def _choose_start(self, trainer: Trainer) -> Start:
-        """Where the next iteration begins: the trainer's epoch, and a state that the trainer has not loaded, count."""
-        if trainer.epoch is not None and trainer.epoch != self._next.epoch:
-            check_epoch(trainer.epoch, self._next.epoch if self._loaded else None, trainer.name)
-            self._put(Start(trainer.epoch))
-        start = self._next
-        missed = trainer.missed_state(start.epoch, len(self.order)) if not start.cursor else None
-        return start if missed is None else self.start_of(missed)
+    def _choose_start(self, trainer: Trainer, restored: Start | None) -> Start:
+        """Where an iteration begins: the trainer's epoch, and a state that the trainer has not loaded, count."""
+        start = restored
+        if start is None:
+            epoch = self._place.next.epoch if trainer.epoch is None else trainer.epoch
+            start = self._start_in(epoch, trainer, trainer.name)
+            missed = trainer.missed_state(start.epoch, len(self.order)) if not start.cursor else None
+            start = start if missed is None else self._start_of(missed)
+            if trainer.has_done(trainer.batches_of(len(self))):
+                start = Start(start.epoch, len(self.order))
+        elif trainer.at_end and trainer.epoch == start.epoch + 1:
+            start = Start(start.epoch + 1)
+        else:
+            start = self._before_batch(start, trainer)
+        self._check_resume(start, trainer)
+        return start
 
-    def _report(self) -> None:
-        if self._dataset is not None and self._current is not None and (report := self._dataset.report()):
-            warnings.warn(f"epoch {self._current.start.epoch}: {report}", stacklevel=4)
-
-    def _check_batches(self, start: Start, trainer: Trainer) -> None:
+    def _check_resume(self, start: Start, trainer: Trainer) -> None:
         left = trainer.batches_of(self.units_after(start))
         try:
             trainer.check_resume(left, trainer.batches_of(len(self)), self._stateful)
         except TrainerError as error:
-            if not trainer.asks_ahead:
-                raise
-            self._refused = error  # Lightning hides what is raised here; it names the epoch before it takes a batch
+            self._refuse(error, trainer)
 
-    def _put(self, start: Start) -> None:
-        self._next, self._current, self._loaded = start, None, False
+    def _before_batch(self, start: Start, trainer: Trainer) -> Start:
+        try:
+            return super()._before_batch(start, trainer)
+        except TrainerError as error:
+            self._refuse(error, trainer)
+            return start
+
+    def _refuse(self, error: TrainerError, trainer: Trainer) -> None:
+        if not trainer.asks_ahead:
+            raise error
+        self._refused = error  # Lightning hides what is raised here; it names the epoch before it takes a batch
+
+    def _early_loader(self) -> Any:
+        """The StatefulDataLoader that has begun a loop only for a state, until its first loop takes that over."""
+        loader = None if self.early is None else self.early()
+        return loader if loader is not None and loader._initial_iter_for_state_dict else None
+
+    def _recall(self) -> None:
+        """Take such a loop back, so that the position can be set."""
+        loader, begun, loaded = self._early_loader(), self._place.begun, self._loaded
+        if loader is not None:
+            loader.load_state_dict({})  # forgets the iterator
+            self._put(begun or self._place.next)
+            self._loaded = loaded
 
     def __getstate__(self) -> dict[str, Any]:
-        self._ranks()
-        return {**self.__dict__, "_current": None, "_unpickled": True}
+        self._last_ranks = self.feed.ranks
+        return {**self.__dict__, "early": None, "_unpickled": True}
 
 
 class _Iteration(Iterator[_Unit]):
@@ -272,41 +253,30 @@ class _Iteration(Iterator[_Unit]):
 
     def __init__(self, sampler: Epochs[_Unit]) -> None:
         self._sampler = sampler
-        self._start: Start | None = None
+        self._progress: Progress | None = None
         self._units: Iterator[_Unit] | None = None
-        self._taken, self.finished = 0, False
-        self.trainer = Trainer()
-
-    @property
-    def start(self) -> Start:
-        return self._sampler._next if self._start is None else self._start
-
-    @property
-    def position(self) -> Start:
-        """After what was handed out last."""
-        return self._sampler.feed.at(self.start).after(self._taken // self._sampler.units_of_step)
-
-    @property
-    def left(self) -> int:
-        return self._sampler.units_after(self.start) - self._taken
 
     def __next__(self) -> _Unit:
+        sampler = self._sampler
+        if self._progress is None:
+            sampler.report()
+            self._progress = sampler.begin(find_trainer())
+            sampler._reported = self._progress.feed.start.epoch
         if self._units is None:
-            if self._start is None:
-                self._start = self._sampler.begin(self)
-            self._units = self._sampler._units_from(self._start)
+            self._units = sampler._units_from(self._progress.feed.start)
         try:
             unit = next(self._units)
         except StopIteration:
-            self.finished = True
+            self._progress.finished = True
             raise
-        self._taken += 1
+        self._progress.taken += 1
         return unit
 
     def state_dict(self) -> dict[str, Any]:
         """The position in this iteration, also at its end."""
-        return self._sampler.feed.token(self.position)
+        start = self._sampler._place.next if self._progress is None else self._progress.position
+        return self._sampler.feed.token(start)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from there, in that epoch only. Raises ResumeError."""
-        self._start = self._sampler.begin(self, self._sampler.start_of(state))
+        self._progress = self._sampler.begin(find_trainer(), self._sampler.restored(state))

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import itertools
+import mmap
 import os
-import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from multiprocessing.context import get_spawning_popen
+from multiprocessing.reduction import DupFd
 from typing import Any
 
-import torch
+import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
 from cache.errors import ResumeError, TrainerError
+from cache.locks import alone
 from readers.feed import Start, choose_tail
-from readers.torch.dataset import ImageDataset, Place
+from readers.order.base import Int64s
+from readers.position import Place, Progress
+from readers.torch.dataset import ImageDataset
 from readers.torch.sampler import EpochSampler
-from readers.trainers import calling_package, check_epoch, find_trainer
+from readers.trainers import Trainer, calling_package, find_trainer
 
 __all__ = ["ImageStream"]
 
-_MODULUS = (1 << 62) - 1
-_RESTORED = -1
-_VERSION, _ITERATION, _CURRENT, _NEXT = 0, 1, slice(2, 4), slice(4, 6)  # columns of the shared position
-_PATIENCE_SECONDS = 120.0
 _ROWS = 1024  # ranks that share memory are those of one node, and numbered one after the other
+_ITERATIONS = 8  # that are looked up: more never begin at once
+_VERSION, _BEGUN, _NEXT, _COUNT, _HEADER = 0, slice(1, 4), slice(4, 6), 6, 8  # columns of the shared position
+_ROW = _HEADER + 4 * _ITERATIONS
 _STATEFUL = "StatefulDataLoader(stream, batch_size=None, …)  of torchdata.stateful_dataloader"
 _TO_ACCELERATE = "ImageStream(dataset, EpochSampler(order, dataset, rank=0, world_size=1), batch_size)"
 
@@ -35,9 +41,8 @@ class ImageStream(IterableDataset[Any]):
     collate: by default that of the data set.
 
     Worker w of W makes the batches w, w + W, …, and DataLoader takes from the workers in turn, so the order does not
-    depend on their number. Each iteration is the next epoch, with persistent workers or without: the epoch that the
-    workers have begun is in memory that they share, where the sampler, too, reads it. So `state_after` of either knows
-    the epoch.
+    depend on their number. Each iteration is the next epoch, with persistent workers or without: the position of the
+    sampler is in memory that the workers share. So `state_after` of either knows the epoch.
     """
 
     def __init__(
@@ -56,14 +61,13 @@ class ImageStream(IterableDataset[Any]):
         self.dataset, self.sampler, self.batch_size = dataset, sampler, batch_size
         self.drop_last = choose_tail(None, sampler.order) == "drop_last" if drop_last is None else drop_last
         self.collate = dataset.collate if collate is None else collate
-        start = sampler.start
-        self._order, self._version = start.order, 0
-        self._shared = _SharedPosition(sampler, start.epoch, start.cursor)
-        self._iterations = 0
+        self._place = _SharedPlace(sampler)
+        self._process, self._iterations = os.getpid(), 0  # of this process
+        self._starter: Trainer | None = None  # of the process that has started this one with a copy of the stream
         self._restored: tuple[Start, int] | None = None
+        self._refused: ResumeError | None = None
         self._current: _Batches | None = None
-        self._loaded = False
-        sampler.follow_stream(self)
+        sampler.serve_stream(self._place, "stream", _STATEFUL, _TO_ACCELERATE)
         if not len(self):
             raise ValueError(
                 f"an epoch has no batch of {batch_size} samples: rank {sampler.rank} of {sampler.world_size} has "
@@ -79,236 +83,263 @@ class ImageStream(IterableDataset[Any]):
     @property
     def start(self) -> Start:
         """Where the iteration that was begun last began, or else the next one begins."""
-        return self._start_at(*(self._shared.current if self._shared.begun else self._shared.next))
+        return self.sampler.start
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration be of `epoch`, in all workers: from the position of a loaded state, or its start.
 
         Raises TrainerError where a framework calls this and would lose samples or the position of a state.
         """
-        if epoch < 0:
-            raise ValueError(f"an epoch is 0 or more, not {epoch}")
-        find_trainer().check_sharing(self.sampler.world_size, _TO_ACCELERATE)
-        check_epoch(epoch, self._shared.next[0] if self._loaded and not self._shared.begun else None)
-        if self._shared.next[0] != epoch:
-            self._put(Start(epoch))
+        trainer = find_trainer()
+        self.sampler.set_epoch(epoch)
+        samples = len(self.sampler)
+        rest = (samples - samples % self.batch_size if self.drop_last else samples) % (
+            self.batch_size * max(1, trainer.repeats)
+        )
+        if trainer.repeats and rest % trainer.processes:
+            batch_size = self.batch_size + -self.batch_size % trainer.processes
+            raise TrainerError(
+                f"accelerate would repeat {-rest % trainer.processes} samples in each epoch, as the last {rest} make "
+                f"no equal shares for {trainer.processes} processes: write  "
+                f"ImageStream(dataset, sampler, {batch_size}, drop_last=True)"
+            )
 
     def __len__(self) -> int:
         """Batches of a whole epoch on this rank, also in an epoch that was resumed."""
         full, rest = divmod(len(self.sampler), self.batch_size)
-        total = full if self.drop_last or not rest else full + 1
-        self._join_lightning(total)
-        return total
+        return full if self.drop_last or not rest else full + 1
 
     # --- state --------------------------------------------------------------------------------------------------
     def state_after(self, samples: int) -> dict[str, Any]:
         """The position after `samples` samples, on every rank, of the iteration that was begun last."""
-        feed = self.sampler.feed
-        return feed.token(feed.at(self.start).after(samples))
+        return self.sampler.state_after(samples)
 
     def state_dict(self) -> dict[str, Any]:
         """For StatefulDataLoader: the position of this copy, and the number of its next batch: which worker makes it.
 
         Raises TrainerError where workers make the batches: this copy does not know which ones training has seen.
         """
-        current = self._current
-        if current is None and self._shared.begun and get_worker_info() is None and calling_package() != "torchdata":
-            raise TrainerError(
-                "the workers of the DataLoader are ahead of training, so this stream cannot say where training is; "
-                "write  stream.state_after(samples this rank has trained on)"
-            )
-        start, number = (self._start_at(*self._shared.next), 0) if current is None else current.position
-        return {"sampler": self.sampler.feed.token(start), "number": number}
+        current, progress = self._current, None if self._current is None else self._current.progress
+        if calling_package() == "torchdata":  # for the iterator that was made last, which may not have begun
+            token = self.sampler.feed.token(self._place.next if progress is None else progress.position)
+        else:
+            token = self.sampler.state_dict()
+        number = 0 if current is None or progress is None else current.number
+        return {"sampler": token, "number": number, "batch_size": self.batch_size}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration begin there. Takes states of samplers and loaders, too. Raises ResumeError."""
-        token, number = state.get("sampler", state), state.get("number")
+        token, number, info = state.get("sampler", state), state.get("number"), get_worker_info()
         if not isinstance(token, Mapping) or not isinstance(number, int | None):
             raise ResumeError("not the state of a stream: expected a sampler's state and a batch's number")
-        start = self.sampler.start_of(token)
-        if number is not None:  # of one copy of a stream: for the one iterator that is made next here
-            self._restored, self._order = (start, number), start.order
-            self._shared.begin(_RESTORED, start.epoch, start.cursor)
+        if number is None or (info is None and calling_package() != "torchdata"):
+            self.sampler.load_state_dict(token)
             return
-        self._put(self.sampler.feed.or_next(start) if start.cursor else start)
-        self._version, self._loaded = self._shared.renew(), True
+        batch_size = state.get("batch_size", self.batch_size)
+        if info is not None and info.num_workers > 1 and batch_size != self.batch_size:
+            self._refused = ResumeError(  # raised with the first batch: Lightning hides what is raised before
+                f"the state is that of {info.num_workers} workers that share out batches of {batch_size} samples, and "
+                f"this stream has batches of {self.batch_size}: samples would be lost or repeated; resume with "
+                f"batch_size={batch_size}, or from  stream.state_after(samples this rank has trained on)"
+            )
+        self._restored = (self.sampler.restored(token), number)  # for the one iterator that is made next here
 
     # --- inside -------------------------------------------------------------------------------------------------
     def __iter__(self) -> Iterator[Any]:
         """The next epoch; it begins when its first batch is asked for."""
-        info = get_worker_info()
+        if self._process != os.getpid():
+            self._process, self._iterations = os.getpid(), 0
         self._iterations += 1
-        # Persistent workers keep their seed, others come with a new one: with the count, neither comes twice.
-        number = self._iterations if info is None else (info.seed - info.id + self._iterations) % _MODULUS + 1
-        restored, self._restored = self._restored, None
-        self._current = _Batches(self, number, restored)
+        self._current = _Batches(self)
+        if self._restored is not None or get_worker_info() is not None:  # which is asked for its first batch at once
+            try:
+                self._current.begin()
+            except (ResumeError, TrainerError, ValueError) as error:
+                self._current.error = error  # here it would end the worker without a word
         return self._current
 
-    def begin(self, number: int) -> Start:
-        """Where the iteration of this number begins, whose first batch is asked for in this process now."""
-        info, shared = get_worker_info(), self._shared
-        if self._version != shared.version:
+    def begin(self) -> tuple[Progress, int]:
+        """Begin an iteration in this process: what it hands out, and the number of its first batch."""
+        info, place, trainer = get_worker_info(), self._place, self._trainer()
+        workers, seed = (info.num_workers, info.seed - info.id) if info else (0, 0)
+        if place.is_stale:
             raise ResumeError(
                 "a state was loaded while workers were running, who know nothing of it; make a new DataLoader after "
                 "load_state_dict, or leave persistent_workers out"
             )
-        if info is None:
-            find_trainer().check_sharing(self.sampler.world_size, _TO_ACCELERATE)
-        if info is None or info.id == 0:
-            shared.begin(number, *shared.next)
-        return self._start_at(*shared.join(number))
-
-    def start_of(self, number: int) -> Start:
-        """Where the iteration of this number, the last or the next one, began or begins."""
-        upcoming = self._shared.next
-        return self._start_at(*(self._shared.current if self._shared.iteration == number else upcoming))
-
-    def _start_at(self, epoch: int, cursor: int) -> Start:
-        return Start(epoch, cursor, self._order if cursor else None)
-
-    def _join_lightning(self, total: int) -> None:
-        """Lightning does not name epochs to a stream, but asks for its length before it begins or resumes."""
-        trainer, epoch = find_trainer(), self._shared.next[0]
-        if trainer.name != "Lightning" or trainer.epoch is None or self._shared.begun:
-            return
-        at_end = trainer.at_end or trainer.missed_state(trainer.epoch, 0) is not None
-        if at_end and trainer.keeps_account:
+        if trainer.keeps_account and (trainer.at_end or trainer.missed_state(trainer.epoch or 0, 0) is not None):
             raise TrainerError(
                 f"Lightning begins epoch {trainer.epoch}, but the state of this stream in the checkpoint is in the "
                 f"middle or at the end of one: samples would be lost or repeated; write  "
                 f"StatefulDataLoader(dataset, batch_size, sampler=sampler, …)  in place of the stream"
             )
-        if 0 < trainer.batches < total and not trainer.keeps_account:
-            raise TrainerError(
-                f"Lightning resumes after batch {trainer.batches} of epoch {trainer.epoch}, but a DataLoader has no "
-                f"state: it would begin with the first batches again and leave out the last; write  {_STATEFUL}"
-            )
-        if trainer.epoch != epoch:
-            check_epoch(trainer.epoch, epoch if self._loaded else None, trainer.name)
-            self._put(Start(trainer.epoch))
+        if self._refused is not None:
+            raise self._refused
+        restored, self._restored = self._restored, None
+        if restored is None:
+            return self.sampler.begin(trainer, key=(seed, self._iterations) if info else None), 0
+        place.forget(seed)  # a restored DataLoader has the seed of the one that it continues
+        start, number = restored
+        if workers > 1:  # each of them is where it made its own last batch
+            number += trainer.under_way  # so that the next worker, who is asked first, makes the last batch again
+            trainer = replace(trainer, under_way=False, batches=0)
+        return self.sampler.begin(trainer, start), number
 
-    def _put(self, start: Start) -> None:
-        self._order, self._restored, self._current = start.order, None, None
-        self._shared.put_next(start.epoch, start.cursor)
-        self._loaded = False
+    def _trainer(self) -> Trainer:
+        """Who asks for the iteration that begins; in a worker, who has started that for its first one."""
+        trainer = Trainer()
+        if get_worker_info() is None or self._iterations == 1:
+            trainer = self._starter or find_trainer()  # a forked worker still has the calls of the process before it
+        return replace(trainer, batch_size=self.batch_size, partial=not self.drop_last, asks_ahead=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_current": None}
+        starter = None
+        if get_spawning_popen() is not None:
+            starter = find_trainer()
+            _note_early(starter)
+        return {**self.__dict__, "_current": None, "_starter": starter}
 
 
 class _Batches(Iterator[Any]):
-    """The batches of one epoch, or of the rest of one, that this worker makes."""
+    """The batches of one epoch, or of the rest of one, that this worker makes. number: of the next one of all."""
 
-    def __init__(self, stream: ImageStream, iteration: int, restored: tuple[Start, int] | None) -> None:
-        self._stream, self._iteration = stream, iteration
-        self._start: Start | None
-        self._start, self._number = restored or (None, 0)
-        self._taken = 0
-        self._indices: Iterator[Place] | None = None
+    def __init__(self, stream: ImageStream) -> None:
+        self._stream = stream
+        self.progress: Progress | None = None
+        self.error: Exception | None = None
+        self.number = 0
 
-    @property
-    def position(self) -> tuple[Start, int]:
-        """The position after the last batch that was made here, and the number of the next one."""
-        start = self._stream.start_of(self._iteration) if self._start is None else self._start
-        return self._stream.sampler.feed.at(start).after(self._taken), self._number
+    def begin(self) -> Progress:
+        self.progress, self.number = self._stream.begin()
+        self._indices = self._stream.sampler.samples_from(self.progress.feed.start)
+        return self.progress
 
     def __next__(self) -> Any:
-        stream, info = self._stream, get_worker_info()
+        if self.error is not None:
+            raise self.error
+        stream, info, progress = self._stream, get_worker_info(), self.progress or self.begin()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
-        if self._indices is None:
-            if self._start is None:
-                self._start = stream.begin(self._iteration)
-            self._indices = stream.sampler.samples_from(self._start)
         while batch := list(itertools.islice(self._indices, stream.batch_size)):
-            self._taken += len(batch)
+            progress.taken += len(batch)
             if len(batch) < stream.batch_size and stream.drop_last:
                 break
-            self._number += 1
-            if (self._number - 1) % workers == worker:
+            self.number += 1
+            if (self.number - 1) % workers == worker:
                 return stream.collate(stream.dataset.__getitems__(batch))
         raise StopIteration
 
 
-class _SharedPosition:
+class _SharedPlace(Place):
     """Where a stream is in its epochs: in memory that all processes with a copy of it share.
 
-        int64[ranks, 6], one row a rank, since ranks that are forked or spawned with a stream share its memory, too:
+        int64[ranks, 40], one row a rank, since ranks that are forked or spawned with a stream share its memory, too:
 
-                   version     raised by each state that the stream was given, so that older copies notice
-                   iteration   which iteration of a DataLoader was begun last; 0 for none, RESTORED for one from a state
-                   epoch, cursor            where that one began
-                   next epoch, next cursor  where the next one begins
+                   version                raised by each state that the stream was given, so that older copies notice
+                   1, epoch, cursor       where the last iteration began; 0 since the next position was set
+                   epoch, cursor          where the next one begins
+                   count                  of the iterations that were begun by several workers
+                   seed, number, epoch, cursor, 8 times: those that were begun last
 
-    Worker 0 of an iteration begins it: it makes the next position the current one, names the iteration, and only then
-    advances the next position. The other workers wait for the name; until they see it, the next position is theirs. The
-    process that made the stream may be none of the ranks, and sets the position of all of them.
+    The first worker of an iteration to come begins it, under a lock, and the others find it by the seed of their
+    DataLoader and how often they were asked. The process that made the stream may be none of the ranks, and sets the
+    position of all of them.
 
-    Pickles to the same memory where DataLoader starts workers. sampler: says which rank this process is.
+    Pickles to the same memory where DataLoader starts workers, and else to memory of its own. sampler: says which rank
+    this process is.
     """
 
-    def __init__(self, sampler: EpochSampler, epoch: int, cursor: int) -> None:
-        self._sampler, self._maker = sampler, os.getpid()
-        self._rows = torch.zeros((_ROWS, 6), dtype=torch.int64).share_memory_()
-        self.put_next(epoch, cursor)
+    def __init__(self, sampler: EpochSampler) -> None:
+        self._sampler = sampler
+        self._make(os.memfd_create("packer-position", os.MFD_CLOEXEC))
+        self._version, self._maker = 0, os.getpid()
+        self.put(sampler.start)
+
+    def _make(self, descriptor: int) -> None:
+        self._file = descriptor
+        weakref.finalize(self, os.close, descriptor).atexit = False
+        os.truncate(descriptor, _ROWS * _ROW * 8)
+        self._rows = np.frombuffer(mmap.mmap(descriptor, 0), np.int64).reshape(_ROWS, _ROW)
 
     @property
-    def _values(self) -> torch.Tensor:
-        row: torch.Tensor = self._rows[self._sampler.rank % _ROWS]
+    def _row(self) -> Int64s:
+        row: Int64s = self._rows[self._sampler.rank % _ROWS]
         return row
 
     @property
-    def _settable(self) -> torch.Tensor:
+    def next(self) -> Start:
+        return self._start_at(self._row[_NEXT])
+
+    @property
+    def begun(self) -> Start | None:
+        is_begun, *begun = self._row[_BEGUN]
+        return self._start_at(begun) if is_begun else None
+
+    def _start_at(self, values: Any) -> Start:
+        epoch, cursor = map(int, values)
+        return Start(epoch, cursor, self._order if cursor else None)
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether another process has loaded a state since this one was given its copy."""
+        return bool(self._version != self._row[_VERSION])
+
+    def renew(self) -> None:
+        self._version = int(self._row[_VERSION]) + 1
+        self._settable[:, _VERSION] = self._version
+
+    @property
+    def _settable(self) -> Int64s:
         """The rows whose next position this process sets."""
-        return self._rows if os.getpid() == self._maker else self._values[None]
+        return self._rows if os.getpid() == self._maker else self._row[None]
 
-    @property
-    def version(self) -> int:
-        return int(self._values[_VERSION])
+    def put(self, start: Start) -> None:
+        self._order = start.order
+        with alone(self._file):
+            rows = self._settable
+            rows[:, _NEXT] = start[:2]
+            rows[:, _BEGUN] = 0
 
-    @property
-    def iteration(self) -> int:
-        return int(self._values[_ITERATION])
+    def begin(self, choose: Callable[[], Start], key: Any = None) -> Start:
+        with alone(self._file):
+            row = self._row
+            known = row[_HEADER:].reshape(_ITERATIONS, 4)
+            if key is not None and len(found := known[(known[:, :2] == key).all(1)]):
+                return self._start_at(found[0, 2:])
+            start = choose()
+            self._order = start.order or self._order
+            if key is not None:
+                known[row[_COUNT] % _ITERATIONS] = *key, *start[:2]
+                row[_COUNT] += 1
+            row[_BEGUN] = 1, *start[:2]
+            row[_NEXT] = start.epoch + 1, 0
+        return start
 
-    @property
-    def begun(self) -> bool:
-        """Whether an iteration was begun since the next position was set."""
-        return self.iteration != 0
+    def forget(self, seed: int) -> None:
+        """Iterations of this seed are of another DataLoader."""
+        known = self._row[_HEADER:].reshape(_ITERATIONS, 4)
+        known[known[:, 0] == seed] = 0
 
-    @property
-    def current(self) -> tuple[int, int]:
-        """(epoch, cursor) where the iteration that was begun last began."""
-        epoch, cursor = self._values[_CURRENT].tolist()
-        return epoch, cursor
+    def __getstate__(self) -> dict[str, Any]:
+        shared = get_spawning_popen() is not None
+        state = {**self.__dict__, "_rows": None if shared else self._rows.copy(), "_file": None}
+        return {**state, "_file": DupFd(self._file)} if shared else state
 
-    @property
-    def next(self) -> tuple[int, int]:
-        """(epoch, cursor) where the next iteration begins."""
-        epoch, cursor = self._values[_NEXT].tolist()
-        return epoch, cursor
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        rows = state["_rows"]
+        if rows is None:
+            self._make(state["_file"].detach())
+        else:
+            self._make(os.memfd_create("packer-position", os.MFD_CLOEXEC))
+            self._rows[:], self._maker = rows, os.getpid()
 
-    def put_next(self, epoch: int, cursor: int) -> None:
-        """Let the next iteration begin there."""
-        rows = self._settable
-        rows[:, _NEXT] = torch.tensor((epoch, cursor))
-        rows[:, _ITERATION] = 0
 
-    def renew(self) -> int:
-        """A new version."""
-        self._settable[:, _VERSION] = self.version + 1
-        return self.version
+def _note_early(trainer: Trainer | None = None) -> None:
+    """Let a stream know the StatefulDataLoader that starts workers now, only for a state."""
+    early = (trainer or find_trainer()).early
+    stream = None if early is None else getattr(early(), "dataset", None)
+    if isinstance(stream, ImageStream):
+        stream.sampler.early = early
 
-    def begin(self, iteration: int, epoch: int, cursor: int) -> None:
-        """The iteration of this number, not 0, begins there; the one after it is the next epoch."""
-        values = self._values
-        values[_CURRENT] = torch.tensor((epoch, cursor))
-        values[_ITERATION] = iteration
-        values[_NEXT] = torch.tensor((epoch + 1, 0))
 
-    def join(self, iteration: int) -> tuple[int, int]:
-        """Wait until worker 0 has begun the iteration; returns where."""
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while self.iteration != iteration:
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"worker 0 of this DataLoader has not begun an epoch for {_PATIENCE_SECONDS:g} s")
-            time.sleep(0.001)
-        return self.current
+os.register_at_fork(before=_note_early)
