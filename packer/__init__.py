@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from packer.exported_index import ExportResult, export_index
     from packer.extraction import ExtractResult, extract
     from packer.inspection import InspectResult, OrderReport, compare_orders, inspect
-    from packer.jpeg_rows import JpegRowsResult, index_jpeg_rows
     from packer.node import CleanResult, StagedCopy, clean_staged, staged_copies
     from packer.sets.duplicates import DedupResult, dedup
     from packer.sets.erase import CopyLeft, EraseResult, erase
@@ -66,7 +65,6 @@ _MODULES = {
     "packer.exported_index": ("ExportResult", "export_index"),
     "packer.extraction": ("ExtractResult", "extract"),
     "packer.inspection": ("InspectResult", "OrderReport", "compare_orders", "inspect"),
-    "packer.jpeg_rows": ("JpegRowsResult", "index_jpeg_rows"),
     "packer.node": ("CleanResult", "StagedCopy", "clean_staged", "staged_copies"),
     "packer.adopted_shard": ("open_shard",),
     "packer.sets.duplicates": ("DedupResult", "dedup"),
@@ -99,7 +97,6 @@ __all__ = [
     "ExtractResult",
     "IndexResult",
     "InspectResult",
-    "JpegRowsResult",
     "OrderReport",
     "PruneResult",
     "Reencode",
@@ -128,7 +125,6 @@ __all__ = [
     "export_view",
     "extract",
     "index",
-    "index_jpeg_rows",
     "inspect",
     "merge",
     "monitor",

@@ -36,7 +36,6 @@ from packer.output import Result, local_output, output_errors
 from packer.sources.shards import field_kinds
 from packer.workers import Workers, run_shards
 from readers.history import EDITS
-from readers.index import ROW_FILES
 from readers.layout import AdoptedKeys, DatasetInfo, ShardInfo, SplitInfo
 from readers.names import FieldName, SplitName
 
@@ -318,11 +317,8 @@ class _Commit:
         self._remove_unused({split.index for split in splits.values()}, list(splits))
 
     def _moved(self, name: str, info: DatasetInfo) -> SplitInfo:
-        """A split whose index is in the set; one that stays keeps its row files."""
-        split, index = info.splits[name], self._move_index(name, info)
-        old = self._old.splits.get(name) if self._old else None
-        kept = old.columns.items() if old is not None and old.index == index else ()
-        return replace(split, index=index, columns={**split.columns, **{n: c for n, c in kept if n in ROW_FILES}})
+        """A split whose index is in the set."""
+        return replace(info.splits[name], index=self._move_index(name, info))
 
     def _remove_unused(self, used: set[str], splits: Sequence[str]) -> None:
         """Remove indexes that dataset.json does not name: the old ones, and those of interrupted runs."""

@@ -211,7 +211,7 @@ class _Upload:
         except DatasetError:
             return 0
         old = [shard.path for split in info.splits.values() for shard in split.shards]
-        old += [f"{split.index}/{name}" for split in info.splits.values() for name in info.index_files(split)]
+        old += [f"{split.index}/{name}" for split in info.splits.values() for name in info.column_names]
         old += info.documents
         gone = [path for path in dict.fromkeys(old) if path not in new_paths]
         self._remote.each(self._remote.store.delete, gone)

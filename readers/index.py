@@ -17,7 +17,6 @@ An index is one `.npy` file per column in `<split>.index/`:
     process.npy             uint8  [n]      JPEG: low byte of the SOF marker (0xC0 baseline, 0xC2 progressive); else 0
     orientation.npy         uint8  [n]      EXIF 1..8
     media.npy               uint8  [n]      position in readers.headers.MEDIA
-    image.rows*.npy                         where the rows of JPEGs begin, see `readers.rows`; may be missing
 
 All little-endian, C order, in NumPy's format 1.0 (numpy.lib.format). Opening costs the same for a thousand samples
 and for a billion, and processes share the pages.
@@ -34,7 +33,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -44,15 +43,11 @@ from cache.files import open_regular
 from readers.sample import NO_LABEL, ImageInfo
 from readers.strings import Strings
 
-if TYPE_CHECKING:
-    from readers.rows import RowColumns
-
 __all__ = [
     "ABSENT",
     "COLUMNS",
     "FIELD_COLUMNS",
     "REBUILD",
-    "ROW_FILES",
     "Columns",
     "Index",
     "MemoryColumns",
@@ -75,10 +70,6 @@ COLUMNS: dict[str, str] = {
     "media": "|u1",
 }
 FIELD_COLUMNS: dict[str, str] = {"offset": "<u8", "length": "<u8", "crc32c": "<u4"}
-
-
-_ROWS = "image.rows"
-ROW_FILES = (f"{_ROWS}.npy", f"{_ROWS}.offset.npy", f"{_ROWS}.head.npy")
 
 
 def column_names(fields: Iterable[str], separate: Iterable[str] = ()) -> list[str]:
@@ -148,10 +139,6 @@ class Columns(ABC):
     @abstractmethod
     def fingerprint(self) -> str:
         """A short text that differs for other columns."""
-
-    def jpeg_rows(self) -> RowColumns | None:
-        """Where the rows of JPEGs begin; None where that is not known."""
-        return None
 
     @property
     @abstractmethod
@@ -291,13 +278,6 @@ class Index:
     def names(self, field: str) -> Strings:
         """Original file names of a field as stored; decode each with `decode_name`."""
         return self._strings(f"{field}.name")
-
-    def jpeg_rows(self) -> tuple[Strings, npt.NDArray[np.uint8]]:
-        """`image.rows` and `image.rows.head`; see `readers.rows.entries`."""
-        heads = self._mapped.get(ROW_FILES[2])
-        if heads is None:
-            heads = self._mapped[ROW_FILES[2]] = _map_npy(self.directory / ROW_FILES[2], "|u1")
-        return self._strings(_ROWS), heads
 
     def check(self, fields: Iterable[str], separate: Iterable[str] = ()) -> None:
         """Open every column once. Raises DatasetError for the first that is missing or wrong."""

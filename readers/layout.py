@@ -39,7 +39,7 @@ from typing import Any, TypeVar
 from cache.errors import BadNameError, DatasetError, UnknownNameError
 from cache.files import FileState, PathError, read_with_state
 from readers.history import Operation, Retired, parse_edited, parse_history, parse_made, parse_retired, parse_separate
-from readers.index import ROW_FILES, column_names
+from readers.index import column_names
 from readers.names import DATASET_FILE, DOCUMENTS, WORK_FOLDER, FieldName, IndexPath, ShardPath, SplitName
 
 __all__ = [
@@ -98,8 +98,7 @@ class ColumnFile:
 class SplitInfo:
     """One split: its shards in order, the directory of its index, and the files of that by name.
 
-    columns is empty for an index that was made without checksums. Row files (`readers.index.ROW_FILES`) are part of an
-    index where they are in it.
+    columns is empty for an index that was made without checksums.
     """
 
     samples: int
@@ -144,10 +143,6 @@ class DatasetInfo:
         """The files that the index of every split has."""
         return column_names(self.fields, self.separate)
 
-    def index_files(self, split: SplitInfo) -> list[str]:
-        """The files of the index of a split, with the row files where it has them."""
-        return [*self.column_names, *(name for name in ROW_FILES if name in split.columns)]
-
     def split(self, name: str | None, where: str | Path) -> tuple[str, SplitInfo]:
         """The split called `name` (val, valid and validation stand for each other); None: the only one, or train."""
         if name is None:
@@ -164,7 +159,6 @@ class DatasetInfo:
 
     def fingerprint(self) -> str:
         """32 hex digits that change with the bytes of any shard or of the index, and with the meaning of the labels.
-        Row files do not count: samples are the same with and without them.
 
         Without checksums of the index they cover the shards alone; see `covers_index`.
         """
@@ -173,7 +167,7 @@ class DatasetInfo:
         for name, split in self.splits.items():
             digest.update(json.dumps([name, [[s.bytes, s.samples, s.crc32c] for s in split.shards]]).encode())
             if split.columns:
-                known = [(file, c.crc32c) for file, c in split.columns.items() if file not in ROW_FILES]
+                known = [(file, c.crc32c) for file, c in split.columns.items()]
                 digest.update(json.dumps(sorted(known)).encode())
         return digest.hexdigest()
 
@@ -182,7 +176,7 @@ class DatasetInfo:
         found: dict[str, str] = {}
         for split in self.splits.values():
             found |= {shard.path: f"{shard.bytes}-{shard.crc32c:08x}" for shard in split.shards}
-            columns = sorted((name, c.crc32c) for name, c in split.columns.items() if name not in ROW_FILES)
+            columns = sorted((name, c.crc32c) for name, c in split.columns.items())
             digest = hashlib.blake2b(json.dumps(columns).encode(), digest_size=8).hexdigest()
             found[split.index] = f"{split.samples}-{digest}"
         return found
@@ -349,8 +343,6 @@ def _parse_columns(split: _Object, names: Iterable[str]) -> dict[str, ColumnFile
         return {}
     listed: dict[str, Any] = split.get("columns", dict)
     columns = {}
-    if any(name in listed for name in ROW_FILES):
-        names = [*names, *ROW_FILES]
     for name in sorted(names):
         column = _Object(listed.get(name), f"{split.where}: column {name}")
         columns[name] = ColumnFile(column.count("bytes"), column.checksum(), column.sha256())

@@ -13,23 +13,20 @@ import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy.typing as npt
 
 from cache.errors import DamagedSampleError, DatasetError, StaleIndexError, UnknownNameError
 from cache.messages import quoted
 from cache.stores import Buffer, Extents, Files, Shards, Store, StoreOver
-from readers.index import REBUILD, ROW_FILES, Columns, Index
+from readers.index import REBUILD, Columns, Index
 from readers.layout import DATASET_FILE, DatasetInfo, SplitInfo, read_dataset_info
 from readers.reader import Reader
 from readers.recognition import OpenedSet, Recognised
 from readers.sample import NO_LABEL
 from readers.strings import Strings
 from readers.table import Table
-
-if TYPE_CHECKING:
-    from readers.rows import RowColumns
 
 __all__ = [
     "Backend",
@@ -105,15 +102,6 @@ class PackedColumns(Columns):
     def names(self, field: str) -> Strings:
         return self.index.names(field)
 
-    def jpeg_rows(self) -> RowColumns | None:
-        """What the index says of the rows of JPEGs. Raises DatasetError."""
-        if ROW_FILES[0] not in self.split_info.columns:
-            return None
-        from readers.rows.entries import RowColumns
-
-        strings, heads = self.index.jpeg_rows()
-        return RowColumns(strings, heads, self.place)
-
     def fingerprint(self) -> str:
         """Of the whole set and the split: changes with any shard, the index and the meaning of the labels.
 
@@ -162,9 +150,6 @@ class Checked(StoreOver):
         for data, row, shard, offset in zip(found, *(column.tolist() for column in extents[:3]), strict=True):
             self._check(data, row, shard, offset)
         return found
-
-    def of_parts(self) -> Store | None:
-        return self.source.of_parts()
 
     def _check(self, data: Buffer, row: int, shard: int, offset: int) -> None:
         from crc32c import crc32c

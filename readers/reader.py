@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
+from typing import Any, TypeAlias, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -33,9 +33,6 @@ from readers.index import ABSENT as _ABSENT
 from readers.layout import FIELD_KINDS, DatasetInfo, SplitInfo
 from readers.sample import NO_LABEL, ImageInfo, Sample, headers_of, html_of
 from readers.table import Table, checked_indices
-
-if TYPE_CHECKING:
-    from readers.rows import Strip
 
 __all__ = ["SAMPLE_ERRORS", "Indices", "Reader", "depth_warning", "read_good"]
 
@@ -208,12 +205,6 @@ class Reader:
         except StaleIndexError as error:
             self.table.check(extents, field)
             raise self.table.columns.explained(error) from error.__cause__
-
-    def read_rows(self, index: int, top: int, bottom: int) -> Strip:
-        """A JPEG with some rows of an image; see `readers.rows.reading.read_rows`."""
-        from readers.rows.reading import read_rows  # which needs numba
-
-        return read_rows(self.table, self.store, checked_indices([index], self), (top, bottom), self.read_many)
 
     def prefetch(self, indices: Indices, field: str = "image") -> None:
         """Announce samples that will be read soon, such as to the kernel; returns at once.

@@ -188,7 +188,7 @@ def remote_set_files(url: str) -> SetFiles:
     columns = {}
     for name, split in home.info.splits.items():
         folder = home.fetch_index(name)
-        files = sorted(home.info.index_files(split))
+        files = sorted(home.info.column_names)
         columns[name] = [(f"{split.index}/{file}", (folder / file).stat().st_size) for file in files]
     from_here = frozenset([DATASET_FILE, *(path for found in columns.values() for path, _ in found)])
     source = RemoteSource(remote, home.path, from_here)
@@ -268,7 +268,7 @@ class RemoteHome:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(mode=0o700)
         try:
-            names = self.info.index_files(info)
+            names = self.info.column_names
             self.remote.each(lambda name: self._column(info, name, part / name), names)
             now, _ = self.remote.head(DATASET_FILE)
             if not _same(now, self.facts):

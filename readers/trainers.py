@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 LIGHTNING = ("lightning", "pytorch_lightning")
-RESUMES_AT_END = (*LIGHTNING, "composer")  # which begin with an epoch that has no batch left, and then end it
+RESUMES_AT_END = LIGHTNING  # which begin with an epoch that has no batch left, and then end it
 _FRAMEWORKS = {
     "accelerate": "accelerate",
     "lightning": "Lightning",

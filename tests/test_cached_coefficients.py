@@ -22,7 +22,6 @@ from PIL import Image
 from suites.programs import run_packer
 from torch.utils.data import DataLoader
 
-import packer
 import readers
 from cache.errors import BadSampleError, MissingExtraError
 from packer.tools.diagnose.tiers import Tiers
@@ -399,7 +398,6 @@ def test_an_image_that_is_bad_below_the_cache_stays_bad(folder: Path, place: dic
     [
         (lambda base, place: readers.cached(base, keep=KEEP, **place), "a cache of coefficients"),
         (lambda base, place: ImageLoader(base, 4, decoder="compiled"), "decoder='compiled'"),
-        (lambda base, place: packer.index_jpeg_rows(base.path), "noting where the rows of JPEGs begin"),
     ],
 )
 def test_without_the_package(

@@ -13,7 +13,7 @@ import pytest
 
 import packer
 import readers
-from readers.index import ROW_FILES, Index
+from readers.index import Index
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "format.md").read_text(encoding="utf-8")
@@ -50,9 +50,7 @@ def test_the_table_of_columns_is_what_packing_writes(source: Path, tmp_path: Pat
         assert column.ndim == 1
         length = {samples: "n", samples + 1: "n + 1"}.get(len(column), "bytes")
         found[path.name] = (str(column.dtype), length)
-    assert found == {
-        name: column for name, column in columns_of({"image": False, "note": True}).items() if name not in ROW_FILES
-    }
+    assert found == columns_of({"image": False, "note": True})
 
 
 def test_readers_accept_columns_as_the_table_has_them(tmp_path: Path) -> None:
@@ -60,8 +58,6 @@ def test_readers_accept_columns_as_the_table_has_them(tmp_path: Path) -> None:
         np.save(tmp_path / name, np.zeros({"n": 3, "n + 1": 4, "bytes": 0}[length], dtype))
     index = Index(tmp_path, 3)
     index.check(["image", "note"], ["note"])
-    entries, heads = index.jpeg_rows()
-    assert len(entries) == 3 and len(heads) == 0 and set(ROW_FILES) <= set(COLUMNS)
 
 
 def test_the_program_of_the_page_reads_a_sample(

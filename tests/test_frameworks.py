@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -247,57 +245,6 @@ def test_the_trainer_stops_at_random(transformers: Any, reader: Any, tmp_path: P
             seen, found, stops = seen + more, found + values, stops + 1
         assert (seen, found) == (whole, losses)
     print(f"\n{stops} stops of the Trainer: 0 lost, 0 twice, the losses of an undisturbed run")
-
-
-# --- Composer -----------------------------------------------------------------------------------------------------
-@pytest.fixture
-def composer_callback(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Of Composer, or where that is not installed of a double of its Callback, whose methods do nothing."""
-    try:
-        import composer  # noqa: F401
-    except (ImportError, RuntimeError):  # RuntimeError: a torchvision for another torch
-        monkeypatch.setitem(sys.modules, "composer", SimpleNamespace(Callback=type("Callback", (), {})))
-    from readers.composer import LoaderCallback
-
-    return LoaderCallback
-
-
-ENGINE: dict[str, Any] = {"__name__": "composer.core.engine"}
-exec("def after_load(callback, state): callback.after_load(state, None)", ENGINE)
-
-
-def after_load(callback: Any, epoch: int, batch: int) -> dict[str, bool]:
-    """Call the callback from Composer's engine; what it has left in `dataset_resumption`."""
-    resumption: dict[str, bool] = {}
-    place = SimpleNamespace(epoch=epoch, batch_in_epoch=batch)
-    ENGINE["after_load"](callback, SimpleNamespace(timestamp=place, dataset_resumption=resumption))
-    return resumption
-
-
-@pytest.mark.parametrize("stop", [0, 2, 7], ids=["before", "middle", "end"])
-def test_a_callback_of_composer_continues(composer_callback: Any, reader: Any, stop: int) -> None:
-    """As Composer calls it; `training_kill_cases` has Composer itself where it is installed."""
-    loader, batches = (ImageLoader(reader, BATCH, order=ORDER, fields=("index",), threads=1) for _ in range(2))
-    seen = [batch[0].tolist() for _, batch in zip(range(stop), batches, strict=False)]
-    saved = composer_callback(batches).state_dict()
-    callback = composer_callback(loader)
-    callback.load_state_dict(saved)
-    assert after_load(callback, 0, stop) == {"train": True}, "Composer skips no batches"
-    check([(epoch, batch) for epoch in (0, 1) for batch in (*(seen if not epoch else ()), *rest(loader))], 2)
-
-
-def rest(loader: ImageLoader) -> list[list[int]]:
-    """What one loop hands out."""
-    return [indices.tolist() for (indices,) in loader]
-
-
-def test_a_callback_of_composer_over_another_loader_is_refused(composer_callback: Any, reader: Any) -> None:
-    loader = ImageLoader(reader, BATCH, order=ORDER, threads=1)
-    callback = composer_callback(loader)
-    assert not after_load(callback, 0, 0), "a new run"
-    callback.load_state_dict(callback.state_dict())
-    with pytest.raises(TrainerError, match=r"loader is in epoch 0, but Composer is in epoch 1"):
-        after_load(callback, 1, 0)
 
 
 # --- torch.distributed.checkpoint ---------------------------------------------------------------------------------

@@ -138,7 +138,6 @@ LAZY = {
     "readers.loader": "torch",
     "readers.order.permutation": "numpy's random generators, for readers that never shuffle",
     "readers.parity": "torch",
-    "readers.rows": "few sets say where the rows of JPEGs begin",
     "readers.pixels": "readers.headers, as above; few sets hold raw pixels",
     "readers.torch": "torch",
     "readers.remote": "30 ms: subprocess, concurrent.futures",

@@ -105,12 +105,6 @@ class Store(ABC):
         """
         return False
 
-    def of_parts(self) -> Store | None:
-        """The store to read parts of payloads from, without a comparison with the checksum of the whole; None where
-        only whole payloads can be had, as from a cache. `close` this one.
-        """
-        return None
-
     def stats(self) -> Any:
         """Counts of reads, of a store that has them (`CopyStats`, `CachedStats`); None of others."""
         return None
@@ -239,13 +233,6 @@ class Joined(Store):
         number = bisect_right(self._first_row, row) - 1
         part = self.parts[number]
         return part.store.drop_damaged(part.of_store(row - self._first_row[number]))
-
-    def of_parts(self) -> Store | None:
-        stores = [part.store.of_parts() for part in self.parts]
-        if any(store is None for store in stores):
-            return None
-        pairs = zip(self.parts, stores, strict=True)
-        return Joined([part._replace(store=store or part.store) for part, store in pairs])
 
     def for_decoding(self) -> Store:
         parts = [part._replace(store=part.store.for_decoding()) for part in self.parts]

@@ -103,9 +103,6 @@ class Copied(Store):
     def check(self, shard: int) -> None:
         (self.copy if self._is_local(shard) else self.source).check(shard)
 
-    def of_parts(self) -> Store:
-        return self
-
     def location(self, shard: int) -> str:
         return (self.copy if self.copy.has(shard) else self.source).location(shard)
 

@@ -104,9 +104,6 @@ class Files(Store):
         if self._files[shard] is None:
             self._open(shard)
 
-    def of_parts(self) -> Store:
-        return self
-
     def location(self, shard: int) -> str:
         return f"{self.root}/{self.shards.paths[shard]}"
 

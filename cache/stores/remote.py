@@ -117,9 +117,6 @@ class RemoteFiles(Store):
             )
         self._pin(shard, facts)
 
-    def of_parts(self) -> Store:
-        return self
-
     def location(self, shard: int) -> str:
         return self.url.at(self.shards.paths[shard])
 

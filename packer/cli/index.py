@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from cache.messages import plural
 from packer.adoption import index
@@ -14,7 +13,6 @@ from packer.cli.convert import field_columns
 from packer.cli.engines import engine_options
 from packer.cli.flags import with_flags
 from packer.cli.text import (
-    human_bytes,
     json_option,
     new_split_option,
     show_result,
@@ -23,7 +21,6 @@ from packer.cli.text import (
     workers_option,
 )
 from packer.exported_index import TARGETS, Target, export_index
-from packer.jpeg_rows import index_jpeg_rows
 
 __all__ = ["command", "export_command"]
 
@@ -50,28 +47,16 @@ __all__ = ["command", "export_command"]
 @click.option("--accept-loss", is_flag=True, help="Continue although shards are missing, or the existing set would "
               "lose samples, splits, classes or fields.")  # fmt: skip
 @click.option("--no-checksums", "checksums", is_flag=True, flag_value=False, default=True, help="No SHA256SUMS.")
-@click.option("--jpeg-rows", is_flag=True, help="Of the set that SHARD, a directory, is, note where the rows of its "
-              "JPEGs begin, and change nothing else: readers of an address then fetch fewer bytes. Needs "
-              "numba.")  # fmt: skip
 @workers_option
 @engine_options
 @json_option
-def command(
-    shards: tuple[str, ...], output: str | None, classes: str | None, jpeg_rows: bool, as_json: bool, **options: Any
-) -> None:
+def command(shards: tuple[str, ...], output: str | None, classes: str | None, as_json: bool, **options: Any) -> None:
     """Make a set of each SHARD (a file, or a directory of them) without copying them.
 
     Takes WebDataset tars, TFRecords of tf.train.Example and flat HDF5 files, also those that packer wrote and whose
     index is lost or stale. An existing set is compared first: a loss of samples, splits or classes is refused, and
     nothing is changed.
     """
-    if jpeg_rows:
-        asked = click.get_current_context()
-        given = {name for name in asked.params if asked.get_parameter_source(name) is ParameterSource.COMMANDLINE}
-        if len(shards) > 1 or given - {"shards", "jpeg_rows", "workers", "as_json"}:
-            raise click.UsageError("--jpeg-rows takes one directory of a set, and no other option but --workers")
-        _note_rows(shards[0], options["workers"], as_json)
-        return
     names = None if classes is None else _class_names(Path(classes))
     result = index(shards, output, classes=names, watcher=watcher(as_json), **options)
 
@@ -80,17 +65,6 @@ def command(
         shown = plural(result.shards, f"{result.format} shard")
         first = f"{result.output}: {plural(result.samples, 'sample')} ({splits}) in {shown}"
         return [first, *(f"  warning: {with_flags(warning)}" for warning in result.warnings)]
-
-    show_result(result, as_json, lines)
-
-
-def _note_rows(path: str, workers: int | None, as_json: bool) -> None:
-    result = index_jpeg_rows(path, workers=workers, watcher=watcher(as_json))
-
-    def lines() -> list[str]:
-        left_out = [f"  {count:,} without: {reason}" for reason, count in result.left_out.items()]
-        share = f"{result.noted:,} of {plural(result.samples, 'sample')}"
-        return [f"{result.path}: the rows of {share} noted in {human_bytes(result.bytes)}", *left_out]
 
     show_result(result, as_json, lines)
 

@@ -125,5 +125,5 @@ def _set_files(root: Path) -> frozenset[str]:
     """The shards and columns that dataset.json names, by their paths in the set. Raises DatasetError."""
     info = read_dataset_info(root)
     splits = info.splits.values()
-    columns = (f"{split.index}/{name}" for split in splits for name in info.index_files(split))
+    columns = (f"{split.index}/{name}" for split in splits for name in info.column_names)
     return frozenset((*columns, *(shard.path for split in splits for shard in split.shards)))

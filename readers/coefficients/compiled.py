@@ -57,7 +57,6 @@ class Functions(NamedTuple):
     copy_clean: Callable[..., int]
     build_codes: Callable[..., None]
     decode_strips: Callable[..., int]
-    note_rows: Callable[..., int]
 
 
 class _Loader:
@@ -194,10 +193,10 @@ def _import_functions(folder: Path) -> Functions:
         from readers.coefficients.kernels.entropy import build_table, find_marker, read_sequential, unstuff
         from readers.coefficients.kernels.progressive import read_progressive
         from readers.coefficients.kernels.resizing import resize_box
-        from readers.coefficients.kernels.strips import decode_strips, note_rows
+        from readers.coefficients.kernels.strips import decode_strips
 
     reading = find_marker, unstuff, build_table, read_sequential, read_progressive
-    of_scans = copy_clean, build_codes, decode_strips, note_rows
+    of_scans = copy_clean, build_codes, decode_strips
     return Functions(*reading, encode_lines, decode_box, resize_box, *of_scans)
 
 

@@ -29,7 +29,7 @@ from readers.decode.region import Region, Scratch, upright
 from readers.headers import ImageHeader
 from readers.headers.base import Buffer
 
-__all__ = ["RowNotes", "decode_strips", "note_rows"]
+__all__ = ["decode_strips"]
 
 _SCAN, _ADOBE, _COLOURS = 0xFFDA, 0xFFEE, 0xFFE2
 _FRAMES = (0xFFC0, 0xFFC1)
@@ -44,18 +44,6 @@ _CODES_BYTES = (4 << 11) + 512 + (2 << 12)  # as in `kernels.strips`
 _PLACES = np.concatenate([WORKING_OF_ZIGZAG, np.full(192, 64)])
 _START, _END = b"\xff\xd8", b"\xff\xd9"
 _segment = struct.Struct(">HH").unpack_from
-
-
-class RowNotes(NamedTuple):
-    """Where the rows of MCUs of a JPEG begin.
-
-    head: start of image and the segments that decoding takes, with a height and width of 0. bits: int64 [rows + 1], of
-    the file; the last is where the data end. dc: int64 [rows, components], from which a row counts.
-    """
-
-    head: bytes
-    bits: npt.NDArray[np.int64]
-    dc: npt.NDArray[np.int64]
 
 
 class _Coding(NamedTuple):
@@ -111,27 +99,6 @@ def decode_strips(
         return None
     turned: npt.NDArray[np.uint8] = upright(pixels, header.orientation)
     return turned
-
-
-def note_rows(data: Buffer, header: ImageHeader, is_clean: Callable[[Any], bool]) -> RowNotes | None:
-    """Where the rows of MCUs of a JPEG begin; None for one that `decode_strips` leaves to libjpeg, and where something
-    other than the end marker follows its last row. Raises MissingExtraError, UnsupportedCpuError.
-    """
-    coding, head, start = _find_coding(data, is_clean)
-    if coding is None:
-        return None
-    functions = load_functions()
-    source = np.frombuffer(data, np.uint8).ctypes.data
-    clean = np.empty(len(data) - start + _SPARE_BYTES, np.uint8)
-    count = functions.copy_clean(source + start, source + len(data), clean.ctypes.data)
-    rows, across = -(-header.height // (8 * coding.down)), -(-header.width // (8 * coding.across))
-    notes = np.empty((rows + 1, 1 + coding.components), np.int64)
-    if count < 0 or functions.note_rows((clean.ctypes.data, count), coding.scan, (rows, across), notes):
-        return None
-    stuffed = np.flatnonzero(clean[:count] == 0xFF)
-    byte, inner = np.divmod(notes[:, 0], 8)
-    bits = 8 * (start + byte + np.searchsorted(stuffed, byte)) + inner
-    return RowNotes(head, bits, notes[:-1, 1:])
 
 
 # --- what the segments say --------------------------------------------------------------------------------------

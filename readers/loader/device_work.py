@@ -22,7 +22,6 @@ from readers.coefficients.layout import is_coefficients
 from readers.decode.batch import routes, same_as_promised
 from readers.decode.share import Share
 from readers.feed import read_samples
-from readers.loader.strips import StripReader
 from readers.loader.timers import ThreadClock
 from readers.loader.work import Batch, EpochWork
 from readers.order.base import Int64s
@@ -59,10 +58,6 @@ class DeviceWork(EpochWork):
 
     def tools(self) -> Renderer:
         return _BoxRenderer(self.recipes[0].interpolation, compiled=self.compiled)
-
-    def reader_of_strips(self) -> StripReader | None:
-        """None where a device decodes."""
-        return None if self.decodes or self.finishes else EpochWork.reader_of_strips(self)
 
     def plan(self, step: int, clock: ThreadClock) -> Batch:
         began = time.perf_counter_ns()

@@ -13,7 +13,6 @@ import torch
 
 from cache.errors import BadSampleError
 from readers.augment.unchanged import UnchangedRenderer
-from readers.loader.strips import StripReader
 from readers.loader.work import Batch, EpochWork
 
 __all__ = ["UnchangedWork", "without_memory"]
@@ -36,10 +35,6 @@ class UnchangedWork(EpochWork):
 
     memory: _Memory = without_memory  # type: ignore[assignment]  # replaced by the loader
     dtype: torch.dtype | None = None
-
-    def reader_of_strips(self) -> StripReader | None:
-        """None: images are decoded whole."""
-        return None
 
     def tools(self) -> Any:
         return UnchangedRenderer(self.recipes, self.dtype)

@@ -20,7 +20,6 @@ from readers.feed import BadSample, Feed, drop_damaged, for_decoding, read_sampl
 from readers.headers import ImageHeader, first_deep
 from readers.items import Payloads
 from readers.loader.fields import FieldWork
-from readers.loader.strips import Jobs, StripReader, open_strips
 from readers.loader.timers import ThreadClock
 from readers.order.base import Int64s
 from readers.reader import SAMPLE_ERRORS, Reader
@@ -115,19 +114,13 @@ class EpochWork:
     notes_depth: bool = False
     _read_seconds: float = 0.0
     _images: Reader = field(init=False, repr=False)
-    _strips: StripReader | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._images = self.reader_of_images()
-        self._strips = self.reader_of_strips()
 
     def reader_of_images(self) -> Reader:
         """Where images are read."""
         return for_decoding(self.feed.reader)
-
-    def reader_of_strips(self) -> StripReader | None:
-        """Where the rows that boxes need are read in place of whole images; None where that is not so."""
-        return open_strips(self._images) if isinstance(self._images, Reader) else None
 
     @property
     def steps(self) -> int:
@@ -146,7 +139,7 @@ class EpochWork:
         images = [self.allocate(len(indices), *shape) for shape in shapes]
         jobs = [plan.jobs() for plan in plans]
         bad = {row: error for plan in plans for row, error in plan.boxes.bad.items()}
-        data = list(self._read(positions, indices, (jobs, sizes), clock))
+        data = list(self._read(positions, indices, clock))
         # A copy: substitutes change it, and what a feed has computed ahead belongs to the feed.
         batch = Batch(step, positions, indices.copy(), sizes, jobs, bad, data, images)
         if self.notes_depth:
@@ -246,25 +239,16 @@ class EpochWork:
 
     def _announce(self, step: int) -> None:
         """Tell the store what the batch `step` will read."""
-        positions, indices = self.feed.rows(self._epoch, step)
-        if self._strips is None:
-            self._images.prefetch(indices)
-        else:
-            self._strips.announce(indices, [plan.jobs() for plan in self._plan_samples(positions, indices)[0]])
+        self._images.prefetch(self.feed.rows(self._epoch, step)[1])
 
     def _read_samples(self, positions: Int64s, indices: Int64s) -> Sequence[Buffer | Exception]:
         """The images, or why one could not be read."""
         return read_samples(self._images, indices)
 
-    def _read(
-        self, positions: Int64s, indices: Int64s, drawn: tuple[Jobs, list[tuple[int, int]]], clock: ThreadClock
-    ) -> Sequence[Buffer | Exception]:
-        """The images of a batch, or strips that hold their boxes: then jobs and sizes, `drawn`, are changed to fit."""
+    def _read(self, positions: Int64s, indices: Int64s, clock: ThreadClock) -> Sequence[Buffer | Exception]:
+        """The images of a batch."""
         clock.begin_read()
-        if self._strips is None:
-            data = self._read_samples(positions, indices)
-        else:
-            data = self._strips.read(indices, *drawn)
+        data = self._read_samples(positions, indices)
         seconds = clock.end_read(data) / max(1, len(indices))
         self._read_seconds += (seconds - self._read_seconds) / 8
         return data

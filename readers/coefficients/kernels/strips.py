@@ -1,8 +1,7 @@
 """A box of a baseline JPEG from its entropy-coded data: samples are made of the blocks that the box needs alone.
 
 `decode_strips` goes through the data once, up to the last line of the box. The blocks above and beside the box are
-passed over: of those only the DC matters, from which the next ones count. `note_rows` notes where each row of MCUs
-begins, so that a strip can begin there.
+passed over: of those only the DC matters, from which the next ones count.
 
 Reading is bounded as in `entropy`. What libjpeg would warn of ends with a number other than 0: the JPEG is left to it.
 """
@@ -37,7 +36,7 @@ from readers.coefficients.kernels.packing import flat_block
 from readers.coefficients.kernels.transforms import inverse_2, inverse_4, inverse_8
 from readers.coefficients.kernels.vectors import load_i16, store_i16, store_u64
 
-__all__ = ["decode_strips", "note_rows"]
+__all__ = ["decode_strips"]
 
 _LARGEST_DC = 32767
 # What `scan` says of a component: blocks of an MCU across and down, the addresses of the tables of DC and AC, of its
@@ -180,40 +179,3 @@ def decode_strips(data, previous, first_row, scan, shape, scale, box, pixels, me
         write_line(components, luma, cb, cr, columns, target, spare)
         target += stride
     return 0
-
-
-@njit(_number(_two, types.int64[:, ::1], _two, types.int64[:, ::1]), **_options)
-def note_rows(data, scan, counts, notes):
-    """Where each row of MCUs begins.
-
-    data: address and bytes, as for `decode_strips`, of a whole scan. counts: rows, and MCUs in a row. notes: int64
-    [rows + 1, 1 + components]: the bit at which a row begins, and the DC before it; last, where the data end.
-
-    Returns 0, or 1 where the data are not such, or do not end with the last row.
-    """
-    rows, across = counts
-    components = scan.shape[0]
-    word, bits, place = np.uint64(0), 0, data[0]
-    stop = data[0] + data[1]
-    previous = np.zeros(3, np.int64)
-    for row in range(rows + 1):
-        notes[row, 0] = 8 * (place - data[0]) - bits
-        for component in range(components):
-            notes[row, 1 + component] = previous[component]
-        if row == rows:
-            break
-        for _ in range(across):
-            for component in range(components):
-                for _ in range(scan[component, _WIDE] * scan[component, _HIGH]):
-                    word, bits, place = filled(word, bits, place)
-                    step = next_step(word, scan[component, _DC], True)
-                    if step == 0:
-                        return 1
-                    previous[component] += value_of(word, step)
-                    word <<= np.uint64(step & 31)
-                    bits -= step & 31
-                    word, bits, place, k = skip_coefficients(word, bits, place, scan[component, _AC])
-                    is_whole = k >= WHOLE_BLOCK or k == LAST_OF_BLOCK + 1
-                    if not is_whole or place - (bits >> 3) > stop or abs(previous[component]) > _LARGEST_DC:
-                        return 1
-    return 0 if place - (bits >> 3) == stop else 1
