@@ -21,7 +21,7 @@ from cache.errors import TrainerError
 from readers.feed import Feed, Start
 from readers.order import Order
 from readers.order.schedule import Tail
-from readers.trainers import RESUMES_AT_END, Trainer, calling_package, check_epoch, find_trainer
+from readers.trainers import LIGHTNING, Trainer, calling_package, check_epoch, find_trainer
 
 __all__ = ["Place", "Position", "Progress", "check_batches"]
 
@@ -165,7 +165,7 @@ class Position:
         if epoch == there.epoch:
             return there
         if self._loaded and self._place.begun is None:
-            if epoch + 1 == there.epoch and not there.cursor and calling_package() in RESUMES_AT_END:
+            if epoch + 1 == there.epoch and not there.cursor and calling_package() in LIGHTNING:
                 return Start(epoch, len(self.order))  # it begins with an epoch that has no batch left, and then ends it
             if trainer.has_left(epoch, there.epoch, self._steps_before(there)):
                 return Start(epoch)

@@ -30,7 +30,6 @@ from cache.errors import TrainerError
 
 __all__ = [
     "LIGHTNING",
-    "RESUMES_AT_END",
     "Trainer",
     "calling_package",
     "check_epoch",
@@ -39,8 +38,7 @@ __all__ = [
     "keep_environment",
 ]
 
-LIGHTNING = ("lightning", "pytorch_lightning")
-RESUMES_AT_END = LIGHTNING  # which begin with an epoch that has no batch left, and then end it
+LIGHTNING = ("lightning", "pytorch_lightning")  # begins with an epoch that has no batch left, and then ends it
 _FRAMEWORKS = {
     "accelerate": "accelerate",
     "lightning": "Lightning",

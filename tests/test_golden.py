@@ -227,3 +227,18 @@ def test_the_script_makes_nothing_that_is_there(tmp_path: Path, monkeypatch: pyt
     before = {path.name: path.read_bytes() for path in GOLDEN.iterdir() if path.is_file()}
     make.main()
     assert {path.name: path.read_bytes() for path in (tmp_path / "golden").iterdir() if path.is_file()} == before
+
+
+def test_a_set_with_an_index_of_the_rows_of_its_jpegs_opens(unpacked: Callable[[Path], Path], tmp_path: Path) -> None:
+    """Early versions added three more files to an index on request, and listed them with its columns."""
+    path = next(unpacked(GOLDEN / "set-1-tar.tar.xz").rglob(DATASET_FILE)).parent
+    copy = shutil.copytree(path, tmp_path / "set")
+    content = json.loads((copy / DATASET_FILE).read_text())
+    for split in content["splits"].values():
+        for name in ("image.rows.npy", "image.rows.offset.npy", "image.rows.head.npy"):
+            (copy / split["index"] / name).write_bytes(b"rows")
+            split["columns"][name] = {"bytes": 4, "crc32c": "00000000"}
+    (copy / DATASET_FILE).write_text(json.dumps(content))
+    with readers.open(copy, "train") as reader, readers.open(path, "train") as before:
+        assert reader.fingerprint == before.fingerprint and reader.read(0) == before.read(0)
+    assert packer.verify(copy).ok

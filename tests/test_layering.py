@@ -42,7 +42,6 @@ OPTIONAL = (
     "pytorch_lightning",
     "timm",
     "transformers",
-    "composer",
     "urllib3",
     "scipy",
 )
@@ -57,7 +56,6 @@ ALLOWED = {  # third-party packages that a layer may name at all, lazily or not
         "torch",
         "zstandard",
         "amd",
-        "composer",
         "nvidia",
         "numba",
         "lightning",
@@ -89,7 +87,6 @@ ALLOWED["packer.tools"] = ALLOWED["packer"] | {"torch", "pynvml", "amdsmi", "mat
 # What runs on torch; everything else must do without. `import readers` loads none of it.
 ON_TORCH = (
     "readers.torch",
-    "readers.composer",
     "readers.lightning",
     "readers.loader",
     "readers.augment.cpu",
@@ -114,7 +111,7 @@ KERNELS = (
     *(f"readers.coefficients.device.{name}" for name in ("pixels", "rows", "transforms")),
 )
 # Their classes derive from those of the frameworks.
-FRAMEWORKS = ("readers.composer", "readers.lightning", "readers.transformers")
+FRAMEWORKS = ("readers.lightning", "readers.transformers")
 # What may be imported inside a function besides optional packages, and why; a name stands for what is below it, too.
 LAZY = {
     "PIL": "21 ms; decoders seldom need it",
@@ -278,7 +275,7 @@ def test_heavy_packages_are_imported_where_they_are_used(path: Path) -> None:
     if name.startswith("readers.coefficients.kernels"):  # so are these functions
         at_import -= {"numba", "llvmlite"}
     if name in FRAMEWORKS:
-        at_import -= {"composer", "lightning", "pytorch_lightning", "transformers"}
+        at_import -= {"lightning", "pytorch_lightning", "transformers"}
     optional = {"PIL", *OPTIONAL, *GPU}
     assert not at_import & optional, f"{path} imports {at_import & optional} when it is imported"
 

@@ -32,7 +32,6 @@ NEEDS = {
     "accelerate": ["accelerate"],
     "lightning": ["readers.lightning"],
     "transformers": ["readers.transformers"],
-    "composer": ["readers.composer", "composer.algorithms"],
 }
 
 
