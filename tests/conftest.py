@@ -18,6 +18,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
+import hypothesis
 import pytest
 
 import packer
@@ -25,6 +26,11 @@ from cache import list_caches
 from readers.coefficients import unsupported_reason
 
 pytest.register_assert_rewrite("suites")
+# How long an example takes says how busy the machine is, and nothing of the code.
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
 
 from coefficient_cases import compiled  # noqa: E402, F401
 from remote_suite import (  # noqa: E402, F401

@@ -50,7 +50,7 @@ def options_like(root: Path, info: DatasetInfo, shard_size: int | str | None) ->
     if PIXELS in info.fields.values():
         raise SourceError(
             f"{root}: its images are raw pixels, so nothing can be added to them; run  packer convert {quoted(root)} "
-            f"--to {info.format} -o DIR  first, which packs them as PNG"
+            f"--to {quoted(info.format)} -o DIR  first, which packs them as PNG"
         )
     size = parse_size(shard_size) if isinstance(shard_size, str) else shard_size
     return ConvertOptions(
