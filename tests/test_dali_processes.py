@@ -240,7 +240,7 @@ def test_a_graph_of_your_own(reader: readers.Reader) -> None:
         ({"augment": CROPS, "on_error": "ignore"}, "on_error is one of raise, skip, substitute, not 'ignore'"),
         ({"augment": CROPS, "output": "jax"}, "output is one of torch, numpy, not 'jax'"),
         ({"dtype": "uint8"}, "do not fit into uint8"),
-        ({"device": "cuda"}, "device is one of cpu, gpu"),
+        ({"device": "gpu"}, "device is one of cpu, cuda"),
         ({"prefetch": 0}, "prefetch is 0, expected at least 1"),
     ],
 )

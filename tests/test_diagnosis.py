@@ -425,4 +425,4 @@ def test_importing_a_script_does_not_train(tmp_path: Path) -> None:
 
 def test_steps_that_the_time_has_no_room_for_are_an_error() -> None:
     with pytest.raises(ValueError, match=r"seconds=4: steps of 20 s cannot be measured in so short a time.*seconds=80"):
-        readers.diagnose([1, 2], simulate_step=20, seconds=4)
+        packer.diagnose([1, 2], simulate_step=20, seconds=4)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from suites.programs import run_packer, run_python
 
-from packer import doctor
+from packer.tools import doctor
 
 
 def checks(*arguments: object, status: int = 0, **options: object) -> dict[str, list[dict[str, str]]]:

@@ -286,7 +286,8 @@ def test_a_decoder_of_batches_has_the_same_fields(reader: readers.Reader, monkey
     double.refuse = {bytes(reader.read(i)) for i in (0, 8)}
     options: dict[str, Any] = {"augment": TURNED, "fields": NAMES, "seed": 7}
     expected = by_index(ImageLoader(reader, 6, **options))
-    found = by_index(ImageLoader(reader, 6, decoder="torchvision", **options))
+    with pytest.warns(UserWarning, match="which the CPU decodes"):
+        found = by_index(ImageLoader(reader, 6, decoder="torchvision", **options))
     assert sum(double.calls) and expected.keys() == found.keys()
     for index, sample in found.items():
         check_aligned(sample)

@@ -23,7 +23,7 @@ from suites.samples import Samples, overwrite
 
 import packer
 import readers
-from cache.errors import BadSampleError
+from cache.errors import BadSampleError, TrainerError
 from readers.augment import CenterCrop, ColorJitter, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize
 from readers.decode import decode_image
 from readers.loader import ImageLoader
@@ -188,7 +188,8 @@ def test_a_state_can_be_loaded_in_the_middle_of_a_loop(reader: readers.Reader) -
     state = loader.state_dict()
     next(stream)
     loader.load_state_dict(state)
-    assert next(stream, None) is None
+    with pytest.raises(TrainerError, match="the position of this loader was set, which ended this loop"):
+        next(stream)
     assert len(list(loader)) == 4 and not loader_threads()
 
 

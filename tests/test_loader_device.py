@@ -23,7 +23,7 @@ from test_device_decode import jpeg, png, turned
 
 import packer
 import readers
-from cache.errors import BadSampleError, DeviceError, MissingExtraError
+from cache.errors import BadSampleError, DeviceError, MissingExtraError, TrainerError
 from cache.node import own_gpu
 from readers.augment import (
     ColorJitter,
@@ -374,7 +374,9 @@ def test_leaving_early_leaves_nothing_behind(reader: readers.Reader, double: Dou
     batches = iter(loader)
     next(batches)
     loader.set_epoch(5)
-    assert not device_threads() and next(batches, None) is None
+    with pytest.raises(TrainerError, match="the position of this loader was set, which ended this loop"):
+        next(batches)
+    assert not device_threads()
 
 
 def test_without_such_a_device_or_decoder(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch) -> None:

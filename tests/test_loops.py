@@ -285,8 +285,11 @@ def test_a_batch_of_bad_samples_says_so(tmp_path: Path, workers: int) -> None:
     assert len(next(stream)[0]) == 4
     with pytest.raises(BadSampleError, match=r"all 4 samples of a batch are bad.*sample 4 \(4\)"):
         next(stream)
-    replaced = DataLoader(ImageDataset(reader, on_error="substitute"), 4)
-    assert [len(images) for images, _ in replaced] == [4, 4]
+    replaced = DataLoader(ImageDataset(reader, on_error="substitute"), 6)
+    assert len(next(iter(replaced))[0]) == 6
+    alone = DataLoader(ImageDataset(reader, on_error="substitute"), sampler=[4, 5], batch_size=2)
+    with pytest.raises(BadSampleError, match="in place of a bad one were bad as well"):  # no other sample is known
+        next(iter(alone))
 
 
 # --- stops at random ----------------------------------------------------------------------------------------------

@@ -15,13 +15,13 @@ import torch
 from conftest import make_jpeg, tree_of
 from image_cases import encoded
 from PIL import Image
-from readers.diagnosis.imageloader import make_pipeline
-from readers.diagnosis.pipeline import IterablePipeline
 from torch.utils.data import DataLoader
 
 import packer
 import readers
 from cache.errors import BadSampleError
+from packer.tools.diagnose.imageloader import make_pipeline
+from packer.tools.diagnose.pipeline import IterablePipeline
 from readers.augment import (
     CenterCrop,
     ColorJitter,
