@@ -309,6 +309,26 @@ def test_larger_batches_in_mid_epoch_are_refused(lightning: Any, reader: Any, tm
         )
 
 
+@pytest.mark.parametrize("use", ["validation", "validation without a check before", "reloaded", "training alone"])
+def test_persistent_workers_of_a_stream_take_lightnings_epochs(
+    lightning: Any, reader: Any, tmp_path: Path, use: str
+) -> None:
+    """Or are refused: only their first iteration sees what Lightning does."""
+    dataset = ImageDataset(reader, fields=("index", "image"))
+    stream = ImageStream(dataset, EpochSampler(ORDER, dataset), BATCH)
+    loader = DataLoader(stream, batch_size=None, num_workers=1, persistent_workers=True)
+    checks = {"num_sanity_val_steps": 0} if use.endswith("before") else {}
+    reloads = {"reload_dataloaders_every_n_epochs": 1} if use == "reloaded" else {}
+    trainer, module = trainer_of(lightning, tmp_path, **checks, **reloads), module_of(lightning)
+    if use == "training alone":
+        trainer.fit(module, loader)
+        check(module.seen, EPOCHS)
+        return
+    with pytest.raises(TrainerError, match=r"whole epochs would be left out; leave out persistent_workers=True"):
+        trainer.fit(module, loader, loader if use.startswith("validation") else None)
+    assert not module.seen
+
+
 def test_fabric_saves_and_restores_a_loader(lightning: Any, reader: Any, tmp_path: Path) -> None:
     fabric, loader, again = (
         lightning.Fabric(accelerator="cpu", devices=1),

@@ -22,7 +22,7 @@ from readers.order.base import Int64s
 from readers.position import Place, Progress
 from readers.torch.dataset import ImageDataset
 from readers.torch.sampler import EpochSampler
-from readers.trainers import Trainer, calling_package, find_trainer
+from readers.trainers import Trainer, calling_package, check_persistent, find_trainer
 
 __all__ = ["ImageStream"]
 
@@ -106,6 +106,7 @@ class ImageStream(IterableDataset[Any]):
 
     def __len__(self) -> int:
         """Batches of a whole epoch on this rank, also in an epoch that was resumed."""
+        check_persistent(self)  # Lightning asks for this before each use of a DataLoader
         full, rest = divmod(len(self.sampler), self.batch_size)
         return full if self.drop_last or not rest else full + 1
 
