@@ -171,7 +171,9 @@ class Stopped(Exception):
     """A training that dies inside a step."""
 
 
-def stopped_in_step(lightning: Any, reader: Any, folder: Path, kind: str, step: int, batch: int = BATCH) -> Seen:
+def stopped_in_step(
+    lightning: Any, reader: Any, folder: Path, kind: str, step: int, batch: int = BATCH, checkpoint: Any = None
+) -> Seen:
     """What was trained on by a run that saved a checkpoint inside step number `step`, as OnExceptionCheckpoint does."""
     module, trainer = module_of(lightning), trainer_of(lightning, folder)
     train = module.training_step
@@ -184,7 +186,7 @@ def stopped_in_step(lightning: Any, reader: Any, folder: Path, kind: str, step: 
 
     module.training_step = training_step
     with pytest.raises(Stopped):
-        trainer.fit(module, make(reader, kind, batch))
+        trainer.fit(module, make(reader, kind, batch), ckpt_path=checkpoint)
     return list(module.seen)
 
 
@@ -195,6 +197,17 @@ def test_the_batch_under_way_is_trained_on_again(
 ) -> None:
     """Of checkpoints saved inside a step: the first one, the middle of an epoch, and its last batch."""
     seen = stopped_in_step(lightning, reader, tmp_path, kind, step)
+    resumed, trainer = module_of(lightning), trainer_of(lightning, tmp_path)
+    trainer.fit(resumed, make(reader, kind), ckpt_path=tmp_path / "stopped.ckpt")
+    check(seen + resumed.seen, EPOCHS)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in IN_STEP if "2" in kind])
+def test_a_batch_that_is_stopped_again_and_again(lightning: Any, reader: Any, tmp_path: Path, kind: str) -> None:
+    """In the first step of a resumed run: its workers have made no other batch by then."""
+    seen = stopped_in_step(lightning, reader, tmp_path, kind, 3)
+    for step in (0, 0, 1, 0):
+        seen += stopped_in_step(lightning, reader, tmp_path, kind, step, checkpoint=tmp_path / "stopped.ckpt")
     resumed, trainer = module_of(lightning), trainer_of(lightning, tmp_path)
     trainer.fit(resumed, make(reader, kind), ckpt_path=tmp_path / "stopped.ckpt")
     check(seen + resumed.seen, EPOCHS)

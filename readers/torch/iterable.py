@@ -182,9 +182,16 @@ class ImageStream(IterableDataset[Any]):
         place.forget(seed)  # a restored DataLoader has the seed of the one that it continues
         start, number = restored
         if workers > 1:  # each of them is where it made its own last batch
-            number += trainer.under_way  # so that the next worker, who is asked first, makes the last batch again
+            if trainer.under_way:  # the worker that is asked first makes the batch under way again, and is the next one
+                number += trainer.batches + 1 - self._batches_before(start)
+                start = self.sampler.place_of(start, trainer.batches * self.batch_size)
             trainer = replace(trainer, under_way=False, batches=0)
         return self.sampler.begin(trainer, start), number
+
+    def _batches_before(self, start: Start) -> int:
+        """How many batches of the epoch are before a position."""
+        full, rest = divmod(self.sampler.units_after(Start()) - self.sampler.units_after(start), self.batch_size)
+        return full if self.drop_last or not rest else full + 1
 
     def _trainer(self) -> Trainer:
         """Who asks for the iteration that begins; in a worker, who has started that for its first one."""
