@@ -228,7 +228,7 @@ def check_persistent(stream: Any) -> None:
     """
     names = (".loops.fit_loop", ".loops.evaluation_loop")
     frames = (frame for frame in _callers() if str(frame.f_globals.get("__name__", "")).endswith(names))
-    trainer = getattr(next((frame.f_locals.get("self") for frame in frames), None), "trainer", None)
+    trainer: Any = getattr(next((frame.f_locals.get("self") for frame in frames), None), "trainer", None)
     try:
         fit, reloads = trainer.fit_loop, trainer.reload_dataloaders_every_n_epochs
         both = [getattr(loop._combined_loader, "flattened", ()) for loop in (fit, fit.epoch_loop.val_loop)]

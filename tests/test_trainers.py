@@ -342,6 +342,21 @@ def test_persistent_workers_of_a_stream_take_lightnings_epochs(
     assert not module.seen
 
 
+@pytest.mark.parametrize("ranks", [(2, 1), (1, 2)])
+def test_workers_of_a_stream_resume_with_as_many_ranks(reader: Any, ranks: tuple[int, int]) -> None:
+    """In the middle of an epoch; what each worker has made says nothing of other shares."""
+    before, after = (make(reader, "stateful stream 2", rank=0, world_size=count) for count in ranks)
+    batches = iter(before)
+    next(batches)
+    after.load_state_dict(before.state_dict())
+    with pytest.raises(ResumeError, match=f"on each of {ranks[0]} ranks"):
+        list(after)
+    assert list(batches)
+    after = make(reader, "stateful stream 2", rank=0, world_size=ranks[1])
+    after.load_state_dict(before.state_dict())
+    assert [batch[0].tolist() for batch in after], "from an epoch's end, any number of ranks takes the next one"
+
+
 def test_fabric_saves_and_restores_a_loader(lightning: Any, reader: Any, tmp_path: Path) -> None:
     fabric, loader, again = (
         lightning.Fabric(accelerator="cpu", devices=1),
