@@ -33,6 +33,7 @@ __all__ = [
     "Trainer",
     "calling_package",
     "check_epoch",
+    "check_persistent",
     "check_skipping",
     "find_trainer",
     "keep_environment",
@@ -216,6 +217,29 @@ def check_epoch(wanted: int, loaded: int | None, trainer: str = "") -> None:
         f"{name} begins epoch {wanted}, but the state that was loaded is in epoch {loaded}: samples would be "
         f"repeated; say where training is, with  {_LINES[name].format(epoch=loaded)}"
     )
+
+
+def check_persistent(stream: Any) -> None:
+    """Raise TrainerError where Lightning's epochs are not the iterations of a stream's persistent workers.
+
+    Only their first iteration sees what Lightning does; each one after it is the next epoch.
+    """
+    names = (".loops.fit_loop", ".loops.evaluation_loop")
+    frames = (frame for frame in _callers() if str(frame.f_globals.get("__name__", "")).endswith(names))
+    trainer: Any = getattr(next((frame.f_locals.get("self") for frame in frames), None), "trainer", None)
+    try:
+        fit, reloads = trainer.fit_loop, trainer.reload_dataloaders_every_n_epochs
+        both = [getattr(loop._combined_loader, "flattened", ()) for loop in (fit, fit.epoch_loop.val_loop)]
+    except AttributeError:
+        return
+    train, val = ([loader for loader in loaders if getattr(loader, "dataset", None) is stream] for loaders in both)
+    if (val or reloads) and any(getattr(loader, "persistent_workers", False) for loader in train):
+        why = "is used for training and for validation" if val else "is reloaded (reload_dataloaders_every_n_epochs)"
+        raise TrainerError(
+            f"this stream {why}, and its persistent workers would take each iteration for the next epoch: samples of "
+            f"whole epochs would be left out; leave out persistent_workers=True"
+            + (", or make another stream for validation" if val else "")
+        )
 
 
 def check_skipping() -> None:

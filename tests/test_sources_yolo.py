@@ -151,6 +151,7 @@ def test_a_data_yaml_that_deceives_is_refused(tmp_path: Path, text: bytes, messa
     with pytest.raises(SourceError) as refusal:
         packer.open_source(yolo_of(tmp_path / "set", **{"data.yaml": text})).list(None)
     assert message in str(refusal.value) and len(str(refusal.value)) < 500
+    assert str(refusal.value).count("data.yaml") == 1, "names the file once"
 
 
 def test_yaml_merges_are_refused_before_they_multiply(tmp_path: Path) -> None:

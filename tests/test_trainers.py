@@ -171,7 +171,9 @@ class Stopped(Exception):
     """A training that dies inside a step."""
 
 
-def stopped_in_step(lightning: Any, reader: Any, folder: Path, kind: str, step: int, batch: int = BATCH) -> Seen:
+def stopped_in_step(
+    lightning: Any, reader: Any, folder: Path, kind: str, step: int, batch: int = BATCH, checkpoint: Any = None
+) -> Seen:
     """What was trained on by a run that saved a checkpoint inside step number `step`, as OnExceptionCheckpoint does."""
     module, trainer = module_of(lightning), trainer_of(lightning, folder)
     train = module.training_step
@@ -184,7 +186,7 @@ def stopped_in_step(lightning: Any, reader: Any, folder: Path, kind: str, step: 
 
     module.training_step = training_step
     with pytest.raises(Stopped):
-        trainer.fit(module, make(reader, kind, batch))
+        trainer.fit(module, make(reader, kind, batch), ckpt_path=checkpoint)
     return list(module.seen)
 
 
@@ -195,6 +197,17 @@ def test_the_batch_under_way_is_trained_on_again(
 ) -> None:
     """Of checkpoints saved inside a step: the first one, the middle of an epoch, and its last batch."""
     seen = stopped_in_step(lightning, reader, tmp_path, kind, step)
+    resumed, trainer = module_of(lightning), trainer_of(lightning, tmp_path)
+    trainer.fit(resumed, make(reader, kind), ckpt_path=tmp_path / "stopped.ckpt")
+    check(seen + resumed.seen, EPOCHS)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in IN_STEP if "2" in kind])
+def test_a_batch_that_is_stopped_again_and_again(lightning: Any, reader: Any, tmp_path: Path, kind: str) -> None:
+    """In the first step of a resumed run: its workers have made no other batch by then."""
+    seen = stopped_in_step(lightning, reader, tmp_path, kind, 3)
+    for step in (0, 0, 1, 0):
+        seen += stopped_in_step(lightning, reader, tmp_path, kind, step, checkpoint=tmp_path / "stopped.ckpt")
     resumed, trainer = module_of(lightning), trainer_of(lightning, tmp_path)
     trainer.fit(resumed, make(reader, kind), ckpt_path=tmp_path / "stopped.ckpt")
     check(seen + resumed.seen, EPOCHS)
@@ -307,6 +320,41 @@ def test_larger_batches_in_mid_epoch_are_refused(lightning: Any, reader: Any, tm
         trainer_of(lightning, tmp_path).fit(
             module_of(lightning), make(reader, kind, 8), ckpt_path=tmp_path / "stopped.ckpt"
         )
+
+
+@pytest.mark.parametrize("use", ["validation", "validation without a check before", "reloaded", "training alone"])
+def test_persistent_workers_of_a_stream_take_lightnings_epochs(
+    lightning: Any, reader: Any, tmp_path: Path, use: str
+) -> None:
+    """Or are refused: only their first iteration sees what Lightning does."""
+    dataset = ImageDataset(reader, fields=("index", "image"))
+    stream = ImageStream(dataset, EpochSampler(ORDER, dataset), BATCH)
+    loader = DataLoader(stream, batch_size=None, num_workers=1, persistent_workers=True)
+    checks = {"num_sanity_val_steps": 0} if use.endswith("before") else {}
+    reloads = {"reload_dataloaders_every_n_epochs": 1} if use == "reloaded" else {}
+    trainer, module = trainer_of(lightning, tmp_path, **checks, **reloads), module_of(lightning)
+    if use == "training alone":
+        trainer.fit(module, loader)
+        check(module.seen, EPOCHS)
+        return
+    with pytest.raises(TrainerError, match=r"whole epochs would be left out; leave out persistent_workers=True"):
+        trainer.fit(module, loader, loader if use.startswith("validation") else None)
+    assert not module.seen
+
+
+@pytest.mark.parametrize("ranks", [(2, 1), (1, 2)])
+def test_workers_of_a_stream_resume_with_as_many_ranks(reader: Any, ranks: tuple[int, int]) -> None:
+    """In the middle of an epoch; what each worker has made says nothing of other shares."""
+    before, after = (make(reader, "stateful stream 2", rank=0, world_size=count) for count in ranks)
+    batches = iter(before)
+    next(batches)
+    after.load_state_dict(before.state_dict())
+    with pytest.raises(ResumeError, match=f"on each of {ranks[0]} ranks"):
+        list(after)
+    assert list(batches)
+    after = make(reader, "stateful stream 2", rank=0, world_size=ranks[1])
+    after.load_state_dict(before.state_dict())
+    assert [batch[0].tolist() for batch in after], "from an epoch's end, any number of ranks takes the next one"
 
 
 def test_fabric_saves_and_restores_a_loader(lightning: Any, reader: Any, tmp_path: Path) -> None:

@@ -180,6 +180,10 @@ class Epochs(Position, ABC, Generic[_Unit]):
         """Where a state was taken, whose seed is used from now on. Raises ResumeError."""
         return self._start_of(state)
 
+    def place_of(self, start: Start, units: int) -> Start:
+        """Where so many units of the epoch of `start` are handed out."""
+        return self.feed.at(Start(start.epoch, 0, start.order)).after(units // self.units_of_step)
+
     def report(self) -> None:
         """Warn of the bad samples of the iteration before."""
         if self._dataset is not None and self._reported is not None and (report := self._dataset.report()):

@@ -22,7 +22,7 @@ from readers.order.base import Int64s
 from readers.position import Place, Progress
 from readers.torch.dataset import ImageDataset
 from readers.torch.sampler import EpochSampler
-from readers.trainers import Trainer, calling_package, find_trainer
+from readers.trainers import Trainer, calling_package, check_persistent, find_trainer
 
 __all__ = ["ImageStream"]
 
@@ -106,6 +106,7 @@ class ImageStream(IterableDataset[Any]):
 
     def __len__(self) -> int:
         """Batches of a whole epoch on this rank, also in an epoch that was resumed."""
+        check_persistent(self)  # Lightning asks for this before each use of a DataLoader
         full, rest = divmod(len(self.sampler), self.batch_size)
         return full if self.drop_last or not rest else full + 1
 
@@ -125,7 +126,7 @@ class ImageStream(IterableDataset[Any]):
         else:
             token = self.sampler.state_dict()
         number = 0 if current is None or progress is None else current.number
-        return {"sampler": token, "number": number, "batch_size": self.batch_size}
+        return {"sampler": token, "number": number, "batch_size": self.batch_size, "ranks": self.sampler.world_size}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration begin there. Takes states of samplers and loaders, too. Raises ResumeError."""
@@ -135,14 +136,17 @@ class ImageStream(IterableDataset[Any]):
         if number is None or (info is None and calling_package() != "torchdata"):
             self.sampler.load_state_dict(token)
             return
-        batch_size = state.get("batch_size", self.batch_size)
-        if info is not None and info.num_workers > 1 and batch_size != self.batch_size:
+        start, here = self.sampler.restored(token), (self.batch_size, self.sampler.world_size)
+        there = (state.get("batch_size", here[0]), state.get("ranks", here[1]))
+        shared = info is not None and info.num_workers > 1 and self.sampler.units_after(start) >= self.batch_size
+        if info is not None and shared and there != here:
             self._refused = ResumeError(  # raised with the first batch: Lightning hides what is raised before
-                f"the state is that of {info.num_workers} workers that share out batches of {batch_size} samples, and "
-                f"this stream has batches of {self.batch_size}: samples would be lost or repeated; resume with "
-                f"batch_size={batch_size}, or from  stream.state_after(samples this rank has trained on)"
+                f"the state is that of {info.num_workers} workers that share out batches of {there[0]} samples on each "
+                f"of {there[1]} ranks, and this stream has batches of {here[0]} on {here[1]}: samples would be lost or "
+                f"repeated; resume with those of the state, or from  "
+                f"stream.state_after(samples this rank has trained on)"
             )
-        self._restored = (self.sampler.restored(token), number)  # for the one iterator that is made next here
+        self._restored = (start, number)  # for the one iterator that is made next here
 
     # --- inside -------------------------------------------------------------------------------------------------
     def __iter__(self) -> Iterator[Any]:
@@ -181,9 +185,16 @@ class ImageStream(IterableDataset[Any]):
         place.forget(seed)  # a restored DataLoader has the seed of the one that it continues
         start, number = restored
         if workers > 1:  # each of them is where it made its own last batch
-            number += trainer.under_way  # so that the next worker, who is asked first, makes the last batch again
+            if trainer.under_way:  # the worker that is asked first makes the batch under way again, and is the next one
+                number += trainer.batches + 1 - self._batches_before(start)
+                start = self.sampler.place_of(start, trainer.batches * self.batch_size)
             trainer = replace(trainer, under_way=False, batches=0)
         return self.sampler.begin(trainer, start), number
+
+    def _batches_before(self, start: Start) -> int:
+        """How many batches of the epoch are before a position."""
+        full, rest = divmod(self.sampler.units_after(Start()) - self.sampler.units_after(start), self.batch_size)
+        return full if self.drop_last or not rest else full + 1
 
     def _trainer(self) -> Trainer:
         """Who asks for the iteration that begins; in a worker, who has started that for its first one."""
