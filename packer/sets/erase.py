@@ -533,5 +533,5 @@ def _shared(other: Path, files: Collection[tuple[int, int]]) -> Iterator[tuple[i
 def _unknown(root: Path, info: DatasetInfo) -> Iterator[str]:
     """What is in the directory and not of the set."""
     known = {DATASET_FILE, WORK_FOLDER, *info.documents}
-    known |= {path.partition("/")[0] for path in files_of(info)}
+    known |= {path.partition("/")[0] for path in (*files_of(info), *(old.path for old in info.retired))}
     yield from sorted(name for name in os.listdir(root) if name not in known)
