@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TypeAlias
 
 import pytest
+from conftest import make_jpeg, tree_of
 from set_cases import COUNTS, OTHERS, masks_for, pack_tree, wrong
 
+import readers
 from packer.cli import main
 
 
@@ -97,6 +99,23 @@ def test_commands(name: str, one: Path, two: Path, tmp_path: Path, run: Run) -> 
         assert would.get(key) == did.get(key), key
     out = tmp_path / "out" if (tmp_path / "out").exists() else one
     assert wrong(out) == [] and not (out / ".packing").exists()
+
+
+def test_append_takes_the_options_that_name_what_a_source_calls_things(one: Path, tmp_path: Path, run: Run) -> None:
+    tree_of(tmp_path / "scans" / "images", {f"{i}.jpg": make_jpeg(90 + i) for i in range(2)})
+    table = tmp_path / "scans" / "new.csv"
+    table.write_text("file,finding\n0.jpg,dog\n1.jpg,cat\n")
+    options = ["--split", "train", "--workers", "1"]
+    status, _, errors = run("append", one, table, *options)
+    assert status == 1 and "name another folder with  --folder DIR" in errors
+    named = ["--folder", table.parent / "images", "--label-column", "finding"]
+    status, _, errors = run("append", one, table, *named, *options)
+    assert (status, "warning" in errors) == (0, False), errors
+    with readers.open(one, "train") as reader:
+        assert {key: reader.classes[label] for key, label in zip(reader.keys, reader.labels, strict=True)}.items() >= {
+            ("0", "dog"),
+            ("1", "cat"),
+        }
 
 
 def test_commands_say_what_is_wrong(one: Path, tmp_path: Path, run: Run) -> None:
