@@ -118,6 +118,21 @@ def test_append_takes_the_options_that_name_what_a_source_calls_things(one: Path
         }
 
 
+def test_drop_says_that_the_bytes_stay_and_what_removes_them(one: Path, run: Run) -> None:
+    status, shown, errors = run("drop", one, "--where", 'key == "cat/cat0t1"')
+    assert status == 0 and f"until  packer reshard {one}  and  packer prune {one}" in shown, errors
+    for command in ("reshard", "prune"):
+        assert run(command, one)[0] == 0
+    assert not [path for path in one.rglob("*") if path.is_file() and b"cat0t1" in path.read_bytes()]
+
+
+def test_append_of_one_class_that_the_set_has_is_no_matter_for_a_warning(one: Path, tmp_path: Path, run: Run) -> None:
+    for name in ("cat", "fox"):
+        tree_of(tmp_path / name, {f"train/{name}/new.jpg": make_jpeg(80)})
+        status, _, errors = run("append", one, tmp_path / name, "--workers", "1")
+        assert (status, "one class only" in errors) == (0, name == "fox"), errors
+
+
 def test_commands_say_what_is_wrong(one: Path, tmp_path: Path, run: Run) -> None:
     (tmp_path / "keys.txt").write_text("no/such\n")
     for arguments, status, message in (

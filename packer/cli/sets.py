@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from cache.messages import listed, plural
+from cache.messages import listed, plural, quoted
 from packer.cli.convert import OF_THE_SOURCE, SOURCE_SECTIONS, Container, dealt_lines
 from packer.cli.convert import command as convert_command
 from packer.cli.engines import engine_options
@@ -161,7 +161,10 @@ def drop_command(path: str, where: str | None, keys: str | None, as_json: bool, 
 
     Their bytes stay in the shards until `packer reshard` and then `packer prune`; `packer erase` removes them at once.
     """
-    _show(drop(path, where=where, keys=_listed(where, keys), watcher=watcher(as_json), **options), as_json)
+    result = drop(path, where=where, keys=_listed(where, keys), watcher=watcher(as_json), **options)
+    root = quoted(result.output)
+    stay = f"  the bytes of dropped samples stay in its shards until  packer reshard {root}  and  packer prune {root}"
+    show_result(result, as_json, lambda: [*_summary(result), stay])
 
 
 def _listed(where: str | None, keys: str | None) -> list[str] | None:
