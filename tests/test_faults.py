@@ -245,7 +245,7 @@ def test_a_filesystem_that_is_full_at_any_moment_of_an_hdf5_shard(tmp_path: Path
     tree = tree_of(tmp_path / "in", {f"a/{number}.jpg": make_jpeg(number, (256, 256)) for number in range(12)})
     payload, small, ended = sum(path.stat().st_size for path in tree.rglob("*.jpg")), tmp_path / "small", set()
     small.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", small], capture_output=True, check=False)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", small], capture_output=True)
     if mounted.returncode:
         pytest.skip("mounting a tmpfs needs root")
     try:

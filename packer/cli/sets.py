@@ -162,8 +162,10 @@ def drop_command(path: str, where: str | None, keys: str | None, as_json: bool, 
     Their bytes stay in the shards until `packer reshard` and then `packer prune`; `packer erase` removes them at once.
     """
     result = drop(path, where=where, keys=_listed(where, keys), watcher=watcher(as_json), **options)
-    root = quoted(result.output)
-    stay = f"  the bytes of dropped samples stay in its shards until  packer reshard {root}  and  packer prune {root}"
+    stay = (
+        f"  the bytes of dropped samples stay in its shards until  packer reshard {quoted(result.output)}  and  "
+        f"packer prune {quoted(result.output)}"
+    )
     show_result(result, as_json, lambda: [*_summary(result), stay])
 
 
