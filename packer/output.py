@@ -45,14 +45,15 @@ def local_output(directory: str | os.PathLike[str]) -> Path:
 
 
 @contextmanager
-def output_errors() -> Iterator[None]:
-    """Turn system errors about the files of an output into OutputErrors that name the file."""
+def output_errors(where: Path | None = None) -> Iterator[None]:
+    """Turn system errors about the files of an output into OutputErrors that name the file, or else `where`."""
     try:
         yield
     except PackerError:
         raise
     except OSError as error:
-        text = f"{error.filename}: cannot be written: {error.strerror}" if error.filename is not None else str(error)
+        name = where if error.filename is None else error.filename
+        text = str(error) if name is None else f"{name}: cannot be written: {error.strerror or error}"
         output_error = OutputError(text)
         output_error.errno = error.errno
         raise output_error from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import itertools
 import json
 import os
@@ -11,6 +12,7 @@ import shutil
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from suites.programs import run_packer
 
 import packer
 import readers
+from cache.errors import OutputError
 from readers.augment import CenterCrop, Resize
 from readers.layout import read_dataset_info
 
@@ -87,7 +90,7 @@ def test_what_earlier_changes_left_behind_is_erased_too(to: str, tmp_path: Path)
     expected, payloads = without(content(root), *GONE)
     assert len(payloads) == 4
     result = packer.erase(root, where='key in ("cat/cat0t1", "dog/dog0t3")', workers=1)
-    assert "dropped" in [copy.what for copy in result.copies]
+    assert "dropped" in [copy.what for copy in result.copies] and result.unknown == ()
     check(root, expected)
     assert not files_with(root, *payloads, b"cat0t1", b"dog0t3")
     packer.erase(root, keys=["cat/cat0t2"], workers=1)
@@ -253,6 +256,34 @@ def test_a_damaged_neighbour_is_named_and_nothing_is_lost(tmp_path: Path) -> Non
     assert shards(root) == before
     packer.erase(root, keys=["cat/cat0t1", "cat/cat0t0"], workers=1)
     assert wrong(root) == [] and not files_with(root, b"cat0t1")
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_full_disk_is_one_clear_error_and_nothing_is_erased(
+    to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = pack(tmp_path / "set", to)
+    expected = content(root)
+
+    def full(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "writev", full)
+        with pytest.raises(
+            OutputError,
+            match=rf"{root}: No space left on device; make room and .* nothing is erased so far",
+        ):
+            packer.erase(root, keys=GONE, workers=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=100))
+        with pytest.raises(OutputError, match=rf"{root}: needs [\d,]+ bytes, 100 are free there; make room"):
+            packer.erase(root, keys=GONE, workers=1)
+    with monkeypatch.context() as patch:
+        patch.setattr("packer.sets.erase.write_index", full)
+        with pytest.raises(OutputError, match=f"{root}: cannot be written: No space left on device"):
+            packer.erase(root, keys=GONE, workers=1)
+    check(root, expected)
 
 
 def killed_at(steps: Iterable[int], folder: Path) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from conftest import files_of, make_jpeg
+from conftest import files_of, make_jpeg, tree_of
 from suites.children import crashes_at, end_of, forked, in_child
 
 import packer
@@ -238,6 +238,29 @@ def test_a_full_filesystem(tree: Path, tmp_path: Path) -> None:
         assert files_of(small / "out") == reference(tree, tmp_path / "reference")
     finally:
         subprocess.run(["umount", small], check=True)
+
+
+def test_a_filesystem_that_is_full_at_any_moment_of_an_hdf5_shard(tmp_path: Path) -> None:
+    """The HDF5 library writes its structures when it closes a file, and reports system errors in its own way."""
+    tree = tree_of(tmp_path / "in", {f"a/{number}.jpg": make_jpeg(number, (256, 256)) for number in range(12)})
+    payload, small, ended = sum(path.stat().st_size for path in tree.rglob("*.jpg")), tmp_path / "small", set()
+    small.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", small], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    try:
+        for room in range(payload, payload + 400_000, 4096):
+            (small / "fill").write_bytes(bytes(shutil.disk_usage(small).free - room))
+            try:
+                packer.convert(tree, to="hdf5", output=small / "out", workers=1)
+                ended.add("packed")
+            except readers.OutputError as error:
+                ended.add("full" if "No space left on device; make room and run" in str(error) else "known before")
+            (small / "fill").unlink()
+            shutil.rmtree(small / "out", ignore_errors=True)
+    finally:
+        subprocess.run(["umount", small], check=True)
+    assert ended == {"known before", "full", "packed"}
 
 
 @pytest.mark.parametrize("replaced", [False, True])

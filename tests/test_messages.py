@@ -78,8 +78,8 @@ PLACEHOLDER = re.compile("\0(\\d+)\0")
 # Words that need no quotes: numbers, names of our own, and what its property or caller has quoted.
 PLAIN = frozenset(
     {
-        "DISTRIBUTION", "SUMS_FILE", "wanted", "first.format", "index", "shell", "port", "more", "fraction",
-        "resize_short", "max_side", "tasks[0]", "self.tasks", "one",
+        "DISTRIBUTION", "SUMS_FILE", "wanted", "first.format", "info.format", "index", "shell", "port",
+        "more", "fraction", "resize_short", "max_side", "tasks[0]", "self.tasks", "one",
         "task_list(tasks)", "max(0.01, int(90 * row.holds) / 100)", "e.facts.crop or 256", "round(needed + 0.5)",
         "f.source", "e.facts.source", "places", "named",
     }

@@ -281,4 +281,5 @@ def test_no_credentials(host: str) -> None:
     says = f"Generic error: Error performing PUT http://{host} in 1ms - Server returned 403"
     error = translated(OSError(says), "s3://bucket/set (GET)", says)
     assert isinstance(error, DeniedError) and "s3://bucket/set (GET): no credentials were found" in str(error)
+    assert "169.254" not in str(error)  # the user has asked nothing of this address
     assert "AWS_SKIP_SIGNATURE=true" in str(error)

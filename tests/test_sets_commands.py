@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TypeAlias
 
 import pytest
+from conftest import make_jpeg, tree_of
 from set_cases import COUNTS, OTHERS, masks_for, pack_tree, wrong
 
+import readers
 from packer.cli import main
 
 
@@ -97,6 +99,38 @@ def test_commands(name: str, one: Path, two: Path, tmp_path: Path, run: Run) -> 
         assert would.get(key) == did.get(key), key
     out = tmp_path / "out" if (tmp_path / "out").exists() else one
     assert wrong(out) == [] and not (out / ".packing").exists()
+
+
+def test_append_takes_the_options_that_name_what_a_source_calls_things(one: Path, tmp_path: Path, run: Run) -> None:
+    tree_of(tmp_path / "scans" / "images", {f"{i}.jpg": make_jpeg(90 + i) for i in range(2)})
+    table = tmp_path / "scans" / "new.csv"
+    table.write_text("file,finding\n0.jpg,dog\n1.jpg,cat\n")
+    options = ["--split", "train", "--workers", "1"]
+    status, _, errors = run("append", one, table, *options)
+    assert status == 1 and "name another folder with  --folder DIR" in errors
+    named = ["--folder", table.parent / "images", "--label-column", "finding"]
+    status, _, errors = run("append", one, table, *named, *options)
+    assert (status, "warning" in errors) == (0, False), errors
+    with readers.open(one, "train") as reader:
+        assert {key: reader.classes[label] for key, label in zip(reader.keys, reader.labels, strict=True)}.items() >= {
+            ("0", "dog"),
+            ("1", "cat"),
+        }
+
+
+def test_drop_says_that_the_bytes_stay_and_what_removes_them(one: Path, run: Run) -> None:
+    status, shown, errors = run("drop", one, "--where", 'key == "cat/cat0t1"')
+    assert status == 0 and f"until  packer reshard {one}  and  packer prune {one}" in shown, errors
+    for command in ("reshard", "prune"):
+        assert run(command, one)[0] == 0
+    assert not [path for path in one.rglob("*") if path.is_file() and b"cat0t1" in path.read_bytes()]
+
+
+def test_append_of_one_class_that_the_set_has_is_no_matter_for_a_warning(one: Path, tmp_path: Path, run: Run) -> None:
+    for name in ("cat", "fox"):
+        tree_of(tmp_path / name, {f"train/{name}/new.jpg": make_jpeg(80)})
+        status, _, errors = run("append", one, tmp_path / name, "--workers", "1")
+        assert (status, "one class only" in errors) == (0, name == "fox"), errors
 
 
 def test_commands_say_what_is_wrong(one: Path, tmp_path: Path, run: Run) -> None:

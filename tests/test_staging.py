@@ -144,6 +144,7 @@ def test_the_command(source: Path, tmp_path: Path) -> None:
             "dataset.json: not a directory; choose another directory with --target DIR",
         ),
         (("{source}", "--target", "/proc/nothing"), 1, "/proc/nothing"),
+        (("{source}", "--target", "/no-such-disk"), 1, "/no-such-disk: no such directory, and none is made in /"),
         (
             ("{source}", "--target", "{tmp}/no-such-disk/here"),
             1,

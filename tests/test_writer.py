@@ -502,6 +502,8 @@ def test_a_writer_says_what_to_do_where_a_field_comes_late(tmp_path: Path) -> No
             BadSampleError, match=r"sample 'b': has no field 'caption'.*\{'image': 'image', 'caption': 'text'\}"
         ):
             out.write("b", image=JPEGS[1], caption="a cat")
+        with pytest.raises(BadSampleError, match=r"'caption': 'text', 'mask': 'mask'\}"):  # all that it would lose
+            out.write("c", image=JPEGS[1], caption="a cat", mask=MASK)
     with packer.writer(tmp_path / "two", "tar", fields={"image": "image", "caption": "text"}) as out:
         out.write("a", image=JPEGS[0])
         out.write("b", image=JPEGS[1], caption="a cat", label=3)

@@ -322,7 +322,10 @@ def translated(error: BaseException, where: str, says: str) -> RemoteError:
     if "NoSuchBucket" in says or "ContainerNotFound" in says or "The specified bucket does not exist" in says:
         return NoBucketError(f"{where}: there is no such bucket; check the address, the endpoint and the region")
     if "169.254.169.254" in says or "metadata.google.internal" in says:  # where a cloud has them
-        return DeniedError(f"{where}: no credentials were found ({detail}); set {set_these}")
+        return DeniedError(
+            f"{where}: no credentials were found, neither in the environment nor from a cloud that this machine is of; "
+            f"set {set_these}"
+        )
     if "416 Range Not Satisfiable" in says:
         return ChangedError(f"{where}: the object is shorter than that; it changed since it was indexed")
     kind, meaning = _KINDS.get(type(error).__name__, (RemoteError, ""))

@@ -230,6 +230,8 @@ class Session:
         if self.request.target is not None:
             if not path.parent.is_dir():
                 raise NoTargetError(f"there is no directory {path.parent} to make it in")
+            if not path.is_dir() and path.parent == Path(path.anchor):
+                raise NoTargetError(f"no such directory, and none is made in {path.parent}")
             path.mkdir(exist_ok=True)
         if not path.is_dir():
             raise NoTargetError("no such directory")

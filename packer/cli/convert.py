@@ -43,7 +43,7 @@ from packer.sources.tree_layouts import LAYOUTS
 from readers.augment.ops import Op
 from readers.names import FieldName
 
-__all__ = ["OF_THE_SOURCE", "Container", "command", "dealt_lines", "field_columns", "summary"]
+__all__ = ["OF_THE_SOURCE", "SOURCE_SECTIONS", "Container", "command", "dealt_lines", "field_columns", "summary"]
 
 _REASONS_SHOWN = 10
 OF_THE_SOURCE = (
@@ -102,15 +102,18 @@ class Container(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"{value!r} is not one of {names} ({format_aliases()})", param, ctx)
 
 
-_SECTIONS = {
-    "Which samples": ("split", "split_column", "split_fractions", "seed", "stratify", "group", "classes", "where"),
-    "Images": ("on_error", "check", "decode", "reencode", "quality", "max_side", "resize_short", "ops"),
-    "Shards": ("shard_size", "samples_per_shard", "shuffle", "label_offset"),
+SOURCE_SECTIONS = {
     "What a source calls things": (
         *("path_column", "label_column", "fields", "folder", "image_key", "label_key", "source_label_offset"),
         *("layout", "image_sets"),
     ),
     "Lists of addresses": FETCH_OPTIONS,
+}
+_SECTIONS = {
+    "Which samples": ("split", "split_column", "split_fractions", "seed", "stratify", "group", "classes", "where"),
+    "Images": ("on_error", "check", "decode", "reencode", "quality", "max_side", "resize_short", "ops"),
+    "Shards": ("shard_size", "samples_per_shard", "shuffle", "label_offset"),
+    **SOURCE_SECTIONS,
 }
 
 

@@ -7,9 +7,11 @@ from typing import Any, TypeVar
 
 import click
 
-from cache.messages import listed, plural
-from packer.cli.convert import Container, dealt_lines
+from cache.messages import listed, plural, quoted
+from packer.cli.convert import OF_THE_SOURCE, SOURCE_SECTIONS, Container, dealt_lines
+from packer.cli.convert import command as convert_command
 from packer.cli.engines import engine_options
+from packer.cli.sections import SectionedCommand
 from packer.cli.text import (
     Emphasis,
     SetPlace,
@@ -30,6 +32,7 @@ from packer.sets.operations import drop, merge, prune, read_keys, relabel, split
 from packer.sets.packing import EXISTING, append, reshard
 from packer.sets.save import SaveResult
 from packer.sets.table import SetTable
+from packer.sources import open_source
 from readers.fields import KINDS
 
 __all__ = [
@@ -59,9 +62,10 @@ _where = click.option("--where", metavar="EXPRESSION", help="""Samples for which
                       """and label in ("cat", 3)'.""")  # fmt: skip
 _keys = click.option("--keys", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="Samples with these "
                      "keys, one a line.")  # fmt: skip
+_of_the_source = [option for option in convert_command.params if option.name in (*OF_THE_SOURCE, "source_label_offset")]
 
 
-@click.command("append")
+@click.command("append", cls=SectionedCommand, sections=SOURCE_SECTIONS, params=list(_of_the_source))
 @_set
 @click.argument("source", metavar="SOURCE", type=SetPlace(local=True))
 @new_split_option("Take this split only; or the name of a source without splits.")
@@ -79,7 +83,9 @@ def append_command(path: str, source: str, as_json: bool, **options: Any) -> Non
     They go into shards of their own; the shards of SET stay as they are. Classes are unified by name. Others that
     append to SET at the same time wait.
     """
-    _show(append(path, source, watcher=watcher(as_json), **options), as_json)
+    given = {option.name: options.pop(str(option.name)) for option in _of_the_source}
+    opened = open_source(source, label_offset=given.pop("source_label_offset"), **given)
+    _show(append(path, opened, watcher=watcher(as_json), **options), as_json)
 
 
 @click.command("merge")
@@ -155,7 +161,12 @@ def drop_command(path: str, where: str | None, keys: str | None, as_json: bool, 
 
     Their bytes stay in the shards until `packer reshard` and then `packer prune`; `packer erase` removes them at once.
     """
-    _show(drop(path, where=where, keys=_listed(where, keys), watcher=watcher(as_json), **options), as_json)
+    result = drop(path, where=where, keys=_listed(where, keys), watcher=watcher(as_json), **options)
+    stay = (
+        f"  the bytes of dropped samples stay in its shards until  packer reshard {quoted(result.output)}  and  "
+        f"packer prune {quoted(result.output)}"
+    )
+    show_result(result, as_json, lambda: [*_summary(result), stay])
 
 
 def _listed(where: str | None, keys: str | None) -> list[str] | None:

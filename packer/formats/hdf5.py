@@ -20,6 +20,7 @@ around the streamed bytes. Further fields are spooled to files of their own and 
 from __future__ import annotations
 
 import os
+import re
 from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -104,7 +105,13 @@ class Hdf5Writer:
     def finish(self) -> WrittenShard:
         self.flush()
         main = self._fields[0][1]
-        starts = self._write_skeleton()
+        try:
+            starts = self._write_skeleton()
+        except RuntimeError as error:  # a system error of a file that HDF5 closes, as on a full disk
+            found = re.search(r"errno = (\d+)", str(error))
+            if found is None:
+                raise
+            raise OSError(int(found[1]), os.strerror(int(found[1])), str(self._skeleton)) from error
         crc, size = self._assemble(main, starts)
         main.sync_and_close()
         for _, spool in self._fields[1:]:

@@ -36,7 +36,7 @@ from cache.errors import BadSampleError, DamagedSampleError, PackerError, Source
 from cache.files import Folder
 from cache.messages import Counter, Silent, Watcher, plural, quoted
 from packer.columns import PartMeta, ShardColumns, load_part, save_part, write_index
-from packer.conversion.pack import Cancelled
+from packer.conversion.pack import Cancelled, disk_full
 from packer.documents import has_checksums
 from packer.formats import format_named, writable_formats
 from packer.formats.base import PackedSample, ShardSpec
@@ -45,6 +45,7 @@ from packer.output import Result, output_errors
 from packer.sets.change import Change, files_of
 from packer.sets.pieces import Piece, PieceColumns, shards_of_split
 from packer.sets.save import free_index, operation, origin_of
+from packer.sets.shards import check_room
 from packer.sets.table import SetTable, table, without_values
 from packer.workers import Workers, run_shards
 from readers.headers import read_header
@@ -59,6 +60,7 @@ __all__ = ["CopyLeft", "EraseResult", "erase"]
 
 Int64s = npt.NDArray[np.int64]
 _FLUSH_BYTES = 8 << 20
+_AGAIN = "run the same command again: nothing is erased so far"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,7 @@ def erase(
     request = hashlib.sha256(json.dumps([where, listed, split]).encode()).hexdigest()
     if dry_run:
         return _Erasure(table(root), where, listed, split).result(dry_run=True)
-    with Change(root, watcher) as change, output_errors():
+    with Change(root, watcher) as change, output_errors(root):
         try:
             erasure = _Erasure(table(root), where, listed, split)
         except (SourceError, UnknownNameError):
@@ -236,8 +238,19 @@ class _Erasure:
         tasks = [task for number, path in enumerate(self.shards) for task in self._task(change, path, number)]
         samples = sum(len(task.samples) for task in tasks)
         size = sum(self._shard(path).bytes for path in self.shards)
+        check_room(self._root, self._staying_bytes())
         metas = run_shards(_write_shard, tasks, len(tasks), workers, watcher, (samples, size), folder=change.work.path)
         return {task.old: meta for task, meta in zip(tasks, metas, strict=True)}
+
+    def _staying_bytes(self) -> int:
+        """The payloads that are written again."""
+        total = 0
+        for path in self.shards:
+            for field in self._info.fields:
+                for name, found in self._in_shard(path, field):
+                    if len(found):
+                        total += int(self._kept[name].table.field_column(field, "length")[found].sum())
+        return total
 
     def _shard(self, path: str) -> ShardInfo:
         return next(shard for split in self._info.splits.values() for shard in split.shards if shard.path == path)
@@ -431,6 +444,9 @@ def _write_shard(task: _Task, counter: Counter) -> PartMeta:
             written = writer.finish()
         except BaseException as error:
             writer.abort()
+            full = disk_full(error, task.root, _AGAIN) if isinstance(error, OSError) else None
+            if full is not None:
+                raise full from error
             if not isinstance(error, DamagedSampleError):
                 raise
             raise BadSampleError(
@@ -533,5 +549,5 @@ def _shared(other: Path, files: Collection[tuple[int, int]]) -> Iterator[tuple[i
 def _unknown(root: Path, info: DatasetInfo) -> Iterator[str]:
     """What is in the directory and not of the set."""
     known = {DATASET_FILE, WORK_FOLDER, *info.documents}
-    known |= {path.partition("/")[0] for path in files_of(info)}
+    known |= {path.partition("/")[0] for path in (*files_of(info), *(old.path for old in info.retired))}
     yield from sorted(name for name in os.listdir(root) if name not in known)

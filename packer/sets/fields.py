@@ -82,7 +82,7 @@ def add_field(
     files.kind = kind or _kind_of(field, files.names)
     if dry_run:
         return _Addition(root, read_dataset_info(root), field, files).result(None)
-    with Change(root, watcher) as change, output_errors():
+    with Change(root, watcher) as change, output_errors(root):
         assert change.info is not None
         options = replace(options_like(root, change.info, shard_size), decode="none")
         addition = _Addition(root, change.info, field, files)

@@ -37,6 +37,7 @@ from packer.sets.unify import (
 from packer.sources import Source, open_source
 from packer.sources.base import SourceListing, stored_title
 from packer.sources.packed import PackedSource
+from packer.sources.tree_layouts import ONE_CLASS
 from packer.workers import Workers, without_gc
 from readers.layout import AdoptedKeys, DatasetInfo, ShardInfo, read_dataset_info
 from readers.pixels import PIXELS
@@ -90,7 +91,8 @@ def append(
     with without_gc():
         listing = opened.list(split)
     for warning in listing.warnings:
-        watcher.note(f"warning: {warning}")
+        if ONE_CLASS not in warning or not set(listing.classes) <= set(info.classes):
+            watcher.note(f"warning: {warning}")
     for part in listing.splits.values():
         check_listing(part, opened.title)
     check_fields(options.ops, listing.fields)
@@ -99,7 +101,7 @@ def append(
         watcher.note(f"packing as this set was packed: {again}")
     if dry_run:
         return _Append(root, info, opened, listing, existing, options.where).result(None)
-    with Change(root, watcher) as change, output_errors():
+    with Change(root, watcher) as change, output_errors(root):
         assert change.info is not None
         appending = _Append(root, change.info, opened, listing, existing, options.where)
         if not appending.samples:
@@ -148,7 +150,7 @@ def reshard(
     source = PackedSource(root, raw=raw is not None)
     if dry_run:
         return _resharded(root, info, options, source.list(None), None)
-    with Change(target, watcher, new=output is not None) as change, output_errors():
+    with Change(target, watcher, new=output is not None) as change, output_errors(target):
         info, listing = read_dataset_info(root), source.list(None)
         new = pack(change, source, listing, options, lambda name: name, crew, watcher)
         fields = options.packed_fields(listing.fields)

@@ -33,7 +33,7 @@ from readers.layout import AdoptedKeys, DatasetInfo, ShardInfo, SplitInfo
 from readers.pixels import PIXELS
 from readers.where import ERASED
 
-__all__ = ["Indexes", "NewShards", "options_like", "pack", "recorded_options", "result_of"]
+__all__ = ["Indexes", "NewShards", "check_room", "options_like", "pack", "recorded_options", "result_of"]
 
 
 def options_like(root: Path, info: DatasetInfo, shard_size: int | str | None) -> ConvertOptions:
@@ -89,6 +89,13 @@ def recorded_options(root: Path, info: DatasetInfo, options: ConvertOptions) -> 
     return found
 
 
+def check_room(root: Path, needed: int) -> None:
+    """Raise OutputError where the disk of a set has less room than this."""
+    free = shutil.disk_usage(root).free
+    if needed > free:
+        raise OutputError(f"{root}: needs {needed:,} bytes, {free:,} are free there; make room")
+
+
 def pack(
     change: Change,
     source: Source,
@@ -117,9 +124,8 @@ def pack(
             if not any(map(change.place.kind, names)):
                 break
         shards += [shard._replace(name=name) for shard, name in zip(of_split, names, strict=True)]
-    needed, free = plan.source_bytes, shutil.disk_usage(change.root).free
-    if needed > free and options.encoding is None:
-        raise OutputError(f"{change.root}: needs {needed:,} bytes, {free:,} are free there; make room")
+    if options.encoding is None:
+        check_room(change.root, plan.source_bytes)
     tasks = (
         ShardTask(
             source=source,

@@ -153,7 +153,7 @@ class SampleForm:
             if getattr(values.get(name), "mode", "") == "F":
                 raise BadSampleError(
                     f"{name}: holds floating-point numbers, and readers decode further images of a sample to RGB; pack "
-                    f"it as numbers, which do not follow flips and crops, with  fields={self._named(name, 'array')!r}"
+                    f"it as numbers, which do not follow flips and crops, with  fields={self._named({name: 'array'})!r}"
                 )
         if self.rest:
             kept = {name: _plain(values[name]) for name in self.rest if values.get(name) is not None}
@@ -172,15 +172,17 @@ class SampleForm:
                 what = f"has an array as {name!r}, which the samples before have as JSON"
             else:
                 continue
+            known = {*self.members, self.label, *self.rest}
+            others = {its: _kind(its, found) for its, found in values.items() if its not in known and found is not None}
             raise SourceError(
                 f"{what}. Fields are made for what the first samples hold; say what every member is with  "
-                f"fields={self._named(name, _kind(name, value))!r}  (or 'drop')"
+                f"fields={self._named(others | {name: _kind(name, value)})!r}  (or 'drop')"
             )
 
-    def _named(self, name: str, kind: str) -> dict[str, str]:
-        """This form as `fields`, with another member, or another kind of one."""
+    def _named(self, others: Mapping[str, str]) -> dict[str, str]:
+        """This form as `fields`, with other members, or other kinds of them."""
         kinds = {member: its for member, (_, its) in self.members.items()}
-        return kinds | ({self.label: LABEL} if self.label else {}) | dict.fromkeys(self.rest, "json") | {name: kind}
+        return kinds | ({self.label: LABEL} if self.label else {}) | dict.fromkeys(self.rest, "json") | dict(others)
 
     @property
     def target(self) -> str:

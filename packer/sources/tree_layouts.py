@@ -25,10 +25,20 @@ from cache.messages import plural, quoted
 from packer.sources.tables import TABLE_SUFFIXES
 from readers.tree import TreeFiles, TreeSplit, has_image_suffix
 
-__all__ = ["LACKING", "LAYOUTS", "CelebaFiles", "celeba_files", "check_layout", "is_no_class", "lacking_in_train"]
+__all__ = [
+    "LACKING",
+    "LAYOUTS",
+    "ONE_CLASS",
+    "CelebaFiles",
+    "celeba_files",
+    "check_layout",
+    "is_no_class",
+    "lacking_in_train",
+]
 
 LAYOUTS = ("auto", "tree")
 LACKING = " that train lacks: "
+ONE_CLASS = "one class only"
 _YEAR = re.compile(r"(train|val|test|unlabeled)20\d\d")
 _PICTURES = ("images", "image", "imgs", "img", "jpegimages")
 _COMPANIONS = (
@@ -210,7 +220,7 @@ def _warnings(
     labelled = sum(map(len, labels.values())) - sum(unlabelled.values())
     if len(classes) == 1 and labelled:
         folder = next(Path(part.root, classes[0]) for part in splits.values())
-        yield f"one class only, {classes[0]!r}; if that folder is not a class, {_command(where, str(folder))}"
+        yield f"{ONE_CLASS}, {classes[0]!r}; if that folder is not a class, {_command(where, str(folder))}"
     strange = [name for name in classes if name.lower() in (*_PICTURES, *_COMPANIONS)]
     if strange and len(classes) > 1:
         yield f"taken for classes: {_listed(strange)}; layout='tree'  says that they are"
