@@ -261,7 +261,8 @@ def _apart(group: Any, path: Path, options: LocateOptions, unused: list[tuple[st
 def _item(sample: Located, item: Any, path: Path, options: LocateOptions) -> Located:
     """The sample with where its image is."""
     try:
-        return sample._replace(ranges={"image": (flat_start(item, path), item.nbytes)}, bytes=item.nbytes)
+        size = int(item.nbytes)  # of NumPy in h5py 3.8
+        return sample._replace(ranges={"image": (flat_start(item, path), size)}, bytes=size)
     except NotFlatError:
         if not options.lenient:
             raise
