@@ -138,7 +138,7 @@ class Hdf5Writer:
                 if field == self._pixels:
                     data = _contiguous(file, field, (len(self._labels), *self._side, 3))
                 else:
-                    data = _contiguous(file.create_group(field), "data", (size,))
+                    data = _contiguous(_group(file, field), "data", (size,))
                 starts[field] = data.get_offset() or 0
                 if 0 < size < _SMALL_BYTES:
                     small = os.pread(gather.descriptor, size, _DATA_START)
@@ -212,6 +212,14 @@ def _create(path: Path) -> Any:
     creation = h5py.h5p.create(h5py.h5p.FILE_CREATE)
     creation.set_obj_track_times(False)  # of the root group: the same samples give the same bytes, today or tomorrow
     return h5py.File(h5py.h5f.create(os.fsencode(path), h5py.h5f.ACC_EXCL, creation, access))
+
+
+def _group(file: Any, name: str) -> Any:
+    """A group without times; create_group of h5py before 3.15 writes them."""
+    creation, link = h5py.h5p.create(h5py.h5p.GROUP_CREATE), h5py.h5p.create(h5py.h5p.LINK_CREATE)
+    creation.set_obj_track_times(False)
+    link.set_char_encoding(h5py.h5t.CSET_ASCII if name.isascii() else h5py.h5t.CSET_UTF8)
+    return h5py.Group(h5py.h5g.create(file.id, name.encode(), lcpl=link, gcpl=creation))
 
 
 def _contiguous(group: Any, name: str, shape: tuple[int, ...]) -> Any:

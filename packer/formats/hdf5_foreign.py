@@ -260,13 +260,14 @@ def _apart(group: Any, path: Path, options: LocateOptions, unused: list[tuple[st
 
 def _item(sample: Located, item: Any, path: Path, options: LocateOptions) -> Located:
     """The sample with where its image is."""
+    size = int(item.nbytes)  # h5py 3.8 gives a number of NumPy
     try:
-        return sample._replace(ranges={"image": (flat_start(item, path), item.nbytes)}, bytes=item.nbytes)
+        return sample._replace(ranges={"image": (flat_start(item, path), size)}, bytes=size)
     except NotFlatError:
         if not options.lenient:
             raise
     check_claim(item, path)
-    return sample._replace(place=("item", str(item.name)), bytes=item.nbytes)
+    return sample._replace(place=("item", str(item.name)), bytes=size)
 
 
 def _items_in(group: Any) -> list[Any]:
