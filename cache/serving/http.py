@@ -16,6 +16,7 @@ import resource
 import socket
 import ssl
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -65,7 +66,7 @@ class Request(NamedTuple):
     headers: dict[str, str]
 
 
-class HttpServer:
+class HttpServer(ABC):
     """Serves from a thread of its own until it is closed; a subclass answers.
 
     port: at which it listens.
@@ -83,13 +84,13 @@ class HttpServer:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
+    @abstractmethod
     async def _answer(self, request: Request | None, writer: asyncio.StreamWriter) -> bool:
         """Answer one request, None for what is none; whether the connection may bring another."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _refusal(self) -> bytes:
         """The answer to a connection more than there may be."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """End: connections are closed, those in the middle of an answer too. Does nothing the second time."""
