@@ -46,10 +46,10 @@ test-wheels: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest -q -m wheels tests/test_wheels.py
 
 # The tests of what calls other packages to read and write data, with the lowest versions that pyproject.toml admits, on
-# the lowest Python. LOWEST_PYTHON=python3.11 where there is no 3.10. Needs the package index; about ten minutes.
+# the lowest Python. LOWEST_PYTHON=python3.11 where there is no 3.10. Needs the package index; about fifteen minutes.
 # Left out, because only make test runs them: what needs PyTorch, servers of object stores or packages of the extra "test"
-# (loaders, pipelines, trainers, comparisons with other programs); the cache, staging to several nodes and work in several
-# processes, whose code is mostly Python's own; and kills, faults and hints for users, which depend on no version.
+# (loaders, pipelines, trainers, comparisons with other programs); and, for the time they take, the cache, staging to
+# several nodes, tools, kills and faults, which have not been tried with these versions.
 LOWEST_PYTHON ?= python3.10
 # Of the files named below, those that need PyTorch or a server of an object store.
 NEED_MORE = tests/test_convert_ops.py tests/test_index_checksums.py tests/test_order_mixed.py
