@@ -128,6 +128,9 @@ class HttpServer(ABC):
             _, waiting = await asyncio.wait(tasks, timeout=_CLOSE_SECONDS)
             for task in waiting:  # for a slow read
                 task.cancel()
+        for writer in self._connections:  # of tasks that were cancelled while they closed theirs
+            writer.transport.abort()
+        await asyncio.sleep(0)  # in which transports close their sockets
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         limits = self._limits
