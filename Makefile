@@ -5,9 +5,11 @@ BIN := $(VENV)/bin
 DECODERS := .venv-decoders
 LOWEST := .venv-lowest
 CLUSTER := .venv-cluster
+PIP = $(BIN)/pip install -q --disable-pip-version-check --no-compile -c constraints.txt
+DEVICE_TESTS := tests/test_coefficients_device.py tests/test_fused.py tests/test_dlpack.py tests/test_text_example.py
 DECODER_TESTS := tests/test_device_decode.py tests/test_loader_device.py tests/test_parity.py tests/test_timm.py
 
-.PHONY: demo test seeds test-faults test-experiments test-timing test-pages test-decoders test-corpora test-wheels test-lowest test-slurm site site-links lint format clean
+.PHONY: demo test seeds test-faults test-device test-experiments test-timing test-pages test-decoders test-corpora test-wheels test-lowest test-slurm site site-links lint format clean
 
 # TORCH=1 also installs PyTorch, for the part that compares batches; where make test was run it is there already.
 demo: $(VENV)/.ready $(if $(TORCH),$(VENV)/.ready-torch)
@@ -15,6 +17,10 @@ demo: $(VENV)/.ready $(if $(TORCH),$(VENV)/.ready-torch)
 
 test: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal
+
+# The tests that need Triton (its interpreter runs the kernels on the CPU) or JAX, which take 1.4 GB.
+test-device: $(VENV)/.ready-device
+	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 $(DEVICE_TESTS)
 
 # Thousands of kills, full disks and fuzzed files: some hours. Each test prints how many trials it made;
 # TRIALS=20 makes fewer of real commands.
@@ -113,29 +119,33 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.ready: $(BIN)/python pyproject.toml constraints.txt
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e .
+	$(PIP) -e .
 	touch $@
 
 $(VENV)/.ready-torch: $(VENV)/.ready
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[torch]'
+	$(PIP) -e '.[torch]'
 	touch $@
 
 # DALI has wheels for Linux on x86_64 and Python 3.10 to 3.14. Where it cannot be had, its tests are skipped.
-$(VENV)/.ready-test: $(VENV)/.ready tests/requirements-dali.txt
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[test]'
+$(VENV)/.ready-test: $(BIN)/python pyproject.toml constraints.txt tests/requirements-dali.txt
+	$(PIP) -e '.[test]'
 	if $(BIN)/python -c 'import platform, sys; sys.exit(not ((3, 10) <= sys.version_info[:2] <= (3, 14) and \
 	    (platform.system(), platform.machine()) == ("Linux", "x86_64")))'; then \
-	  $(BIN)/pip install -q --disable-pip-version-check --no-deps -r tests/requirements-dali.txt || \
-	    echo 'DALI could not be installed; its tests are skipped'; \
+	  $(PIP) --no-deps -r tests/requirements-dali.txt || echo 'DALI could not be installed; its tests are skipped'; \
 	fi
+	touch $(VENV)/.ready $@
+
+# Triton has wheels for x86_64 on Linux; PyTorch brings its own where it was built for a GPU.
+$(VENV)/.ready-device: $(VENV)/.ready-test
+	$(PIP) -e '.[triton]' 'jax>=0.4.30'
 	touch $@
 
 $(VENV)/.ready-dev: $(VENV)/.ready-test
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) -e '.[dev]'
 	touch $@
 
 $(VENV)/.ready-site: $(VENV)/.ready-test
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[site]'
+	$(PIP) -e '.[site]'
 	touch $@
 
 # Over the packages of the tests, which it sees. tests/cluster/install.sh installs what is not Python's.
@@ -143,7 +153,7 @@ $(CLUSTER)/.ready: $(VENV)/.ready-test tests/cluster/install.sh tests/cluster/re
 	$(PYTHON) -m venv $(CLUSTER)
 	$(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' > \
 	  $$($(CLUSTER)/bin/python -c 'import site; print(site.getsitepackages()[0])')/over.pth
-	$(CLUSTER)/bin/pip install -q --disable-pip-version-check -c constraints.txt -r tests/cluster/requirements.txt
+	$(CLUSTER)/bin/pip install -q --disable-pip-version-check --no-compile -c constraints.txt -r tests/cluster/requirements.txt
 	printf '#!/bin/sh\nexec "%s/python" -m packer "$$@"\n' '$(CURDIR)/$(CLUSTER)/bin' > $(CLUSTER)/bin/packer
 	chmod +x $(CLUSTER)/bin/packer
 	sh tests/cluster/install.sh $(CLUSTER)
@@ -154,11 +164,11 @@ $(CLUSTER)/.ready: $(VENV)/.ready-test tests/cluster/install.sh tests/cluster/re
 $(LOWEST)/.ready: pyproject.toml tests/lowest.py
 	$(LOWEST_PYTHON) -m venv $(LOWEST)
 	$(LOWEST_PYTHON) tests/lowest.py parquet urls yolo ilsvrc report remote coefficients > $(LOWEST)/requirements.txt
-	$(LOWEST)/bin/pip install -q --disable-pip-version-check -r $(LOWEST)/requirements.txt 'pyparsing<3.3' pytest pytest-xdist hypothesis
-	$(LOWEST)/bin/pip install -q --disable-pip-version-check --no-deps -e .
+	$(LOWEST)/bin/pip install -q --disable-pip-version-check --no-compile -r $(LOWEST)/requirements.txt 'pyparsing<3.3' pytest pytest-xdist hypothesis
+	$(LOWEST)/bin/pip install -q --disable-pip-version-check --no-compile --no-deps -e .
 	touch $@
 
 $(DECODERS)/.ready: pyproject.toml constraints-decoders.txt
 	$(PYTHON) -m venv $(DECODERS)
-	$(DECODERS)/bin/pip install -q --disable-pip-version-check -c constraints-decoders.txt -e '.[gpu,torchvision,test]' 'timm>=1.0'
+	$(DECODERS)/bin/pip install -q --disable-pip-version-check --no-compile -c constraints-decoders.txt -e '.[gpu,torchvision,test]' 'timm>=1.0'
 	touch $@
