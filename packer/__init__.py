@@ -49,9 +49,9 @@ if TYPE_CHECKING:
     from packer.tools.diagnose import Diagnosis, diagnose
     from packer.tools.monitor import monitor
     from packer.tools.simulate import Simulation, simulate
+    from packer.tools.view import ViewExport, Viewing, export_view, view
     from packer.uploading import UploadResult, upload
     from packer.verification import VerifyResult, verify
-    from packer.viewer import ViewExport, Viewing, export_view, view
     from packer.writing import SetWriter, writer
 
 # The public names by module. Each is loaded when it is first used, so that `import packer` is quick.
@@ -80,7 +80,7 @@ _MODULES = {
     "packer.tools.simulate": ("Simulation", "simulate"),
     "packer.uploading": ("UploadResult", "upload"),
     "packer.verification": ("VerifyResult", "verify"),
-    "packer.viewer": ("ViewExport", "Viewing", "export_view", "view"),
+    "packer.tools.view": ("ViewExport", "Viewing", "export_view", "view"),
     "packer.writing": ("SetWriter", "writer"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
