@@ -336,7 +336,8 @@ def estimate_total(sizes: npt.NDArray[np.float64], total: int) -> Estimate:
     Source: W. G. Cochran, "Sampling Techniques", 3rd ed., 2.8, with the correction for finite populations, so that a
     sample of everything has no interval; Student's t by its expansion in 1/(n - 1).
     """
-    n, value = len(sizes), float(sizes.mean()) * total
+    n = len(sizes)
+    value = float(sizes.sum()) * total / n
     if n >= total:
         return Estimate(value, value, value)
     if n < 2:
@@ -512,8 +513,9 @@ class SampledImage:
 class ImageSample:
     """Images of a source, in random order, and what is known of the source.
 
-    title: of the source. splits: samples by split, as listed. drawn: how many were read for these images; left_out counts those of them
-    that are not here by the reason, and examples names the first; damaged: of them, the images that do not decode.
+    title: of the source. splits: samples by split, as listed. drawn: how many were read for these images; left_out
+    counts those of them that are not here by the reason, and examples names the first; damaged: of them, the images
+    that do not decode.
     read_bytes, read_seconds: of reading them, by one thread.
     """
 
