@@ -139,7 +139,7 @@ def look(root: Path) -> None:
 
 def ask(browser: Browser) -> None:
     """What a page needs first, then the other orders."""
-    from packer.viewer.answers import page_files
+    from packer.tools.view.answers import page_files
 
     for name in page_files():
         browser.get("", name)

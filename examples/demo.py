@@ -237,7 +237,7 @@ def main(out: Path, images: int) -> None:
 
 
 def export_page(out: Path) -> Path:
-    from packer.viewer import export_view
+    from packer.tools.view import export_view
 
     export_view(out / "images-hdf5", out / "page")
     return out / "page"

@@ -17,8 +17,8 @@ import packer
 import readers
 from cache.errors import DatasetError, OutputError
 from cache.messages import quoted
-from packer.viewer.answers import page_files
-from packer.viewer.samples import thumbnail
+from packer.tools.view.answers import page_files
+from packer.tools.view.samples import thumbnail
 from readers.decode import decode_image
 
 EVIL = "<b>&'\" #?%41"

@@ -15,7 +15,7 @@ from view_client import Client
 
 import packer
 import readers
-from packer.viewer.orders import same_bytes
+from packer.tools.view.document import same_bytes
 from readers.fields import encode_field
 
 SIZE = (20, 30)

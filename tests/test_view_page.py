@@ -23,10 +23,10 @@ from view_cases import PAGE, colour_of, write_export
 import packer
 import readers
 from packer.tools.report.charts import COLOURS
-from packer.viewer import view
+from packer.tools.view import view
 from readers.order import Shuffled
 
-ROOT = PAGE.parent.parent.parent
+ROOT = PAGE.parents[3]
 SCRIPTS = {path.name: path.read_text("utf-8") for path in PAGE.glob("*.js")}
 MANY = 1_000_000
 HOSTILE = [

@@ -25,8 +25,8 @@ from view_client import Client
 import packer
 from cache.errors import ServingError, SourceError, UnknownNameError
 from cache.serving import Limits
-from packer.viewer.answers import Answer
-from packer.viewer.server import ViewServer
+from packer.tools.view.answers import Answer
+from packer.tools.view.server import ViewServer
 
 
 @pytest.fixture(scope="module")

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-import packer.viewer
+import packer.tools.view
 
 __all__ = ["PAGE", "colour_of", "write_export"]
 
-PAGE = Path(packer.viewer.__file__).parent / "page"
+PAGE = Path(packer.tools.view.__file__).parent / "page"
 COLOURS = 64
 
 

@@ -19,7 +19,7 @@ import click
 from cache.messages import plural, quoted
 from packer.cli.held import HeldSignals
 from packer.cli.text import SetPlace, human_bytes, json_option, print_json, show, show_result, split_option, watcher
-from packer.viewer import ViewExport, export_view, view
+from packer.tools.view import ViewExport, export_view, view
 
 __all__ = ["command"]
 

@@ -43,10 +43,9 @@ from packer.formats.base import PackedSample, ShardSpec
 from packer.node import list_caches, staged_copies
 from packer.output import Result, output_errors
 from packer.sets.change import Change, files_of
+from packer.sets.packing import check_room
 from packer.sets.pieces import Piece, PieceColumns, shards_of_split
-from packer.sets.save import free_index, operation, origin_of
-from packer.sets.shards import check_room
-from packer.sets.table import SetTable, table, without_values
+from packer.sets.table import SetTable, free_index, operation, origin_of, table, without_values
 from packer.workers import Workers, run_shards
 from readers.headers import read_header
 from readers.index import ABSENT

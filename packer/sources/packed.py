@@ -11,7 +11,7 @@ import numpy as np
 
 import readers
 from cache.errors import BadSampleError, DamagedSampleError, SourceError, StaleIndexError
-from packer.comparison import check_columns
+from packer.columns import check_columns
 from packer.formats.base import Arena, png_of
 from packer.sources.base import FieldNames, SourceListing, SplitListing
 from packer.sources.places import NumberPlaces

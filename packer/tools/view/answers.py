@@ -14,10 +14,8 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from cache.errors import PackerError, UnknownNameError
-from packer.viewer.batches import Batches, BatchRequest, abilities
-from packer.viewer.columns import Body, Bytes, Column
-from packer.viewer.document import Pending, SplitView, View, order_document
-from packer.viewer.samples import as_png, field_bytes, sample_document, thumbnail
+from packer.tools.view.document import Body, Bytes, Column, Pending, SplitView, View, order_document
+from packer.tools.view.samples import Batches, BatchRequest, abilities, as_png, field_bytes, sample_document, thumbnail
 
 __all__ = ["PAGE_TYPES", "Answer", "Answers", "Query", "error_answer", "page_files"]
 
@@ -56,7 +54,7 @@ class Refused(Exception):
 
 def page_files(*origins: str) -> dict[str, bytes]:
     """The files of the page, by name. origins: other servers that the page may read."""
-    folder = files("packer.viewer") / "page"
+    folder = files("packer.tools.view") / "page"
     allowed = " ".join((_SELF, *origins)).encode()
     return {
         entry.name: entry.read_bytes().replace(_SELF.encode(), allowed)

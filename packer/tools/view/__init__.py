@@ -1,11 +1,10 @@
 """`packer view`: a page in the browser to look at the samples of a set, a folder, an archive or an address.
 
-places, sources    what can be looked at, as readers
-columns, orders    what the page slices: columns as .npy, orders with runs, histograms
-scan               every sample read once, in the background
-document           view.json
-samples            one sample: bytes, facts, small pictures
+places             what can be looked at, as readers
+document           columns as .npy, orders with runs, histograms, the scan of all samples; view.json
+samples            one sample: bytes, facts, small pictures; batches as a training sees them
 answers, server    paths to answers, over HTTP on 127.0.0.1
+export             a page for any web server, with small pictures; serving it again
 page               the page itself: HTML, CSS and JavaScript, which loads nothing else
 """
 
@@ -16,12 +15,11 @@ from pathlib import Path
 from types import TracebackType
 
 from cache.remote import is_remote
-from packer.viewer.answers import Answers
-from packer.viewer.document import View
-from packer.viewer.export import ViewExport, export_view
-from packer.viewer.exported import ExportSite, is_export
-from packer.viewer.places import open_place
-from packer.viewer.server import ViewServer
+from packer.tools.view.answers import Answers
+from packer.tools.view.document import View
+from packer.tools.view.export import ExportSite, ViewExport, export_view, is_export
+from packer.tools.view.places import open_place
+from packer.tools.view.server import ViewServer
 
 __all__ = ["ViewExport", "Viewing", "export_view", "view"]
 

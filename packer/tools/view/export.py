@@ -14,26 +14,95 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
-from cache.errors import OutputError
-from cache.files import atomic_write
-from cache.messages import Silent, Watcher
+import numpy as np
+
+from cache.errors import BadSampleError, DatasetError, OutputError
+from cache.files import Folder, atomic_write, read_regular
+from cache.messages import Silent, Watcher, quoted
+from cache.node import usable_cpus
 from cache.remote import is_remote, parse_url
 from packer.output import Result, local_output, output_errors
-from packer.viewer.answers import page_files
-from packer.viewer.columns import Column
-from packer.viewer.document import FORMAT, SplitView, View
-from packer.viewer.places import open_place
-from packer.viewer.thumbnails import FOLDER as THUMBNAILS
-from packer.viewer.thumbnails import write_thumbnails
+from packer.tools.view.answers import PAGE_TYPES, Answer, Query, error_answer, page_files
+from packer.tools.view.document import FORMAT, Bytes, Column, SplitView, View
+from packer.tools.view.places import open_place
+from packer.tools.view.samples import thumbnail
 from readers.headers import MEDIA
+from readers.layout import read_dataset_info
 from readers.packed import PackedColumns
+from readers.reader import Reader
 
-__all__ = ["VIEW_FILE", "ViewExport", "export_view"]
+__all__ = [
+    "ExportSite",
+    "ViewExport",
+    "export_view",
+    "is_export",
+]
+
+
+# --- Small pictures of samples in a file of their own, for pages that no decoder serves.
+# thumbnails/SPLIT.npy           uint8, JPEGs end to end; nothing for an image that cannot be decoded
+# thumbnails/SPLIT.offset.npy    uint64, n + 1: picture i is bytes offset[i] to offset[i + 1]
+FOLDER = "thumbnails"
+_SIDE = 200  # pixels; the page draws them up to 180 wide
+_AHEAD = 64
+_HEADER_BYTES = 128  # of an array of one dimension, of any length
+
+
+def write_thumbnails(reader: Reader, name: str, page: Path, watcher: Watcher) -> tuple[dict[str, Any], int]:
+    """Write those of a split below a page, in files of this name. The columns as view.json has them, and their bytes.
+
+    Raises OSError, and PackerError where the set cannot be read; a damaged image has no picture.
+    """
+    offsets = np.zeros(len(reader) + 1, np.uint64)
+    done = 0
+    waiting: deque[Future[bytes]] = deque()
+    with Folder(page / FOLDER, create=True) as folder, ThreadPoolExecutor(usable_cpus()) as pool:
+        watcher.begin(len(reader), 0, lambda: (done, 0, 0))
+        try:
+            with folder.writing(f"{name}.npy") as file:
+                file.write(bytes(_HEADER_BYTES))
+                for index in range(len(reader) + _AHEAD):
+                    if index < len(reader):
+                        waiting.append(pool.submit(_picture, reader, index))
+                    if index >= _AHEAD and waiting:
+                        data = waiting.popleft().result()
+                        file.write(data)
+                        offsets[done + 1] = offsets[done] + np.uint64(len(data))
+                        done += 1
+                pictures = Column(
+                    np.broadcast_to(np.uint8(0), int(offsets[-1]))
+                )  # of this length; the values are written
+                assert len(pictures.header) == _HEADER_BYTES
+                file.seek(0)
+                file.write(pictures.header)
+            column = Column(offsets)
+            folder.write(f"{name}.offset.npy", column.read(0, column.size))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            watcher.end()
+    url = f"{FOLDER}/{quote(name)}"
+    columns = {
+        "thumbnail": pictures.described(f"{url}.npy"),
+        "thumbnail.offset": column.described(f"{url}.offset.npy"),
+    }
+    return columns, pictures.size + column.size
+
+
+def _picture(reader: Reader, index: int) -> bytes:
+    try:
+        return thumbnail(reader, index, _SIDE) if reader.has(index, "image") else b""
+    except BadSampleError:
+        return b""
+
 
 VIEW_FILE, _INDEX = "view.json", "index.html"
 _MOST_UNASKED = 10_000  # samples that have thumbnails without being asked for
@@ -152,7 +221,7 @@ def _base(address: str, folder: Path, url: str | None) -> _Base:
 def _write(view: View, folder: Path, base: _Base, thumbnails: _Thumbnails) -> ViewExport:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / VIEW_FILE).unlink(missing_ok=True)
-    for old in (folder / THUMBNAILS).glob("*.npy"):
+    for old in (folder / FOLDER).glob("*.npy"):
         old.unlink()
     writing = _Writing(folder)
     for name, data in page_files(*filter(None, (base.origin,))).items():
@@ -260,3 +329,108 @@ def _order(split: SplitView, name: str, path: str, writing: _Writing) -> dict[st
         return {**entry, "runs": runs}
     writing.write(f"runs/{path}.json", _json(runs))
     return {**entry, "runs_url": f"runs/{quote(path)}.json"}
+
+
+# --- Serving a page that was exported, with the files of its set: those, and no others.
+# The directory is not trusted. The page itself, with its scripts and its policy, comes from this package, whatever
+# the directory has under those names. Of the directory come numbers and documents (.npy, .json), which the page reads
+# as data, and of the set the shards and columns that its dataset.json names. The set must be in the folder that holds
+# the page; no link is followed. A page that reads its set from another server gets no file but its own.
+_MOST_BYTES = 64 << 20  # of view.json
+_ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?")
+_DATA = re.compile(rf"((orders|runs|{FOLDER})/([^/]+/)*)?[^/]+\.(json|npy)")
+
+
+def is_export(place: Path) -> bool:
+    """Whether a directory holds a page that was exported."""
+    return (place / VIEW_FILE).is_file() and (place / "index.html").is_file()
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file that is read by ranges. size: as it was when it was looked up."""
+
+    folder: Folder
+    name: str
+    size: int
+
+    def read(self, start: int, stop: int) -> bytes:
+        with self.folder.open(self.name) as file:
+            return os.pread(file.fileno(), stop - start, start)
+
+
+class ExportSite:
+    """What an exported page may read, by paths below the folder that holds both it and its set. Raises DatasetError.
+
+    page: the path of the page, ending with "/", or "". origins: other servers that the page reads.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder = Path(os.path.realpath(folder))
+        document = _exported_document(folder)
+        origin, of_set = document.get("origin"), document.get("set")
+        self.origins: tuple[str, ...] = (origin,) if isinstance(origin, str) and _ORIGIN.fullmatch(origin) else ()
+        self._own = {name: (PAGE_TYPES[Path(name).suffix], data) for name, data in page_files(*self.origins).items()}
+        self._page, self._set, self._prefix = Folder(folder), None, ""
+        self._of_set: frozenset[str] = frozenset()
+        top = folder
+        if not self.origins and isinstance(of_set, str):
+            root = _set_folder(folder, of_set)
+            top = Path(os.path.commonpath([folder, root]))
+            self._set, self._prefix = Folder(root), "" if root == top else f"{root.relative_to(top).as_posix()}/"
+            self._of_set = _set_files(root)
+        self.page = "" if top == folder else quote(folder.relative_to(top).as_posix()) + "/"
+
+    def answer(self, parts: Sequence[str], query: Query) -> Answer:
+        path, page = "/".join(parts), unquote(self.page)
+        name = path.removeprefix(page) or "index.html"
+        if path.startswith(page) and name in self._own:
+            kind, data = self._own[name]
+            return Answer(200, kind, Bytes(data))
+        try:
+            if path.startswith(page) and _DATA.fullmatch(name):
+                if name.endswith(".json"):
+                    return Answer(200, PAGE_TYPES[".json"], Bytes(self._page.read(name, _MOST_BYTES)))
+                return _ranges(self._page, name)
+            if self._set is not None and path.removeprefix(self._prefix) in self._of_set:
+                return _ranges(self._set, path.removeprefix(self._prefix))
+        except OSError as error:
+            return error_answer(404, type(error).__name__, f"{path} cannot be read: {error.strerror or error}")
+        return error_answer(404, "NotFound", "there is no such thing here")
+
+
+def _ranges(folder: Folder, name: str) -> Answer:
+    with folder.open(name) as file:
+        size = os.fstat(file.fileno()).st_size
+    return Answer(200, "application/octet-stream", _File(folder, name, size), kept=True)
+
+
+def _exported_document(folder: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(read_regular(folder / VIEW_FILE, _MOST_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DatasetError(f"{folder / VIEW_FILE}: cannot be read: {error}; export the page again") from error
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise DatasetError(f"{folder / VIEW_FILE}: not the document of a page of this version; export it again")
+    return found
+
+
+def _set_folder(folder: Path, of_set: str) -> Path:
+    """The folder of the set by its path from the page. Raises DatasetError where it is not in the folder of both."""
+    root = Path(os.path.realpath(folder / unquote(of_set)))
+    parent = folder.parent
+    is_near = root.is_relative_to(parent) if parent != Path(parent.anchor) else root.parent == parent
+    if not is_near:
+        raise DatasetError(
+            f"{folder / VIEW_FILE}: reads the set {root}, and here a page may read a set in {parent} only; to "
+            f"look at that set run  packer view {quoted(root)}  , or serve both with another web server"
+        )
+    return root
+
+
+def _set_files(root: Path) -> frozenset[str]:
+    """The shards and columns that dataset.json names, by their paths in the set. Raises DatasetError."""
+    info = read_dataset_info(root)
+    splits = info.splits.values()
+    columns = (f"{split.index}/{name}" for split in splits for name in info.column_names)
+    return frozenset((*columns, *(shard.path for split in splits for shard in split.shards)))

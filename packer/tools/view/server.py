@@ -26,7 +26,7 @@ from typing import NamedTuple, Protocol
 from urllib.parse import parse_qs, unquote
 
 from cache.serving import HttpServer, Limits, Request, http_date, listen
-from packer.viewer.answers import Answer, Query, error_answer
+from packer.tools.view.answers import Answer, Query, error_answer
 
 __all__ = ["Site", "ViewServer"]
 

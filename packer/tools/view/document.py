@@ -1,0 +1,673 @@
+"""The documents that the page reads: `view.json`, and those of orders.
+
+Orders are computed when they are first asked for, and kept. What takes reading every sample (damaged ones; all that no
+index says of a source) is begun by asking for it, and answered with how far it is until it is there.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
+from urllib.parse import quote
+
+import numpy as np
+import numpy.lib.format
+import numpy.typing as npt
+from crc32c import crc32c
+
+from cache.errors import PackerError, UnknownNameError
+from packer.tools.view.places import Place
+from packer.verification import header_difference
+from readers.criteria import TableFacts, json_columns, json_payloads
+from readers.headers import MEDIA
+from readers.index import FIELD_COLUMNS, MemoryColumns
+from readers.pixels import PIXELS, stored_bytes
+from readers.reader import Reader
+from readers.sample import NO_LABEL, Buffer, ImageInfo, headers_of, upright_sides
+from readers.strings import Strings
+from readers.where import parse_where
+
+__all__ = [
+    "FORMAT",
+    "Body",
+    "Bytes",
+    "Column",
+    "Pending",
+    "SplitView",
+    "View",
+    "order_document",
+    "same_bytes",
+]
+
+
+# --- Columns as .npy files that need not exist: a header, and the bytes of an array, any range of which can be read.
+class Body(Protocol):
+    """Bytes of which ranges are sent."""
+
+    @property
+    def size(self) -> int: ...
+
+    def read(self, start: int, stop: int) -> bytes | memoryview:
+        """Bytes [start, stop), which are inside."""
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Bytes in memory."""
+
+    data: bytes | memoryview
+
+    @property
+    def size(self) -> int:
+        return len(self.data)
+
+    def read(self, start: int, stop: int) -> bytes | memoryview:
+        return self.data[start:stop]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One-dimensional values, as numpy.save writes them."""
+
+    values: npt.NDArray[Any]
+
+    @cached_property
+    def header(self) -> bytes:
+        """What comes before the values; its length is a multiple of 64."""
+        memory = io.BytesIO()
+        described = numpy.lib.format.header_data_from_array_1_0(np.empty(0, self.values.dtype))
+        numpy.lib.format.write_array_header_1_0(memory, {**described, "shape": self.values.shape})
+        return memory.getvalue()
+
+    @property
+    def size(self) -> int:
+        return len(self.header) + self.values.nbytes
+
+    def read(self, start: int, stop: int) -> bytes | memoryview:
+        head, width = len(self.header), self.values.itemsize
+        if start >= head:
+            first, last = (start - head) // width, -(-(stop - head) // width)
+            data = np.ascontiguousarray(self.values[first:last]).tobytes()
+            return memoryview(data)[start - head - first * width :][: stop - start]
+        return self.header[start:stop] + (bytes(self.read(head, stop)) if stop > head else b"")
+
+    def described(self, url: str) -> dict[str, Any]:
+        """As documents name a column."""
+        return {"url": url, "dtype": self.values.dtype.str, "length": len(self.values), "start": len(self.header)}
+
+
+def columns_of(reader: Reader, info: ImageInfo | None) -> dict[str, npt.NDArray[Any]]:
+    """The columns of a split by the names of the files of an index, without .npy; those that say something.
+
+    info: header facts that were read where there is no index.
+    """
+    return dict(_columns(reader, info))
+
+
+def _columns(reader: Reader, info: ImageInfo | None) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+    columns = reader.table.columns
+    packed = not isinstance(columns, MemoryColumns)
+    yield "label", reader.labels
+    yield from _texts("key", columns.keys())
+    if packed:
+        info = reader.info
+        yield "shard", columns.column("shard")
+    if info is not None:
+        yield from zip(ImageInfo._fields, info, strict=True)
+    for field in reader.fields:
+        if packed:
+            for name in FIELD_COLUMNS:
+                yield f"{field}.{name}", columns.field_column(field, name)
+            if field in columns.separate:
+                yield f"{field}.shard", columns.shard_column(field)
+        elif (lengths := columns.field_column(field, "length")).any():
+            yield f"{field}.length", lengths
+        yield from _texts(f"{field}.name", columns.names(field))
+
+
+def _texts(name: str, texts: Strings) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+    if len(texts.blob):
+        yield name, texts.blob
+        yield f"{name}.offset", texts.offsets
+
+
+# --- Orders of the samples of a split, with runs, and histograms: from columns alone, by sorting.
+# An order is a list of sample numbers, uint32, and runs of it that have names: "by class" is sorted by label, with a
+# run for each class. A histogram and the order of the same name are one thing: its bar i is run i, so that a click on
+# a bar shows these samples. What is not known of a sample is in a last run, "unknown", which has no bar.
+UNKNOWN = "unknown"
+_MOST_BINS, _MOST_GROUPS = 32, 10_000
+_STEPS = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)  # of a decade, about as far from each other
+_LINEAR_STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
+_WIDE = 20.0  # the ratio from which bins grow with the value
+Values = npt.NDArray[np.float64]
+BINNED = {
+    "bytes": ("bytes of the image", "bytes"),
+    "size": ("pixels of the image", "pixels"),
+    "side": ("shorter side", "pixels"),
+    "aspect": ("width / height", ""),
+}
+"""Orders by a number: title and unit."""
+
+
+class Run(NamedTuple):
+    """Samples [first, first + samples) of an order."""
+
+    name: str
+    first: int
+    samples: int
+
+
+class OrderColumn(NamedTuple):
+    """values: sample numbers, uint32 [count]."""
+
+    values: npt.NDArray[np.uint32]
+    runs: list[Run]
+
+
+class Histogram(NamedTuple):
+    """edges: float64 [k + 1], the last one included; counts: int64 [k]."""
+
+    edges: Values
+    counts: npt.NDArray[np.int64]
+
+
+def values_of(name: str, info: ImageInfo | None, sizes: npt.NDArray[np.int64]) -> Values | None:
+    """What one of BINNED sorts by, float64 [n], NaN where it is not known; None where nothing is known of it.
+
+    sizes: bytes of the images, 0 where they are not known.
+    """
+    if name == "bytes":
+        return np.where(sizes > 0, sizes, np.nan) if sizes.any() else None
+    if info is None:
+        return None
+    heights, widths = (sides.astype(np.float64) for sides in upright_sides(info))
+    heights[(heights == 0) | (widths == 0)] = np.nan
+    if name == "aspect":
+        return widths / heights
+    return heights * widths if name == "size" else np.minimum(heights, widths)
+
+
+# --- numbers --------------------------------------------------------------------------------------------------------
+def histogram(values: Values) -> Histogram:
+    """Bins with round edges over all values that are known; none where there are none."""
+    known = values[~np.isnan(values)]
+    if not len(known):
+        return Histogram(np.zeros(0), np.zeros(0, np.int64))
+    edges = _edges(float(known.min()), float(known.max()))
+    return Histogram(edges, np.histogram(known, edges)[0].astype(np.int64))
+
+
+def by_number(values: Values, edges: Values) -> OrderColumn:
+    """Samples by a number that rises, in a run for each bin; those of equal numbers as stored, unknown ones last."""
+    order = np.argsort(values, kind="stable").astype(np.uint32)
+    known = len(values) - int(np.isnan(values).sum())
+    rising = values[order[:known]]
+    bounds = [*np.searchsorted(rising, edges[:-1]).tolist(), known]
+    names = [f"{_edge_text(low)} – {_edge_text(high)}" for low, high in itertools.pairwise(edges.tolist())]
+    runs = [Run(name, a, b - a) for name, (a, b) in zip(names, itertools.pairwise(bounds), strict=False)]
+    return OrderColumn(order, _with_rest(runs, known, len(order)))
+
+
+def _edges(low: float, high: float) -> Values:
+    if high == low:
+        return np.array([low, high if high > low else low + 1])
+    if low > 0 and high / low > _WIDE:
+        first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+        steps = _STEPS if (last - first) * len(_STEPS) <= 2 * _MOST_BINS else _STEPS[:1]
+        rising = [step * 10.0**power for power in range(first, last + 1) for step in steps]
+    else:
+        rough = (high - low) / _MOST_BINS
+        base = 10.0 ** math.floor(math.log10(rough))
+        step = next(base * factor for factor in _LINEAR_STEPS if base * factor >= rough)
+        start = math.floor(low / step)
+        rising = [step * number for number in range(start, start + 3 * _MOST_BINS)]
+    begin = max(i for i, edge in enumerate(rising) if edge <= low or i == 0)
+    end = next((i for i, edge in enumerate(rising) if edge >= high), len(rising) - 1)
+    return np.array(rising[begin : max(end, begin + 1) + 1])
+
+
+def _edge_text(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:.3g}"
+
+
+# --- names ----------------------------------------------------------------------------------------------------------
+def by_class(labels: npt.NDArray[np.int64], classes: Sequence[str]) -> OrderColumn:
+    """Samples by label, in a run for each class that has some, and those without a label last, in a run called ""."""
+    if not len(labels):
+        return OrderColumn(np.zeros(0, np.uint32), [])
+    known = labels >= 0
+    last = int(labels.max()) + 1 if known.any() else 0
+    marks = np.where(known, labels, last)
+    order = np.argsort(marks, kind="stable").astype(np.uint32)
+    found, first, counts = np.unique(marks[order], return_index=True, return_counts=True)
+
+    def name(label: int) -> str:
+        return "" if label == last else classes[label] if label < len(classes) else str(label)
+
+    runs = zip(map(name, found.tolist()), first.tolist(), counts.tolist(), strict=True)
+    return OrderColumn(order, [Run(*run) for run in runs])
+
+
+def by_medium(media: npt.NDArray[np.uint8]) -> OrderColumn:
+    """Samples by what their images are, in a run for each medium; those whose header cannot be read last."""
+    marks = np.where(media == 0, 255, media)
+    order = np.argsort(marks, kind="stable").astype(np.uint32)
+    found, first, counts = np.unique(marks[order], return_index=True, return_counts=True)
+    names = [MEDIA[code] if code < len(MEDIA) else UNKNOWN for code in found.tolist()]
+    return OrderColumn(order, [Run(*run) for run in zip(names, first.tolist(), counts.tolist(), strict=True)])
+
+
+def by_key(keys: Strings) -> OrderColumn:
+    """Samples by the UTF-8 of their keys."""
+    blob, bounds = keys.blob.tobytes(), keys.offsets.tolist()
+    texts = [blob[a:b] for a, b in itertools.pairwise(bounds)]
+    order = sorted(range(len(texts)), key=texts.__getitem__)
+    return OrderColumn(np.array(order, np.uint32), [])
+
+
+def same_bytes(sizes: npt.NDArray[Any], checksums: npt.NDArray[Any], keys: Sequence[str]) -> OrderColumn:
+    """The samples of which others have the same size and CRC32C, in a run for each group, called by its first key.
+
+    sizes: 0 for a sample that is left out. From ten thousand groups on, the rest is one run, so that a browser can take
+    the list.
+    """
+    there = np.flatnonzero(sizes)
+    marks = (sizes.astype(np.uint64) << np.uint64(32)) ^ checksums.astype(np.uint64)
+    order = there[np.argsort(marks[there], kind="stable")]
+    new = np.flatnonzero(np.diff(marks[order], prepend=~marks[order[:1]]) != 0)
+    counts = np.diff([*new.tolist(), len(order)])
+    groups = [order[first : first + count] for first, count in zip(new[counts > 1], counts[counts > 1], strict=True)]
+    groups.sort(key=lambda group: int(group[0]))
+    firsts = np.cumsum([0, *map(len, groups)]).tolist()
+    named = (keys[int(group[0])] if i < _MOST_GROUPS else "" for i, group in enumerate(groups))
+    runs = [Run(name, first, len(group)) for name, first, group in zip(named, firsts, groups, strict=False)]
+    joined = np.concatenate([np.zeros(0, np.int64), *groups])
+    if len(runs) > _MOST_GROUPS:
+        first = runs[_MOST_GROUPS].first
+        runs = [*runs[:_MOST_GROUPS], Run(f"{len(runs) - _MOST_GROUPS:,} more groups", first, len(joined) - first)]
+    return OrderColumn(joined.astype(np.uint32), runs)
+
+
+def _with_rest(runs: list[Run], known: int, total: int) -> list[Run]:
+    return [*runs, Run(UNKNOWN, known, total - known)] if total > known else runs
+
+
+# --- Reading every sample of a split once, in the background: what is damaged, and what no index says.
+# The bytes of each field are compared with the checksum of the index, and the header of each image with its columns.
+# Of what has no index the same pass gives the columns: sides, medium, bytes and checksum of each image.
+_MOST_REASONS = 10_000
+
+
+class Scan:
+    """One pass over a split, in a thread of its own once it is started.
+
+    done: samples that were read. reasons: what is wrong with a sample, by its number, for the first ten thousand.
+    """
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._indexed = not isinstance(reader.table.columns, MemoryColumns)
+        self._stop, self._lock = threading.Event(), threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._failure = ""
+        self._faulty = np.zeros(len(reader), np.bool_)
+        self.reasons: dict[int, str] = {}
+        self.done = 0
+        count = 0 if self._indexed else len(reader)
+        self._sizes, self._checksums = np.zeros(count, np.int64), np.zeros(count, np.uint32)
+        self._info = headers_of([None] * count)
+
+    def start(self) -> None:
+        """Begin, unless that was done."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="packer-view-scan", daemon=True)
+                self._thread.start()
+
+    def stop(self) -> None:
+        """End it, finished or not."""
+        self._stop.set()
+        with self._lock:
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+
+    def wait(self) -> None:
+        """Wait until it has ended."""
+        self.start()
+        assert self._thread is not None
+        self._thread.join()
+
+    @property
+    def finished(self) -> bool:
+        return self.done == len(self._reader) and (self._thread is None or not self._thread.is_alive())
+
+    def progress(self) -> dict[str, Any]:
+        """As documents have it."""
+        found: dict[str, Any] = {"done": self.done, "total": len(self._reader)}
+        return found | ({"error": {"type": "ScanError", "message": self._failure}} if self._failure else {})
+
+    # --- when it has finished ---------------------------------------------------------------------------------------
+    def faulty(self) -> npt.NDArray[np.int64]:
+        """The numbers of the samples that are damaged, int64 [k]."""
+        return np.flatnonzero(self._faulty)
+
+    def facts(self) -> tuple[ImageInfo, npt.NDArray[np.int64], npt.NDArray[np.uint32]]:
+        """(headers, bytes, CRC32C) of the images of what has no index, each [n]; 0 where one cannot be read."""
+        return self._info, self._sizes, self._checksums
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+    def _run(self) -> None:
+        try:
+            for index in range(len(self._reader)):
+                if self._stop.is_set():
+                    return
+                fault = self._examine(index)
+                if fault:
+                    self._faulty[index] = True
+                    if len(self.reasons) < _MOST_REASONS:
+                        self.reasons[index] = fault
+                self.done = index + 1
+        except (PackerError, OSError, MemoryError) as error:
+            self._failure = str(error) or type(error).__name__
+
+    def _examine(self, index: int) -> str:
+        """Read a sample; what is wrong with it."""
+        reader, faults = self._reader, []
+        for field in reader.fields:
+            data: Buffer | None = None
+            try:
+                data = reader.read(index, field) if reader.has(index, field) else None
+            except UnknownNameError:  # of a source, which says only now that the sample lacks it
+                data = None
+            except (PackerError, OSError) as error:
+                faults.append(f"field {field}: {error}")
+            if field == "image":
+                faults += self._examine_image(index, data, bool(faults))
+            if data is not None and self._indexed and reader.table.columns.has_checksums:
+                found = crc32c(stored_bytes(data) if reader.kinds[field] == PIXELS else data)
+                expected = int(reader.table.field_column(field, "crc32c")[index])
+                if found != expected:
+                    faults.append(f"field {field} is damaged: CRC32C {found:08x}, expected {expected:08x}")
+        return "; ".join(faults)
+
+    def _examine_image(self, index: int, data: Buffer | None, is_known: bool) -> list[str]:
+        if self._indexed:
+            fault = "" if is_known else header_difference(self._reader.info, index, data)
+            return [fault] if fault else []
+        header = headers_of([data])
+        for name in ImageInfo._fields:
+            getattr(self._info, name)[index] = getattr(header, name)[0]
+        if data is not None:
+            self._sizes[index], self._checksums[index] = len(data), crc32c(data)
+        if data is not None and not int(header.height[0]):
+            return ["the header of the image cannot be read"]
+        return []
+
+
+FORMAT = 1
+_MOST_CLASSES = 200  # bars of a histogram
+_MOST_INLINE = 100_000  # characters of a list in view.json; a longer one has a file of its own
+_KEPT_SELECTIONS = 16
+_HEADER_NAMES = {"width", "height", "min_side", "max_side", "pixels", "aspect", "medium", "orientation", "components"}
+
+
+class Pending(Exception):
+    """What is asked for takes reading every sample, which is under way."""
+
+    def __init__(self, scan: Scan) -> None:
+        super().__init__("every sample is being read")
+        self.scan = scan
+
+
+class SplitView:
+    """One split: its reader, its columns, its orders and its histograms."""
+
+    def __init__(self, name: str, reader: Reader) -> None:
+        if len(reader) >= 1 << 32:
+            raise ValueError(f"{reader}: has more samples than can be shown (2^32); give a part of it")
+        self.name, self.reader = name, reader
+        self.scan = Scan(reader)
+        self.indexed = not isinstance(reader.table.columns, MemoryColumns)
+        self._lock = threading.RLock()
+        self._orders: dict[str, OrderColumn] = {}
+        self._selections: OrderedDict[str, OrderColumn] = OrderedDict()
+        self._histograms: dict[str, dict[str, Any]] = {}
+        self._edges: dict[str, Histogram] = {}
+
+    # --- what is known ----------------------------------------------------------------------------------------------
+    @property
+    def info(self) -> ImageInfo | None:
+        """Header facts; None before they are known."""
+        if self.indexed or self.reader.table.has_headers:
+            return self.reader.info
+        return self.scan.facts()[0] if self.scan.finished else None
+
+    @property
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """Bytes of the images, 0 where they are not known."""
+        if "image" not in self.reader.fields:
+            return np.zeros(len(self.reader), np.int64)
+        return self.scan.facts()[1] if not self.indexed and self.scan.finished else self.reader.sizes()
+
+    @property
+    def checksums(self) -> npt.NDArray[np.uint32] | None:
+        """CRC32C of the images; None before they are known."""
+        if self.indexed:
+            known = self.reader.table.columns.has_checksums and "image" in self.reader.fields
+            return self.reader.table.field_column("image", "crc32c") if known else None
+        return self.scan.facts()[2] if self.scan.finished else None
+
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        """By the names of the files of an index."""
+        return columns_of(self.reader, self.info)
+
+    # --- orders -----------------------------------------------------------------------------------------------------
+    @property
+    def order_names(self) -> list[str]:
+        """Those that there are, besides the stored one."""
+        labelled = self.reader.labels >= 0
+        names = ["class"] if labelled.any() else []
+        names += [*BINNED, "media"] if "image" in self.reader.fields else []
+        names += ["key"] if "key" in self.columns() else []
+        names += ["unlabelled"] if not labelled.all() else []
+        return [*names, "duplicates", "damaged"]
+
+    def order(self, name: str) -> OrderColumn:
+        """An order, computed if this is the first time. Raises Pending, and UnknownNameError."""
+        with self._lock:
+            if name in self._selections:
+                return self._selections[name]
+            if name not in self._orders:
+                if name not in self.order_names:
+                    raise UnknownNameError(f"there is no order {name!r}; there are {', '.join(self.order_names)}")
+                self._orders[name] = self._computed(name)
+            return self._orders[name]
+
+    def needs_scan(self, name: str) -> bool:
+        """Whether an order takes reading every sample, which has not been done."""
+        if self.scan.finished:
+            return False
+        if name == "damaged" or (name == "duplicates" and self.checksums is None):
+            return True
+        return (name in ("size", "side", "aspect", "media") and self.info is None) or (
+            name == "bytes" and not self.sizes.any()
+        )
+
+    def _computed(self, name: str) -> OrderColumn:
+        if self.needs_scan(name):
+            self.scan.start()
+            raise Pending(self.scan)
+        reader = self.reader
+        if name == "class":
+            return by_class(reader.labels, reader.classes)
+        if name == "key":
+            return by_key(reader.table.columns.keys())
+        if name == "unlabelled":
+            return OrderColumn(np.flatnonzero(reader.labels == NO_LABEL).astype(np.uint32), [])
+        if name == "damaged":
+            return OrderColumn(self.scan.faulty().astype(np.uint32), [])
+        if name == "duplicates":
+            sums = self.checksums
+            known = np.zeros(len(reader), np.uint32) if sums is None else sums
+            return same_bytes(np.zeros_like(self.sizes) if sums is None else self.sizes, known, reader.keys)
+        info = self.info
+        if name == "media":
+            assert info is not None
+            return by_medium(info.media)
+        values = values_of(name, info, self.sizes)
+        if values is None:
+            values = np.full(len(reader), np.nan)
+        return by_number(values, self._histogram(name, values).edges)
+
+    def select(self, text: str) -> tuple[str, OrderColumn]:
+        """(name, the order) of the samples for which an expression of `readers.where` is true.
+
+        Raises ValueError, UnknownNameError and Pending.
+        """
+        where = parse_where(text)
+        with self._lock:
+            known = {its.runs[0].name: name for name, its in self._selections.items()}
+            if text in known:
+                return known[text], self._selections[known[text]]
+            if where.names & _HEADER_NAMES and self.info is None:
+                self.scan.start()
+                raise Pending(self.scan)
+            facts = TableFacts(
+                self.reader.table,
+                self._headers,
+                self.name,
+                columns=lambda names: json_columns(json_payloads(self.reader, np.arange(len(self.reader))), names),
+            )
+            chosen = np.flatnonzero(where.mask(facts)).astype(np.uint32)
+            number = 1 + max((int(name.removeprefix("where-")) for name in self._selections), default=0)
+            name = f"where-{number}"
+            self._selections[name] = OrderColumn(chosen, [Run(text, 0, len(chosen))])
+            while len(self._selections) > _KEPT_SELECTIONS:
+                self._selections.popitem(last=False)
+            return name, self._selections[name]
+
+    def _headers(self) -> ImageInfo:
+        info = self.info
+        assert info is not None
+        return info
+
+    # --- histograms -------------------------------------------------------------------------------------------------
+    def histograms(self) -> dict[str, Any]:
+        """Those that need no sample to be read, as documents have them."""
+        with self._lock:
+            for name, (title, unit) in BINNED.items():
+                if name not in self._histograms and "image" in self.reader.fields:
+                    values = values_of(name, self.info, self.sizes)
+                    if values is not None:
+                        found = self._histogram(name, values)
+                        numbers = {"edges": found.edges.tolist(), "counts": found.counts.tolist()}
+                        self._histograms[name] = {"title": title, "unit": unit, **numbers, "order": name}
+            if "media" not in self._histograms and self.info is not None and "image" in self.reader.fields:
+                counts = np.bincount(self.info.media, minlength=len(MEDIA))
+                found_media = [(name, int(count)) for name, count in zip(MEDIA[1:], counts[1:], strict=False) if count]
+                self._histograms["media"] = _named("medium", "media", found_media)
+            labels = self.reader.labels
+            if "class" not in self._histograms and (labels >= 0).any() and int(labels.max()) < _MOST_CLASSES:
+                runs = [run for run in self.order("class").runs if run.name]
+                self._histograms["class"] = _named("class", "class", [(run.name, run.samples) for run in runs])
+            return dict(self._histograms)
+
+    def _histogram(self, name: str, values: npt.NDArray[np.float64]) -> Histogram:
+        if name not in self._edges:
+            self._edges[name] = histogram(values)
+        return self._edges[name]
+
+
+def _named(title: str, order: str, bars: list[tuple[str, int]]) -> dict[str, Any]:
+    names, counts = [name for name, _ in bars], [count for _, count in bars]
+    return {"title": title, "unit": "", "names": names, "counts": counts, "order": order}
+
+
+def order_document(order: OrderColumn, url: str) -> dict[str, Any]:
+    """An order as documents have it."""
+    runs = [list(run) for run in order.runs]
+    return {"url": url, "start": len(Column(order.values).header), "count": len(order.values), "runs": runs}
+
+
+class View:
+    """A place, and what is shown of it."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.splits = {name: SplitView(name, reader) for name, reader in place.splits.items()}
+        self._warming = threading.Thread(target=self._warm, name="packer-view-warm", daemon=True)
+        self._warming.start()
+
+    def _warm(self) -> None:
+        """Compute what view.json takes while the browser starts; what is wrong is said to who asks."""
+        for split in self.splits.values():
+            with suppress(PackerError):
+                split.histograms()
+
+    def close(self) -> None:
+        """End what runs in the background, and close the place."""
+        self._warming.join()
+        for split in self.splits.values():
+            split.scan.stop()
+        self.place.close()
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return next((split.reader.classes for split in self.splits.values() if split.reader.classes), ())
+
+    def document(self, batches: dict[str, Any] | None) -> dict[str, Any]:
+        """`view.json` where a server answers. batches: what its previews can do."""
+        first = next(iter(self.splits.values()))
+        kinds = first.reader.kinds
+        classes: dict[str, Any] = {"classes": list(self.classes)}
+        if sum(map(len, self.classes)) > _MOST_INLINE:
+            classes = {"classes": None, "classes_url": "classes.json"}
+        return {
+            "format": FORMAT,
+            "name": self.place.name,
+            "address": self.place.address,
+            "container": self.place.container,
+            "live": True,
+            **classes,
+            "fields": [{"name": name, "kind": kinds[name]} for name in first.reader.fields],
+            "media": list(MEDIA),
+            "splits": {name: self._split_document(split) for name, split in self.splits.items()},
+            "can": {"where": True, "batches": batches or False, "damaged": True},
+        }
+
+    def _split_document(self, split: SplitView) -> dict[str, Any]:
+        part = quote(split.name, safe="")
+        columns = split.columns()
+        orders: dict[str, Any] = {"stored": None}
+        for name in split.order_names:
+            orders[name] = {"pending": True, "document": f"order/{part}/{name}.json", "scan": split.needs_scan(name)}
+        return {
+            "samples": len(split.reader),
+            "bytes": int(split.sizes.sum()),
+            "columns": {
+                name: Column(values).described(f"column/{part}/{quote(name, safe='')}.npy")
+                for name, values in columns.items()
+            },
+            "shards": self._shards(split),
+            "orders": orders,
+            "histograms": split.histograms(),
+        }
+
+    def _shards(self, split: SplitView) -> list[dict[str, Any]]:
+        """No longer than view.json can bear; every sample names its own."""
+        if self.place.dataset is None:
+            return []
+        shards = self.place.dataset.splits[split.name].shards
+        if sum(len(shard.path) + 40 for shard in shards) > _MOST_INLINE:
+            return []
+        return [{"url": None, "bytes": shard.bytes, "path": shard.path} for shard in shards]
