@@ -309,6 +309,7 @@ def _seconds(loader: Any, epoch: int, count: int) -> float:
 # --- results ----------------------------------------------------------------------------------------------------
 def _measured(sample: ImageSample, trial: _Trial, count: int) -> Measured:
     sizes = np.array(list(trial.sizes.values()), np.float64)
+    known = np.array([len(image.data) for image in sample.images], np.float64) if trial.variant.is_original else sizes
     rounds = sorted(trial.rounds)
     inner = rounds[1:-1] if len(rounds) > 3 else rounds
     means, squares, largest = zip(*trial.differences, strict=True)
@@ -317,7 +318,7 @@ def _measured(sample: ImageSample, trial: _Trial, count: int) -> Measured:
         trial.variant,
         len(sizes),
         float(sizes.mean()),
-        estimate_total(sizes, sample.total),
+        estimate_total(known, sample.total),
         Estimate(median(rounds), inner[0], inner[-1]),
         0.0 if trial.variant.is_original else trial.seconds / len(sizes),
         sum(means) / len(means),
