@@ -9,7 +9,7 @@ import itertools
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -22,7 +22,7 @@ import numpy.typing as npt
 from cache.errors import OutputError, SourceError
 from cache.messages import Silent, Watcher, parse_size, plural, quoted
 from packer import __version__
-from packer.columns import PartColumns, PartMeta, load_part, write_index
+from packer.columns import PartColumns, PartMeta, load_part
 from packer.conversion.left_out import refuse_unlike
 from packer.conversion.ops import check_fields, check_ops, recorded_op
 from packer.conversion.pack import ShardTask, pack_shard
@@ -34,7 +34,7 @@ from packer.formats.base import Arena
 from packer.output import local_output, output_errors
 from packer.sets.change import Change
 from packer.sets.pieces import Piece, PieceColumns, open_pieces
-from packer.sets.table import SaveResult, SetTable, Step, free_index, operation, origin_of, table, write_table
+from packer.sets.table import SaveResult, SetTable, Step, operation, origin_of, table, write_table
 from packer.sets.unify import (
     check_alike,
     check_targets,
@@ -71,11 +71,11 @@ from readers.where import ERASED
 
 __all__ = [
     "EXISTING",
-    "Indexes",
     "NewShards",
     "add_field",
     "append",
     "check_room",
+    "extended_index",
     "options_like",
     "pack",
     "recorded_options",
@@ -198,7 +198,9 @@ def pack(
     for shard, meta in zip(shards, metas, strict=True):
         if meta.shard.samples:
             splits.setdefault(shard.split, []).append(meta)
-    return NewShards(plan, splits)
+    new = NewShards(plan, splits)
+    change.moves |= {meta.shard.path: meta.shard.path for meta in new.metas}
+    return new
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,11 +220,6 @@ class NewShards:
         return {name: found for meta in self.metas for name, found in meta.targets.items() if name != "image"}
 
     @property
-    def moves(self) -> dict[str, str]:
-        """For `Change.commit`."""
-        return {meta.shard.path: meta.shard.path for meta in self.metas}
-
-    @property
     def written_bytes(self) -> int:
         return sum(meta.shard.bytes for meta in self.metas)
 
@@ -232,46 +229,34 @@ class NewShards:
         return shards, [change.work.path / f"{shard.path}.part" for shard in shards]
 
 
-class Indexes:
-    """Writes the indexes of a changed set into the working folder of a change.
+def extended_index(
+    change: Change,
+    split: str,
+    piece: Piece | None,
+    new: tuple[Sequence[ShardInfo], Sequence[Path]],
+    info: DatasetInfo,
+    *,
+    root: str,
+) -> SplitInfo:
+    """Write the index of a split: the columns that it had (`piece`, all of it), then those of new shards.
 
-    fields: of the set; separate: those that have shards of their own.
-    moves: what `Change.commit` calls them.
+    new: the new shards and their parts; fewer parts where shards are of a field only.
+    info: the new description, with the fields of all samples; that of the split is of the old state, if there is one.
+    root: the folder of the source tree.
     """
-
-    def __init__(self, change: Change, fields: Iterable[str], separate: Sequence[str]) -> None:
-        self._change, self._fields, self._separate = change, list(fields), separate
-        self.moves: dict[str, str] = {}
-
-    def write(
-        self,
-        split: str,
-        piece: Piece | None,
-        shards: Sequence[ShardInfo],
-        parts: Sequence[Path],
-        *,
-        known: Sequence[ShardInfo] = (),
-        root: str = "",
-    ) -> SplitInfo:
-        """The index of a split: what it had (`piece`, all of it), then the `parts` of new shards.
-
-        shards: the new ones; more than parts where they are of a field only.
-        known: those that the piece has.
-        root: the folder of the source tree.
-        """
-        columns: list[Path | PartColumns] = list(parts)
-        counts, numbers = (
-            [shard.samples for shard in shards[: len(parts)]],
-            list(range(len(known), len(known) + len(parts))),
-        )
-        if piece is not None:
-            columns.insert(0, PieceColumns(piece, np.arange(max(1, len(known))), self._separate))
-            counts.insert(0, len(piece))
-            numbers.insert(0, 0)
-        name, work, fields = f"{split}.index", self._change.work, self._fields
-        files = write_index(work, name, columns, counts, fields, scratch=work, separate=self._separate, numbers=numbers)
-        self.moves[name] = free_index(self._change, split)
-        return SplitInfo(sum(counts), (*known, *shards), self.moves[name], root, files)
+    shards, parts = new
+    known = info.splits[split].shards if piece is not None else ()
+    columns: list[Path | PartColumns] = list(parts)
+    counts = [shard.samples for shard in shards[: len(parts)]]
+    numbers = list(range(len(known), len(known) + len(parts)))
+    if piece is not None:
+        columns.insert(0, PieceColumns(piece, np.arange(max(1, len(known))), info.separate))
+        counts.insert(0, len(piece))
+        numbers.insert(0, 0)
+    everything = (*known, *shards)
+    return change.write_index(
+        split, columns, counts, info.fields, everything, root=root, separate=info.separate, numbers=numbers
+    )
 
 
 def result_of(root: Path, name: str, info: DatasetInfo, before: int, new: NewShards | None) -> SaveResult:
@@ -355,7 +340,7 @@ def append(
             return replace(appending.result(None), dry_run=False)
         new = pack(change, opened, appending.listing, options, lambda name: name, crew, watcher)
         check_targets({str(root): target_forms(root, change.info), opened.title: new.targets})
-        change.commit(*appending.write(change, new))
+        change.commit(appending.write(change, new))
         return appending.result(new)
 
 
@@ -401,11 +386,6 @@ def reshard(
         info, listing = read_dataset_info(root), source.list(None)
         new = pack(change, source, listing, options, lambda name: name, crew, watcher)
         fields = options.packed_fields(listing.fields)
-        indexes = Indexes(change, fields, ())
-        splits = {
-            name: indexes.write(name, None, *new.of_split(change, name), root=part.root)
-            for name, part in listing.splits.items()
-        }
         made = origin_of(info, payload_bytes=sum(meta.payload_bytes for meta in new.metas))
         made = {name: value for name, value in made.items() if name != "indexed_by"} | {"by": f"packer {__version__}"}
         made["options"] = made["options"] | {"to": options.to}
@@ -413,9 +393,14 @@ def reshard(
             made["options"] |= {"reencode": asdict(Reencode("png"))}
         arguments = {"to": options.to} | ({} if shuffle is None else {"shuffle": shuffle})
         count = sum(map(len, listing.splits.values()))
-        changed = DatasetInfo(options.to, fields, listing.classes, splits, 0, made, AdoptedKeys())
+        changed = DatasetInfo(options.to, fields, listing.classes, {}, 0, made, AdoptedKeys())
+        splits = {
+            name: extended_index(change, name, None, new.of_split(change, name), changed, root=part.root)
+            for name, part in listing.splits.items()
+        }
         history = (*info.history, operation("reshard", arguments, (count, count)))
-        change.commit(replace(changed, history=history, documents=info.documents), new.moves | indexes.moves, {})
+        changed = replace(changed, splits=splits, history=history, documents=info.documents)
+        change.commit(changed)
         return replace(_resharded(root, changed, options, listing, new), output=target)
 
 
@@ -544,28 +529,25 @@ class _Append:
         check_splits([*self._pieces, *self.listing.splits], self._title)
         return skipped
 
-    def write(
-        self, change: Change, new: NewShards
-    ) -> tuple[DatasetInfo, dict[str, str], dict[str, tuple[Path, ShardInfo]]]:
-        """What `Change.commit` takes; the indexes are in its working folder."""
-        info, indexes = self._info, Indexes(change, self._fields, self._info.separate)
+    def write(self, change: Change, new: NewShards) -> DatasetInfo:
+        """Write the indexes; the new description."""
+        info = replace(self._info, fields=self._fields, classes=self._classes)
         added = sum(meta.shard.samples for meta in new.metas)
         if not added:
             raise SourceError(f"{self._title}: no sample of it can be read, so none is appended")
         splits = dict(info.splits)
         for name in dict.fromkeys([*info.splits, *new.splits]):
-            shards, parts = new.of_split(change, name)
-            if name in info.splits and (parts or tuple(self._fields) != tuple(info.fields)):
-                known, root = info.splits[name].shards, info.splits[name].root
-                splits[name] = indexes.write(name, self._pieces[name], shards, parts, known=known, root=root)
-            elif parts:
-                splits[name] = indexes.write(name, None, shards, parts, root=self.listing.splits[name].root)
+            of_split, old = new.of_split(change, name), info.splits.get(name)
+            if old is not None and (of_split[1] or tuple(info.fields) != tuple(self._info.fields)):
+                splits[name] = extended_index(change, name, self._pieces[name], of_split, info, root=old.root)
+            elif of_split[1]:
+                root = self.listing.splits[name].root
+                splits[name] = extended_index(change, name, None, of_split, info, root=root)
         made = origin_of(info, payload_bytes=self._payload_bytes(new))
         arguments = {"source": self._stored_title}
-        changed = replace(info, fields=self._fields, classes=self._classes, splits=splits, made=made)
         history = (*info.history, operation("append", arguments, (self._before, self._before + added)))
-        self._info = replace(changed, history=history)
-        return self._info, new.moves | indexes.moves, {}
+        self._info = replace(info, splits=splits, made=made, history=history)
+        return self._info
 
     def _payload_bytes(self, new: NewShards) -> int:
         tables = [piece.table for piece in self._pieces.values()]
@@ -598,7 +580,6 @@ class _Append:
 _BY_NAME = {"mask": "mask", "boxes": "boxes", "points": "points", "caption": "text", "json": "json"}
 _BY_SUFFIX = {"npy": "array", "txt": "text", "json": "json"}
 _IMAGES = frozenset(SUFFIX.values()) | {"jpeg", "tiff"}
-_SHOWN = 3
 
 
 def add_field(
@@ -638,9 +619,7 @@ def add_field(
         options = replace(options_like(root, change.info, shard_size), decode="none")
         addition = _Addition(root, change.info, field, files)
         new = pack(change, files, addition.listing, options, lambda split: f"{split}.{field}", crew, watcher)
-        indexes = Indexes(change, addition.info.fields, addition.info.separate)
-        info = addition.write(change, new, indexes)
-        change.commit(info, new.moves | indexes.moves, {})
+        change.commit(addition.write(change, new))
         return addition.result(new)
 
 
@@ -761,14 +740,14 @@ class _Addition:
         self._samples[split] = np.array(samples, np.int64)
         return builder.build(self.info.splits[split].root)
 
-    def write(self, change: Change, new: NewShards, indexes: Indexes) -> DatasetInfo:
+    def write(self, change: Change, new: NewShards) -> DatasetInfo:
         """Write all indexes; the new description."""
         splits = {}
         for name, old in self.info.splits.items():
             shards, parts = new.of_split(change, name)
             piece = replace(self._pieces[name], extra=self._columns(name, parts, len(old.shards)))
             shards = [replace(shard, samples=0) for shard in shards]
-            splits[name] = indexes.write(name, piece, shards, (), known=old.shards, root=old.root)
+            splits[name] = extended_index(change, name, piece, (shards, ()), self.info, root=old.root)
         samples = sum(split.samples for split in splits.values())
         arguments = {"name": self._field, "kind": self._files.kind, "source": place_name(self._files.root)}
         added = sum(meta.payload_bytes for meta in new.metas)

@@ -27,7 +27,6 @@ import numpy.typing as npt
 from cache.errors import OutputError, SourceError, UnknownNameError
 from cache.messages import Silent, Watcher, listed, plural
 from packer import __version__
-from packer.columns import write_index
 from packer.conversion.plan import check_splits
 from packer.output import Result, local_output, output_errors
 from packer.sets.change import Change
@@ -61,7 +60,6 @@ __all__ = [
     "SetTable",
     "Step",
     "drop",
-    "free_index",
     "merge",
     "operation",
     "origin_of",
@@ -145,18 +143,13 @@ def write_table(change: Change, table: SetTable, watcher: Watcher) -> SaveResult
     with output_errors():
         writing = _Writing(table, change.root, change)
         info = writing.write()
-    symbolic = change.commit(info, writing.moves, writing.links)
+    symbolic = change.commit(info)
     if symbolic:
         watcher.note(
             f"warning: {plural(symbolic, 'shard')} of other file systems {'is' if symbolic == 1 else 'are'} linked by "
             f"name: {change.root} needs the sets that it is made of where they are"
         )
     return writing.result(symbolic=symbolic)
-
-
-def free_index(change: Change, split: str) -> str:
-    """A name for the index of a split that nothing has."""
-    return change.free(f"{split}.index{f'-{number}' if number > 1 else ''}" for number in range(1, 1 << 30))
 
 
 def operation(name: str, arguments: Mapping[str, Any], samples: tuple[int, int]) -> Operation:
@@ -180,8 +173,6 @@ class _Writing:
         self._fields = table.fields
         separate = {name for piece in table.pieces for name in piece.table.columns.separate}
         self._separate = tuple(name for name in self._fields if name in separate)
-        self.moves: dict[str, str] = {}
-        self.links: dict[str, tuple[Path, ShardInfo]] = {}
         self._sets = {root: number for number, root in enumerate(dict.fromkeys(p.root for p in table.pieces), 1)}
         self._names: dict[Path, str] = {}
         self._shards = {name: shards_of_split(pieces, self._separate) for name, pieces in table.splits.items()}
@@ -216,12 +207,10 @@ class _Writing:
             return known.splits[name]
         shards, numbers = self._shards[name]
         columns = [PieceColumns(piece, new, self._separate) for piece, new in zip(pieces, numbers, strict=True)]
-        counts, folder = [len(piece) for piece in pieces], f"{name}.index"
-        work = self._change.work
-        files = write_index(work, folder, columns, counts, list(self._fields), scratch=work, separate=self._separate)
-        self.moves[folder] = free_index(self._change, name)
-        infos = tuple(replace(shard, path=self._path(piece, shard)) for piece, shard in shards)
-        return SplitInfo(sum(counts), infos, self.moves[folder], _folder_of(name, pieces[0]), files)
+        counts = [len(piece) for piece in pieces]
+        infos = [replace(shard, path=self._path(piece, shard)) for piece, shard in shards]
+        folder, separate = _folder_of(name, pieces[0]), self._separate
+        return self._change.write_index(name, columns, counts, self._fields, infos, root=folder, separate=separate)
 
     def _path(self, piece: Piece, shard: ShardInfo) -> str:
         """The path of a shard in the new set: its own in a set that is changed, that of a link to another's."""
@@ -232,8 +221,8 @@ class _Writing:
         if source not in self._names:
             number = self._sets[piece.root]
             names = itertools.chain([shard.path], (f"{n}/{shard.path}" for n in itertools.count(number)))
-            self._names[source] = self._change.free(name for name in names if name not in self.links)
-            self.links[self._names[source]] = (source, shard)
+            self._names[source] = self._change.free(name for name in names if name not in self._change.links)
+            self._change.links[self._names[source]] = (source, shard)
         return self._names[source]
 
     def _payload_bytes(self) -> int:
@@ -253,7 +242,7 @@ class _Writing:
             shards=len(shards),
             shard_bytes=sum(shard.bytes for shard in shards.values()),
             payload_bytes=self._payload_bytes(),
-            linked=len(self.links),
+            linked=len(self._names),
             symbolic=symbolic,
             dry_run=dry_run,
         )
