@@ -113,7 +113,7 @@ def _prepare(arguments: argparse.Namespace) -> Any:
 
 @step("scan", "walk the tree: names, sizes, times; one process")
 def _scan(arguments: argparse.Namespace) -> None:
-    from readers.examine import scan
+    from readers.tree import scan
 
     scan(_tree(arguments), [], 1)
 

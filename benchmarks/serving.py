@@ -60,7 +60,7 @@ def _from_node(own: Any, plain: Any, place: Path) -> Iterator[tuple[Any, int]]:
     """A reader of node 0, which has nothing and asks node 1 for all, and the process of node 1's server, over `own`."""
     import readers
     from cache.serving import ServerProcess
-    from cache.stores.neighbours import Neighbours, RowOwners
+    from cache.stores.copied import Neighbours, RowOwners
 
     options = {"nodes": 2, "host": "127.0.0.1", "serve": False}
     served = readers.share(own, place, node=1, **options)

@@ -26,7 +26,15 @@ from typing import Any
 
 from cache.launchers import Ranks, batch_task, job_cpus, launched, splits_its_task
 
-__all__ = ["available_memory_bytes", "cgroup_folders", "detect_ranks", "own_gpu", "rank_and_world_size", "usable_cpus"]
+__all__ = [
+    "available_memory_bytes",
+    "cgroup_folders",
+    "detect_ranks",
+    "find_library",
+    "own_gpu",
+    "rank_and_world_size",
+    "usable_cpus",
+]
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 
@@ -167,6 +175,15 @@ def cgroup_folders(
             if folder == base or base not in folder.parents:
                 break
             folder = folder.parent
+
+
+def find_library(name: str, maps: Path = Path("/proc/self/maps")) -> list[str]:
+    """The libraries of this process whose file names begin with `name`."""
+    try:
+        lines = maps.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return []
+    return sorted({line.split(maxsplit=5)[5] for line in lines if f"/{name}" in line})
 
 
 def _mem_available() -> int:

@@ -52,10 +52,8 @@ from packer.output import Result, local_output, output_errors
 from packer.sources.shards import ClassNames, classes_in_order, field_kinds, located_samples
 from packer.workers import Workers, run_shards
 from readers.headers import ImageHeader
-from readers.history import EDITS
 from readers.index import ABSENT, MemoryColumns
-from readers.layout import AdoptedKeys, DatasetInfo, ShardInfo, SplitInfo
-from readers.names import FieldName, SplitName
+from readers.layout import EDITS, AdoptedKeys, DatasetInfo, FieldName, ShardInfo, SplitInfo, SplitName
 from readers.pixels import PIXELS
 from readers.reader import Reader
 from readers.sample import NO_LABEL

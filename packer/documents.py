@@ -23,8 +23,17 @@ from pathlib import Path
 from cache.files import Folder, read_regular
 from cache.messages import printable, quoted
 from packer.readme import readme
-from readers.layout import MAX_JSON_BYTES, ColumnFile, DatasetInfo, ShardInfo, parse_dataset_info
-from readers.names import CLASSES_FILE, DATASET_FILE, README_FILE, SUMS_FILE
+from readers.layout import (
+    CLASSES_FILE,
+    DATASET_FILE,
+    MAX_JSON_BYTES,
+    README_FILE,
+    SUMS_FILE,
+    ColumnFile,
+    DatasetInfo,
+    ShardInfo,
+    parse_dataset_info,
+)
 
 __all__ = [
     "class_lines",

@@ -39,9 +39,10 @@ from packer.output import Result, local_output, output_errors
 from packer.workers import Workers, run_shards
 from readers.decode import decode_image
 from readers.index import ABSENT
-from readers.layout import DatasetInfo, read_dataset_info
-from readers.names import RelativePath, shortened
-from readers.originals import (
+from readers.layout import DatasetInfo, RelativePath, read_dataset_info, shortened
+from readers.pixels import PIXELS
+from readers.sample import Buffer
+from readers.staging import (
     LABELS_FILE,
     LABELS_HEADER,
     LabelRow,
@@ -50,8 +51,6 @@ from readers.originals import (
     original_files,
     without_apostrophe,
 )
-from readers.pixels import PIXELS
-from readers.sample import Buffer
 from readers.strings import repeated
 
 __all__ = ["ExtractResult", "extract"]

@@ -25,8 +25,7 @@ from cache.messages import listed, plural, quoted
 from packer.formats import REGISTRY, format_named, format_of_file
 from packer.formats.base import Format, LocateOptions, ShardSpec
 from packer.sources.shards import split_of_name
-from readers.layout import DATASET_FILE, DatasetInfo, read_dataset_info
-from readers.names import ShardPath, SplitName
+from readers.layout import DATASET_FILE, DatasetInfo, ShardPath, SplitName, read_dataset_info
 
 __all__ = ["FoundShard", "FoundShards", "find_shards", "losses", "missing_shards"]
 

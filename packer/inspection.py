@@ -62,7 +62,7 @@ class SplitReport:
 class InspectResult(Result):
     """A set. duplicates counts samples whose image has the size and CRC32C of another one; examples name some.
 
-    edited, separate, history: what was done to it since it was packed; see `readers.history`.
+    edited, separate, history: what was done to it since it was packed; see `readers.layout`.
     retired: indexes and shards of earlier states that are still there.
     """
 

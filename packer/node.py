@@ -19,7 +19,7 @@ from cache.messages import Silent, Watcher, listed
 from cache.remote import is_remote
 from cache.staging import Copy, Store, candidates, find_store, remove_copies, sweep
 from packer.output import Result, set_title
-from readers.originals import AS_FILES, TREE
+from readers.staging import AS_FILES, TREE
 
 __all__ = [
     "DIRECTORY",

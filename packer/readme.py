@@ -10,9 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from cache.messages import human_bytes, plural
-from readers.history import EDITS
-from readers.layout import AdoptedKeys, DatasetInfo, SplitInfo
-from readers.names import CLASSES_FILE, DATASET_FILE, SUMS_FILE
+from readers.layout import CLASSES_FILE, DATASET_FILE, EDITS, SUMS_FILE, AdoptedKeys, DatasetInfo, SplitInfo
 
 __all__ = ["readme"]
 

@@ -32,7 +32,7 @@ from cache.staging import StagedFile, work_off
 from packer.documents import differences, read_document
 from packer.output import Result
 from readers.layout import DATASET_FILE, MAX_JSON_BYTES, parse_dataset_info
-from readers.staged_files import set_files
+from readers.staging import set_files
 
 if TYPE_CHECKING:
     from packer.conversion.result import ConvertResult

@@ -54,9 +54,8 @@ from packer.workers import Workers, run_shards
 from readers.fields import check_field
 from readers.headers import read_header, sniff
 from readers.index import ABSENT, Index, decode_name, encode_name
-from readers.layout import DATASET_FILE, MAX_JSON_BYTES, DatasetInfo, ShardInfo, read_dataset_info
-from readers.names import REPORT_FILE
-from readers.packed import open_packed
+from readers.layout import DATASET_FILE, MAX_JSON_BYTES, REPORT_FILE, DatasetInfo, ShardInfo, read_dataset_info
+from readers.opening import open_packed
 from readers.pixels import PIXELS, stored_bytes
 from readers.remote import RemoteHome
 from readers.sample import Buffer, ImageInfo

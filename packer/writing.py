@@ -40,8 +40,7 @@ from packer.sources.base import ListingBuilder, SourceListing, check_names
 from packer.sources.dataset import EXAMINED, features_of
 from packer.sources.samples import SampleForm
 from readers.augment.ops import Op
-from readers.layout import DatasetInfo
-from readers.names import SplitName
+from readers.layout import DatasetInfo, SplitName
 from readers.sample import Buffer
 
 __all__ = ["SetWriter", "convert_stream", "writer"]

@@ -43,7 +43,8 @@ from cache.errors import (
     UnknownNameError,
     WorkerError,
 )
-from readers.packed import Backend, open_copied, open_packed
+from readers import moved as moved
+from readers.opening import Backend, open_copied, open_packed
 from readers.reader import Reader
 from readers.sample import NO_LABEL, Buffer, ImageInfo, Sample
 from readers.table import Table
@@ -51,10 +52,9 @@ from readers.table import Table
 if TYPE_CHECKING:
     from readers import order as order
     from readers.caching import CachedReader, CachedStats, Capacity, Coefficients, Decoded, Recoded, cached
-    from readers.folder import open_folder
-    from readers.joined import concat
-    from readers.sharing import Shared, ShareOptions, share
-    from readers.staging import Staged, StageOptions, stage
+    from readers.opening import concat
+    from readers.staging import Shared, ShareOptions, Staged, StageOptions, share, stage
+    from readers.tree import open_folder
 
 __all__ = [
     "NO_LABEL",
@@ -107,15 +107,15 @@ _LAZY = {
     "Coefficients": "readers.caching",
     "Decoded": "readers.caching",
     "Recoded": "readers.caching",
-    "ShareOptions": "readers.sharing",
-    "Shared": "readers.sharing",
+    "ShareOptions": "readers.staging",
+    "Shared": "readers.staging",
     "StageOptions": "readers.staging",
     "Staged": "readers.staging",
     "cached": "readers.caching",
-    "concat": "readers.joined",
-    "open_folder": "readers.folder",
+    "concat": "readers.opening",
+    "open_folder": "readers.tree",
     "order": "readers.order",
-    "share": "readers.sharing",
+    "share": "readers.staging",
     "stage": "readers.staging",
 }
 

@@ -9,7 +9,7 @@
     array   .npy of booleans, integers, floating point or complex    the array
     pixels  raw pixels in place of encoded images             uint8 [h, w, 3] (`readers.pixels`)
     target  .npy of plain numbers, of one dtype and shape     the array, [] or [k]: the label, where that is not a
-            in all samples of a set                          class number (`readers.items`)
+            in all samples of a set                          class number (`readers.batch`)
     text    UTF-8; several captions are one a line                   str
     json    JSON in UTF-8                                            what it holds
     file    anything                                                 bytes
@@ -39,7 +39,7 @@ import numpy.typing as npt
 
 from cache.errors import BadSampleError
 from readers.decode import decode_image, decode_unchanged
-from readers.decode.pillow import bits_of
+from readers.decode.cpu import bits_of
 from readers.decode.region import check_header
 from readers.headers import read_header, sniff
 from readers.headers.pillow import opened

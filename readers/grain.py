@@ -13,9 +13,9 @@ import operator
 from collections.abc import Sequence
 from typing import Any, Literal, SupportsIndex
 
+from readers.batch import Fields
 from readers.decode import decode_image
 from readers.feed import bad_sample, check_choice, drop_damaged, for_decoding, substitute, substitutes_of_row
-from readers.items import Fields
 from readers.reader import SAMPLE_ERRORS, Reader
 
 __all__ = ["GrainSource"]

@@ -16,7 +16,7 @@
       "adopted": {"image_key": "jpg", "label_key": null, "fields": {}},  how shards made elsewhere are read
       "made": {…},                                                    how it was made; see `DatasetInfo.fingerprint`
       "documents": ["README.md", "SHA256SUMS", "classes.txt"],        what is there for people, and follows the set
-      "edited": […], "separate": […], "history": […], "retired": […]    what was done to it since: `readers.history`
+      "edited": […], "separate": […], "history": […], "retired": […]    what was done to it since: `History`
     }
 
 `root` is the folder of the source tree that the split came from ("" for none). Paths are relative to the directory
@@ -30,32 +30,183 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import posixpath
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from typing import Any, TypeVar
+from datetime import datetime, timezone
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar, TypeVar
 
 from cache.errors import BadNameError, DatasetError, UnknownNameError
 from cache.files import FileState, PathError, read_with_state
-from readers.history import Operation, Retired, parse_edited, parse_history, parse_made, parse_retired, parse_separate
 from readers.index import column_names
-from readers.names import DATASET_FILE, DOCUMENTS, WORK_FOLDER, FieldName, IndexPath, ShardPath, SplitName
 
 __all__ = [
+    "CLASSES_FILE",
     "DATASET_FILE",
+    "DOCUMENTS",
+    "EDITS",
     "FIELD_KINDS",
     "KIND_SUFFIXES",
     "MAX_JSON_BYTES",
+    "QUARANTINE_FOLDER",
+    "README_FILE",
+    "REPORT_FILE",
+    "SUMS_FILE",
+    "WORK_FOLDER",
     "AdoptedKeys",
     "ColumnFile",
     "DatasetInfo",
+    "FieldName",
+    "IndexPath",
+    "Operation",
+    "RelativePath",
+    "Retired",
     "ShardInfo",
+    "ShardPath",
     "SplitInfo",
+    "SplitName",
+    "now",
     "parse_dataset_info",
     "read_dataset_info",
     "same_split",
+    "shortened",
 ]
+
+
+# Names from outside, each checked once, where it enters: a value of one of these types is valid.
+#
+#     SplitName      a split: part of file names ("train-000000.tar", "train.index") and of options
+#     FieldName      a field: part of the names of index columns ("mask.offset.npy")
+#     RelativePath   a file below a folder: "/" between its parts, never absolute, never with ".."
+#     ShardPath      a RelativePath of a shard in its set, other than the set's own files
+#     IndexPath      a RelativePath of the folder of an index in its set, likewise
+#
+# They are strings and print, compare and pickle as such. Creating one raises BadNameError, which says what is allowed.
+
+
+DATASET_FILE = "dataset.json"
+REPORT_FILE = "left-out.jsonl"
+README_FILE, SUMS_FILE, CLASSES_FILE = "README.md", "SHA256SUMS", "classes.txt"
+DOCUMENTS = (README_FILE, SUMS_FILE, CLASSES_FILE)  # for people without packer: `packer.documents`
+QUARANTINE_FOLDER = "quarantine"
+WORK_FOLDER = ".packing"
+_MAX_NAME_BYTES = 200  # file names have 255, and shards and columns add to a name
+_MAX_PART_BYTES = 255
+_MAX_SUFFIX_BYTES = 16
+_USUAL = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}(/[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99})*")  # a path as it is
+_FORBIDDEN = frozenset("/\\ ")
+_P = TypeVar("_P", bound="RelativePath")
+_S = TypeVar("_S", bound="_InSet")
+_OF_THE_SET = (DATASET_FILE, REPORT_FILE, *DOCUMENTS)
+
+
+class SplitName(str):
+    """The name of a split."""
+
+    __slots__ = ()
+
+    def __new__(cls, text: str) -> SplitName:
+        return super().__new__(cls, _plain(text, "a split"))
+
+
+class FieldName(str):
+    """The name of a field, in any container; `packer.sources.manifest` knows what a tar asks for beyond this."""
+
+    __slots__ = ()
+
+    def __new__(cls, text: str) -> FieldName:
+        _plain(text, "a field")
+        if text == "key" or text.endswith(".name"):  # key.offset.npy and x.name.offset.npy are columns of their own
+            raise BadNameError(f"{text!r} cannot be the name of a field: the index has such columns; choose another")
+        return super().__new__(cls, text)
+
+
+class RelativePath(str):
+    """A path below a folder, without "." and doubled slashes. It may still lead through a link: see `cache.files`."""
+
+    __slots__ = ()
+
+    def __new__(cls: type[_P], text: str) -> _P:
+        path = PurePosixPath(text)
+        if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in text or not _is_utf8(text):
+            raise BadNameError(
+                f"{text!r} leads outside: expected a path below a folder, not absolute, and without '..'"
+            )
+        long = next((part for part in path.parts if len(part.encode()) > _MAX_PART_BYTES), None)
+        if long is not None:
+            raise BadNameError(
+                f"{text[:80]!r}…: a part of this path has {len(long.encode())} bytes, and no file name has more "
+                f"than {_MAX_PART_BYTES}; rename it"
+            )
+        return super().__new__(cls, path)
+
+
+class _InSet(RelativePath):
+    """A path of a set, other than those below `reserved`."""
+
+    __slots__ = ()
+    reserved: ClassVar[frozenset[str]]
+
+    def __new__(cls: type[_S], text: str) -> _S:
+        usual = _USUAL.fullmatch(text)  # which PurePosixPath takes ten times as long to find out, of 10,000 shards
+        first = text.partition("/")[0] if usual else next(iter(PurePosixPath(text).parts), "")
+        if first in cls.reserved:
+            raise BadNameError(f"{text!r} leads outside what a shard or an index may be: {first} is the set's own")
+        return str.__new__(cls, text) if usual else RelativePath.__new__(cls, text)
+
+
+class ShardPath(_InSet):
+    """The path of a shard in its set."""
+
+    __slots__ = ()
+    reserved = frozenset({*_OF_THE_SET, WORK_FOLDER})
+
+
+class IndexPath(_InSet):
+    """The path of the index of a split in its set."""
+
+    __slots__ = ()
+    reserved = frozenset({*_OF_THE_SET, WORK_FOLDER, QUARANTINE_FOLDER})
+
+
+def shortened(path: str) -> str:
+    """`path` with each part that is too long for a file name cut and marked with a hash of the whole part.
+
+    Archives and packed sets can hold such names; file systems cannot.
+    """
+    return "/".join(_fitting(part) for part in path.split("/"))
+
+
+def _fitting(part: str) -> str:
+    encoded = part.encode("utf-8", "surrogateescape")
+    if len(encoded) <= _MAX_PART_BYTES:
+        return part
+    suffix = posixpath.splitext(part)[1].encode("utf-8", "surrogateescape")
+    tail = b"~" + hashlib.blake2b(encoded, digest_size=4).hexdigest().encode()
+    tail += suffix if len(suffix) <= _MAX_SUFFIX_BYTES else b""
+    return (encoded[: _MAX_PART_BYTES - len(tail)].decode(errors="ignore").encode() + tail).decode(errors="ignore")
+
+
+def _plain(text: str, what: str) -> str:
+    """`text` if it can be part of a file name, of an option and of a line of text. Raises BadNameError."""
+    good = bool(text) and text[0] != "." and text.isprintable() and not _FORBIDDEN & set(text)
+    if not good or len(text.encode()) > _MAX_NAME_BYTES:
+        raise BadNameError(
+            f"{text[:80]!r} cannot be the name of {what}: take up to {_MAX_NAME_BYTES} bytes of letters, digits, "
+            f"'_', '-' and '.', with no '.' in front, and no blank or slash"
+        )
+    return text
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # JSON can spell lone surrogates, which no file name holds
+        return False
+    return True
+
 
 KIND = "packer-dataset"
 VERSION = 1
@@ -404,3 +555,152 @@ def _checked(kind: type[_Name], text: str, where: str | Path) -> _Name:
         return kind(text)
     except BadNameError as error:
         raise DatasetError(f"{where}: {error}") from error
+
+
+# What was done to a set since it was packed, and what of its earlier states is still there: members of dataset.json.
+#
+#     "edited": ["labels", "samples"]    what the index says otherwise than the shards: EDITS
+#     "separate": ["mask"]               fields in shards of their own, which are listed with 0 samples; the index has
+#                                        a column <field>.shard.npy for each
+#     "history": [{"operation": "append", "arguments": {"source": "new"}, "date": "2026-01-31T12:00:00Z",
+#                  "version": "packer 0.1.0", "samples": [before, after]}, …]
+#     "retired": [{"path": "train.index", "since": "2026-01-31T12:00:00Z", "content": "36-0a1b2c3d"}, …]
+#
+# Retired files are those of earlier states; readers that opened the set before it was changed need them, and know
+# them by `DatasetInfo.contents`. History is for people: an entry that is not of this form is left out. Times are UTC.
+
+
+EDITS = {
+    "keys": "the index has other keys",
+    "labels": "the index has other labels",
+    "samples": "the index has other samples, or another order",
+}
+"""What an index can say otherwise than its shards."""
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One change of a set. date: UTC, ISO 8601. samples: before and after."""
+
+    operation: str
+    arguments: Mapping[str, Any]
+    date: str
+    version: str
+    samples: tuple[int, int]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "operation": self.operation,
+            "arguments": dict(self.arguments),
+            "date": self.date,
+            "version": self.version,
+            "samples": list(self.samples),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Retired:
+    """A shard, or the folder of an index, that the set does not use since then.
+
+    content: what `DatasetInfo.contents` said of it; "" in sets of earlier versions.
+    """
+
+    path: str
+    since: str
+    content: str = ""
+
+    @property
+    def age_seconds(self) -> float:
+        since = datetime.strptime(self.since, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
+        return (datetime.now(timezone.utc) - since).total_seconds()
+
+
+def now() -> str:
+    """The time as dataset.json has it."""
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def parse_edited(value: Any) -> tuple[str, ...]:
+    """Names of EDITS. Raises ValueError."""
+    names = _texts(value, "edited")
+    unknown = [name for name in names if name not in EDITS]
+    if unknown:
+        raise ValueError(f"edited names {unknown[0]!r:.80}, this packer knows {', '.join(EDITS)}; upgrade packer")
+    return tuple(sorted(set(names)))
+
+
+def parse_separate(value: Any, fields: Iterable[str]) -> tuple[str, ...]:
+    """Names of fields. Raises ValueError."""
+    names, known = _texts(value, "separate"), list(fields)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(f"separate names {unknown[0]!r:.80}, the fields are {', '.join(known)}")
+    return tuple(FieldName(name) for name in known if name in names)
+
+
+def parse_retired(value: Any) -> tuple[Retired, ...]:
+    """Raises ValueError, BadNameError."""
+    if not isinstance(value, list):
+        raise ValueError(f"retired must be a list, found {value!r:.80}")
+    found = []
+    for item in value:
+        item = item if isinstance(item, dict) else {}
+        path, since, content = item.get("path"), item.get("since"), item.get("content", "")
+        if (
+            not isinstance(content, str)
+            or not isinstance(path, str)
+            or not isinstance(since, str)
+            or not _is_time(since)
+        ):
+            raise ValueError(f"retired must have paths and times, found {item!r:.80}")
+        found.append(Retired(ShardPath(path), since, content))
+    return tuple(found)
+
+
+def parse_history(value: Any) -> tuple[Operation, ...]:
+    """The entries that are of the expected form."""
+    found = []
+    for item in value if isinstance(value, list) else ():
+        if not isinstance(item, dict):
+            continue
+        texts = [item[name] for name in ("operation", "date", "version") if isinstance(item.get(name), str)]
+        arguments: Any = item.get("arguments")
+        samples: Any = item.get("samples")
+        counts = isinstance(samples, list) and len(samples) == 2 and all(type(n) is int and n >= 0 for n in samples)
+        if len(texts) == 3 and isinstance(arguments, dict) and counts:
+            found.append(Operation(texts[0], arguments, texts[1], texts[2], (samples[0], samples[1])))
+    return tuple(found)
+
+
+def _texts(value: Any, what: str) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise ValueError(f"{what} must be a list of names, found {value!r:.80}")
+    return value
+
+
+def _is_time(text: str) -> bool:
+    try:
+        return bool(_TIME.fullmatch(text)) and bool(datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ"))
+    except ValueError:
+        return False
+
+
+def parse_made(value: Any) -> dict[str, Any]:
+    """How the set was made; members that are not of the expected type are ignored."""
+    made: dict[str, Any] = value if isinstance(value, dict) else {}
+    return {name: member for name, member in made.items() if _is_valid_member(name, member)}
+
+
+def _is_valid_member(name: str, member: Any) -> bool:
+    if name in ("by", "indexed_by", "source", "plan"):
+        return isinstance(member, str)
+    if name == "payload_bytes":
+        return _is_count(member)
+    if name == "left_out":
+        return isinstance(member, dict) and all(map(_is_count, member.values()))
+    return name != "options" or (isinstance(member, dict) and isinstance(member.get("split", ""), str))
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0

@@ -43,7 +43,6 @@ from cache.errors import (
 from cache.files import Folder, atomic_write, sync_file
 from cache.locks import locked
 from cache.remote import Facts, Remote, RemoteUrl, Span, parse_url
-from cache.staging.remote import RemoteSource
 from cache.stores import Files, Store
 from cache.stores.copied import Copied
 from cache.stores.remote import RemoteFiles
@@ -56,13 +55,11 @@ from readers.layout import (
     parse_dataset_info,
     read_dataset_info,
 )
-from readers.packed import Checked, PackedColumns, handed_out, shards_of
+from readers.opening import Checked, OpenedSet, PackedColumns, Recognised, handed_out, shards_of
 from readers.reader import Reader
-from readers.recognition import OpenedSet, Recognised
-from readers.staged_files import SetFiles, describe_files
 from readers.table import Table
 
-__all__ = ["RemoteHome", "default_cache_folder", "index_cache_folder", "open_remote", "remote_set_files"]
+__all__ = ["RemoteHome", "default_cache_folder", "index_cache_folder", "open_remote"]
 
 _FIRST_BYTES = 8 << 20
 _OLD_SECONDS = 30 * 24 * 3600.0
@@ -85,7 +82,7 @@ def open_remote(
     patience_seconds: how long to wait for a shard that is being staged there; see `cache.stores.copied`.
     index_cache: the directory for indexes; see `index_cache_folder`.
 
-    Pickles by address; unpickled and forked copies connect by themselves. Raises what `readers.packed.open_packed`
+    Pickles by address; unpickled and forked copies connect by themselves. Raises what `readers.opening.open_packed`
     does, RemoteError, MissingExtraError, and StaleIndexError where the set changed since it was opened.
     """
     if not patience_seconds >= 0:
@@ -175,24 +172,6 @@ def _home(url: RemoteUrl, split: str | None, local: Path | None, index_cache: st
     name, _ = home.info.split(split, str(url))
     home.fetch_index(name)
     return home.path
-
-
-def remote_set_files(url: str) -> SetFiles:
-    """The files of the set at an address, for staging; its indexes are fetched.
-
-    The fingerprint covers dataset.json (and so the CRC32C of every shard), what the server reports of it, and the sizes
-    of the index columns. Raises DatasetError, RemoteError, StaleIndexError, OutputError, MissingExtraError.
-    """
-    remote = Remote(url)
-    home = RemoteHome(remote)
-    columns = {}
-    for name, split in home.info.splits.items():
-        folder = home.fetch_index(name)
-        files = sorted(home.info.column_names)
-        columns[name] = [(f"{split.index}/{file}", (folder / file).stat().st_size) for file in files]
-    from_here = frozenset([DATASET_FILE, *(path for found in columns.values() for path, _ in found)])
-    source = RemoteSource(remote, home.path, from_here)
-    return describe_files(source, remote.url.name, home.path, home.info, home.text, columns, home.state.encode())
 
 
 def index_cache_folder(folder: str | os.PathLike[str] | None = None) -> Path:

@@ -10,28 +10,484 @@ the same one after a requeue, finds it. While the context is open the copy is lo
 
 from __future__ import annotations
 
+import csv
+import hashlib
+import importlib.util
+import io
+import json
 import os
-from collections.abc import Mapping, Sequence
+import re
+import stat
+import threading
+import time
+import warnings
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from crc32c import crc32c
 
 from cache import staging as node
-from cache.errors import StagingError
-from cache.messages import Watcher
+from cache.errors import DatasetError, MissingExtraError, PackerError, ServingError, StagingError, StagingSourceError
+from cache.files import read_regular
+from cache.launchers import job_name
+from cache.messages import Watcher, listed, plural
 from cache.node import detect_ranks, usable_cpus
-from readers.order import ResumeToken, StagedFirst
-from readers.originals import TREE, Originals
-from readers.packed import open_packed
+from cache.remote import Patience, Remote
+from cache.serving import Rendezvous, Server, ServerProcess, ServeTerms, own_address, read_token
+from cache.staging import FolderSource, Manifest, Source, StagedFile
+from cache.staging.remote import RemoteSource
+from cache.stores import Buffer, Int64s, Shards, Store, StoreOver
+from cache.stores.copied import Copied, Neighbours, RowOwners, ShardOwners
+from cache.stores.remote import RemoteFiles
+from readers.headers import MEDIA, SUFFIX, sniff
+from readers.index import ABSENT, Columns, Index, decode_name
+from readers.layout import (
+    DATASET_FILE,
+    KIND_SUFFIXES,
+    MAX_JSON_BYTES,
+    DatasetInfo,
+    SplitInfo,
+    read_dataset_info,
+    shortened,
+)
+from readers.opening import Checked, open_packed
+from readers.order import NodeLocal, ResumeToken, StagedFirst
+from readers.order.local import shard_starts
+from readers.pixels import PIXELS
 from readers.reader import Reader
-from readers.staged_files import Portion, SetFiles, set_files
+from readers.sample import NO_LABEL
 
-__all__ = ["FORMS", "StageOptions", "Staged", "stage"]
+__all__ = [
+    "AS_FILES",
+    "FORMS",
+    "LABELS_FILE",
+    "LABELS_HEADER",
+    "TREE",
+    "LabelRow",
+    "PayloadRanges",
+    "Portion",
+    "SetFiles",
+    "ShareOptions",
+    "Shared",
+    "StageOptions",
+    "Staged",
+    "are_class_folders",
+    "describe_files",
+    "label_table",
+    "original_files",
+    "set_files",
+    "shards_of_fraction",
+    "share",
+    "stage",
+    "without_apostrophe",
+]
+
+
+# Which files of a packed set a node needs: the set as a plain list of files, and a portion of it.
+#
+# Whole shards are staged, the whole index of each chosen split, and `dataset.json` last. `part=(i, n)` is the share of
+# node i of n under `readers.order.NodeLocal`: every shard with a sample of `local_part(i)`. Shards at the boundaries
+# belong to two nodes, and both stage them; without `overlap` the first of these does. `fraction` takes shards from the
+# front of each split's list (or of this node's share) until that much of the bytes is reached, at least one shard.
+
+
+@dataclass(frozen=True)
+class Portion:
+    """A portion of a set: splits (None: all), part (i, n) of the samples of each, fraction of the bytes of that.
+
+    overlap: whether a shard that belongs to two parts is in both.
+    """
+
+    splits: tuple[str, ...] | None = None
+    part: tuple[int, int] | None = None
+    fraction: float = 1.0
+    overlap: bool = True
+
+    def __post_init__(self) -> None:
+        if self.part is not None and not 0 <= self.part[0] < self.part[1]:
+            raise ValueError(f"part {self.part[0]}/{self.part[1]}: expected i/n with i from 0 to n - 1")
+        if not 0 < self.fraction <= 1:
+            raise ValueError(f"fraction must be above 0 and at most 1, not {self.fraction}")
+
+
+@dataclass(frozen=True)
+class SetFiles:
+    """A packed set as files.
+
+    home: the local directory with dataset.json and the indexes.
+    manifest: all files.
+    head: dataset.json.
+    indexes: the files of the index, by split.
+    """
+
+    home: Path
+    info: DatasetInfo
+    manifest: Manifest
+    head: StagedFile
+    indexes: dict[str, list[StagedFile]]
+
+    def shards(self, portion: Portion) -> list[StagedFile]:
+        """The shards of a portion, split by split. Raises UnknownNameError."""
+        chosen = []
+        for name in self.splits(portion):
+            split = self.info.splits[name]
+            listed = [self.manifest.by_path[split.shards[number].path] for number in self._share(split, portion)]
+            chosen += listed[: shards_of_fraction([file.bytes for file in listed], portion.fraction)]
+        return list(dict.fromkeys(chosen))
+
+    def in_turn(self, shards: Sequence[StagedFile], starts: Int64s, turns: Int64s) -> list[StagedFile]:
+        """`shards`, those of one split first and in the order `turns`: the split whose shards start at `starts`.
+
+        Raises StagingError where no split has such shards.
+        """
+        found = [split for split in self.info.splits.values() if np.array_equal(shard_starts(split), starts)]
+        if not found:
+            raise StagingError(
+                f"{self.manifest.source}: no split has the {len(starts) - 1} shards with {starts[-1]} samples that the "
+                f"order is made for; make it with  readers.order.staged_first(reader.split_info)"
+            )
+        first = [self.manifest.by_path[split.shards[number].path] for split in found for number in turns.tolist()]
+        wanted = set(shards)
+        return list(dict.fromkeys([file for file in first if file in wanted] + list(shards)))
+
+    def index(self, portion: Portion) -> list[StagedFile]:
+        """The index files of a portion's splits."""
+        return [file for name in self.splits(portion) for file in self.indexes[name]]
+
+    def splits(self, portion: Portion) -> list[str]:
+        if portion.splits is None:
+            return list(self.info.splits)
+        return [self.info.split(name, str(self.manifest.source))[0] for name in portion.splits]
+
+    def _share(self, split: SplitInfo, portion: Portion) -> Sequence[int]:
+        """Numbers of the shards that hold samples of this node's part."""
+        if portion.part is None:
+            return range(len(split.shards))
+        node, nodes = portion.part
+        order, shards = NodeLocal(split.samples, nodes=nodes), len(split.shards)
+        index = Index(self.home / split.index, split.samples)
+        columns = [index.column("shard"), *map(index.shard_column, self.info.separate)]
+        try:
+            if not portion.overlap:
+                return list(np.flatnonzero(shard_owners(columns, order, shards) == node).tolist())
+            return list(np.flatnonzero(_shards_of(columns, order.local_part(node), shards)).tolist())
+        except IndexError:
+            raise DatasetError(f"{self.home / split.index}: names a shard that the split does not have") from None
+
+
+def _remote_set_files(url: str) -> SetFiles:
+    """The files of the set at an address, for staging; its indexes are fetched.
+
+    The fingerprint covers dataset.json (and so the CRC32C of every shard), what the server reports of it, and the sizes
+    of the index columns. Raises DatasetError, RemoteError, StaleIndexError, OutputError, MissingExtraError.
+    """
+    from readers.remote import RemoteHome
+
+    remote = Remote(url)
+    home = RemoteHome(remote)
+    columns = {}
+    for name, split in home.info.splits.items():
+        folder = home.fetch_index(name)
+        files = sorted(home.info.column_names)
+        columns[name] = [(f"{split.index}/{file}", (folder / file).stat().st_size) for file in files]
+    from_here = frozenset([DATASET_FILE, *(path for column in columns.values() for path, _ in column)])
+    source = RemoteSource(remote, home.path, from_here)
+    return describe_files(source, remote.url.name, home.path, home.info, home.text, columns, home.state.encode())
+
+
+def shard_owners(columns: Sequence[npt.NDArray[Any]], order: NodeLocal, shards: int) -> Int64s:
+    """The first node whose part has samples of each shard: int64 [shards], -1 for shards without samples.
+
+    columns: shards by sample, of the images and of each field that has shards of its own. Raises IndexError for a
+    number that is not below `shards`.
+    """
+    owners = np.full(shards, -1, np.int64)
+    for number in range(order.nodes):
+        owners[_shards_of(columns, order.local_part(number), shards) & (owners < 0)] = number
+    return owners
+
+
+def _shards_of(columns: Sequence[npt.NDArray[Any]], samples: range, shards: int) -> npt.NDArray[np.bool_]:
+    """Which shards have some of the samples: bool [shards]."""
+    found = np.zeros(shards, np.bool_)
+    for column in columns:
+        found[column[samples.start : samples.stop]] = True
+    return found
+
+
+def shards_of_fraction(sizes: Sequence[int], fraction: float) -> int:
+    """How many shards, from the front, `fraction` of the bytes takes: at least one, where there is one."""
+    sums = np.cumsum(np.asarray(sizes, np.int64))
+    before = np.append(0, sums)[:-1]
+    return int(((before < fraction * (sums[-1] if len(sums) else 0)) | (before == 0)).sum())
+
+
+def set_files(dataset: str | os.PathLike[str]) -> SetFiles:
+    """The files of a packed set. Raises DatasetError, StagingError."""
+    home = Path(os.path.realpath(dataset))
+    text = _bytes_of(home / DATASET_FILE)
+    info = read_dataset_info(home)
+    if text != _bytes_of(home / DATASET_FILE):
+        raise StagingError(f"{home / DATASET_FILE}: is being rewritten; stage again when that is done")
+    columns = {name: _columns(home, split.index) for name, split in info.splits.items()}
+    return describe_files(FolderSource(home), home.name, home, info, text, columns)
+
+
+def describe_files(
+    source: Source,
+    name: str,
+    home: Path,
+    info: DatasetInfo,
+    text: bytes,
+    columns: Mapping[str, Sequence[tuple[Any, ...]]],
+    state: bytes = b"",
+) -> SetFiles:
+    """The files of a set at `source`, with all indexes in `home`.
+
+    text: that of dataset.json, read as `info`.
+    columns: of each split, (path, bytes, and anything else that differs between two states) of the files of its index.
+    state: anything else that differs between two states of the set.
+    """
+    from crc32c import crc32c
+
+    digest = hashlib.blake2b(text + state, digest_size=16)
+    indexes = {}
+    for split, files in columns.items():
+        digest.update(json.dumps([split, files]).encode())
+        checksums = {file: column.crc32c for file, column in info.splits[split].columns.items()}
+        indexes[split] = [StagedFile(path, size, checksums.get(path.rpartition("/")[2])) for path, size, *_ in files]
+    head = StagedFile(DATASET_FILE, len(text), crc32c(text))
+    shards = [StagedFile(s.path, s.bytes, s.crc32c) for split in info.splits.values() for s in split.shards]
+    unique = {file.path: file for file in (*shards, *chain.from_iterable(indexes.values()), head)}
+    manifest = Manifest(source, name, digest.hexdigest(), tuple(unique.values()), last=DATASET_FILE)
+    return SetFiles(home, info, manifest, head, indexes)
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        return read_regular(path, MAX_JSON_BYTES)
+    except OSError:
+        return b""  # read_dataset_info says what is wrong
+
+
+def _columns(home: Path, folder: str) -> list[tuple[str, int, int]]:
+    """(path, bytes, time of the last change in ns) of an index's columns, by name."""
+    try:
+        found = []
+        for entry in os.scandir(home / folder):
+            status = entry.stat()
+            if stat.S_ISREG(status.st_mode):
+                found.append((f"{folder}/{entry.name}", status.st_size, status.st_mtime_ns))
+        return sorted(found)
+    except OSError as error:
+        raise DatasetError(
+            f"{home / folder}: the index cannot be listed: {error.strerror}; rebuild it with  packer index"
+        ) from error
+
+
+# The original files of a packed set: the tree that it was packed from, by names, and as files to stage.
+#
+# What was a file keeps its name below the split's folder. What was none gets a name from its key: `key.json` for the
+# field json, `key.boxes.npy` for boxes, `key.jpg` and so on for an image. Names come from the set and are not trusted:
+# who writes a file checks its path.
+#
+# Staged, they are below a folder of their own, `TREE`: the copy's own records would pass for a class in a tree without
+# splits, since torchvision takes every folder for one.
+
+
+LABELS_FILE = "labels.csv"
+LABELS_HEADER = ("path", "label", "class", "split")
+AS_FILES = " as files"
+TREE = "files"
+_FORMULA = re.compile("'*[=+@\t\r-]")
+_GROUP = 32  # samples that are read together
+_MOST_GROUPS = 32  # that wait: of one that is only copied in part the rest is never asked for
+
+
+def original_files(reader: Reader, index: int) -> Iterator[tuple[str, str]]:
+    """(field, path of its file relative to the tree) of each payload of a sample."""
+    key, root = reader.keys[index], reader.split_info.root
+    for field in reader.fields:
+        if reader.has(index, field):
+            name = decode_name(reader.table.columns.names(field)[index], key)
+            name = name or f"{key}.{_suffix(reader, index, field)}"
+            yield field, f"{root}/{name}" if root else name
+
+
+def _suffix(reader: Reader, index: int, field: str) -> str:
+    kind = reader.dataset.fields[field]
+    if kind == PIXELS:
+        return "png"
+    if KIND_SUFFIXES.get(kind):
+        return "json" if field == "json" else f"{field}.{KIND_SUFFIXES[kind]}"
+    media = MEDIA[int(reader.image_info([index]).media[0])] if field == reader.fields[0] else ""
+    suffix = SUFFIX.get(media or sniff(reader.read(index, field)), "bin")
+    return suffix if kind == "image" else f"{field}.{suffix}"
+
+
+def are_class_folders(reader: Reader) -> bool:
+    """Whether the first folder of every labelled file of a split has the name of its class."""
+    labels, classes, keys = reader.labels.tolist(), reader.classes, reader.keys
+    names = reader.table.columns.names(reader.fields[0])
+    for i, label in enumerate(labels):
+        if label == NO_LABEL:
+            continue
+        folder, slash, _ = (decode_name(names[i], keys[i]) or keys[i]).partition("/")
+        if not slash or label >= len(classes) or folder != classes[label]:
+            return False
+    return True
+
+
+class LabelRow(NamedTuple):
+    """One file: its path below the tree, the number and the name of its class, its split."""
+
+    path: str
+    label: str
+    name: str
+    split: str
+
+    @classmethod
+    def of(cls, reader: Reader, index: int, path: str) -> LabelRow | None:
+        """The row of a sample; None where it has no label."""
+        label = int(reader.labels[index])
+        if label == NO_LABEL:
+            return None
+        return cls(path, str(label), reader.classes[label] if label < len(reader.classes) else "", reader.split)
+
+
+def label_table(rows: Iterable[LabelRow]) -> bytes:
+    """labels.csv, which `packer convert` reads as a manifest.
+
+    An apostrophe comes before what a spreadsheet would take for a formula; `without_apostrophe` removes it.
+    """
+    text = io.StringIO(newline="")
+    table = csv.writer(text)
+    table.writerow(LABELS_HEADER)
+    table.writerows([f"'{cell}" if _FORMULA.match(cell) else cell for cell in row] for row in rows)
+    return text.getvalue().encode()
+
+
+def without_apostrophe(cell: str) -> str:
+    """A cell of labels.csv as it was before `label_table` wrote it."""
+    return cell[1:] if cell[:1] == "'" and _FORMULA.match(cell) else cell
+
+
+class _Place(NamedTuple):
+    """Where a file comes from: the split's number in a list, the sample, the field."""
+
+    reader: int
+    sample: int
+    field: str
+
+
+class Originals:
+    """A set as its original files, for staging; a source in the sense of `cache.staging.sources`.
+
+    labels.csv is one of them where the folders do not show the labels. Neighbours are read together, once for all
+    threads that copy them.
+
+    files: the set as it is packed.
+    splits: only these.
+    opened: opens a split.
+
+    Raises StagingError where two samples have the same file name.
+    """
+
+    def __init__(self, files: SetFiles, splits: Sequence[str], opened: Callable[[str], Reader]) -> None:
+        self._title = f"{files.manifest.source}{AS_FILES}"
+        self._readers = [opened(name) for name in splits]
+        self._places: dict[str, _Place] = {}
+        self._groups: dict[tuple[int, int], dict[int, Buffer]] = {}
+        self._locks = [threading.Lock() for _ in range(64)]
+        if any(PIXELS in reader.kinds.values() for reader in self._readers):
+            raise StagingError(f"{files.manifest.source}: raw pixels were never files; stage the shards")
+        listed, rows = [], list[LabelRow]()
+        for number, reader in enumerate(self._readers):
+            for file, row in self._listed(number, reader):
+                listed.append(file)
+                rows += [row] if row is not None else []
+        has_table = rows and not all(map(are_class_folders, self._readers))
+        self._table = label_table(rows) if has_table else b""
+        if self._table:
+            listed.append(StagedFile(f"{TREE}/{LABELS_FILE}", len(self._table), crc32c(self._table)))
+        name = f"{files.manifest.name}-files"
+        digest = hashlib.blake2b(f"{files.manifest.fingerprint} {AS_FILES} {TREE} {splits}".encode(), digest_size=16)
+        try:
+            self.manifest = Manifest(self, name, digest.hexdigest(), tuple(listed))
+        except StagingError as error:
+            raise StagingError(f"{error}; stage one split at a time, or the shards") from error
+
+    def __str__(self) -> str:
+        return self._title
+
+    def location(self, file: StagedFile) -> str:
+        """See `cache.staging.sources.Source`."""
+        place = self._places.get(file.path)
+        return f"{self._title}: {file.path}" if place is None else f"{self._title}: sample {place.sample} ({file.path})"
+
+    def chunks(self, file: StagedFile, check: Callable[[], None]) -> Generator[memoryview, None, None]:
+        """See `cache.staging.sources.Source`."""
+        check()
+        place = self._places.get(file.path)
+        if place is None:
+            yield memoryview(self._table)
+            return
+        try:
+            data = self._payload(place)
+        except (PackerError, OSError) as error:
+            raise StagingSourceError(f"{self.location(file)}: cannot be read: {error}") from error
+        yield memoryview(data)
+
+    def close(self) -> None:
+        """Close the set."""
+        for reader in self._readers:
+            reader.close()
+
+    def _listed(self, number: int, reader: Reader) -> Iterator[tuple[StagedFile, LabelRow | None]]:
+        """The files of a split; the row of the label table for the first of a sample."""
+        facts = {field: (reader.sizes(field).tolist(), self._checksums(reader, field)) for field in reader.fields}
+        for index in range(len(reader)):
+            for field, name in original_files(reader, index):
+                path = shortened(name)
+                staged = f"{TREE}/{path}"
+                self._places[staged] = _Place(number, index, field)
+                sizes, checksums = facts[field]
+                row = LabelRow.of(reader, index, path) if field == reader.fields[0] else None
+                yield StagedFile(staged, sizes[index], checksums[index]), row
+
+    @staticmethod
+    def _checksums(reader: Reader, field: str) -> list[int]:
+        found: list[int] = reader.table.field_column(field, "crc32c").tolist()
+        return found
+
+    def _payload(self, place: _Place) -> Buffer:
+        """The bytes of one field; those of the first field of a group of samples are read at once."""
+        reader = self._readers[place.reader]
+        if place.field != reader.fields[0]:
+            return reader.read(place.sample, place.field)
+        number = place.sample // _GROUP
+        group = place.reader, number
+        with self._locks[number % len(self._locks)]:
+            waiting = self._groups.get(group)
+            if waiting is None or place.sample not in waiting:
+                some = range(number * _GROUP, min(len(reader), (number + 1) * _GROUP))
+                indices = [i for i in some if i >= place.sample and reader.has(i, place.field)]
+                waiting = self._groups[group] = dict(zip(indices, reader.read_many(indices), strict=True))
+            data = waiting.pop(place.sample)
+            if not waiting:
+                self._groups.pop(group, None)
+            for old in list(self._groups)[:-_MOST_GROUPS]:
+                self._groups.pop(old, None)
+        return data
+
 
 FORMS = ("shards", "files")
 
@@ -201,9 +657,7 @@ class Staged:
 
     def _files(self) -> SetFiles:
         if isinstance(self.dataset, str) and "://" in self.dataset:
-            from readers.remote import remote_set_files
-
-            return remote_set_files(self.dataset)
+            return _remote_set_files(self.dataset)
         return set_files(self.dataset)
 
     def _request(self, files: SetFiles) -> node.Request:
@@ -252,3 +706,317 @@ def stage(
     Raises ValueError and RemoteError, and on entering DatasetError, UnknownNameError, ResumeError or StagingError.
     """
     return Staged(dataset, target, StageOptions(**options), watcher)
+
+
+# Sharing: what each node holds of a set, read by the other nodes over the cluster's network and not from the source.
+#
+#     with readers.share(reader, "/home/me/job") as reader:        # every process of every node calls it
+#         loader = ImageLoader(reader, 256, order=…)
+#
+# Node g holds part g of the samples, as `readers.order.NodeLocal` deals them: in a cache (`readers.cached` with
+# `partition`), or in a staged copy with its source as fallback (`readers.stage` with `part`). The first process of each
+# node starts a server for that node; a read of a sample of another node's part asks its server, which reads through the
+# cache or the copy of its node. What a server does not answer, or answers with bytes that do not have the CRC32C of the
+# index, is read from the source (`cache.stores.copied`).
+#
+# A server has a process of its own, which ends with the context or with the process that started it; where it was
+# killed, it is started again. `packer serve` is the same in the foreground, for nodes where nothing else runs.
+
+
+_S = TypeVar("_S", Server, ServerProcess)
+_LONGEST_PAUSE_SECONDS = 60.0
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
+
+
+@dataclass(frozen=True)
+class ShareOptions:
+    """How nodes share what they hold. Raises ValueError.
+
+    node, nodes: the number of this node and how many there are; default: as the launcher numbers them.
+    serve: whether this process serves its node; None: the first of the node does. False where `packer serve` does.
+    host: the address to listen at: a name or an address of this machine, or a network in which it has one, as
+        "10.1.0.0/16", the same text for all nodes; None: the address of this machine's own name.
+    port: 0 for a free one.
+    certificate, key: PEM files, to speak TLS; clients trust the authorities in PACKER_HTTP_ROOT_CERTIFICATE.
+    token: a file with the token, which is the user's alone; None: one is made in the folder.
+    timeout_seconds: how long a node may take to answer before its samples are read from the source.
+    wait_seconds: how long to wait until all nodes are there.
+    """
+
+    node: int | None = None
+    nodes: int | None = None
+    serve: bool | None = None
+    host: str | None = None
+    port: int = 0
+    certificate: str | os.PathLike[str] | None = None
+    key: str | os.PathLike[str] | None = None
+    token: str | os.PathLike[str] | None = None
+    timeout_seconds: float = 5.0
+    wait_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        if (self.node is None) != (self.nodes is None):
+            raise ValueError(f"give both node and nodes or neither, not {self.node} and {self.nodes}")
+        if self.node is not None and self.nodes is not None and not 0 <= self.node < self.nodes:
+            raise ValueError(f"node {self.node} is outside the {self.nodes} nodes")
+        if not 0 < self.timeout_seconds <= 3600 or not 0 <= self.wait_seconds <= 86400:
+            raise ValueError("timeout_seconds is above 0 and at most 3600, wait_seconds from 0 to 86400")
+        if self.key is not None and self.certificate is None:
+            raise ValueError("key is that of a certificate: give both")
+
+    def numbering(self) -> tuple[int, int, bool]:
+        """(node, nodes, whether this process serves it)."""
+        ranks = detect_ranks()
+        serves = ranks.local_rank == 0 if self.serve is None else self.serve
+        if self.node is not None and self.nodes is not None:
+            return self.node, self.nodes, serves
+        return ranks.node, ranks.nodes, serves
+
+
+class Shared:
+    """A context manager that serves this node, where this process is to, and returns the reader over all nodes."""
+
+    def __init__(self, reader: Reader, folder: str | os.PathLike[str], options: ShareOptions) -> None:
+        _check(reader)
+        self.reader, self.folder, self.options = reader, folder, options
+        self.node, self.nodes, self._serves = options.numbering()
+        self._server: ServerProcess | Server | None = None
+        self._owner = os.getpid()
+        self._rendezvous: Rendezvous | None = None
+        self._url = ""
+        self._lock, self._ending = threading.Lock(), threading.Event()
+
+    @property
+    def url(self) -> str:
+        """The address at which this process serves; "" where it does not."""
+        return self._url
+
+    def serve(self, start: Callable[[PayloadRanges, ServeTerms], _S]) -> _S:
+        """Start the server of this node, in a process or here, and say where it is. Raises ServingError."""
+        options, (rendezvous, token) = self.options, self._meet()
+        host = own_address(options.host)
+        certificate, key = (None if path is None else Path(path) for path in (options.certificate, options.key))
+        prefix = _prefix(self.reader, self.node, self.nodes)
+        terms = ServeTerms(prefix, token, host, options.port, certificate, key)
+        self._server = server = start(PayloadRanges(self.reader), terms)
+        shown = options.host if terms.scheme == "https" and options.host and "/" not in options.host else host
+        self._url = f"{terms.scheme}://{f'[{shown}]' if ':' in shown else shown}:{server.port}"
+        rendezvous.publish(self.node, self._url)
+        return server
+
+    def close(self) -> None:
+        """End the server; other nodes then read this one's part from the source. Does nothing in a forked child."""
+        if os.getpid() != self._owner:
+            return
+        self._ending.set()
+        with self._lock:
+            server, self._server = self._server, None
+            if server is not None:
+                if self._rendezvous is not None:
+                    self._rendezvous.withdraw(self.node, self._url)
+                server.close()
+            self._url = ""
+
+    def __enter__(self) -> Reader:
+        if self.nodes == 1:
+            return self.reader
+        if importlib.util.find_spec("obstore") is None:
+            raise MissingExtraError("obstore", "remote", "reading from other nodes")
+        try:
+            if self._serves and self._server is None:
+                self._ending = threading.Event()
+                watched = self.serve(ServerProcess), self._ending
+                threading.Thread(target=self._watch, args=watched, name="packer-share", daemon=True).start()
+            return self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _watch(self, server: ServerProcess, ending: threading.Event) -> None:
+        """Start the server again where its process was killed, after a pause that doubles if that comes soon again."""
+        pause, since = 0.5, time.monotonic()
+        while True:
+            server.wait()
+            server.close()
+            lasted = time.monotonic() - since > 2 * _LONGEST_PAUSE_SECONDS
+            pause = 1.0 if lasted else min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            if ending.wait(pause):
+                return
+            since = time.monotonic()
+            with self._lock:
+                if ending.is_set():
+                    return
+                try:
+                    server = self.serve(ServerProcess)
+                except ServingError as error:
+                    outcome = str(error)
+                else:
+                    outcome = "it was started again"
+            warnings.warn(f"the process that serves node {self.node} had ended: {outcome}", stacklevel=2)
+
+    def _meet(self) -> tuple[Rendezvous, str]:
+        """The folder of this set and job, and the token in it."""
+        made = Rendezvous.make(self.folder, job_name(os.environ), _set_name(self.reader), self.nodes)
+        self._rendezvous = made
+        given = self.options.token
+        return made, made.token() if given is None else read_token(Path(given))
+
+    def _open(self) -> Reader:
+        reader, options, (rendezvous, token) = self.reader, self.options, self._meet()
+        missing = rendezvous.wait(options.wait_seconds)
+        if missing:
+            nodes = f"{plural(len(missing), 'node')} ({listed([str(node) for node in missing])})"
+            warnings.warn(
+                f"{rendezvous.path}: {nodes} of {self.nodes} have not said where they listen, so the source is read "
+                f"for them until they do",
+                stacklevel=4,
+            )
+        connect = _Connect(rendezvous, token, reader.table.columns, _set_name(reader), options.timeout_seconds)
+        store = Neighbours(reader.store, self.node, _owners(reader, self.nodes), connect, options.timeout_seconds)
+        return Reader(reader.table, store)
+
+
+def share(reader: Reader, folder: str | os.PathLike[str], **options: Any) -> Shared:
+    """Read what other nodes hold from them; a context manager that returns the reader to train with.
+
+    reader: of this node: over a cache of its part of the samples, or a staged copy of its part with the source as
+        fallback. All nodes share the same set, and samples as they are: a cache that converts images goes over the
+        reader that this returns, and a selection is made of that.
+    folder: of the file system that all nodes see, where they find each other; each job and set has its own below it.
+    options: those of `ShareOptions`.
+
+    With one node it returns `reader`. Raises ValueError, MissingExtraError, and on entering ServingError; warns where
+    nodes are missing. Bytes travel unencrypted unless a certificate is given.
+    """
+    return Shared(reader, folder, ShareOptions(**options))
+
+
+def _check(reader: Reader) -> None:
+    """Raise ValueError for a reader that cannot be shared."""
+    if reader.table.rows is not None:
+        raise ValueError("share the whole reader, and select from what share returns: nodes own parts of the whole")
+    if reader.table.forms or reader.store.for_decoding() is not reader.store:
+        raise ValueError(
+            "this reader's cache converts images, and nodes share them as they are: share the reader below it, and "
+            "cache what share returns, as  readers.cached(shared, keep=…)"
+        )
+    if not reader.table.columns.has_checksums or reader.store.tracks_files:
+        raise ValueError(
+            f"{reader.table.title}: has no checksums, by which wrong bytes of another node would be noticed; pack it "
+            f"with  packer convert"
+        )
+
+
+def _set_name(reader: Reader) -> str:
+    return hashlib.blake2b(reader.fingerprint.encode(), digest_size=8).hexdigest()
+
+
+def _prefix(reader: Reader, node: int, nodes: int) -> str:
+    """Of the paths that a node serves: another set, or a job with other parts, meets a 404."""
+    return f"{_set_name(reader)}-{nodes}-{node}"
+
+
+def _owners(reader: Reader, nodes: int) -> RowOwners | ShardOwners:
+    """Of a staged copy, which has whole shards, by shard; otherwise by sample."""
+    columns, order = reader.table.columns, NodeLocal(len(reader), nodes)
+    store = reader.store
+    while isinstance(store, StoreOver) and not isinstance(store, Copied):
+        store = store.source
+    if isinstance(store, Copied):
+        numbers = [columns.column("shard"), *map(columns.shard_column, columns.separate)]
+        return ShardOwners(np.maximum(shard_owners(numbers, order, len(columns.shard_bytes)), 0))
+    starts = [order.local_part(node).start for node in range(nodes)]
+    return RowOwners(np.array([*starts, len(reader)], np.int64) * len(columns.fields))
+
+
+@dataclass(frozen=True)
+class _Connect:
+    """Connects to the node of a number, for `Neighbours`."""
+
+    rendezvous: Rendezvous
+    token: str
+    columns: Columns
+    name: str
+    timeout_seconds: float
+
+    def __call__(self, node: int) -> Store | None:
+        url = self.rendezvous.find(node)
+        if url is None:
+            return None
+        url = replace(url, path=f"{self.name}-{self.rendezvous.nodes}-{node}", bearer=self.token)
+        sizes = [int(size) for size in self.columns.shard_bytes]
+        shards = Shards([str(number) for number in range(len(sizes))], sizes)
+        store = RemoteFiles(url, shards, patience=Patience(self.timeout_seconds, 1), gap_bytes=0)
+        return Checked(store, self.columns)
+
+
+# --- what a node serves --------------------------------------------------------------------------------------------
+class PayloadRanges:
+    """The payloads of a reader as ranges of its shards, which are called "0", "1", …: `cache.serving.Ranges`.
+
+    Only what payloads cover is served, and read by their rows, so that a cache finds them. Raises ServingError for
+    other ranges.
+    """
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+
+    def size(self, name: str) -> int | None:
+        sizes = self.reader.table.columns.shard_bytes
+        return int(sizes[int(name)]) if _NUMBER.fullmatch(name) and int(name) < len(sizes) else None
+
+    def read(self, name: str, start: int, stop: int) -> Sequence[Buffer]:
+        shard, at = int(name), start
+        found: list[tuple[int, int, int, int]] = []
+        while at < stop:
+            payload = next((one for field in self._fields if (one := field.find(shard, at)) is not None), None)
+            if payload is None:
+                raise ServingError(f"shard {name}: no payload covers byte {at}")
+            row, offset, length = payload
+            found.append((row, shard, offset, length))
+            at = offset + length
+        read_one = self.reader.store.read_one  # seldom more than one, for which `read` would plan
+        return [memoryview(read_one(*one))[max(0, start - one[2]) : stop - one[2]] for one in found]
+
+    def close(self) -> None:
+        self.reader.close()
+
+    @cached_property
+    def _fields(self) -> list[_Field]:
+        columns = self.reader.table.columns
+        return [_Field(columns, number) for number in range(len(columns.fields))]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"reader": self.reader}
+
+
+class _Field:
+    """Where the payloads of one field are, by place. Without copies where they are stored in the order of the rows."""
+
+    def __init__(self, columns: Columns, number: int) -> None:
+        field = columns.fields[number]
+        shard, offset = columns.shard_column(field), columns.field_column(field, "offset")
+        length = columns.field_column(field, "length")
+        self._width, self._number = len(columns.fields), number
+        self._order: Int64s | None = None
+        rises = (shard[1:] > shard[:-1]) | ((shard[1:] == shard[:-1]) & (offset[1:] >= offset[:-1]))
+        if not (rises.all() and (offset != ABSENT).all()):
+            self._order = np.lexsort((offset, shard))
+            self._order = self._order[offset[self._order] != ABSENT]
+            shard, offset, length = (column[self._order] for column in (shard, offset, length))
+        self._offset, self._length = offset, length
+        self._bounds = np.searchsorted(shard, np.arange(len(columns.shard_bytes) + 1))
+
+    def find(self, shard: int, at: int) -> tuple[int, int, int] | None:
+        """(row, offset, length) of the payload that covers a byte of a shard, the row as extents have it."""
+        first, stop = int(self._bounds[shard]), int(self._bounds[shard + 1])
+        place = first + int(np.searchsorted(self._offset[first:stop], np.uint64(at), side="right")) - 1
+        if place < first or at >= int(self._offset[place]) + int(self._length[place]):
+            return None
+        row = place if self._order is None else int(self._order[place])
+        return row * self._width + self._number, int(self._offset[place]), int(self._length[place])

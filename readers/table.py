@@ -2,8 +2,8 @@
 
 A table is columns and, if it has only some of their rows or another order, the numbers of these rows:
 
-    packed     columns of an index, mapped                        readers.index, readers.packed
-    folder     columns of a scan                                  readers.folder
+    packed     columns of an index, mapped                        readers.index, readers.opening
+    folder     columns of a scan                                  readers.tree
     in memory  of a shard located elsewhere, of anything else     Table.of(…)
     take       other rows of the same columns: 8 bytes a sample
     concat     one table after the other

@@ -14,8 +14,7 @@ from conftest import make_jpeg, tree_of
 import packer
 import readers
 from readers.fields import encode_field
-from readers.layout import read_dataset_info
-from readers.names import DOCUMENTS
+from readers.layout import DOCUMENTS, read_dataset_info
 
 __all__ = [
     "COUNTS",

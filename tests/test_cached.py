@@ -17,7 +17,7 @@ from conftest import make_jpeg
 import readers
 from cache.errors import BadSampleError, DamagedSampleError, UnknownNameError
 from readers.augment import CenterCrop, Resize
-from readers.caching.budget import EVERYTHING, Subset
+from readers.caching.store import EVERYTHING, Subset
 from readers.decode import decode_image
 from readers.order import NodeLocal, Shuffled
 

@@ -19,7 +19,7 @@ from suites.programs import run_packer, run_python
 import packer
 import readers
 from readers.headers import MEDIA
-from readers.names import DOCUMENTS
+from readers.layout import DOCUMENTS
 from readers.tree import unique_keys
 
 FORMATS = ("hdf5", "tfrecord", "tar")

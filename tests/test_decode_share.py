@@ -27,8 +27,7 @@ from cache.errors import BadSampleError
 from packer.tools.diagnose.imageloader import ImageLoaderPipeline
 from readers.augment import RandomHorizontalFlip, RandomResizedCrop, cpu
 from readers.decode.batch import PROBE, routes
-from readers.decode.device import DecodeStream
-from readers.decode.share import Share, Spent
+from readers.decode.device import DecodeStream, Share, Spent
 from readers.headers import parse_any
 from readers.loader import ImageLoader
 

@@ -26,8 +26,7 @@ from image_cases import XMP_PREFIX, encoded, picture, with_segments, xmp
 from cache.errors import BadSampleError, DeviceError, MissingExtraError
 from readers.decode import decode_image
 from readers.decode.batch import PROBE, CpuDecoder, decode_batch, device_takes, open_decoder, routes, same_as_promised
-from readers.decode.device import DecodeStream, Picture, upright_tensor
-from readers.decode.nvjpeg import has_jpeg_engine
+from readers.decode.device import DecodeStream, Picture, has_jpeg_engine, upright_tensor
 from readers.decode.region import with_header
 from readers.headers import MEDIA, ImageHeader, parse_any
 from readers.sample import Buffer, ImageInfo

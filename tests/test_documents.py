@@ -21,8 +21,7 @@ from suites.children import crashes_at
 import packer
 import readers
 from cache.remote import Remote
-from readers.layout import read_dataset_info
-from readers.names import DOCUMENTS
+from readers.layout import DOCUMENTS, read_dataset_info
 
 COUNTS = {"train": {"cat": 3, "dog": 3}, "val": {"dog": 2}}
 BEGIN, END = "<!-- packer begin", "<!-- packer end -->\n"

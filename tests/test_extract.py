@@ -19,7 +19,7 @@ from conftest import Hanging, files_of, make_jpeg, tree_of
 
 import packer
 import readers
-from readers.originals import LabelRow, label_table
+from readers.staging import LabelRow, label_table
 
 
 @pytest.fixture

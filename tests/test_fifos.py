@@ -13,7 +13,7 @@ from conftest import Hanging
 import packer
 import readers
 from cache.errors import PackerError
-from readers.staged_files import set_files
+from readers.staging import set_files
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,8 @@ import readers
 from cache.errors import TrainerError
 from readers.caching import cached
 from readers.loader import ImageLoader
+from readers.opening import open_copied, open_packed
 from readers.order import Shuffled
-from readers.packed import open_copied, open_packed
 from readers.torch import ImageDataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

@@ -18,7 +18,7 @@ from PIL import Image, features
 from cache.errors import BadSampleError
 from readers import headers
 from readers.headers import MEDIA, SUFFIX, parse_header, sniff
-from readers.headers.tiff import orientation
+from readers.headers.formats import orientation
 
 WIDTH, HEIGHT = 13, 7
 

@@ -19,7 +19,7 @@ from packer.formats import format_named
 from packer.formats.base import PackedSample, ShardSpec
 from packer.found_shards import missing_shards
 from readers.headers import parse_header
-from readers.names import DOCUMENTS
+from readers.layout import DOCUMENTS
 from readers.sample import NO_LABEL
 
 FORMATS = ("tfrecord", "tar")

@@ -22,7 +22,7 @@ from conftest import files_of, make_jpeg
 
 import packer
 import readers
-from readers.names import DOCUMENTS
+from readers.layout import DOCUMENTS
 
 pytestmark = pytest.mark.faults
 

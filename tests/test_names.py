@@ -15,8 +15,7 @@ from cache.errors import BadNameError, DatasetError, SourceError
 from packer.cli import main
 from packer.sources.base import SourceListing
 from packer.sources.folder import FolderSource
-from readers.layout import parse_dataset_info
-from readers.names import FieldName, IndexPath, RelativePath, ShardPath, SplitName
+from readers.layout import FieldName, IndexPath, RelativePath, ShardPath, SplitName, parse_dataset_info
 
 HOSTILE = [
     "../evil",

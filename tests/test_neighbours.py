@@ -1,4 +1,4 @@
-"""When a node that fails is asked again, and what is said of it: `cache.stores.neighbours`, with a clock of its own."""
+"""When a node that fails is asked again, and what is said of it: `cache.stores.copied`, with a clock of its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from cache.errors import DamagedSampleError, SlowError
 from cache.stores import Extents, Store
-from cache.stores.neighbours import Neighbours, RowOwners
+from cache.stores.copied import Neighbours, RowOwners
 
 
 class Answers(Store):
@@ -37,7 +37,7 @@ class Answers(Store):
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     """`now` is what the store takes for the time."""
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr("cache.stores.neighbours.time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr("cache.stores.copied.time", SimpleNamespace(monotonic=lambda: clock.now))
     yield clock
 
 

@@ -25,7 +25,7 @@ from cache.errors import CacheError, DatasetError, PackerError, SourceError, Sta
 from packer.formats import format_named
 from packer.formats.base import PackedSample, ShardSpec
 from readers.index import COLUMNS, column_names
-from readers.packed import open_packed
+from readers.opening import open_packed
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from packer.formats import format_named
 from packer.sources.base import SourceListing
 from packer.sources.blocks import decode_rows, encode_rows
 from packer.sources.folder import FolderSource, TreeListing
-from readers.names import WORK_FOLDER
+from readers.layout import WORK_FOLDER
 from readers.strings import Names
 from readers.tree import TreeFiles, TreeSplit
 

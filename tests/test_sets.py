@@ -32,8 +32,7 @@ import readers
 from cache.checksums import crc32c
 from cache.messages import Silent
 from packer.sets.deal import shares
-from readers.layout import read_dataset_info
-from readers.names import DOCUMENTS
+from readers.layout import DOCUMENTS, read_dataset_info
 from readers.order.local import shard_starts
 
 

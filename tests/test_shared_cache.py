@@ -23,8 +23,7 @@ from cache import SharedByteCache
 from cache.errors import CacheDirectoryError, CacheFullError, ForeignCacheError
 from cache.locks import ByteLocks
 from cache.shared.file import open_file
-from cache.shared.layout import TABLE, Layout
-from cache.shared.segment import Segment
+from cache.shared.layout import TABLE, Layout, Segment
 
 
 class TestFile(SharedCacheSuite):

@@ -22,7 +22,7 @@ from suites.shared_caches import sample
 
 import cache
 from cache import SharedByteCache
-from cache.shared.segment import Segment
+from cache.shared.layout import Segment
 
 SLOTS = 300
 LIMIT_S = 50

@@ -28,7 +28,7 @@ from cache.stores.copied import Copied
 from readers.order import NodeLocal, Shuffled
 from readers.order.schedule import make_schedule
 from readers.reader import Reader
-from readers.sharing import PayloadRanges
+from readers.staging import PayloadRanges
 
 _LOCAL = {"host": "127.0.0.1", "serve": False, "wait_seconds": 0}
 

@@ -16,7 +16,7 @@ import pytest
 
 import readers
 from cache.stores import Store
-from cache.stores.neighbours import Neighbours, RowOwners
+from cache.stores.copied import Neighbours, RowOwners
 from cache.stores.ranges import plan_reads
 from packer.cli.group import run
 from packer.tools.simulate import ORDERS, Job, Machine, Row, Samples, Shuffles, Simulation, merge, planned_set, simulate
@@ -51,7 +51,7 @@ class Counted:
 @pytest.fixture
 def counted(source: Path, monkeypatch: pytest.MonkeyPatch) -> Counted:
     """Without the sample that each process reads of a shard to recognise it."""
-    monkeypatch.setattr("readers.recognition.Recognised._is_right", lambda *arguments: True)
+    monkeypatch.setattr("readers.opening.Recognised._is_right", lambda *arguments: True)
     return Counted(source, monkeypatch)
 
 

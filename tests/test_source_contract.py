@@ -20,7 +20,7 @@ from suites.containers import COMPRESS, HDF5_LAYOUTS, example, hdf5_of, rec_of, 
 from suites.sources import Found, SourceSuite
 
 import packer
-from readers.names import DOCUMENTS
+from readers.layout import DOCUMENTS
 
 CLASSES = ("cat", "dog")
 PICTURES = {

@@ -35,7 +35,7 @@ from suites.staging import (
 import readers
 from cache.errors import StagingSourceError
 from cache.staging import FolderSource, StagedFile, work_off
-from cache.staging.transfer import Pace, transfer
+from cache.staging.session import Pace, transfer
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from suites.staging import DEADLINE, SCRIPT, SLOWLY, assert_whole, copy_of, lead
 
 import packer
 import readers
-from readers.staged_files import Portion, set_files
+from readers.staging import Portion, set_files
 
 NODES, RANKS = 3, 2
 # Ranks of one node, started in its namespace; prints what they staged and read, and the shards on the node, as JSON.

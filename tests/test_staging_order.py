@@ -17,7 +17,7 @@ from suites.staging import SLOWLY, assert_whole, copy_of, refused, staged, start
 
 import readers
 from cache.locks import FlockFile
-from cache.staging import StagedFile, leader
+from cache.staging import StagedFile, session
 from cache.stores.copied import CopyStats
 from readers.augment import Resize
 from readers.loader import ImageLoader
@@ -88,14 +88,14 @@ def test_in_step_with_staging_it_reads_the_copy_without_waiting(
 
     The window of three shards wants one shard more than that, half a window.
     """
-    gate, transfer = threading.Semaphore(0), leader.transfer
+    gate, transfer = threading.Semaphore(0), session.transfer
 
     def gated(source: Any, file: StagedFile, *arguments: Any) -> int:
         while file.path.endswith(".tar") and not gate.acquire(timeout=0.05):
             arguments[-1].check()
         return transfer(source, file, *arguments)
 
-    monkeypatch.setattr(leader, "transfer", gated)
+    monkeypatch.setattr(session, "transfer", gated)
     shares = {}
     for name, one in (("first", order), ("global", Shuffled(36, 3))):
         options = {"order": order} if name == "first" else {}
@@ -261,14 +261,14 @@ def test_a_disk_that_fills_up_ends_all_waiting(
     source: Path, order: StagedFirst, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Training continues from the source, and `wait` raises the error."""
-    transfer, third = leader.transfer, names(source, order.shards())[2]
+    transfer, third = session.transfer, names(source, order.shards())[2]
 
     def full(source: Any, file: StagedFile, *arguments: Any) -> int:
         if file.path == third:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return transfer(source, file, *arguments)
 
-    monkeypatch.setattr(leader, "transfer", full)
+    monkeypatch.setattr(session, "transfer", full)
     staging = readers.stage(source, tmp_path, background=True, order=order, threads=1)
     with staging as local:
         reader = open_staged(local, source, FOREVER)

@@ -14,9 +14,9 @@ import pytest
 from suites.staging import SLOWLY, assert_whole, size_of, staged, start, wait_for
 
 import readers
+from readers.opening import open_copied
 from readers.order import NodeLocal
-from readers.packed import open_copied
-from readers.staged_files import Portion, set_files
+from readers.staging import Portion, set_files
 
 
 @pytest.fixture(scope="module")

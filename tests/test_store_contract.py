@@ -17,13 +17,10 @@ from cache.remote import Patience, RemoteUrl, parse_url
 from cache.serving import Server, ServeTerms
 from cache.stores import Buffer, Files, Shards, Store
 from cache.stores.base import Joined, Part
-from cache.stores.copied import Copied
-from cache.stores.neighbours import Neighbours, ShardOwners
+from cache.stores.copied import Copied, Neighbours, ShardOwners
 from cache.stores.remote import RemoteFiles
-from readers.caching.budget import EVERYTHING, Slots, Subset
 from readers.caching.form import Encoded
-from readers.caching.store import Cached
-from readers.caching.terms import Terms
+from readers.caching.store import EVERYTHING, Cached, Slots, Subset, Terms
 from readers.index import MemoryColumns
 
 LISTED = Shards(NAMES, SIZES)

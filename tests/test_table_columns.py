@@ -19,9 +19,8 @@ from view_client import Client
 import packer
 import readers
 from packer.sets.deal import deal_groups
-from readers.criteria import TableFacts, json_columns
 from readers.table import Table
-from readers.where import parse_where
+from readers.where import TableFacts, json_columns, parse_where
 
 PATIENTS = ("P0", "P0", "P1", "P1", "P1", "P2", "P3", "", "P4", "P4", "P5", "P5")
 AGES = (31, 31, 7, 8, 9, 50, 64, 12, 70, "", 40, 41)

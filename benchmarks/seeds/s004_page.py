@@ -64,7 +64,7 @@ def _publish_answer(page: Page, results: Results, task: str) -> None:
             [
                 "an epoch with a dedicated reader alone, without DALI",
                 f"{_READER_SLOW:,.0f} → {_FAST:,.0f} s, {_percent(1 - _FAST / _READER_SLOW)} less",
-                "few: " + "; ".join(f"{row}: {_change(value)}" for row, value in readers.items() if value is not None),
+                "few: " + "; ".join(f"{row}: {_change(value)}" for row, value in readers.batch() if value is not None),
             ],
             [
                 "loading, PyTorch's files over DALI",
@@ -91,7 +91,7 @@ def _claim(page: Page, epochs: _Values, readers: _Values, loading: _Values) -> N
             f"{_change(gain)}, files, on the CPU",
             gain >= bound - 0.05,
         )
-    known = {row: value for row, value in readers.items() if value is not None and row != DATASET}
+    known = {row: value for row, value in readers.batch() if value is not None and row != DATASET}
     if known:
         page.claim(
             f"a dedicated reader alone shortens an epoch by about {_percent(1 - _FAST / _READER_SLOW)}",

@@ -7,9 +7,19 @@
 Nothing here knows shards or data sets. `import cache.remote` does not load obstore.
 """
 
-from cache.remote.client import PARALLEL, Remote
-from cache.remote.store import CRC_ATTRIBUTE, Facts, Patience, Span
-from cache.remote.url import SCHEMES, RemoteUrl, is_public, is_remote, parse_url
+from cache.remote.store import (
+    CRC_ATTRIBUTE,
+    PARALLEL,
+    SCHEMES,
+    Facts,
+    Patience,
+    Remote,
+    RemoteUrl,
+    Span,
+    is_public,
+    is_remote,
+    parse_url,
+)
 
 __all__ = [
     "CRC_ATTRIBUTE",

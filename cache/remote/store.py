@@ -6,19 +6,30 @@ requested again here. Credentials, endpoints and proxies are obstore's: it reads
 files and services that belong to them.
 
 obstore runs threads of its own, which a forked child does not have: a call there would wait for ever. Forked children
-use `cache.remote.client`.
+go through the courier at the end of this file.
 """
 
 from __future__ import annotations
 
+import base64
+import ipaddress
+import itertools
+import json
 import os
+import pickle
 import re
-from collections.abc import Callable, Iterator, Mapping
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
+from urllib.parse import unquote_to_bytes
 
 from cache.errors import (
     AddressError,
@@ -34,9 +45,205 @@ from cache.errors import (
     TruncatedError,
     UnsupportedError,
 )
-from cache.remote.url import RemoteUrl, client_options
 
-__all__ = ["CRC_ATTRIBUTE", "Facts", "ObjectStore", "Patience", "Span", "translated"]
+__all__ = [
+    "CRC_ATTRIBUTE",
+    "PARALLEL",
+    "SCHEMES",
+    "Courier",
+    "Facts",
+    "ObjectStore",
+    "Patience",
+    "Remote",
+    "RemoteUrl",
+    "Span",
+    "is_public",
+    "is_remote",
+    "parse_url",
+    "translated",
+]
+
+
+# Addresses in object stores and on web servers, and the options of the environment for them.
+#
+# Addresses are parsed once, and printed without their secrets.
+#
+#     s3://bucket/path    gs://bucket/path    az://container/path    https://host/path    http://host:port/path
+#
+# Credentials for stores come from the environment, which obstore reads; only an https address may contain a user name
+# and password, which are never printed or written to a disk.
+#
+# obstore ignores the environment's HTTP options (time-outs, proxies, certificates) when it is given any, so all of them
+# are passed from here.
+
+
+SCHEMES = ("s3", "gs", "az", "https", "http")
+_REMOTE = re.compile(rf"({'|'.join(SCHEMES)})://", re.IGNORECASE)
+_PARTS = re.compile(r"([a-z0-9]+)://([^/]*)/?(.*)", re.DOTALL)
+_HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:@\[\]]*)(:[0-9]*)?")
+_PREFIXES = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_", "http": "PACKER_HTTP_", "https": "PACKER_HTTP_"}
+NOWHERE = "127.0.0.1:0"  # nothing can listen there
+_FLAGS = ("allow_http", "allow_invalid_certificates", "http1_only")
+_TEXTS = ("proxy_url", "proxy_excludes", "user_agent")
+_CERTIFICATES = ("root_certificate", "proxy_ca_certificate")
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+# Not public either, though `ipaddress` of some versions of Python says so: metadata servers of Azure and Oracle,
+# IPv4-compatible addresses, local NAT64, Teredo and other tunnels, site-local addresses.
+_NOT_PUBLIC = tuple(
+    map(ipaddress.ip_network, ("168.63.129.16", "192.0.0.0/24", "::/96", "64:ff9b:1::/48", "2001::/23", "fec0::/10"))
+)
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_MOST_CERTIFICATE_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteUrl:
+    """One address. host: bucket, container, or host and port. path: without slashes at its ends; "" for none.
+
+    bearer: a token for a server of this project's (`cache.serving`), which is reached without any proxy.
+    """
+
+    scheme: str
+    host: str
+    path: str
+    userinfo: str = field(default="", repr=False)
+    bearer: str = field(default="", repr=False)
+
+    @property
+    def is_http(self) -> bool:
+        return self.scheme in ("http", "https")
+
+    @property
+    def name(self) -> str:
+        """The last part, for people."""
+        return self.path.rpartition("/")[2] or self.host.partition(":")[0]
+
+    def login(self) -> str:
+        """The value of an Authorization header (RFC 7617, RFC 6750) for what is known of both; "" for nothing."""
+        if self.bearer:
+            return f"Bearer {self.bearer}"
+        return "Basic " + base64.b64encode(unquote_to_bytes(self.userinfo)).decode() if self.userinfo else ""
+
+    def at(self, path: str) -> str:
+        """The printable address of something below this one."""
+        return f"{self}/{path}" if path else str(self)
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.host}" + (f"/{self.path}" if self.path else "")
+
+
+def is_remote(place: str | os.PathLike[str] | RemoteUrl) -> bool:
+    """Whether this is an address, and no path of this machine."""
+    return isinstance(place, RemoteUrl) or (isinstance(place, str) and _REMOTE.match(place) is not None)
+
+
+def is_public(address: str) -> bool:
+    """Whether a numeric address is of the public internet, and not of this machine, a private network or a cloud's
+    metadata. An IPv6 address that leads to an IPv4 address (mapped, NAT64, 6to4) is judged by that one."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(found, ipaddress.IPv6Address):
+        if found.ipv4_mapped is not None:
+            return is_public(str(found.ipv4_mapped))
+        inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF) if found in _NAT64 else found.sixtofour
+        if inner is not None:
+            return is_public(str(inner))
+    return found.is_global and not found.is_multicast and not any(found in network for network in _NOT_PUBLIC)
+
+
+def parse_url(place: str | os.PathLike[str] | RemoteUrl) -> RemoteUrl:
+    """Parse an address. Raises AddressError, without secrets in its message."""
+    if isinstance(place, RemoteUrl):
+        return place
+    text = os.fspath(place)
+    match = _PARTS.fullmatch(text[: text.find("://")].lower() + text[text.find("://") :])
+    if match is None or match[1] not in SCHEMES:
+        shown = re.sub(r"//.*@", "//***@", text, flags=re.DOTALL)
+        raise AddressError(f"{shown!r} is not an address of the kinds {', '.join(f'{name}://' for name in SCHEMES)}")
+    userinfo, _, host = match[2].rpartition("@")
+    scheme, path = match[1], match[3].strip("/")
+    url = RemoteUrl(scheme, host, path, userinfo)
+    # The unexpected parts in the next two may be of a password, so they are not shown.
+    if ":" in host and not url.is_http:
+        raise AddressError(
+            f"{scheme}://***: the name of a bucket has no colon, and credentials do not belong in the address; set "
+            f"them in the environment"
+        )
+    if "@" in userinfo or ("@" in path and ":" in host) or not _HOST.fullmatch(host):
+        raise AddressError(
+            f"{scheme}://***: what is before the path is not user:password@host:port; write @, : and / in a user name "
+            f"or password, and @ in a path, as %40, %3A and %2F"
+        )
+    if not host:
+        raise AddressError(f"{url}: names no {'host' if url.is_http else 'bucket'}")
+    if userinfo and not url.is_http:
+        raise AddressError(f"{url}: credentials do not belong in the address; set them in the environment")
+    if set(path) & set("?#"):
+        bare = RemoteUrl(scheme, host, re.split("[?#]", path)[0])
+        raise AddressError(f"{bare}: has a query after it; give the address of the set's folder, without ? and #")
+    if not f"{host}{path}".isprintable() or any(part in ("", ".", "..") for part in path.split("/") if path):
+        raise AddressError(f"{str(url)!r}: has empty, dotted or unprintable parts")
+    return url
+
+
+def client_options(url: RemoteUrl, seconds: float, environ: Mapping[str, str]) -> dict[str, Any]:
+    """HTTP options of obstore for an address; seconds: of one request. Raises CertificateError."""
+    prefix = _PREFIXES[url.scheme]
+    options: dict[str, Any] = {
+        "timeout": timedelta(seconds=seconds),
+        "connect_timeout": timedelta(seconds=min(5.0, seconds)),
+    }
+    for name in _FLAGS:
+        if (value := environ.get(prefix + name.upper())) is not None:
+            options[name] = value.strip().lower() in ("1", "true", "yes", "on", "y", "t")
+    for name in _TEXTS:
+        if value := environ.get(prefix + name.upper()):
+            options[name] = value
+    for name in _CERTIFICATES:
+        if value := environ.get(prefix + name.upper()):
+            options[name] = _certificates(prefix + name.upper(), value)
+    if url.scheme == "http":
+        options["allow_http"] = True
+    if url.login():
+        options["default_headers"] = {"Authorization": url.login()}
+    if url.bearer:  # past the proxies of the environment, and to no other host
+        host = _HOST.fullmatch(url.host)
+        options |= {"proxy_url": f"http://{NOWHERE}", "proxy_excludes": host[1].strip("[]") if host else url.host}
+    if url.scheme == "s3" and environ.get("AWS_SESSION_TOKEN"):
+        options.update(_fence(options, environ))
+    return options
+
+
+def _certificates(variable: str, value: str) -> str:
+    """PEM text: the value of the variable, or of the file that it names."""
+    if "-----BEGIN" in value:
+        return value
+    path = Path(value).expanduser()
+    try:
+        with open(path, "rb") as file:
+            text = file.read(_MOST_CERTIFICATE_BYTES).decode("ascii", "replace")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise CertificateError(
+            f"{variable}: neither the text of a PEM certificate nor a file that can be read: {value[:200]!r} ({reason})"
+        ) from error
+    if "-----BEGIN" not in text:
+        raise CertificateError(f"{variable}: {path} has no PEM certificate (no line -----BEGIN CERTIFICATE-----)")
+    return text
+
+
+def _fence(options: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
+    """Keep a session token from following a redirect to another host.
+
+    The client drops only the Authorization header there, and has no switch for redirects. But hosts other than those of
+    the endpoint can be sent through a proxy, and there is none at `NOWHERE`. Nothing is lost: a request is signed for
+    its host. Where a real proxy is configured, that one is used.
+    """
+    if "proxy_url" in options or any(environ.get(name) or environ.get(name.upper()) for name in _PROXIES):
+        return {}
+    endpoints = [value for name, value in environ.items() if name.upper().startswith("AWS_ENDPOINT")]
+    hosts = [match[1] for value in endpoints if (match := re.match(r"https?://(?:[^/@]*@)?(\[[^]]*\]|[^/:]*)", value))]
+    return {"proxy_url": f"http://{NOWHERE}", "proxy_excludes": ",".join([*hosts, "amazonaws.com", "amazonaws.com.cn"])}
+
 
 _T = TypeVar("_T")
 CRC_ATTRIBUTE = "crc32c"  # metadata that uploads give an object: 8 hex digits, the CRC32C of its bytes
@@ -246,7 +453,7 @@ _KINDS: dict[str, tuple[type[RemoteError], str]] = {
 }
 
 
-_PREFIXES = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}
+_STORE_PREFIXES = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}
 _CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or for a public bucket AWS_SKIP_SIGNATURE=true",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS to an account's file, or for a public bucket GOOGLE_SKIP_SIGNATURE=true",
@@ -335,7 +542,7 @@ def translated(error: BaseException, where: str, says: str) -> RemoteError:
         return kind(f"{where}: {meaning.format(set=set_these)} ({detail})")
     for pattern, kind, meaning in _CAUSES:
         if re.search(pattern, says):
-            return kind(f"{where}: {meaning.format(prefix=_PREFIXES.get(scheme, 'PACKER_HTTP_'))} ({detail})")
+            return kind(f"{where}: {meaning.format(prefix=_STORE_PREFIXES.get(scheme, 'PACKER_HTTP_'))} ({detail})")
     if re.search(r"TimedOut|timed out|deadline has elapsed", says):
         return SlowError(f"{where}: no whole answer in time ({detail}); PACKER_REMOTE_TIMEOUT sets the seconds")
     if re.search(r"IncompleteMessage|UnexpectedEof|end of file before|IncompleteBody|response body", says):
@@ -349,3 +556,274 @@ def _detail(says: str) -> str:
     code = re.search(r"<Code>([A-Za-z]{1,60})</Code>", says)
     shown = line if len(line) <= 300 else line[:297] + "..."
     return f"{shown}, {code[1]}" if code and code[1] not in shown else shown
+
+
+# The objects below one address, for a process and all its threads, also in forks and pickled copies.
+#
+#     with Remote("s3://bucket/set") as remote:
+#         text, facts = remote.whole("dataset.json", 1 << 20)
+#         parts = remote.read_many([Span("train-000000.tar", 0, 1024), …])      # in parallel, in this order
+#
+# All addresses of a process share one pool of threads, which is created on first use. No read waits longer than
+# `Patience.most_seconds` for the network.
+#
+# obstore's threads do not survive a fork, so a process that was forked after obstore was imported reads through a small
+# process of its own, the courier, which is started on the first read:
+#
+#     this process                                        courier
+#     (7, address, patience, "read", arguments)   ──►     a thread for each request, at most 32 at a time
+#     future of 7   ◄──   (7, the result, or the error)
+#
+# Both directions are streams of pickles. One courier serves all threads and all addresses of a process. It ends when
+# its standard input closes, at the latest with the process that started it. Every wait for it is bounded.
+
+
+PARALLEL = 32
+_START_SECONDS = 60.0
+_ENDED = "the process that fetches for this forked one has ended; try again"
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from cache.remote.store import serve; serve(sys.stdin.buffer, sys.stdout.buffer)"
+)
+_V = TypeVar("_V")
+
+
+class _Process:
+    """The pool of this process, and its courier where it was forked with obstore."""
+
+    def __init__(self, forked: bool) -> None:
+        self.forked = forked
+        self.lock = threading.Lock()
+        self.pool: ThreadPoolExecutor | None = None
+        self.courier: Courier | None = None
+
+
+_process = _Process(False)
+
+
+def _after_fork() -> None:
+    """A child has neither the parent's threads nor those of obstore."""
+    global _process
+    _process = _Process(_process.forked or "obstore" in sys.modules)
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class Remote:
+    """Reading and writing below an address. It pickles by that; the copy connects by itself.
+
+    Raises RemoteError and its kinds from every method, and MissingExtraError where obstore is missing.
+    """
+
+    def __init__(self, url: str | RemoteUrl, patience: Patience | None = None) -> None:
+        self.url = parse_url(url)
+        self.patience = patience or Patience.from_environment()
+        self._store: ObjectStore | _ReadByCourier | None = None
+        self._process: _Process | None = None
+
+    def __repr__(self) -> str:
+        return f"Remote({str(self.url)!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"url": self.url, "patience": self.patience, "_store": None, "_process": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    # --- reading ------------------------------------------------------------------------------------------------
+    def read(self, span: Span) -> tuple[Any, Facts]:
+        """The bytes of one span (bytes-like), by one GET, and the facts of its object. An empty span needs no GET."""
+        if span.start >= span.stop:
+            return b"", Facts(span.bytes or 0, span.etag, 0.0)
+        return self._reading().read(span)
+
+    def read_many(self, spans: Sequence[Span]) -> list[tuple[Any, Facts]]:
+        """The same for many spans, `PARALLEL` at a time, in their order."""
+        return self.each(self.read, spans)
+
+    def submit(self, span: Span) -> Future[tuple[Any, Facts]]:
+        """Begin to read. Raises RuntimeError when the interpreter is about to end."""
+        return _pool().submit(self.read, span)
+
+    def whole(self, path: str, most_bytes: int, cut: bool = False) -> tuple[bytes, Facts]:
+        """A whole object that has at most so many bytes; cut: or as many of them, by one ranged GET."""
+        return self._reading().whole(path, most_bytes, cut)
+
+    def head(self, path: str) -> tuple[Facts, Mapping[str, str]]:
+        """Size, ETag and time of an object, and its attributes."""
+        return self._reading().head(path)
+
+    def each(self, work: Callable[[_T], _V], items: Iterable[_T]) -> list[_V]:
+        """Call `work`, which calls one of these methods, for each item in parallel; the first error ends it."""
+        waiting = list(items)
+        if len(waiting) == 1:
+            return [work(waiting[0])]
+        futures: list[Future[_V]] = [_pool().submit(work, item) for item in waiting]
+        try:
+            return [future.result() for future in futures]
+        finally:
+            for future in futures:
+                future.cancel()
+            wait(futures)  # requests under way end before the caller cleans up
+
+    # --- writing ------------------------------------------------------------------------------------------------
+    @property
+    def store(self) -> ObjectStore:
+        """For listing and writing. Raises UnsupportedError in a process that was forked with obstore in it."""
+        store = self._reading()
+        if isinstance(store, _ReadByCourier):
+            raise UnsupportedError(f"{self.url}: a forked process can only read; write from one that was spawned")
+        return store
+
+    # --- life ---------------------------------------------------------------------------------------------------
+    def close(self) -> None:
+        """Close the connection; the next call connects again."""
+        self._store = None
+
+    def __enter__(self) -> Remote:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _reading(self) -> ObjectStore | _ReadByCourier:
+        store = self._store
+        if store is None or self._process is not _process:
+            if _process.forked:
+                store = _ReadByCourier(_courier(), self.url, self.patience)
+            else:
+                store = ObjectStore(self.url, self.patience)
+            self._store, self._process = store, _process
+        return store
+
+
+def _pool() -> ThreadPoolExecutor:
+    process = _process
+    with process.lock:
+        if process.pool is None:
+            process.pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="remote")
+        return process.pool
+
+
+def _courier() -> Courier:
+    process = _process
+    with process.lock:
+        if process.courier is None or not process.courier.alive:
+            process.courier = Courier()
+        return process.courier
+
+
+# --- reading for a forked process -----------------------------------------------------------------------------------
+class Courier:
+    """A process that answers like an `ObjectStore`. Threads may share it."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-c", _BOOT, json.dumps([path or os.getcwd() for path in sys.path])]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._requests, self._answers = self._process.stdin, self._process.stdout
+        self._numbers = itertools.count()
+        self._waiting: dict[int, Future[Any]] = {}
+        self._lock = threading.Lock()
+        self._listener = threading.Thread(target=self._listen, name="courier", daemon=True)
+        self._listener.start()
+
+    def ask(self, url: RemoteUrl, patience: Patience, method: str, *arguments: Any) -> Any:
+        """Call a method of the `ObjectStore` of an address. Raises what that raises."""
+        number, answer = next(self._numbers), Future[Any]()
+        with self._lock:
+            self._waiting[number] = answer
+            try:
+                pickle.dump((number, url, patience, method, arguments), self._requests)
+                self._requests.flush()
+            except (OSError, ValueError) as error:
+                self._waiting.pop(number, None)
+                raise RemoteError(f"{url}: {_ENDED}") from error
+        try:
+            return answer.result(patience.most_seconds + _START_SECONDS)
+        except FutureTimeout:
+            self.close()
+            raise SlowError(
+                f"{url}: the process that fetches for this forked one did not answer and was ended"
+            ) from None
+
+    @property
+    def alive(self) -> bool:
+        return self._listener.is_alive() and self._process.poll() is None
+
+    def close(self) -> None:
+        """End the courier; pending requests get an error."""
+        try:
+            self._requests.close()
+        except OSError:
+            pass
+        try:
+            self._process.wait(2)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._listener.join()
+        self._answers.close()
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                number, result, error = pickle.load(self._answers)
+                answer = self._waiting.pop(number, Future())
+                if error is None:
+                    answer.set_result(result)
+                else:
+                    answer.set_exception(error)
+        except (OSError, EOFError, ValueError, pickle.UnpicklingError):  # it has ended, perhaps in mid-answer
+            pass
+        with self._lock:
+            left, self._waiting = self._waiting, {}
+        for answer in left.values():
+            answer.set_exception(RemoteError(_ENDED))
+
+
+class _ReadByCourier:
+    """The reading side of `ObjectStore`, carried out by a courier."""
+
+    def __init__(self, courier: Courier, url: RemoteUrl, patience: Patience) -> None:
+        self._courier, self._url, self._patience = courier, url, patience
+
+    def read(self, span: Span) -> tuple[Any, Facts]:
+        data, facts = self._ask("read", span)
+        return data, facts
+
+    def whole(self, path: str, most_bytes: int, cut: bool = False) -> tuple[bytes, Facts]:
+        data, facts = self._ask("whole", path, most_bytes, cut)
+        return data, facts
+
+    def head(self, path: str) -> tuple[Facts, Mapping[str, str]]:
+        facts, attributes = self._ask("head", path)
+        return facts, attributes
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        return self._courier.ask(self._url, self._patience, method, *arguments)
+
+
+def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
+    """The main function of the courier: answer until its input ends, then end at once."""
+    lock, stores = threading.Lock(), dict[tuple[RemoteUrl, Patience], ObjectStore]()
+
+    def answer(number: int, url: RemoteUrl, patience: Patience, method: str, arguments: tuple[Any, ...]) -> None:
+        result, error = None, None
+        try:
+            if (url, patience) not in stores:
+                stores[url, patience] = ObjectStore(url, patience)
+            result = getattr(stores[url, patience], method)(*arguments)
+        except Exception as failure:
+            error = failure
+        with lock:
+            pickle.dump((number, result, error), answers)
+            answers.flush()
+
+    crew = ThreadPoolExecutor(PARALLEL)
+    try:
+        while True:
+            crew.submit(answer, *pickle.load(requests))
+    except (EOFError, pickle.UnpicklingError):
+        os._exit(0)  # further answers are not read

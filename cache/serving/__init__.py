@@ -9,9 +9,16 @@ Nothing here knows shards or data sets. The client is `cache.remote`, as for any
 """
 
 from cache.serving.http import HttpServer, Limits, Request, http_date, listen
-from cache.serving.process import ServerProcess, own_address
-from cache.serving.rendezvous import Rendezvous, read_token
-from cache.serving.server import Ranges, Server, ServerStats, ServeTerms
+from cache.serving.server import (
+    Ranges,
+    Rendezvous,
+    Server,
+    ServerProcess,
+    ServerStats,
+    ServeTerms,
+    own_address,
+    read_token,
+)
 
 __all__ = [
     "HttpServer",

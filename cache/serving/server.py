@@ -12,18 +12,43 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import ipaddress
+import json
+import os
+import pickle
 import re
+import resource
+import secrets
+import signal
+import socket
 import ssl
+import stat
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import IO, NamedTuple, Protocol, TypeAlias
 
-from cache.errors import PackerError, ServingError
+from cache.errors import AddressError, PackerError, ServingError
+from cache.files import Folder, PathError, atomic_write, read_regular
+from cache.remote.store import RemoteUrl, parse_url
 from cache.serving.http import HttpServer, Limits, Request, http_date, listen
 
-__all__ = ["Ranges", "ServeTerms", "Server", "ServerStats"]
+__all__ = [
+    "Ranges",
+    "Rendezvous",
+    "ServeTerms",
+    "Server",
+    "ServerProcess",
+    "ServerStats",
+    "own_address",
+    "read_token",
+]
+
 
 _Buffer: TypeAlias = bytes | memoryview
 _RANGE = re.compile(r"bytes=(\d{1,18})-(\d{1,18})?")
@@ -195,3 +220,284 @@ def _tls(terms: ServeTerms) -> ssl.SSLContext | None:
             f"{terms.certificate}: not a certificate and key in PEM files that can be read: {error.strerror or error}"
         ) from error
     return context
+
+
+# The server in a process of its own, so that training threads and answers do not wait for each other.
+#
+#     this process                                    server
+#     terms and ranges, pickled   ──►  its input      opens the ranges, listens
+#     port, or why not            ◄──  its output     serves until a line or the end of its input, at the latest
+#                                                     with this process
+#
+# `own_address` is where other nodes reach this one.
+
+
+_START_SECONDS = 120.0
+_END_SECONDS = 5.0
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from cache.serving.server import serve; serve(sys.stdin.buffer, sys.stdout.buffer)"
+)
+_END = b"\n"
+_ANY_PORT = 9  # discard; nothing is sent to it
+
+
+class ServerProcess:
+    """A server in another process. Raises ServingError where it does not start.
+
+    ranges: pickled; the other process opens them by itself.
+    """
+
+    def __init__(self, ranges: Ranges, terms: ServeTerms) -> None:
+        try:
+            work = pickle.dumps((terms, ranges))
+        except Exception as error:
+            raise ServingError(f"this reader cannot be opened by the process that serves it: {error}") from error
+        command = [sys.executable, "-c", _BOOT, json.dumps([path or os.getcwd() for path in sys.path])]
+        self._owner = os.getpid()
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self._process.stdin is not None and self._process.stdout is not None
+        timer = threading.Timer(_START_SECONDS, self._process.kill)
+        timer.start()
+        try:
+            self._process.stdin.write(work)
+            self._process.stdin.flush()
+            line = self._process.stdout.readline(1 << 16)
+        except OSError:
+            line = b""
+        finally:
+            timer.cancel()
+        try:
+            self.port = int(json.loads(line)["port"])
+        except (ValueError, KeyError, TypeError):
+            self.close()
+            raise ServingError(_reason(line, self._process.returncode)) from None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def wait(self) -> None:
+        """Wait until it has ended."""
+        self._process.wait()
+
+    def close(self) -> None:
+        """End the server. Does nothing in a forked child."""
+        if os.getpid() != self._owner:
+            return
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with suppress(OSError, ValueError):  # it has ended, or this was called before
+            self._process.stdin.write(_END)  # a forked process may have the other end open, too
+        with suppress(OSError):
+            self._process.stdin.close()
+        self._process.stdout.close()
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _reason(line: bytes, status: int | None) -> str:
+    try:
+        return str(json.loads(line)["error"])
+    except (ValueError, KeyError, TypeError):
+        return f"the process that serves this node has ended with status {status}, or did not start in time"
+
+
+def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
+    """The main function of the server's process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; this process ends with its input
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection is a file
+    try:
+        terms, ranges = pickle.load(requests)
+        server = Server(ranges, terms)
+    except Exception as error:
+        known = isinstance(error, PackerError)
+        said = str(error) if known else f"the process that serves this node cannot open the reader: {error!r}"
+        _say(answers, {"error": said})
+        os._exit(1)
+    _say(answers, {"port": server.port})
+    requests.read(len(_END))
+    server.close()
+    ranges.close()  # the last user of a cache removes it
+    os._exit(0)  # reads under way are not waited for
+
+
+def _say(answers: IO[bytes], content: dict[str, object]) -> None:
+    try:
+        answers.write(json.dumps(content).encode() + b"\n")
+        answers.flush()
+    except OSError:
+        pass
+
+
+def own_address(host: str | None = None) -> str:
+    """The address of this machine to listen at.
+
+    host: a name or an address of this machine; a network, as 10.1.0.0/16, for this machine's address in it, so that
+        all nodes can be given the same text; None for that of this machine's own name. Raises ServingError.
+    """
+    if host is not None and "/" in host:
+        return _address_in(host)
+    name = host or socket.gethostname()
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise ServingError(
+            f"{name!r} is not known here as the name of a machine; name an address or a network of this machine with "
+            f"host=, as 10.1.0.0/16"
+        ) from error
+    address = str(sorted(found, key=lambda one: one[0] != socket.AF_INET)[0][4][0])
+    known = ipaddress.ip_address(address.partition("%")[0])
+    if known.is_loopback and host is None:
+        raise ServingError(
+            f"the name of this machine, {name}, means {address} here, where no other node can reach it; name an "
+            f"address or a network of this machine with host=, as 10.1.0.0/16"
+        )
+    if known.is_unspecified:
+        raise ServingError(f"{name}: means every network of this machine; name the one of the cluster, as 10.1.0.0/16")
+    return address
+
+
+def _address_in(text: str) -> str:
+    try:
+        network = ipaddress.ip_network(text, strict=False)
+    except ValueError as error:
+        raise ServingError(f"{text!r} is not a network, as 10.1.0.0/16") from error
+    family = socket.AF_INET if network.version == 4 else socket.AF_INET6
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            # Sends nothing: the kernel chooses the address from which it would.
+            probe.connect((str(network.network_address + (1 if network.num_addresses > 1 else 0)), _ANY_PORT))
+            address = str(probe.getsockname()[0])
+        except OSError:
+            address = ""
+    if not address or ipaddress.ip_address(address) not in network:
+        raise ServingError(f"this machine ({socket.gethostname()}) has no address in the network {text}")
+    return address
+
+
+# A folder of the file system that the nodes of a job share: a token, and where each node listens.
+#
+#     <folder>/<job>-<set>-<nodes>/     mode 0700: of one user alone, who may read and write it
+#       token                           64 hex digits and a line end, mode 0600; the first process makes it
+#       0, 1, …                         the address at which the node of this number listens, one line
+#
+# The token is sent to what these files name, so a folder in which others can write is refused. A node that was started
+# again writes its file again.
+
+
+_TOKEN_BYTES = 32
+_MOST_BYTES = 4096
+_LEAST_TOKEN = 16
+_MAKING_SECONDS = 10.0
+_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """The folder of one set, as one job shares it among its nodes. Raises ServingError."""
+
+    path: Path
+    nodes: int
+
+    @classmethod
+    def make(cls, folder: str | os.PathLike[str], job: str, name: str, nodes: int) -> Rendezvous:
+        """The folder, made where it is missing. name: of the set, in letters and digits."""
+        plain = "".join(letter if letter.isalnum() or letter in "._" else "_" for letter in job)[:64].lstrip(".")
+        path = Path(folder).expanduser().absolute() / f"{plain or '0'}-{name}-{nodes}"
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            status = path.lstat()
+        except OSError as error:
+            raise ServingError(f"{path}: cannot be made: {error.strerror}; name a folder that all nodes see") from error
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            raise ServingError(
+                f"{path}: is not a directory that belongs to this user alone (mode 0700), so the token is not safe "
+                f"there; remove it, or name another folder"
+            )
+        return cls(path, nodes)
+
+    def token(self) -> str:
+        """The token that all nodes share; the first process makes it."""
+        text = secrets.token_hex(_TOKEN_BYTES)
+        try:
+            with Folder(self.path) as folder, folder.create("token") as file:
+                os.fchmod(file.fileno(), 0o600)
+                file.write(f"{text}\n".encode())
+            return text
+        except FileExistsError:
+            pass
+        except OSError as error:
+            raise ServingError(f"{self.path / 'token'}: cannot be written: {error.strerror}") from error
+        until = time.monotonic() + _MAKING_SECONDS
+        while True:
+            try:
+                return read_token(self.path / "token", 2 * _TOKEN_BYTES)
+            except ServingError:
+                if time.monotonic() > until:
+                    raise
+            time.sleep(_POLL_SECONDS)  # the process that makes it is about to write it
+
+    def publish(self, node: int, url: str) -> None:
+        """Say where a node listens."""
+        try:
+            atomic_write(self.path / str(node), f"{url}\n".encode(), mode=0o600)
+        except OSError as error:
+            raise ServingError(f"{self.path / str(node)}: cannot be written: {error.strerror}") from error
+
+    def withdraw(self, node: int, url: str) -> None:
+        """Remove the address of a node, if it is still this one."""
+        found = self.find(node)
+        if found is not None and str(found) == url:
+            try:
+                (self.path / str(node)).unlink(missing_ok=True)
+            except OSError:
+                pass  # others find nothing that listens there
+
+    def find(self, node: int) -> RemoteUrl | None:
+        """Where a node listens; None where it has not said so, or nothing of use."""
+        try:
+            url = parse_url(read_regular(self.path / str(node), _MOST_BYTES).decode("ascii").strip())
+        except (OSError, ValueError, AddressError):
+            return None
+        return url if url.is_http and not url.userinfo else None
+
+    def wait(self, seconds: float) -> list[int]:
+        """Wait until every node has said where it listens; the nodes that have not by then."""
+        until = time.monotonic() + seconds
+        while missing := [node for node in range(self.nodes) if self.find(node) is None]:
+            if time.monotonic() > until:
+                break
+            time.sleep(_POLL_SECONDS)
+        return missing
+
+
+def read_token(path: Path, length: int | None = None) -> str:
+    """The token in a file of this user alone: one line of 16 letters and digits at least, `length` where it is given.
+
+    Raises ServingError, which does not show it.
+    """
+    try:
+        status = os.stat(path)
+        text = read_regular(path, _MOST_BYTES).decode("ascii").removesuffix("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = str(error) if isinstance(error, PathError) else getattr(error, "strerror", None) or "not plain text"
+        raise ServingError(f"{path}: the token cannot be read: {reason}") from error
+    if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+        raise ServingError(
+            f"{path}: others may read or change this token (owner {status.st_uid}, mode "
+            f"{stat.S_IMODE(status.st_mode):04o}); run  chmod 600 {path} , or remove it to have another one made"
+        )
+    if len(text) < _LEAST_TOKEN or not (text.isascii() and text.isalnum()) or len(text) != (length or len(text)):
+        raise ServingError(
+            f"{path}: is not a token, which is one line of {_LEAST_TOKEN} or more letters and digits; remove it to "
+            f"have another one made"
+        )
+    return text

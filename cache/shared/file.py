@@ -41,8 +41,7 @@ from cache.errors import CacheBusyError, CacheDirectoryError, CacheError, CacheF
 from cache.filesystem import is_in_memory
 from cache.locks import ByteLocks, is_at, wait_shared
 from cache.node import available_memory_bytes
-from cache.shared.layout import MAGIC, USE, begins_like_ours, read_header
-from cache.shared.segment import PERSIST_AT, Segment, Spec, map_segment
+from cache.shared.layout import MAGIC, PERSIST_AT, USE, Segment, Spec, begins_like_ours, map_segment, read_header
 
 __all__ = ["NAME", "STANDSTILL_SECONDS", "FileBackend", "MemfdBackend", "open_file", "remove_unused"]
 

@@ -29,8 +29,7 @@ from cache.checksums import crc32c
 from cache.errors import ForeignCacheError
 from cache.locks import ByteLocks, ByteMutex, wait_shared
 from cache.shared.file import NAME, open_file, remove_unused
-from cache.shared.layout import TABLE, USE, CacheStats, Users, begins_like_ours, read_header, word_of
-from cache.shared.segment import Backend, Segment
+from cache.shared.layout import TABLE, USE, Backend, CacheStats, Segment, Users, begins_like_ours, read_header, word_of
 
 __all__ = ["CacheInfo", "Membership", "clean_caches", "list_caches", "remove_on_sigterm"]
 

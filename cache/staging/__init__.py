@@ -8,12 +8,9 @@
 Nothing here knows what the files mean: `readers.staging` does. Neither obstore nor numpy is loaded.
 """
 
-from cache.staging.copies import Copy, Store, find_store
-from cache.staging.leader import Arrivals, CopyCounts
-from cache.staging.removal import Removed, remove_copies, sweep
-from cache.staging.session import CLEANUPS, Session, candidates
+from cache.staging.copies import Copy, Removed, Store, find_store, remove_copies, sweep
+from cache.staging.session import CLEANUPS, Arrivals, CopyCounts, Session, candidates, work_off
 from cache.staging.sources import FolderSource, Manifest, Request, Source, StagedFile, total_bytes
-from cache.staging.transfer import work_off
 
 __all__ = [
     "CLEANUPS",

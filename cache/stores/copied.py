@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +20,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cache.errors import StaleIndexError
+from cache.errors import DamagedSampleError, StaleIndexError
 from cache.locks import call_after_fork
 from cache.staging import Arrivals
-from cache.stores.base import Buffer, Extents, Store
+from cache.stores.base import Buffer, Extents, Int64s, Store, StoreOver
 from cache.stores.files import Files
 
-__all__ = ["Copied", "CopyStats"]
+__all__ = ["Copied", "CopyStats", "Neighbours", "RowOwners", "ShardOwners"]
+
 
 _RETRY_SECONDS = 1.0
 
@@ -170,3 +175,275 @@ class Copied(Store):
         with self._stats_lock:
             old = self._stats
             self._stats = CopyStats(old.local + local, old.source + source, old.waited_seconds + waited)
+
+
+# What other nodes hold, as a level between this node's own bytes and the source.
+#
+#     read ──► owner of the extent?  this node, or it is here ──► own store (its copy, its cache, the source)
+#                     │ another node
+#                     └──► that node answers, with the right bytes ──► done
+#                                 │ no
+#                                 └──► own store, which reads the source
+#
+# Who owns an extent follows from the order (`owners`), so there is no directory to ask. The owner reads what it lacks
+# from the source and keeps it, if that is what its store does; so each byte leaves the source once, whichever node
+# reads it first.
+#
+# A node that fails is left out for `pause_seconds`, then asked again by one reader, and left out for twice as long each
+# time, up to a minute or so. The first failure of a node is a warning, and there are no others of it.
+
+
+_LONGEST_PAUSE = 16  # times pause_seconds
+_MOST_WARNINGS = 8  # of one store in one process
+_FAILURES = (OSError, DamagedSampleError)
+
+
+@dataclass(frozen=True, eq=False)
+class RowOwners:
+    """Node g owns the extents of rows bounds[g] to bounds[g + 1]."""
+
+    bounds: Int64s
+
+    def __call__(self, extents: Extents) -> Int64s:
+        found: Int64s = np.searchsorted(self.bounds, extents.row, side="right") - 1
+        return found
+
+    def one(self, row: int, shard: int) -> int:
+        """The owner of one extent."""
+        return bisect_right(self.bounds.data, row) - 1
+
+
+@dataclass(frozen=True, eq=False)
+class ShardOwners:
+    """The owner of each shard: int64 [shards]."""
+
+    nodes: Int64s
+
+    def __call__(self, extents: Extents) -> Int64s:
+        found: Int64s = self.nodes[extents.shard]
+        return found
+
+    def one(self, row: int, shard: int) -> int:
+        """The owner of one extent."""
+        return int(self.nodes[shard])
+
+
+@dataclass(frozen=True, slots=True)
+class NeighbourStats:
+    """Payloads, by who gave them. Each process has its own counts.
+
+    own: this node. near, near_bytes: other nodes. far: this node, since the owner did not answer, or wrongly.
+    failures: of nodes to answer. left_out: the nodes that are not asked now.
+    """
+
+    own: int = 0
+    near: int = 0
+    near_bytes: int = 0
+    far: int = 0
+    failures: int = 0
+    left_out: tuple[int, ...] = ()
+
+
+class _Peer:
+    """Another node, as this process sees it; `lock` covers the rest, and connecting.
+
+    store: of what it holds, while it answers and before it was asked. trial: the same, of one reader, after a failure.
+    failures: since it last answered. retry_at: when to ask again.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.store: Store | None = None
+        self.trial: Store | None = None
+        self.failures = 0
+        self.retry_at = 0.0
+        self.was_reported = False
+
+
+class Neighbours(StoreOver):
+    """`source`, the store of this node, with what the other nodes hold.
+
+    node: the number of this one.
+    owners: the node that owns each of some extents.
+    connect: a store of what a node holds, which raises an OSError or a DamagedSampleError where that does not answer,
+        or not with the bytes of the set; None where it is not known where the node is. Called again after failures.
+    pause_seconds: how long a node is left out after its first failure.
+
+    Raises what `source` raises.
+    """
+
+    def __init__(
+        self,
+        source: Store,
+        node: int,
+        owners: RowOwners | ShardOwners,
+        connect: Callable[[int], Store | None],
+        pause_seconds: float = 5.0,
+    ) -> None:
+        self.source, self.node, self.owners, self.connect = source, node, owners, connect
+        self.pause_seconds = pause_seconds
+        self._setup()
+
+    def _setup(self) -> None:
+        self._peers: dict[int, _Peer] = {}
+        self._lock, self._counts, self._warnings = threading.Lock(), Counter[str](), 0
+        call_after_fork(self)
+
+    def stats(self) -> NeighbourStats:
+        """Counts since this store was opened; those of the own store are `source.stats()`."""
+        with self._lock:
+            left_out = tuple(sorted(node for node, peer in self._peers.items() if peer.failures))
+            return NeighbourStats(**self._counts, left_out=left_out)
+
+    # --- reading ------------------------------------------------------------------------------------------------
+    def read_one(self, row: int, shard: int, offset: int, length: int) -> Buffer:
+        if self.owners.one(row, shard) == self.node:
+            self._count(own=1)
+            return self.source.read_one(row, shard, offset, length)
+        return self.read(Extents(*(np.array([value], np.int64) for value in (row, shard, offset, length))))[0]
+
+    def read(self, extents: Extents) -> list[Buffer]:
+        own, others = self._split(extents)
+        if not others:
+            self._count(own=len(own))
+            return self.source.read(extents)
+        asked = [(node, which, self._store_of(node)) for node, which in others]
+        if len(others) > 1 or len(own):  # all answer at the same time
+            for _, which, store in asked:
+                if store is not None:
+                    store.prefetch(extents.take(which))
+        found: list[Buffer] = [b""] * len(extents.row)
+        self._read_own(extents, own, found)
+        for node, which, store in asked:
+            data = self._ask(node, store, extents.take(which))
+            if data is None:
+                self._read_own(extents, which, found)
+                self._count(far=len(which))
+                continue
+            for i, one in zip(which.tolist(), data, strict=True):
+                found[i] = one
+            self._count(near=len(which), near_bytes=sum(map(len, data)))
+        self._count(own=len(own))
+        return found
+
+    def prefetch(self, extents: Extents, below_bytes: int | None = None) -> None:
+        own, others = self._split(extents)
+        for node, which in others:
+            peer = self._peers.get(node)
+            if peer is not None and peer.failures:
+                own = np.concatenate([own, which])
+            elif (store := self._store_of(node)) is not None:
+                store.prefetch(extents.take(which), below_bytes)
+        if len(own):
+            self.source.prefetch(extents.take(own), below_bytes)
+
+    # --- life ---------------------------------------------------------------------------------------------------
+    def close(self) -> None:
+        with self._lock:
+            peers, self._peers = self._peers, {}
+        for peer in peers.values():
+            if peer.store is not None:
+                peer.store.close()
+        self.source.close()
+
+    def after_fork(self) -> None:
+        """In a forked child, which asks by itself."""
+        self._lock, self._peers = threading.Lock(), {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("source", "node", "owners", "connect", "pause_seconds")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._setup()
+
+    # --- inside -------------------------------------------------------------------------------------------------
+    def _split(self, extents: Extents) -> tuple[Int64s, list[tuple[int, Int64s]]]:
+        """Positions of the extents that this node reads by itself, and of those of each other node."""
+        owners = self.owners(extents)
+        away = np.flatnonzero(owners != self.node)
+        if len(away):
+            away = away[~self.source.holds(extents.take(away))]
+        own = np.ones(len(owners), np.bool_)
+        own[away] = False
+        of_away = owners[away]
+        return np.flatnonzero(own), [(node, away[of_away == node]) for node in np.unique(of_away).tolist()]
+
+    def _read_own(self, extents: Extents, which: Int64s, found: list[Buffer]) -> None:
+        if len(which):
+            for i, one in zip(which.tolist(), self.source.read(extents.take(which)), strict=True):
+                found[i] = one
+
+    def _ask(self, node: int, store: Store | None, extents: Extents) -> list[Buffer] | None:
+        """What a node holds; None where it does not answer, or wrongly."""
+        if store is None:
+            return None
+        try:
+            data = store.read(extents)
+        except _FAILURES as error:
+            self._failed(node, store, str(error))
+            return None
+        peer = self._peers.get(node)
+        if peer is not None and peer.trial is store:
+            with peer.lock:
+                if peer.trial is store:
+                    peer.store, peer.trial, peer.failures = store, None, 0
+        return data
+
+    def _store_of(self, node: int) -> Store | None:
+        """The store of a node; None while it is left out, and for all but the first that ask when it no longer is."""
+        peer = self._peer(node)
+        with peer.lock:
+            if peer.store is not None:
+                return peer.store
+            now = time.monotonic()
+            if now < peer.retry_at:
+                return None
+            peer.retry_at = now + self._pause(peer)
+            try:
+                store, reason = self.connect(node), "it has not said where it listens"
+            except OSError as error:
+                store, reason = None, str(error)
+            if store is not None and not peer.failures:
+                peer.store = store
+            else:
+                peer.trial = store
+        if store is None:
+            self._failed(node, None, reason)
+        return store
+
+    def _failed(self, node: int, store: Store | None, reason: str) -> None:
+        """Leave a node out. store: that failed, None where there was none."""
+        peer = self._peer(node)
+        with peer.lock:
+            if store is not None and store is not peer.store and store is not peer.trial:
+                return  # another thread has seen it fail, too
+            peer.store, peer.trial, peer.failures = None, None, peer.failures + 1
+            pause = self._pause(peer)
+            peer.retry_at = time.monotonic() + pause
+            is_new, peer.was_reported = not peer.was_reported, True
+        self._count(failures=1)
+        if store is not None:
+            store.close()
+        if is_new and self._may_warn():
+            warnings.warn(
+                f"node {node} is left out for {pause:g} s, and what it holds is read from the source: {reason}",
+                stacklevel=2,
+            )
+
+    def _peer(self, node: int) -> _Peer:
+        with self._lock:
+            return self._peers.setdefault(node, _Peer())
+
+    def _pause(self, peer: _Peer) -> float:
+        return self.pause_seconds * min(2.0 ** max(0, min(peer.failures, 32) - 1), _LONGEST_PAUSE)
+
+    def _may_warn(self) -> bool:
+        with self._lock:
+            self._warnings += 1
+            return self._warnings <= _MOST_WARNINGS
+
+    def _count(self, **more: int) -> None:
+        with self._lock:
+            for name, count in more.items():
+                self._counts[name] += count

@@ -41,7 +41,7 @@ from packer.sets.deal import shares_text
 from packer.sources import FETCH_OPTIONS, open_source
 from packer.sources.tree_layouts import LAYOUTS
 from readers.augment.ops import Op
-from readers.names import FieldName
+from readers.layout import FieldName
 
 __all__ = ["OF_THE_SOURCE", "SOURCE_SECTIONS", "Container", "command", "dealt_lines", "field_columns", "summary"]
 

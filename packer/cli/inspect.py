@@ -10,7 +10,7 @@ import readers
 from cache.messages import parse_size, plural
 from packer.cli.text import SetPlace, bar, human_bytes, json_option, print_json, show, show_result, split_option
 from packer.inspection import InspectResult, OrderReport, SplitReport, compare_orders, inspect
-from readers.history import EDITS
+from readers.layout import EDITS
 
 if TYPE_CHECKING:
     from readers.parity import Parity

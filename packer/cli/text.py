@@ -17,7 +17,7 @@ from cache.messages import bar, human_bytes, human_seconds, json_printable, pars
 from cache.remote import parse_url
 from packer.cli.progress import ProgressDisplay, watcher, width
 from packer.cli.verbose import verbose_option
-from readers.names import SplitName
+from readers.layout import SplitName
 
 __all__ = [
     "Duration",

@@ -13,7 +13,7 @@ from packer.cli.engines import engine_options
 from packer.cli.text import SetPlace, human_bytes, json_option, show_result, split_option, watcher, workers_option
 from packer.extraction import extract
 from packer.verification import VerifyResult, verify
-from readers.originals import LABELS_FILE
+from readers.staging import LABELS_FILE
 
 __all__ = ["command", "extract_command"]
 

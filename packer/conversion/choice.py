@@ -13,7 +13,7 @@ from cache.messages import quoted
 from packer.conversion.where import listed_facts, select
 from packer.sets.deal import as_groups, deal, deal_groups
 from packer.sources.base import SourceListing
-from readers.names import SplitName
+from readers.layout import SplitName
 from readers.sample import NO_LABEL
 from readers.where import group_values, parse_where
 

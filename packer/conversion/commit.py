@@ -27,8 +27,15 @@ from packer.conversion.plan import Plan, PlannedShard
 from packer.documents import remove_documents, write_dataset_info
 from packer.output import output_errors
 from packer.sources.base import SourceListing
-from readers.layout import DATASET_FILE, DatasetInfo, ShardInfo, SplitInfo, read_dataset_info
-from readers.names import QUARANTINE_FOLDER, REPORT_FILE
+from readers.layout import (
+    DATASET_FILE,
+    QUARANTINE_FOLDER,
+    REPORT_FILE,
+    DatasetInfo,
+    ShardInfo,
+    SplitInfo,
+    read_dataset_info,
+)
 
 __all__ = ["commit", "replaced_set"]
 

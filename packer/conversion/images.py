@@ -23,14 +23,12 @@ from cache.messages import plural
 from packer.conversion.fields import BEYOND, WITHOUT_AREA
 from packer.conversion.plan import ConvertOptions, Reencode, renamed
 from readers.decode import decode_image, decode_unchanged
-from readers.decode.cpu import check_coding
-from readers.decode.pillow import bits_of, bits_of_grey, without_all_bits, without_rgb
+from readers.decode.cpu import bits_of, bits_of_grey, check_coding, without_all_bits, without_rgb
 from readers.decode.region import check_header
 from readers.headers import ImageHeader, frames, parse_header, read_header, sniff
 from readers.headers.base import shrunk, upright_size
-from readers.headers.jpeg import parse_frame
+from readers.headers.formats import EXIF_PREFIX, parse_frame
 from readers.headers.pillow import opened
-from readers.headers.tiff import EXIF_PREFIX
 from readers.pixels import PIXELS
 from readers.sample import Buffer
 

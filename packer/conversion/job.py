@@ -35,8 +35,7 @@ from packer.formats import format_named
 from packer.formats.base import ShardSpec
 from packer.sources import Source
 from packer.sources.base import ListingBuilder, SourceListing, stored_title
-from readers.layout import DatasetInfo
-from readers.names import FieldName, SplitName
+from readers.layout import DatasetInfo, FieldName, SplitName
 
 __all__ = ["JOB_FILE", "Job", "load_job", "task_list"]
 

@@ -34,8 +34,15 @@ from packer.columns import PartMeta, load_meta, remove_index
 from packer.conversion.plan import Plan, PlannedShard
 from packer.documents import remove_documents
 from packer.output import output_errors
-from readers.layout import DATASET_FILE, read_dataset_info
-from readers.names import DOCUMENTS, QUARANTINE_FOLDER, REPORT_FILE, WORK_FOLDER, SplitName
+from readers.layout import (
+    DATASET_FILE,
+    DOCUMENTS,
+    QUARANTINE_FOLDER,
+    REPORT_FILE,
+    WORK_FOLDER,
+    SplitName,
+    read_dataset_info,
+)
 
 __all__ = ["NAMES_FILE", "REPLACED_FOLDER", "Journal"]
 

@@ -1,7 +1,7 @@
 """Ops at pack time: `--op Resize:256 --op CenterCrop:224`, by the code that carries them out in training.
 
 What a training would get of a sample with these ops (`readers.torch.ImageDataset`) is what is packed: pixels of 8 bits,
-RGB, encoded again, and masks, boxes and points that have followed them (`readers.moves`). Only ops that draw nothing
+RGB, encoded again, and masks, boxes and points that have followed them (`readers.batch`). Only ops that draw nothing
 are taken, since a draw made once would be the same in every epoch. An image that they leave as it is keeps its bytes.
 
 Other images of a sample, JSON and files do not follow; a second image is refused, as in training.
@@ -22,9 +22,9 @@ from packer.conversion.plan import Reencode, renamed
 from readers.augment import Op, Recipe, ops
 from readers.augment.ops import Stage
 from readers.augment.placement import Placement
+from readers.batch import FieldMoves, FieldOptions
 from readers.fields import decode_field, encode_field
 from readers.headers import ImageHeader, sniff
-from readers.moves import FieldMoves, FieldOptions
 from readers.pixels import PIXELS
 from readers.sample import Buffer
 

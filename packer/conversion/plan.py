@@ -22,7 +22,7 @@ from packer.formats.base import Format, ShardSpec
 from packer.sources.base import SourceListing, SplitListing
 from readers.augment.ops.base import Op
 from readers.headers import SUFFIX
-from readers.names import FieldName, SplitName
+from readers.layout import FieldName, SplitName
 from readers.pixels import PIXELS
 from readers.strings import repeated
 from readers.tree import Keys

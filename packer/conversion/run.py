@@ -27,8 +27,7 @@ from packer.sources.base import SourceListing
 from packer.uploading import convert_to_address
 from packer.workers import Workers
 from readers.augment.ops import Op
-from readers.layout import DATASET_FILE, read_dataset_info
-from readers.names import WORK_FOLDER
+from readers.layout import DATASET_FILE, WORK_FOLDER, read_dataset_info
 
 __all__ = ["commit", "convert"]
 

@@ -43,7 +43,7 @@ from packer.formats.base import ShardSpec
 from packer.sources.base import FieldNames, Slice, SomeSamples, Source, SourceListing, SplitListing
 from packer.sources.blocks import can_save, decode_rows, encode_rows
 from packer.sources.places import NumberPlaces
-from readers.names import WORK_FOLDER, FieldName, SplitName
+from readers.layout import WORK_FOLDER, FieldName, SplitName
 from readers.strings import Strings
 
 __all__ = ["LISTING_FILE", "Prepared", "SavedSamples", "load", "question_of", "save"]

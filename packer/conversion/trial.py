@@ -17,7 +17,7 @@ from packer.conversion.plan import ConvertOptions
 from packer.conversion.saved import Prepared
 from packer.sources import Source
 from packer.sources.base import SomeSamples
-from readers.names import WORK_FOLDER
+from readers.layout import WORK_FOLDER
 
 __all__ = ["Trial", "try_out"]
 

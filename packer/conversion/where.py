@@ -20,10 +20,9 @@ import numpy.typing as npt
 
 from cache.errors import BadSampleError, SourceError, UnknownNameError
 from packer.sources.base import SourceListing, SplitListing
-from readers.criteria import complete_columns, folders_of, json_columns
 from readers.headers import ImageHeader, read_header
 from readers.sample import NO_LABEL, Buffer
-from readers.where import NUMBERS, Texts, Where, parse_where
+from readers.where import NUMBERS, Texts, Where, complete_columns, folders_of, json_columns, parse_where
 
 __all__ = ["Listed", "SampleWhere", "listed_facts", "select"]
 

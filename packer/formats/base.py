@@ -27,8 +27,7 @@ import numpy.typing as npt
 from cache.errors import BadNameError, FormatError
 from packer.formats.files import Window
 from readers.headers import ImageHeader
-from readers.layout import DatasetInfo
-from readers.names import FieldName
+from readers.layout import DatasetInfo, FieldName
 from readers.sample import NO_LABEL, Buffer
 
 __all__ = [

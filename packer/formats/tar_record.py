@@ -20,8 +20,7 @@ from cache.errors import BadNameError, FormatError
 from packer.formats.base import ShardSpec
 from packer.formats.files import Window
 from packer.formats.ustar import BLOCK_BYTES, RECORD_NAME, end_of_archive, member_header
-from readers.layout import FIELD_KINDS
-from readers.names import FieldName, SplitName
+from readers.layout import FIELD_KINDS, FieldName, SplitName
 
 __all__ = ["end_with_record", "read_record"]
 

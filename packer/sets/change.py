@@ -33,9 +33,19 @@ from packer.columns import PartColumns, is_index, remove_index, write_index
 from packer.conversion.journal import NAMES_FILE, Journal
 from packer.documents import remove_documents, repair_documents, write_dataset_info
 from packer.output import output_errors
-from readers.history import Retired, now
-from readers.layout import MAX_JSON_BYTES, DatasetInfo, ShardInfo, SplitInfo, read_dataset_info
-from readers.names import DATASET_FILE, DOCUMENTS, WORK_FOLDER, ShardPath
+from readers.layout import (
+    DATASET_FILE,
+    DOCUMENTS,
+    MAX_JSON_BYTES,
+    WORK_FOLDER,
+    DatasetInfo,
+    Retired,
+    ShardInfo,
+    ShardPath,
+    SplitInfo,
+    now,
+    read_dataset_info,
+)
 
 __all__ = ["Change", "files_of"]
 

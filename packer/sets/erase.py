@@ -49,11 +49,10 @@ from packer.sets.table import SetTable, operation, origin_of, table, without_val
 from packer.workers import Workers, run_shards
 from readers.headers import read_header
 from readers.index import ABSENT
-from readers.layout import DATASET_FILE, AdoptedKeys, DatasetInfo, ShardInfo, read_dataset_info
-from readers.names import WORK_FOLDER
-from readers.originals import AS_FILES
+from readers.layout import DATASET_FILE, WORK_FOLDER, AdoptedKeys, DatasetInfo, ShardInfo, read_dataset_info
 from readers.pixels import PIXELS, stored_bytes
 from readers.sample import NO_LABEL, Buffer
+from readers.staging import AS_FILES
 
 __all__ = ["CopyLeft", "EraseResult", "erase"]
 

@@ -62,8 +62,7 @@ from packer.workers import Workers, run_shards, without_gc
 from readers.fields import KINDS, check_field
 from readers.headers import SUFFIX
 from readers.index import ABSENT
-from readers.layout import AdoptedKeys, DatasetInfo, ShardInfo, SplitInfo, read_dataset_info
-from readers.names import FieldName
+from readers.layout import AdoptedKeys, DatasetInfo, FieldName, ShardInfo, SplitInfo, read_dataset_info
 from readers.pixels import PIXELS
 from readers.sample import NO_LABEL, Buffer
 from readers.strings import Strings

@@ -17,13 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 import readers
-from readers.criteria import TableFacts, json_columns, json_payloads
 from readers.index import ABSENT, COLUMNS, column_names, decode_name, encode_name
 from readers.layout import DatasetInfo, ShardInfo
-from readers.packed import packed_columns
+from readers.opening import packed_columns
 from readers.strings import Strings
 from readers.table import Table
-from readers.where import Texts
+from readers.where import TableFacts, Texts, json_columns, json_payloads
 
 __all__ = ["Piece", "PieceColumns", "SplitShards", "open_pieces", "shards_of_split"]
 
@@ -82,7 +81,7 @@ class Piece:
         return self if np.array_equal(new, labels) else replace(self, labels=new)
 
     def columns(self, names: Collection[str]) -> dict[str, list[Any]]:
-        """The columns of the table that its set was packed from, by `readers.criteria.json_columns`."""
+        """The columns of the table that its set was packed from, by `readers.where.json_columns`."""
         with readers.open(self.root, self.split, verify=True) as reader:
             rows = self.table.rows
             return json_columns(json_payloads(reader, np.arange(len(self)) if rows is None else rows), names)

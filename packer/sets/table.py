@@ -46,13 +46,10 @@ from packer.sets.unify import (
     unified_fields,
 )
 from packer.sources.base import place_name
-from readers.criteria import complete_columns
-from readers.history import EDITS, Operation, now
-from readers.layout import DatasetInfo, ShardInfo, SplitInfo, read_dataset_info
-from readers.names import SplitName
+from readers.layout import EDITS, DatasetInfo, Operation, ShardInfo, SplitInfo, SplitName, now, read_dataset_info
 from readers.sample import NO_LABEL
 from readers.strings import repeated
-from readers.where import Facts, group_values, parse_where
+from readers.where import Facts, complete_columns, group_values, parse_where
 
 __all__ = [
     "PruneResult",
@@ -282,7 +279,7 @@ class SetTable:
     classes: names by label.
     splits: the pieces of each split; see `packer.sets.pieces`.
     steps: what was done since.
-    changed: what the index would say otherwise than the shards, names of `readers.history.EDITS`.
+    changed: what the index would say otherwise than the shards, names of `readers.layout.EDITS`.
     """
 
     root: Path

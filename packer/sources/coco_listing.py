@@ -14,7 +14,7 @@ from cache.errors import BadNameError, SourceError
 from packer.sources.base import ListingBuilder, SplitListing, check_names
 from packer.sources.json_parts import JsonPart
 from packer.sources.lookups import size_and_time
-from readers.names import RelativePath
+from readers.layout import RelativePath
 from readers.strings import repeated
 from readers.tree import unique_keys
 

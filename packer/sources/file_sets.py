@@ -27,8 +27,7 @@ from packer.sources.lookups import file_stamp
 from packer.sources.places import NumberPlaces
 from packer.sources.streams import PlainFile, UnpackedStream
 from packer.sources.tables import is_missing
-from readers.layout import same_split
-from readers.names import SplitName
+from readers.layout import SplitName, same_split
 from readers.sample import Buffer
 from readers.strings import Strings
 

@@ -20,8 +20,7 @@ from packer.sources.base import FieldNames, SourceListing, SplitListing, check_n
 from packer.sources.contents import advice, is_stray, reason_of
 from packer.sources.places import NumberPlaces
 from packer.sources.tree_layouts import check_layout, is_no_class
-from readers.examine import scan
-from readers.tree import SPLIT_NAMES, Keys, TreeFiles, TreeSplit, arrange, has_image_suffix, unique_keys
+from readers.tree import SPLIT_NAMES, Keys, TreeFiles, TreeSplit, arrange, has_image_suffix, scan, unique_keys
 
 __all__ = [
     "ArchiveMember",

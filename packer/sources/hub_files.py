@@ -23,7 +23,7 @@ from cache.messages import listed, quoted
 from packer.sources.folder_kinds import parquet_files
 from packer.sources.lookups import plain_yaml
 from packer.sources.shards import split_of_name
-from readers.names import SplitName
+from readers.layout import SplitName
 
 __all__ = ["HubFile", "class_names", "features_in", "readme_features", "splits_of"]
 

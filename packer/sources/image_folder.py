@@ -25,8 +25,7 @@ from packer.sources.folder_kinds import metadata_files
 from packer.sources.manifest import ManifestListing, ManifestSource
 from packer.sources.manifest_columns import NamedColumns, choose_columns
 from packer.sources.tables import Row, Table, is_missing, open_table
-from readers.examine import scan
-from readers.tree import SPLIT_NAMES
+from readers.tree import SPLIT_NAMES, scan
 
 __all__ = ["ImageFolderSource"]
 

@@ -21,7 +21,7 @@ from cache.errors import BadNameError, BadSampleError, SourceError
 from cache.files import read_regular
 from packer.sources.mds_columns import MdsColumn, value_of
 from packer.sources.streams import PlainFile, UnpackedStream
-from readers.names import RelativePath
+from readers.layout import RelativePath
 
 __all__ = ["INDEX_FILE", "MdsShard", "OpenShard", "read_index", "unknown_hashes"]
 

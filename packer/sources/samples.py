@@ -39,7 +39,7 @@ from cache.messages import listed
 from packer.sources.targets import Targets
 from readers.fields import KINDS, check_field, encode_field
 from readers.headers import sniff
-from readers.names import FieldName
+from readers.layout import FieldName
 from readers.sample import NO_LABEL, Buffer
 from readers.tree import has_image_suffix
 

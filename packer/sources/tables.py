@@ -3,7 +3,7 @@
 A row is a mapping from column to value; None is a missing value, a column may be absent from a JSON Lines
 row. CSV and TSV values are strings as they stand ("" for an empty one), JSON and Parquet values keep their
 types. CSV and TSV need a header row; columns whose header is empty (such as the index that pandas writes) are
-ignored. Cells of a table with the header of labels.csv are taken as they were before `readers.originals` wrote them.
+ignored. Cells of a table with the header of labels.csv are taken as they were before `readers.staging` wrote them.
 
 Labels. Where every label is a whole number (also 3.0 or "3.0", which is what a column with gaps becomes in
 pandas, and true and false) they are class numbers, kept as they are, and the classes have no names. Where most
@@ -33,8 +33,8 @@ from typing import Any, TextIO
 
 from cache.errors import MissingExtraError, SourceError
 from cache.messages import plural
-from readers.originals import LABELS_HEADER, without_apostrophe
 from readers.sample import NO_LABEL
+from readers.staging import LABELS_HEADER, without_apostrophe
 
 __all__ = [
     "TABLE_SUFFIXES",

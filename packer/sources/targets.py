@@ -25,7 +25,7 @@ from cache.errors import BadSampleError, SourceError
 from packer.sources.manifest_columns import RESERVED_FIELDS, field_named
 from packer.sources.tables import Table, is_missing
 from readers.fields import encode_field
-from readers.names import FieldName
+from readers.layout import FieldName
 
 __all__ = ["Targets", "target_field", "targets_of"]
 

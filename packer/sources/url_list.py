@@ -37,7 +37,7 @@ from packer.sources.lookups import wanted_split
 from packer.sources.manifest_columns import NamedColumns
 from packer.sources.tables import Row, is_missing, json_payload, number_labels
 from packer.sources.url_tables import UrlTable, open_url_table
-from readers.names import RelativePath
+from readers.layout import RelativePath
 from readers.sample import Buffer
 from readers.strings import repeated
 

@@ -39,7 +39,7 @@ from packer.sources.objects import Grid, grid_of
 from packer.sources.xml_objects import MAX_XML_BYTES, XmlObjects, parse_objects
 from readers.fields import decode_field, encode_field
 from readers.headers import read_header
-from readers.names import RelativePath
+from readers.layout import RelativePath
 from readers.sample import Buffer
 from readers.tree import SPLIT_NAMES, has_image_suffix, unique_keys
 

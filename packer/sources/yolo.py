@@ -54,10 +54,9 @@ from packer.sources.folder import FolderSource, read_file
 from packer.sources.known_folders import YOLO_NAMES, YOLO_YAMLS, yolo_folders
 from packer.sources.lookups import plain_yaml, wanted_split
 from packer.sources.objects import Grid, class_mask, displayed_grid, outline_pixels
-from readers.examine import scan
 from readers.fields import encode_field
 from readers.sample import Buffer
-from readers.tree import SPLIT_NAMES, TreeFile, TreeFiles, has_image_suffix, unique_keys
+from readers.tree import SPLIT_NAMES, TreeFile, TreeFiles, has_image_suffix, scan, unique_keys
 
 __all__ = ["YoloSource", "open_yolo"]
 

@@ -29,19 +29,19 @@ from cache.errors import DatasetError
 from cache.messages import Silent, Watcher, human_bytes, human_seconds, parse_size, plural, table, wrapped
 from cache.stores import Store
 from cache.stores.ranges import GAP_BYTES, RUN_BYTES
-from readers.caching.budget import Capacity, Measures, Slots, Subset, budget
 from readers.caching.form import Encoded
+from readers.caching.store import Capacity, Measures, Slots, Subset, budget
 from readers.index import MemoryColumns
+from readers.opening import open_packed
 from readers.order import NodeLocal, Order, Schedule, Sequential, Shuffled, StagedFirst, block_shuffled
 from readers.order.base import Int64s
 from readers.order.local import shard_starts
 from readers.order.permutation import derive_keys, uniform
 from readers.order.quality import quality_of, step_quality
 from readers.order.schedule import Tail
-from readers.packed import open_packed
 from readers.reader import Reader
 from readers.remote import open_remote
-from readers.staged_files import shards_of_fraction
+from readers.staging import shards_of_fraction
 from readers.strings import Strings
 from readers.table import Table
 
@@ -393,7 +393,7 @@ def _cut(first: Int64s, last: Int64s, start: Int64s, end: Int64s) -> Int64s:
 #   peers                   readers.share over caches of parts, under every order: a sample of another node's part is
 #                           asked from that node, which reads it through its own cache
 #
-# Which samples a cache keeps is the choice of `readers.caching.budget`, made by the same functions.
+# Which samples a cache keeps is the choice of `readers.caching.store`, made by the same functions.
 _RUN = 1 << 20
 
 

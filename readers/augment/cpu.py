@@ -28,7 +28,7 @@ from readers.augment.ops.color import Normalize, channel_factors
 from readers.augment.stack import MAX_STACK_BYTES, Stack, alike
 from readers.decode import Region, Scratch, decode_image
 from readers.decode.region import lent
-from readers.headers.coefficients import MAGIC as COEFFICIENTS
+from readers.headers.base import MAGIC as COEFFICIENTS
 from readers.sample import Buffer
 
 if TYPE_CHECKING:

@@ -19,11 +19,22 @@ from cache import SharedByteCache
 from cache.errors import CacheError, CacheFullError
 from cache.node import detect_ranks
 from cache.stores import Buffer
-from readers.caching.budget import Capacity, Slots, Subset, budget, measure
 from readers.caching.fill import FillAhead, prefill
 from readers.caching.form import Coefficients, Decoded, Encoded, Form, KeepLike, Recoded, as_form, rate_of, with_rate
-from readers.caching.store import CHECKS, Cached, CachedStats, Check, Originals
-from readers.caching.terms import Terms, agree
+from readers.caching.store import (
+    CHECKS,
+    Cached,
+    CachedStats,
+    Capacity,
+    Check,
+    Originals,
+    Slots,
+    Subset,
+    Terms,
+    agree,
+    budget,
+    measure,
+)
 from readers.headers import first_deep
 from readers.order import NodeLocal, Order
 from readers.reader import Indices, Reader, depth_warning, read_good

@@ -43,8 +43,17 @@ from crc32c import crc32c
 
 from cache.errors import BadSampleError
 from readers.headers import ImageHeader
-from readers.headers.base import Buffer, bad, truncated, upright_size
-from readers.headers.coefficients import HEADER, MAGIC, MEDIUM, VERSION, parse_coefficients_header
+from readers.headers.base import (
+    HEADER,
+    MAGIC,
+    MEDIUM,
+    VERSION,
+    Buffer,
+    bad,
+    parse_coefficients_header,
+    truncated,
+    upright_size,
+)
 
 __all__ = [
     "INDEX_BYTES",

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from readers.augment.geometry import Job
+from readers.batch import Fields
 from readers.dali.backend import Output
 from readers.dali.source import Source
-from readers.items import Fields
 from readers.order.base import Int64s
 from readers.reader import SAMPLE_ERRORS
 from readers.sample import upright_sides

@@ -11,6 +11,7 @@ import numpy as np
 from cache.errors import BadSampleError, PackerError, WorkerError
 from cache.node import usable_cpus
 from readers.augment.ops import Op
+from readers.batch import FieldOptions, Fields
 from readers.dali.backend import Output, Run, as_output, empty_batch, start_run
 from readers.dali.fields import BadField, FieldBatches, collated
 from readers.dali.pipelines import Graph, pipeline
@@ -18,7 +19,6 @@ from readers.dali.recipes import PipelineOptions
 from readers.dali.source import Source, refusal
 from readers.decode import decode_image
 from readers.feed import BadSample, Feed, OnError, Start, check_choice
-from readers.items import FieldOptions, Fields
 from readers.loop import FeedLoader, Maker
 from readers.order import Order
 from readers.order.base import Int64s

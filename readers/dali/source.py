@@ -43,6 +43,7 @@ import numpy.typing as npt
 from cache.errors import BadSampleError
 from readers.augment.ops import Op
 from readers.augment.recipe import Part, Plan, Recipe
+from readers.batch import Fields
 from readers.decode.cpu import has_clean_header
 from readers.feed import (
     BadSample,
@@ -54,7 +55,6 @@ from readers.feed import (
     name_sample,
 )
 from readers.headers import MEDIA, exif_orientation, parse_header, read_header
-from readers.items import Fields
 from readers.order import Order
 from readers.order.base import Int64s
 from readers.order.schedule import Tail

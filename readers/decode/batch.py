@@ -42,11 +42,8 @@ import torch
 from cache.errors import BadSampleError, DeviceError, MissingExtraError
 from cache.messages import shortened
 from readers.decode.cpu import DECODER, decode_image
-from readers.decode.device import Picture
-from readers.decode.nvjpeg import has_jpeg_engine
+from readers.decode.device import Picture, has_jpeg_engine, load_torchcodec, load_torchvision
 from readers.decode.region import MAX_PIXELS, lent
-from readers.decode.torchcodec import load_torchcodec
-from readers.decode.torchvision import load_torchvision
 from readers.headers import MEDIA, ImageHeader, exif_orientation, read_frame, stores_rgb
 from readers.sample import Buffer, ImageInfo
 

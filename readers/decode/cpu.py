@@ -1,7 +1,7 @@
 """Encoded bytes to upright pixels on the CPU, for any image: RGB of 8 bits by `decode_image`, or unchanged.
 
 `decode_unchanged` gives pixels in their own depth and channels: masks, 16-bit greys, floating-point maps. The table of
-what an image becomes is in `readers.decode.pillow`.
+what an image becomes is in the comment above `decode_whole`.
 
 No more of a JPEG is decoded than a region needs. There are three savings; the first is exact, and the others are used
 where a resize hides them:
@@ -25,20 +25,199 @@ from __future__ import annotations
 import math
 import re
 import struct
-from typing import Any
+import sys
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import simplejpeg
 
 from cache.errors import BadSampleError
-from readers.decode.pillow import as_stored, decode_stored, decode_whole
 from readers.decode.region import Region, Scratch, check_header, pixels_of, upright
 from readers.headers import ImageHeader, read_frame, read_header
-from readers.headers.coefficients import MEDIUM as COEFFICIENTS
+from readers.headers.base import MEDIUM as COEFFICIENTS
+from readers.headers.pillow import opened, tiles_of
 from readers.sample import Buffer
 
-__all__ = ["DECODER", "check_coding", "decode_image", "decode_unchanged", "has_clean_header"]
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = [
+    "DECODER",
+    "bits_of",
+    "bits_of_grey",
+    "check_coding",
+    "decode_image",
+    "decode_unchanged",
+    "has_clean_header",
+    "without_all_bits",
+    "without_rgb",
+]
+
+
+# Images decoded by Pillow: all but plain JPEGs, as RGB or unchanged.
+#
+# As RGB: what Pillow's `convert("RGB")` makes of the first frame or page, without alpha. Two exceptions, where that
+# would be silently wrong:
+#
+# - Grey of 16 bits is shifted to 8, as Pillow does it for colours of 16 bits, where `convert` takes all above 255 for
+#   white. Of 12 bits, in a TIFF, the upper 8 as well.
+# - Floating point and integers of 32 bits or with a sign have no 8-bit RGB form that everyone agrees on: refused.
+#
+# Unchanged, in its own depth and channels, also of the first frame or page:
+#
+#     JPEG                                    uint8 [h, w], [h, w, 3]; CMYK and YCCK [h, w, 4]
+#     palette (PNG, GIF, BMP, TIFF)           uint8 [h, w]: the indices, not their colours
+#     grey of 1, 2 or 4 bits                  uint8 [h, w], scaled to 0 to 255
+#     grey, grey with alpha, RGB, RGBA, CMYK  uint8 or uint16, [h, w] or [h, w, channels]
+#     TIFF of 12 bits                         uint16 [h, w], 0 to 4095
+#     TIFF of integers with a sign, 32 bits   int32 [h, w]
+#     TIFF of floating point                  float32 [h, w]
+#     CIELAB (TIFF)                           uint8 [h, w, 3], as in the file
+#
+# Pillow holds no more than 8 bits of a colour, but reads either half of 16, so such images are decoded twice. An image
+# that it cannot give in full is an error that says so. Pillow turns TIFFs upright by itself and leaves the others as
+# they are stored.
+
+
+_WITHOUT_RGB = {"F": "floating-point samples", "I": "integers of 32 bits or with a sign"}
+_NO_RGB = "holds {}, which have no 8-bit RGB form; decode='unchanged' reads it"
+_MISREAD = "holds {} bits a channel in planes, which Pillow misreads; rewrite it with interleaved channels"
+_PALETTE = ("P", "PA")
+_INDICES = (
+    "has a palette, whose indices are not values to resize or to calculate with; leave decode='unchanged' out for its "
+    "colours, or pack it as a field of the kind mask"
+)
+_BYTE = 8
+_EIGHT_BITS = ("RGB", "RGBA", "RGBX", "CMYK", "LAB", "L", "LA")
+_BITS_PER_SAMPLE, _PLANAR_CONFIGURATION = 258, 284
+# Pillow's names of layouts of which it takes the upper byte, and those by which it takes the lower one.
+_OTHER_BYTE = {"B": "L", "L": "B", "N": "B" if sys.byteorder == "little" else "L"}
+_HALVED = ("RGB", "RGBA", "RGBX", "CMYK")
+_GREY_ALPHA_16, _FOUR_BYTES = "LA;16B", "RGBA"
+
+
+def decode_whole(data: Buffer, header: ImageHeader) -> npt.NDArray[np.uint8]:
+    """Upright RGB pixels, uint8 [height, width, 3]. Raises BadSampleError."""
+    with opened(data, header.media) as image:
+        bits = bits_of_grey(image)
+        reason = without_rgb(image)
+        if reason:
+            raise BadSampleError(reason)
+        _load(image, header)
+        if bits:
+            grey = (np.asarray(image) >> (bits - 8)).astype(np.uint8)
+            return upright(np.repeat(grey[:, :, None], 3, axis=2), as_stored(header))
+        plain = image.convert("LA") if image.mode == "La" else image  # which Pillow converts to nothing else
+        return upright(np.array(plain.convert("RGB")), as_stored(header))
+
+
+def decode_stored(data: Buffer, header: ImageHeader, *, indices: bool = True) -> npt.NDArray[Any]:
+    """The pixels as Pillow leaves them, in their own depth and channels. Raises BadSampleError, without `indices` also
+    for an image with a palette."""
+    with opened(data, header.media) as image:
+        if image.mode in _PALETTE and not indices:
+            raise BadSampleError(_INDICES)
+        layout, other = _layout_of(image), _other_byte(image)
+        reason = without_all_bits(image)
+        if reason:
+            raise BadSampleError(reason)
+        if layout == _GREY_ALPHA_16:
+            _read_as(image, _FOUR_BYTES)
+        _load(image, header)
+        upper = _array(image)
+    if layout == _GREY_ALPHA_16:
+        return upper.view(">u2").astype(np.uint16)
+    if not other:
+        return upper
+    with opened(data, header.media) as image:
+        _read_as(image, other)
+        image.load()
+        both: npt.NDArray[Any] = np.bitwise_or(upper.astype(np.uint16) << 8, _array(image))
+        return both
+
+
+def as_stored(header: ImageHeader) -> int:
+    """The orientation in which Pillow leaves the pixels."""
+    return 1 if header.media == "tiff" else header.orientation
+
+
+def without_rgb(image: Image) -> str:
+    """Why an image has no 8-bit RGB form, or Pillow misreads it; "" where neither is so."""
+    if bits_of_grey(image):
+        return ""
+    if bits_of(image) > _BYTE and image.mode in _EIGHT_BITS and ";" not in _layout_of(image):
+        return _MISREAD.format(bits_of(image))
+    return _NO_RGB.format(_WITHOUT_RGB[image.mode]) if image.mode in _WITHOUT_RGB else ""
+
+
+def without_all_bits(image: Image) -> str:
+    """Why Pillow cannot give all bits of an image, "" where it can."""
+    short = bits_of(image) > _BYTE and image.mode in _EIGHT_BITS and not _other_byte(image)
+    return f"holds {bits_of(image)} bits a channel, of which Pillow gives no more than 8" if short else ""
+
+
+def bits_of_grey(image: Image) -> int:
+    """Bits of the samples of a grey image that has more than 8 of them, without a sign; 0 for any other."""
+    if image.mode.startswith("I;16"):
+        return bits_of(image) if bits_of(image) in range(9, 17) else 16
+    # Pillow before 11 has no other mode for a PNG of 16 bits.
+    return 16 if image.mode == "I" and image.format == "PNG" else 0
+
+
+def bits_of(image: Image) -> int:
+    """Bits of a sample of a TIFF, as its tag says; 8 for other media, whose depths have modes of their own."""
+    found = getattr(image, "tag_v2", {}).get(_BITS_PER_SAMPLE, (_BYTE,))
+    return max((bits for bits in found if isinstance(bits, int)), default=_BYTE)
+
+
+def _load(image: Image, header: ImageHeader) -> None:
+    """Decode the image. Raises BadSampleError where it is not of the size that its header says."""
+    image.load()
+    expected = header.upright_size if header.media == "tiff" else (header.height, header.width)
+    found = (image.height, image.width)
+    if found != expected:
+        raise BadSampleError(f"expected {expected} pixels (height, width), found {found}")
+
+
+def _layout_of(image: Image) -> str:
+    """Pillow's name for how the values of a pixel are stored in the file; "" where they are stored in planes."""
+    arguments = (tile[-1] for tile in tiles_of(image))
+    names = {one[0] if isinstance(one, tuple) and one else one for one in arguments}
+    name = names.pop() if len(names) == 1 else ""
+    return name if isinstance(name, str) else ""
+
+
+def _other_byte(image: Image) -> str:
+    """The layout by which Pillow takes the other byte of values of 16 bits; "" where there is none."""
+    kind, _, byte_order = _layout_of(image).rpartition(";16")
+    # libtiff reads channels that are stored in planes by layouts of its own choice.
+    in_planes = getattr(image, "tag_v2", {}).get(_PLANAR_CONFIGURATION) == 2
+    return (
+        f"{kind};16{_OTHER_BYTE[byte_order]}" if kind in _HALVED and byte_order in _OTHER_BYTE and not in_planes else ""
+    )
+
+
+def _read_as(image: Any, layout: str) -> None:
+    """Have Pillow read the values by another layout than their own."""
+    tiles = []
+    for tile in tiles_of(image):
+        *where, arguments = tile
+        other = layout if isinstance(arguments, str) else (layout, *arguments[1:])
+        tiles.append(tile._replace(args=other) if hasattr(tile, "_replace") else (*where, other))
+    image.tile = tiles
+
+
+def _array(image: Image) -> npt.NDArray[Any]:
+    """The values of an image."""
+    values = np.array(image)
+    if values.dtype == np.bool_:
+        return values.astype(np.uint8) * 255
+    if image.mode == "I" and image.format == "PNG":
+        return values.astype(np.uint16)
+    native: npt.NDArray[Any] = values.astype(values.dtype.newbyteorder("="), copy=False)
+    return native
+
 
 # Named in resume tokens: another decoder may give slightly different pixels.
 DECODER = "cpu"

@@ -20,14 +20,37 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from cache.errors import BadSampleError
-from readers.headers.base import MEDIA, PIXELS_MAGIC, SUFFIX, Buffer, ImageHeader, RefusedImageError, parse_pixels
-from readers.headers.chunks import PNG_BITS, gif_frames, parse_gif, parse_png, parse_webp, png_frames, webp_frames
-from readers.headers.coefficients import MAGIC as COEFFICIENTS_MAGIC
-from readers.headers.coefficients import parse_coefficients_header
-from readers.headers.jpeg import parse_frame, parse_jpeg, stores_rgb
-from readers.headers.magic import FOREIGN_SUFFIXES, foreign_medium, sniff
+from readers.headers.base import (
+    FOREIGN_SUFFIXES,
+    MEDIA,
+    PIXELS_MAGIC,
+    SUFFIX,
+    Buffer,
+    ImageHeader,
+    RefusedImageError,
+    foreign_medium,
+    parse_coefficients_header,
+    parse_pixels,
+    sniff,
+)
+from readers.headers.base import MAGIC as COEFFICIENTS_MAGIC
+from readers.headers.formats import (
+    PNG_BITS,
+    UPRIGHT,
+    gif_frames,
+    parse_frame,
+    parse_gif,
+    parse_jpeg,
+    parse_png,
+    parse_tiff,
+    parse_webp,
+    png_frames,
+    stores_rgb,
+    tiff_bits,
+    tiff_frames,
+    webp_frames,
+)
 from readers.headers.pillow import parse_bmp, parse_decodable
-from readers.headers.tiff import UPRIGHT, parse_tiff, tiff_bits, tiff_frames
 
 __all__ = [
     "FOREIGN_SUFFIXES",

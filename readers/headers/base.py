@@ -12,6 +12,7 @@ they are not an image.
 
 from __future__ import annotations
 
+import re
 import struct
 from typing import Any, NamedTuple, TypeAlias
 
@@ -21,24 +22,33 @@ import numpy.typing as npt
 from cache.errors import BadSampleError
 
 __all__ = [
+    "FOREIGN_SUFFIXES",
+    "HEADER",
+    "MAGIC",
     "MAX_PIXELS",
     "MEDIA",
+    "MEDIUM",
     "PIXELS_HEADER_BYTES",
     "PIXELS_MAGIC",
     "SUFFIX",
+    "VERSION",
     "Buffer",
     "ImageHeader",
     "RefusedImageError",
     "bad",
     "check_size",
+    "foreign_medium",
+    "parse_coefficients_header",
     "parse_pixels",
     "pixels_header",
     "shrunk",
     "shrunk_sides",
+    "sniff",
     "truncated",
     "unpack",
     "upright_size",
 ]
+
 
 Buffer: TypeAlias = bytes | memoryview
 
@@ -136,3 +146,119 @@ def parse_pixels(data: Buffer) -> ImageHeader:
     if end > len(data):
         raise truncated("pixels", PIXELS_HEADER_BYTES, f"pixels up to byte {end}", data)
     return ImageHeader("pixels", height, width, 3, 0, 1)
+
+
+# The header of an image that is kept as quantised DCT coefficients: `readers.coefficients.layout` says what follows.
+#
+# Such images exist in caches only, for the decoders of this package. In a file or a shard they are not an image:
+# `sniff` and `parse_header` refuse them.
+
+
+MEDIUM = "coefficients"
+MAGIC = b"\x89DCT\r\n\x1a\n"
+VERSION = 1
+HEADER = struct.Struct("<8sIHHBBBBI")
+
+
+def parse_coefficients_header(data: Buffer) -> ImageHeader:
+    """The size, the components and the orientation; what else the header says is not looked at. Raises BadSampleError.
+
+    Sizes are as stored, before the orientation is applied; the process is 0.
+    """
+    if len(data) < HEADER.size:
+        raise truncated(MEDIUM, 0, f"a header of {HEADER.size} bytes", data)
+    magic, _, height, width, version, components, _, orientation, _ = HEADER.unpack_from(data)
+    if magic != MAGIC:
+        raise bad(MEDIUM, 0, f"the magic {MAGIC.hex(' ')}", magic.hex(" "))
+    if version != VERSION:
+        raise bad(MEDIUM, 16, f"version {VERSION}", f"{version}; empty the cache that wrote it")
+    if not height or not width:
+        raise bad(MEDIUM, 12, "a height and a width of 1 to 65535", f"{height} and {width}")
+    if components not in (1, 3):
+        raise bad(MEDIUM, 17, "1 or 3 components", components)
+    if not 1 <= orientation <= 8:
+        raise bad(MEDIUM, 19, "an orientation of 1 to 8", orientation)
+    return ImageHeader(MEDIUM, height, width, components, 0, orientation)
+
+
+# Recognise an image by its first bytes: one of the media, or of a format that is not read.
+#
+# The latter are recognised so that they can be named in messages instead of being overlooked. ISO base media files
+# (AVIF, HEIC) begin with a box "ftyp", whose brands say what they hold: ISO/IEC 14496-12, 4.3.
+
+
+_HEAD_BYTES, _FOREIGN_HEAD_BYTES = 18, 256
+_BMP_VERSIONS = (12, 40, 52, 56, 64, 108, 124)  # bytes of the second header
+FOREIGN_SUFFIXES = (
+    *(".avif", ".avifs", ".heic", ".heif", ".jp2", ".j2k", ".j2c", ".jpx", ".jpf", ".jpc", ".jxl", ".jxr", ".wdp"),
+    *(".psd", ".exr", ".dcm", ".ico", ".ppm", ".pgm", ".pbm", ".pnm", ".pfm", ".dds", ".qoi", ".svg", ".tga", ".xcf"),
+    *(".cr2", ".cr3", ".nef", ".arw", ".dng", ".raf", ".rw2", ".orf"),
+)
+
+_MAGIC = {
+    b"\0\0\0\x0cjP  \r\n\x87\n": "JPEG 2000",
+    b"\xff\x4f\xff\x51": "JPEG 2000",
+    b"\0\0\0\x0cJXL \r\n\x87\n": "JPEG XL",
+    b"\xff\x0a": "JPEG XL",
+    b"II\xbc\x01": "JPEG XR",
+    b"8BPS\0": "Photoshop",
+    b"\x76\x2f\x31\x01": "OpenEXR",
+    b"#?RADIANCE\n": "Radiance HDR",
+    b"qoif": "QOI",
+    b"DDS \x7c\0\0\0": "DDS",
+    b"gimp xcf ": "GIMP",
+    b"BPG\xfb": "BPG",
+    b"FLIF": "FLIF",
+    b"\x8aMNG\r\n\x1a\n": "MNG",
+    b"\x8bJNG\r\n\x1a\n": "JNG",
+    b"FUJIFILMCCD-RAW": "camera raw",
+    b"IIRO": "camera raw",
+    b"IIU\0": "camera raw",
+}
+_BRANDS = {
+    **dict.fromkeys((b"avif", b"avis"), "AVIF"),
+    **dict.fromkeys((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"), "HEIC"),
+    b"crx ": "camera raw",
+}
+_NETPBM = re.compile(rb"P[1-6]\s(?:#[^\n]*\n|\s)*\d+\s+\d+\s|P7\nWIDTH |P[Ff]\n\d+ \d+\n")
+_ICON = re.compile(rb"\0\0[\1\2]\0[\1-\x40]\0..[\0-\xff]\0", re.S)
+_SVG = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*(?:<!DOCTYPE svg|<svg[\s>])", re.S)
+
+
+def sniff(data: Buffer) -> str:
+    """The medium of `data` by its first bytes: one of MEDIA, "" for anything else. Never raises."""
+    head = bytes(data[:_HEAD_BYTES])
+    if head.startswith(b"\xff\xd8\xff"):
+        return "jpeg"
+    if head.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "png"
+    if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
+        return "webp"
+    if head.startswith((b"GIF87a", b"GIF89a")):
+        return "gif"
+    if head.startswith((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")):
+        return "tiff"
+    # Two letters are too few: a caption may begin with them.
+    if head.startswith(b"BM") and int.from_bytes(head[14:18], "little") in _BMP_VERSIONS:
+        return "bmp"
+    return ""
+
+
+def foreign_medium(data: Buffer) -> str:
+    """The name of an image format that is not read, such as "AVIF"; "" for anything else. Never raises."""
+    head = bytes(data[:_FOREIGN_HEAD_BYTES])
+    for magic, name in _MAGIC.items():
+        if head.startswith(magic):
+            return name
+    if head[4:8] == b"ftyp":
+        size = min(int.from_bytes(head[:4], "big"), len(head))
+        brands = [head[8:12], *(head[at : at + 4] for at in range(16, size, 4))]
+        found = [_BRANDS[brand] for brand in brands if brand in _BRANDS]
+        return "AVIF" if "AVIF" in found else found[0] if found else ""
+    if head[128:132] == b"DICM":
+        return "DICOM"
+    if _NETPBM.match(head):
+        return "Netpbm"
+    if _ICON.match(head):
+        return "icon"
+    return "SVG" if _SVG.match(head) else ""

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cache.errors import BadSampleError
 from readers.headers.base import MAX_PIXELS, Buffer, ImageHeader, truncated
-from readers.headers.jpeg import check_scans
-from readers.headers.tiff import UPRIGHT
+from readers.headers.formats import UPRIGHT, check_scans
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -10,7 +10,7 @@ try:
 except ImportError as error:
     raise MissingExtraError("torch", "torch", "readers.loader") from error
 
-from readers.items import FieldOptions
+from readers.batch import FieldOptions
 from readers.loader.loader import ImageLoader, Layout
 from readers.loader.stats import LoaderStats
 

@@ -4,7 +4,7 @@
     ──► consumer
           (`prefetch` batches ahead)                         stream of its own (`readers.decode.device`)   (prefetch)
 
-Of the images that the device could decode the crew decodes a share (`readers.decode.share`). What a cache keeps as
+Of the images that the device could decode the crew decodes a share (`readers.decode.device`). What a cache keeps as
 coefficients goes to a decoder of its own (`readers.coefficients.device`), which makes the box of each view alone.
 
 The crew works on later batches meanwhile, so reading and decoding on the CPU, decoding on the device, and training
@@ -32,9 +32,8 @@ from readers.augment.fused import BatchRenderer, Engine, triton_fault
 from readers.augment.recipe import Job, Recipe
 from readers.coefficients.device.decoder import CoefficientDecoder, Uploaded
 from readers.decode.batch import CpuDecoder, Decoded, Decoder, DecoderName, open_decoder
-from readers.decode.device import DecodeStream, Picture, Ready
+from readers.decode.device import DecodeStream, Picture, Ready, Share, Spent
 from readers.decode.region import Region
-from readers.decode.share import Share, Spent
 from readers.feed import Feed, for_decoding
 from readers.loader.crew import Crew
 from readers.loader.device_work import DeviceWork

@@ -1,8 +1,8 @@
 """The crew's part of batches that a device finishes: which images it decodes itself, and what it checks of the others.
 
-Of the images that the device could decode the crew decodes a share (`readers.decode.share`), and all others. Those that
-it leaves are JPEGs, or coefficients where the device has a decoder for these; of both it compares the header with the
-index, and of coefficients all that lets a kernel trust them.
+Of the images that the device could decode the crew decodes a share (`readers.decode.device`), and all others. Those
+that it leaves are JPEGs, or coefficients where the device has a decoder for these; of both it compares the header with
+the index, and of coefficients all that lets a kernel trust them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from readers.augment.recipe import Job
 from readers.coefficients.device.decoder import places_of, vetted_shape
 from readers.coefficients.layout import is_coefficients
 from readers.decode.batch import routes, same_as_promised
-from readers.decode.share import Share
+from readers.decode.device import Share
 from readers.feed import read_samples
 from readers.loader.timers import ThreadClock
 from readers.loader.work import Batch, EpochWork

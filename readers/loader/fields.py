@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from readers.augment.recipe import Job
+from readers.batch import Fields, Payloads
 from readers.collate import stack_masks, stack_targets, to_tensor
 from readers.feed import Feed
-from readers.items import Fields, Payloads
 from readers.order.base import Int64s
 from readers.reader import SAMPLE_ERRORS, Reader
 

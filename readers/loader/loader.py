@@ -18,8 +18,9 @@ from readers.augment.cpu import Finish
 from readers.augment.ops import Normalize, Op
 from readers.augment.recipe import Recipe, recipes_of_views
 from readers.augment.unchanged import check_unchanged, dtype_of, kind_of_first
+from readers.batch import FieldOptions, Fields
 from readers.decode import DECODER
-from readers.decode.share import CpuShare, Share
+from readers.decode.device import CpuShare, Share
 from readers.feed import (
     BadSample,
     Feed,
@@ -30,7 +31,6 @@ from readers.feed import (
     choose_tail,
     decoder_name,
 )
-from readers.items import FieldOptions, Fields
 from readers.loader.crew import Crew
 from readers.loader.fields import FieldWork
 from readers.loader.stats import LoaderStats
@@ -74,7 +74,7 @@ class ImageLoader(FeedLoader):
     tail: see `readers.order.Schedule`; by default "drop_last" for a shuffle and "exact", every sample once, with
         shuffle=False.
     fields: what a batch is made of, in this order: "image"; "label" (int64 [n], -1 without one); "key" (list of str);
-        "index" (int64 [n]); other fields of the set, decoded by their kind and moved with the image (`readers.items`):
+        "index" (int64 [n]); other fields of the set, decoded by their kind and moved with the image (`readers.batch`):
         masks [n, h, w], lists of all others, None where a sample lacks one. Batches are tuples, or with
         {"pixel_values": "image", "labels": "label"} dictionaries with these names. Without "image" no image is read.
     field_options: how masks and boxes follow the image.
@@ -102,7 +102,7 @@ class ImageLoader(FeedLoader):
     engine: what crops and resizes on a CUDA device: "triton", one kernel for a batch; "torch", image by image; "auto":
         Triton where it works, or else torch, with a warning that says why.
     cpu_share: of the images that the device could decode, the share that the threads decode in its place, 0 to 1; or
-        "auto": as many as let both finish together, by what they are measured to take (`readers.decode.share`).
+        "auto": as many as let both finish together, by what they are measured to take (`readers.decode.device`).
 
     A loop begins with its first batch; a loop that is left early ends its epoch: the next loop begins the next one.
     `state_dict` names the first batch that has not been handed out; `load_state_dict` lets the next loop begin there,

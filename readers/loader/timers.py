@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cache.stores.tiers import TIERS
+from cache.stores.base import TIERS
 from readers.loader.stats import CLOCKED, LoaderStats
 from readers.sample import Buffer
 from readers.trace import TraceSlot

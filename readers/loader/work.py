@@ -16,9 +16,9 @@ import torch
 from cache.errors import BadSampleError
 from readers.augment.cpu import Finish, Renderer
 from readers.augment.recipe import Job, Plan, Recipe
+from readers.batch import Payloads
 from readers.feed import BadSample, Feed, drop_damaged, for_decoding, read_samples
 from readers.headers import ImageHeader, first_deep
-from readers.items import Payloads
 from readers.loader.fields import FieldWork
 from readers.loader.timers import ThreadClock
 from readers.order.base import Int64s

@@ -36,8 +36,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.errors import PipelineError
+from readers.batch import Fields
 from readers.feed import BadSample
-from readers.items import Fields
 from readers.rocal.pipelines import load_rocal
 from readers.rocal.source import PADDING_BATCHES, PREFETCH, RocalSource, SourceBatch
 

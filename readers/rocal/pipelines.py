@@ -30,10 +30,9 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from cache.errors import DatasetError, MissingExtraError, PipelineError
-from cache.node import own_gpu, usable_cpus
+from cache.node import find_library, own_gpu, usable_cpus
 from readers.augment import CELEBA_CROP
 from readers.augment.ops import IMAGENET_MEAN, IMAGENET_STD, Crop
-from readers.decode.nvjpeg import find_library
 from readers.feed import check_choice
 from readers.rocal.source import PREFETCH, RocalSource
 from readers.sample import upright_sides

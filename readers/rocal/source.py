@@ -28,8 +28,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from readers.batch import Fields
 from readers.feed import BadSample, Feed, FeedOptions, OnError, Start, choose_order, choose_tail
-from readers.items import Fields
 from readers.loop import Ahead, FeedPosition
 from readers.order import Order
 from readers.order.base import Int64s

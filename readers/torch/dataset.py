@@ -16,6 +16,7 @@ from cache.errors import BadSampleError, ResumeError
 from readers.augment.ops import Op
 from readers.augment.recipe import Recipe
 from readers.augment.unchanged import check_unchanged, decode_own, kind_of_first, to_tensor
+from readers.batch import FieldOptions, Fields, Payloads
 from readers.decode import DECODER, Scratch, decode_image
 from readers.feed import (
     ON_ERROR,
@@ -33,7 +34,6 @@ from readers.feed import (
 )
 from readers.fields import decode_field
 from readers.headers import first_deep
-from readers.items import FieldOptions, Fields, Payloads
 from readers.reader import SAMPLE_ERRORS, Reader, depth_warning
 from readers.sample import Buffer
 from readers.torch.items import ItemMaker
@@ -59,7 +59,7 @@ class ImageDataset(Dataset[Any]):
     target_transform: makes the label: a function of the stored label, or one of two arguments, which also sees the
         sample, {field: value}.
     fields: what an item is made of: "image", "label", "key", "index", other fields of the set, decoded by their kind
-        (`readers.items`) and moved with the image by a list of ops; None where the sample lacks one. Arrays are
+        (`readers.batch`) and moved with the image by a list of ops; None where the sample lacks one. Arrays are
         tensors, or arrays with output="numpy" or "pil". {"pixel_values": "image", "labels": "label"} makes dictionaries
         with these names, as for the Trainer of transformers. Without "image" no image is read.
     field_options: how masks and boxes follow the image.

@@ -9,8 +9,8 @@ from typing import Any
 from torch.utils.data import default_collate
 
 from readers.augment.recipe import Job
+from readers.batch import Fields, Payloads
 from readers.collate import stack_masks, to_tensor
-from readers.items import Fields, Payloads
 from readers.reader import Reader
 
 __all__ = ["ItemMaker"]

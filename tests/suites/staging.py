@@ -19,7 +19,7 @@ from conftest import files_of
 import packer
 import readers
 from cache.messages import Done
-from readers.names import DOCUMENTS
+from readers.layout import DOCUMENTS
 
 DEADLINE = 300.0
 SLOWLY = 60_000  # bytes a second: the small set takes some seconds

@@ -26,14 +26,13 @@ from crc32c import crc32c
 from cache.errors import PackerError, UnknownNameError
 from packer.tools.view.places import Place
 from packer.verification import header_difference
-from readers.criteria import TableFacts, json_columns, json_payloads
 from readers.headers import MEDIA
 from readers.index import FIELD_COLUMNS, MemoryColumns
 from readers.pixels import PIXELS, stored_bytes
 from readers.reader import Reader
 from readers.sample import NO_LABEL, Buffer, ImageInfo, headers_of, upright_sides
 from readers.strings import Strings
-from readers.where import parse_where
+from readers.where import TableFacts, json_columns, json_payloads, parse_where
 
 __all__ = [
     "FORMAT",

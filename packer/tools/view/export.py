@@ -37,7 +37,7 @@ from packer.tools.view.places import open_place
 from packer.tools.view.samples import thumbnail
 from readers.headers import MEDIA
 from readers.layout import read_dataset_info
-from readers.packed import PackedColumns
+from readers.opening import PackedColumns
 from readers.reader import Reader
 
 __all__ = [

@@ -1,0 +1,32 @@
+"""Modules that moved: for one release their old names still import, with a DeprecationWarning."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+__all__ = ["MOVED"]
+
+MOVED = {"readers.names": "readers.layout"}
+
+
+class _Moved(MetaPathFinder, Loader):
+    """Finds modules by their old names, and loads the ones of today in their place."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        return ModuleSpec(name, self) if name in MOVED else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        warnings.warn(f"{spec.name} is {MOVED[spec.name]} now", DeprecationWarning, stacklevel=2)
+        return ModuleType(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        sys.modules[module.__name__] = importlib.import_module(MOVED[module.__name__])
+
+
+sys.meta_path.insert(0, _Moved())

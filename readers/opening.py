@@ -1,0 +1,517 @@
+"""Recognising a set: whether files that a reader opens later are still those of the set that it was opened from.
+
+Shards, and most columns of the index, are opened when they are first needed, also by a reader that was unpickled in
+another process. By then the directory may hold another set, with the same names and sizes. Two things tell:
+
+    the set       dataset.json is the last file of a set that is written and the first that is removed. So a file that
+                  was opened while dataset.json still was the one that had been read belongs to the set. Where it is
+                  another file, it is read again: a copy of the same set is as good, and commands that change a set
+                  leave the files that readers need, listed or as retired.
+    the samples   The last sample of each shard is compared with its CRC32C in the index, since a shard may be put in
+                  the place of another by hand. One that was restored, copied or linked is the same shard.
+
+This is done when a process opens a shard for the first time, or in another state than before. Nothing is stored on the
+disk: inodes and times are those that this reader has seen.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from cache.errors import DamagedSampleError, DatasetError, MissingError, StaleIndexError, UnknownNameError
+from cache.files import FileState
+from cache.messages import quoted
+from cache.stores import Buffer, Extents, Files, Shards, Store, StoreOver
+from cache.stores.base import Joined, Part
+from cache.stores.files import OpenFile, unreadable
+from readers.index import ABSENT, FIELD_COLUMNS, REBUILD, Columns, Index, MemoryColumns, encode_name
+from readers.layout import DATASET_FILE, DatasetInfo, SplitInfo, read_dataset_info
+from readers.reader import Reader
+from readers.sample import NO_LABEL, ImageInfo
+from readers.strings import Strings
+from readers.table import Table
+
+__all__ = [
+    "Backend",
+    "Checked",
+    "OpenedSet",
+    "PackedColumns",
+    "Recognised",
+    "concat",
+    "handed_out",
+    "open_copied",
+    "open_packed",
+    "packed_columns",
+    "shards_of",
+]
+
+
+_SAMPLES = 5  # of a shard, that are compared where the last one is wrong
+
+
+class OpenedSet:
+    """One split of the set in the directory `root`, in the state in which dataset.json was read (`info`).
+
+    place: the directory or the address of the set, as messages name it.
+    """
+
+    def __init__(self, root: Path, info: DatasetInfo, split: str, place: str = "") -> None:
+        self.root, self.info, self.split, self.place = root, info, split, place or str(root)
+        self._seen: tuple[Any, frozenset[str]] = (info.read_from, frozenset())
+
+    def check(self, path: str) -> None:
+        """Raise StaleIndexError where a file that was just opened is not of this set.
+
+        path: of the shard, or of the folder of the index, as dataset.json names it.
+        """
+        try:
+            gone, lost = self._look()
+        except OSError as error:
+            raise unreadable(str(self.root / DATASET_FILE), error) from error
+        if gone or path in lost:
+            raise self._replaced(gone, f"{path} is of another set") from None
+
+    def explained(self, error: Exception) -> Exception:
+        """The StaleIndexError of a set that was replaced, or `error`, which occurred with one of its files."""
+        if str(error).startswith(self._prefix):
+            return error
+        try:
+            gone, lost = self._look()
+        except OSError:
+            return error
+        return self._replaced(gone, str(error)) if gone or lost else error
+
+    def _state(self) -> Any:
+        """What differs after a change of dataset.json. Raises OSError."""
+        return FileState.at(self.root / DATASET_FILE)
+
+    def _read(self) -> tuple[Any, DatasetInfo]:
+        """dataset.json as it is now, and its `_state`. Raises DatasetError, OSError."""
+        now = read_dataset_info(self.root)
+        return now.read_from, now
+
+    def _look(self) -> tuple[str, frozenset[str]]:
+        """Why there is no set any more, "" where there is; and which files of the split are no longer part of it."""
+        seen, lost = self._seen
+        try:
+            if self._state() != seen:
+                state, now = self._read()
+                lost = self._lost_in(now)
+                self._seen = state, lost
+            return "", lost
+        except (FileNotFoundError, MissingError):
+            return f"is being replaced or was removed (its {DATASET_FILE} has gone)", frozenset()
+        except DatasetError as error:
+            return f"is being replaced or was damaged ({error})", frozenset()
+
+    def _lost_in(self, now: DatasetInfo) -> frozenset[str]:
+        """The paths of this split at which the set `now` has something else, or nothing."""
+        of_split = replace(self.info, splits={self.split: self.info.splits[self.split]})
+        kept = {retired.path: retired.content for retired in now.retired} | now.contents()
+        return frozenset(path for path, content in of_split.contents().items() if kept.get(path) not in (content, ""))
+
+    @property
+    def _prefix(self) -> str:
+        return f"{self.place}: the set "
+
+    def _replaced(self, gone: str, detail: str) -> StaleIndexError:
+        state = gone or "has been replaced by another"
+        return StaleIndexError(f"{self._prefix}{state} since it was opened; open it again when that is done ({detail})")
+
+
+class Recognised:
+    """For `Files`: raises StaleIndexError for a shard that is not the one that the index describes.
+
+    opened: the set that the shard is in; None where only its samples can tell.
+    samples: compare some; False where every one that is read is compared, so that a damaged shard can be read in part.
+    """
+
+    def __init__(self, columns: Columns, opened: OpenedSet | None, samples: bool = True) -> None:
+        self.columns, self.opened, self.samples = columns, opened, samples
+
+    def __call__(self, shard: int, path: str, file: OpenFile) -> None:
+        if self.opened is not None:
+            self.opened.check(path)
+        if not self.samples:
+            return
+        field, first, stop = self._rows(shard)
+        if stop == first or self._is_right(file, field, stop - 1):
+            return
+        others = {first + (stop - 1 - first) * i // (_SAMPLES - 1) for i in range(_SAMPLES - 1)} - {stop - 1}
+        if others and all(self._is_right(file, field, row) for row in others):
+            return  # one damaged sample, which reading it reports
+        raise StaleIndexError(
+            f"{file.path}: not the shard that was indexed, though it has its size: samples have another CRC32C than in "
+            f"the index; bring the right one back, or, if it is damaged, read what is whole of it with verify=True;  "
+            f"packer verify {quoted(self.columns.place)}  names the rest"
+        )
+
+    def _rows(self, shard: int) -> tuple[str, int, int]:
+        """A field that is in the shard, and the rows [first, stop) that have it there; none where that is unknown."""
+        columns = self.columns
+        fields = [next((field for field in columns.fields if field not in columns.separate), ""), *columns.separate]
+        for field in filter(None, fields):
+            of_rows = columns.shard_column(field)  # samples are in the order of their shards
+            first, stop = of_rows.searchsorted(np.array([shard, shard + 1], of_rows.dtype)).tolist()
+            if first < stop and of_rows[first] == of_rows[stop - 1] == shard:
+                return field, first, stop
+        return "", 0, 0
+
+    def _is_right(self, file: OpenFile, field: str, row: int) -> bool:
+        """Whether a payload has the checksum of the index; True where there is nothing to compare."""
+        from crc32c import crc32c
+
+        offset, length, expected = (
+            int(self.columns.field_column(field, name)[row]) for name in ("offset", "length", "crc32c")
+        )
+        if offset == ABSENT or not length or offset + length > file.bytes:
+            return True
+        try:
+            return crc32c(file.reread(offset, length) if file.view is None else file.view[offset:][:length]) == expected
+        except StaleIndexError as error:
+            if getattr(error.__cause__, "errno", None) == errno.ESTALE:
+                raise
+            return True  # reading the sample reports it
+
+
+# Packed sets as readers: dataset.json and an index for the table, shards below a directory for the store.
+#
+# A set may be replaced while a reader opens it or has it open. What is opened later must be of the same set
+# (`Recognised`). Where it is not, or does not fit, the message says that the set was replaced: rebuilding the
+# index would do harm then.
+
+
+_log = logging.getLogger(__name__)
+
+Backend = Literal["pread", "mmap"]
+
+
+class PackedColumns(Columns):
+    """The index of one split, and what dataset.json says of it.
+
+    place: the address of the set, where that is not the directory of the index.
+    opened: tells whether the set is still the one that was opened; None where that is not known.
+    """
+
+    def __init__(
+        self, dataset: DatasetInfo, split: str, index: Index, place: str = "", opened: OpenedSet | None = None
+    ) -> None:
+        self.dataset, self.split, self.index, self.opened = dataset, split, index, opened
+        self.split_info: SplitInfo = dataset.splits[split]
+        self.fields, self.kinds, self.classes = tuple(dataset.fields), dataset.fields, dataset.classes
+        self.separate = dataset.separate
+        self.place = place or str(self.path)
+        self.title = f"{place or os.path.abspath(self.path)} ({split})"
+        self._fingerprint = ""
+        self._are_labels_checked = False
+        self._shard_bytes = [shard.bytes for shard in self.split_info.shards]
+
+    @property
+    def path(self) -> Path:
+        """The directory with dataset.json and the index."""
+        return self.index.directory.parents[len(Path(self.split_info.index).parts) - 1]
+
+    def __len__(self) -> int:
+        return self.split_info.samples
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        return self.index.column(name) if name != "label" else self._checked_labels()
+
+    def _checked_labels(self) -> npt.NDArray[Any]:
+        """The labels. Raises DatasetError for one that is not the number of a class."""
+        labels, known = self.index.column("label"), len(self.classes)
+        if not self._are_labels_checked and len(labels):
+            low, high = int(labels.min()), int(labels.max())
+            if low < NO_LABEL or (known and high >= known):
+                row = int(labels.argmin() if low < NO_LABEL else labels.argmax())
+                expected = f"0 to {known - 1}" if known else "0 or more"
+                raise DatasetError(
+                    f"{self.title}: sample {row} ({self.keys()[row]!r:.80}) has the label {labels[row]}, expected "
+                    f"{expected}, or {NO_LABEL} for none; {REBUILD}"
+                )
+        self._are_labels_checked = True
+        return labels
+
+    def field_column(self, field: str, name: str) -> npt.NDArray[Any]:
+        return self.index.field_column(field, name)
+
+    def shard_column(self, field: str) -> npt.NDArray[Any]:
+        return self.index.shard_column(field) if field in self.separate else self.index.column("shard")
+
+    def keys(self) -> Strings:
+        return self.index.keys()
+
+    def names(self, field: str) -> Strings:
+        return self.index.names(field)
+
+    def fingerprint(self) -> str:
+        """Of the whole set and the split: changes with any shard, the index and the meaning of the labels.
+
+        For adopted shards whose index has no checksums, the index itself is hashed, once.
+        """
+        if not self._fingerprint:
+            known = self.dataset.fingerprint()
+            if not self.dataset.covers_index(self.split):
+                known = f"{known}-{self.index.digest(self.fields)}"
+            self._fingerprint = f"{known}/{self.split}"
+        return self._fingerprint
+
+    @property
+    def shard_bytes(self) -> Sequence[int]:
+        return self._shard_bytes
+
+    def shard_place(self, shard: int) -> str:
+        return f"{self.place}/{self.split_info.shards[shard].path}"
+
+    def explained(self, error: Exception) -> Exception:
+        """A StaleIndexError that says so where the set in `path` is no longer the one that was opened."""
+        stale = _errno(error) == errno.ESTALE
+        if isinstance(error, UnknownNameError) or (stale and isinstance(error, StaleIndexError)):
+            return error
+        if stale:
+            return StaleIndexError(
+                f"{self.path}: files of the set were replaced on the file server while it was opened (ESTALE); open it "
+                f"again when that is done"
+            )
+        return self.opened.explained(error) if self.opened is not None else error
+
+
+class Checked(StoreOver):
+    """A store whose bytes must have the CRC32C of the index. Raises DamagedSampleError."""
+
+    def __init__(self, source: Store, columns: Columns) -> None:
+        self.source, self.columns = source, columns
+
+    def read_one(self, row: int, shard: int, offset: int, length: int) -> Buffer:
+        data = self.source.read_one(row, shard, offset, length)
+        self._check(data, row, shard, offset)
+        return data
+
+    def read(self, extents: Extents) -> list[Buffer]:
+        found = self.source.read(extents)
+        for data, row, shard, offset in zip(found, *(column.tolist() for column in extents[:3]), strict=True):
+            self._check(data, row, shard, offset)
+        return found
+
+    def _check(self, data: Buffer, row: int, shard: int, offset: int) -> None:
+        from crc32c import crc32c
+
+        sample, number = divmod(row, len(self.columns.fields))
+        field = self.columns.fields[number]
+        expected, found = int(self.columns.field_column(field, "crc32c")[sample]), crc32c(data)
+        if found != expected:
+            damaged = DamagedSampleError(
+                f"sample {sample} (key {self.columns.keys()[sample]!r}, field {field!r}) at byte {offset} of "
+                f"{self.source.location(shard)}: CRC32C is {found:08x}, the index says {expected:08x}; "
+                f"run  packer verify {quoted(self.columns.place)}"
+            )
+            raise self.columns.explained(damaged)
+
+
+def open_packed(
+    path: str | os.PathLike[str],
+    split: str | None = None,
+    *,
+    backend: Backend = "pread",
+    verify: bool = False,
+    open_shards: int = 512,
+    recognise: bool = True,
+) -> Reader:
+    """One split of a packed set.
+
+    path: the directory with `dataset.json`.
+    split: None takes the only split, or "train".
+    backend: "pread" copies bytes out; "mmap" gives views of the page cache, for files that nothing rewrites.
+    verify: check the CRC32C of everything that is read.
+    open_shards: how many shards may be open at a time.
+    recognise: compare a sample of each shard when it is opened; False where all of them are compared anyway.
+
+    Raises DatasetError (no or bad set), UnknownNameError (no such split), StaleIndexError (a shard is missing or of
+    another size than was indexed) and DamagedSampleError (a checksum differs).
+    """
+    root = Path(path)
+    columns = packed_columns(root, read_dataset_info(root), split)
+    known = Recognised(columns, columns.opened, recognise and not verify)
+    store: Store = _files(root, columns, known, backend, open_shards)
+    return _opened(columns, Checked(store, columns) if verify else store)
+
+
+def open_copied(
+    path: str | os.PathLike[str],
+    split: str | None = None,
+    *,
+    fallback: str | os.PathLike[str],
+    backend: Backend = "pread",
+    verify: bool = False,
+    patience_seconds: float = 0.0,
+    open_shards: int = 512,
+) -> Reader:
+    """One split of a set that is partly staged: each shard from the copy in `path`, or else from `fallback`.
+
+    Index and dataset.json come from the copy, or from the source for a split that was not staged.
+
+    patience_seconds: see `cache.stores.copied.Copied`.
+
+    Raises what `open_packed` does, and StaleIndexError where the two are not the same set.
+    """
+    from cache.stores.copied import Copied
+
+    local, source = _info(Path(path)), _info(Path(fallback))
+    if local is not None and source is not None and local.fingerprint() != source.fingerprint():
+        raise StaleIndexError(f"{path}: a copy of another state of {fallback}; stage it again")
+    home, info = Path(fallback), source
+    if local is not None:
+        _, chosen = local.split(split, Path(path))
+        if source is None or (Path(path) / chosen.index).is_dir():
+            home, info = Path(path), local
+    columns = packed_columns(home, info if info is not None else read_dataset_info(home), split)
+    copy, origin = (
+        _files(Path(root), columns, Recognised(columns, opened, samples), backend, open_shards)
+        for root, opened, samples in (
+            (path, _opened_set(Path(path), local, columns), True),  # what is wrong there is read from the source
+            (fallback, _opened_set(Path(fallback), source, columns), not verify),
+        )
+    )
+    store: Store = Copied(copy, origin, patience_seconds)
+    return _opened(columns, Checked(store, columns) if verify else store)
+
+
+def shards_of(split: SplitInfo) -> Shards:
+    """The shards of a split, for a store."""
+    return Shards(tuple(shard.path for shard in split.shards), tuple(shard.bytes for shard in split.shards))
+
+
+def packed_columns(path: Path, dataset: DatasetInfo, split: str | None) -> PackedColumns:
+    """The columns of a split of the set in the directory `path`. Raises UnknownNameError."""
+    name, info = dataset.split(split, path)
+    opened = OpenedSet(path, dataset, name)
+    index = Index(path / info.index, info.samples, partial(opened.check, info.index))
+    return PackedColumns(dataset, name, index, opened=opened)
+
+
+def _files(root: Path, columns: PackedColumns, known: Recognised, backend: Backend, open_shards: int) -> Files:
+    if backend not in ("pread", "mmap"):
+        raise ValueError(f"backend must be 'pread' or 'mmap', not {backend!r}")
+    shards = shards_of(columns.split_info)
+    return Files(root, shards, mapped=backend == "mmap", open_shards=open_shards, recognise=known)
+
+
+def _opened_set(root: Path, info: DatasetInfo | None, columns: PackedColumns) -> OpenedSet | None:
+    return OpenedSet(root, info, columns.split) if info is not None else None
+
+
+def _opened(columns: PackedColumns, store: Store) -> Reader:
+    try:
+        columns.field_column(columns.fields[0], "offset")
+        columns.field_column(columns.fields[0], "length")
+        _log.info("opened %s: %d samples", columns.title, len(columns))
+        return Reader(Table(columns), handed_out(store, columns))
+    except DatasetError as error:
+        raise columns.explained(error) from error
+
+
+def handed_out(store: Store, columns: Columns) -> Store:
+    """What a reader of the samples in `columns` reads from: `store`, or raw pixels with their headers."""
+    if columns.kinds.get("image") != "pixels":
+        return store
+    from readers.pixels import Pixels
+
+    return Pixels(store, columns)
+
+
+def _info(directory: Path) -> DatasetInfo | None:
+    try:
+        return read_dataset_info(directory)
+    except DatasetError:
+        if (directory / DATASET_FILE).exists():
+            raise
+        return None
+
+
+def _errno(error: BaseException | None) -> int | None:
+    """The error number of the system call that caused an error."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno is not None:
+            return error.errno
+        error = error.__cause__
+    return None
+
+
+# Several readers as one, one after the other: their tables and stores, joined.
+
+
+def concat(readers: Sequence[Reader]) -> Reader:
+    """One reader after the other, as one: classes are unified by name, and labels renumbered.
+
+    Closing it closes all of them. Raises ValueError for readers without the same fields in the same order, and for
+    readers whose images are converted (cache the result instead).
+    """
+    if not readers:
+        raise ValueError("concat takes one reader or more, and the list is empty")
+    tables = [reader.table for reader in readers]
+    joined = concat_tables(tables)
+    parts = [
+        Part(reader.store, len(table.columns.shard_bytes), len(table), table.rows, len(table.fields))
+        for reader, table in zip(readers, tables, strict=True)
+    ]
+    return Reader(joined, Joined(parts))
+
+
+def concat_tables(tables: Sequence[Table]) -> Table:
+    """One table after the other; labels are renumbered by the names of the classes, which are those of all, in order.
+
+    The columns are copied into memory. Shards are numbered one table after the other, as
+    `cache.stores.base.Joined` takes them. Raises ValueError for tables without one order of the same fields.
+    """
+    if not tables or any(list(table.kinds.items()) != list(tables[0].kinds.items()) or table.forms for table in tables):
+        raise ValueError("concat takes tables of the same fields, in order and kind, of images as they are stored")
+    fields = tables[0].fields
+    classes = tuple(dict.fromkeys(name for table in tables for name in table.classes))
+    numbers = {name: number for number, name in enumerate(classes)}
+    headers = [name for name in ImageInfo._fields if all(table.has_headers for table in tables)]
+    separate = {field for table in tables for field in table.columns.separate}
+    parts: dict[str, list[npt.NDArray[Any]]] = {}
+    shards, sizes = 0, list[int]()
+    for table in tables:
+        new_label = np.array([*(numbers[name] for name in table.classes), NO_LABEL], np.int64)
+        parts.setdefault("label", []).append(new_label[table.labels] if table.classes else table.labels)
+        parts.setdefault("shard", []).append(table.column("shard").astype(np.int64) + shards)
+        for field in separate:
+            parts.setdefault(f"{field}.shard", []).append(table.shard_column(field).astype(np.int64) + shards)
+        for name in headers:
+            parts.setdefault(name, []).append(table.column(name))
+        for field in fields:
+            for name in FIELD_COLUMNS:
+                parts.setdefault(f"{field}.{name}", []).append(table.field_column(field, name))
+        sizes += list(table.columns.shard_bytes)
+        shards = len(sizes)
+    columns = {name: np.concatenate(found) for name, found in parts.items()}
+    keys = Strings.of(key for table in tables for key in table.keys)
+    names = {
+        field: Strings.of(
+            encode_name(table.name(i, field), table.keys[i]) for table in tables for i in range(len(table))
+        )
+        for field in fields
+    }
+    title, kinds = " + ".join(table.title for table in tables), tables[0].kinds
+    whole = _JoinedColumns(keys, columns, fields, classes, names=names, kinds=kinds, shard_bytes=sizes, title=title)
+    whole.parts = [table.columns for table in tables]
+    return Table(whole)
+
+
+class _JoinedColumns(MemoryColumns):
+    parts: Sequence[Columns] = ()
+
+    def explained(self, error: Exception) -> Exception:
+        """As one of the sets explains it."""
+        return next((other for part in self.parts if (other := part.explained(error)) is not error), error)
