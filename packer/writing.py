@@ -37,8 +37,7 @@ from packer.formats import format_named
 from packer.formats.base import ShardSpec
 from packer.output import local_output
 from packer.sources.base import ListingBuilder, SourceListing, check_names
-from packer.sources.dataset import EXAMINED, features_of
-from packer.sources.samples import SampleForm
+from packer.sources.samples import EXAMINED, SampleForm, features_of
 from readers.augment.ops import Op
 from readers.layout import DatasetInfo
 from readers.names import SplitName

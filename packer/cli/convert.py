@@ -39,7 +39,7 @@ from packer.conversion.run import convert
 from packer.formats import format_aliases, resolve_format, writable_formats
 from packer.sets.deal import shares_text
 from packer.sources import FETCH_OPTIONS, open_source
-from packer.sources.tree_layouts import LAYOUTS
+from packer.sources.layouts import LAYOUTS
 from readers.augment.ops import Op
 from readers.names import FieldName
 

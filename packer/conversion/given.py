@@ -14,7 +14,7 @@ from packer.conversion.choice import Choice
 from packer.conversion.plan import ConvertOptions
 from packer.conversion.result import ConvertResult
 from packer.sources import Source, open_source, plain_name
-from packer.sources.dataset import DatasetSource, class_names, encoded_images
+from packer.sources.samples import DatasetSource, class_names, encoded_images
 from packer.sources.several import SeveralSources
 from packer.writing import SetWriter, convert_stream
 

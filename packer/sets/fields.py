@@ -32,7 +32,7 @@ from packer.sets.save import SaveResult, operation, origin_of
 from packer.sets.shards import Indexes, NewShards, options_like, pack, result_of
 from packer.sources.base import ListingBuilder, SourceListing, SplitListing, check_names, place_name
 from packer.sources.manifest import ManifestReader
-from packer.sources.manifest_columns import RESERVED_FIELDS
+from packer.sources.tables import RESERVED_FIELDS
 from packer.workers import Workers
 from readers.fields import KINDS, check_field
 from readers.headers import SUFFIX

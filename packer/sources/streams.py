@@ -26,7 +26,7 @@ from cache.errors import SourceError
 from packer.formats import REGISTRY
 from packer.formats.files import Window
 from packer.registry import HEAD_BYTES
-from packer.sources.lookups import file_stamp
+from packer.sources.base import file_stamp
 
 __all__ = [
     "PlainFile",
