@@ -18,8 +18,7 @@ from packer.columns import PartMeta, ShardColumns, load_meta, load_part, save_pa
 from packer.conversion.images import adopted_image
 from packer.conversion.pack import Cancelled
 from packer.formats import REGISTRY, format_named, format_of_file
-from packer.formats.base import Located, LocateOptions, PackedSample, Payloads
-from packer.formats.files import Window
+from packer.formats.base import Located, LocateOptions, PackedSample, Payloads, Window
 from packer.found_shards import FoundShard, FoundShards
 from packer.sources.shards import ClassNames, classes_in_order, located_samples
 from readers.headers import ImageHeader

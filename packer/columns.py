@@ -24,8 +24,7 @@ import numpy.typing as npt
 from cache.checksums import crc32c, file_sha256
 from cache.errors import DatasetError, OutputError
 from cache.files import Folder, open_regular, sync_file
-from packer.formats.base import PackedSample, Payloads
-from packer.formats.files import Window
+from packer.formats.base import PackedSample, Payloads, Window
 from readers.headers import MEDIA, ImageHeader
 from readers.index import ABSENT, COLUMNS, FIELD_COLUMNS, column_names, encode_name
 from readers.layout import ColumnFile, ShardInfo

@@ -20,8 +20,7 @@ from cache.files import read_regular
 from cache.messages import Watcher, quoted
 from packer.adopted_shard import key_prefix
 from packer.columns import HEADER_COLUMNS, header_values
-from packer.formats.base import Arena, Located
-from packer.formats.files import Window
+from packer.formats.base import Arena, Located, Window
 from packer.sources.base import Slice, Source, SourceListing, SourceReader, SplitListing
 from readers.headers import read_header
 from readers.index import ABSENT, Index, decode_name, encode_name

@@ -50,8 +50,7 @@ from packer.comparison import (
 from packer.conversion.images import decode_fully
 from packer.documents import differences, read_document
 from packer.formats import format_named
-from packer.formats.base import LocateOptions, locate_options
-from packer.formats.files import Window
+from packer.formats.base import LocateOptions, Window, locate_options
 from packer.sources import Source, open_source
 from packer.sources.shards import located_samples
 from packer.workers import Workers, run_shards

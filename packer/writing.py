@@ -29,10 +29,10 @@ from packer.columns import PartMeta
 from packer.conversion.commit import commit, replaced_set
 from packer.conversion.images import remarks_of
 from packer.conversion.journal import Journal
-from packer.conversion.left_out import count_by_action, refuse_unknown, refuse_unlike
 from packer.conversion.ops import check_ops
 from packer.conversion.pack import ShardPacker, disk_full
 from packer.conversion.plan import ConvertOptions, Plan, PlannedShard, Reencode, default_shard_bytes
+from packer.conversion.result import count_by_action, refuse_unknown, refuse_unlike
 from packer.formats import format_named
 from packer.formats.base import ShardSpec
 from packer.output import local_output

@@ -19,9 +19,9 @@ from cache.errors import BadSampleError, DamagedSampleError, SourceError, StaleI
 from cache.messages import Silent, Watcher, parse_size, plural
 from packer import __version__
 from packer.comparison import check_columns
+from packer.conversion.choice import select
 from packer.conversion.ops import check_fields
 from packer.conversion.plan import ConvertOptions, Reencode, check_listing, check_splits, make_plan
-from packer.conversion.where import select
 from packer.formats import format_named, writable_formats
 from packer.formats.base import Arena, png_of
 from packer.output import local_output, output_errors

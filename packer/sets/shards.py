@@ -16,10 +16,10 @@ import numpy as np
 from cache.errors import OutputError, SourceError
 from cache.messages import Watcher, parse_size, quoted
 from packer.columns import PartColumns, PartMeta, write_index
-from packer.conversion.left_out import refuse_unlike
 from packer.conversion.ops import check_ops, recorded_op
 from packer.conversion.pack import ShardTask, pack_shard
 from packer.conversion.plan import ConvertOptions, Plan, Reencode, make_plan
+from packer.conversion.result import refuse_unlike
 from packer.documents import has_checksums
 from packer.formats import format_named, writable_formats
 from packer.sets.change import Change

@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 from cache.errors import FormatError, SourceError
 from cache.files import read_regular
-from packer.formats.files import Window
+from packer.formats.base import Window
 from packer.sources.file_sets import PixelBlock, PixelSets, PixelSource, PixelSplit
 
 __all__ = []

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 
 from cache.errors import SourceError
 from packer.formats import REGISTRY
-from packer.formats.files import Window
+from packer.formats.base import Window
 from packer.registry import HEAD_BYTES
 from packer.sources.base import file_stamp
 

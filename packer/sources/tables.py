@@ -25,7 +25,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import date, time
@@ -628,9 +628,8 @@ def is_url_list(path: Path) -> bool:
         table = Table(path, ()) if is_table else _TextTable(path, ())
         row = next((row for _, row in table.rows()), {})
         table = Table(path, tuple(row))
-        column = _url_tables_first(table, PATHS) or _url_tables_first(
-            table, URL_COLUMNS
-        )  # a manifest may name where its files are from
+        # A manifest may name where its files are from, so a column of paths counts first.
+        column = _first(table, PATHS) or _first(table, URL_COLUMNS)
     except PackerError:  # opening it as a manifest says what is wrong
         return False
     return column is not None and isinstance(row[column], str) and _is_url(row[column]) is not None
@@ -644,19 +643,14 @@ def open_url_table(path: Path, named: NamedColumns) -> UrlTable:
         if name is not None and name not in table.columns:
             its = ", ".join(map(repr, table.columns))
             raise SourceError(f"{path}: no column {name!r} ({option}={name!r}); it has {its}")
-    url = url or _url_tables_first(table, URL_COLUMNS) or _url_tables_first(table, PATHS)
+    url = url or _first(table, URL_COLUMNS) or _first(table, PATHS)
     if url is None:
         raise SourceError(
             f"{path}: no column of addresses ({', '.join(URL_COLUMNS)}); name it with  path_column='COLUMN'"
         )
     taken: set[str | None] = {url, split}
-    taken.add(label := label or _url_tables_first(table, _LABELS, taken))
-    split = split or _url_tables_first(table, _SPLITS, taken)
-    key, caption = (_url_tables_first(table, names, taken) for names in (_KEYS, _CAPTIONS))
+    taken.add(label := label or _first(table, _LABELS, taken))
+    split = split or _first(table, _SPLITS, taken)
+    key, caption = (_first(table, names, taken) for names in (_KEYS, _CAPTIONS))
     rest = tuple(name for name in table.columns if name not in {*taken, split, key, caption})
     return UrlTable(table, url, label, split, key, caption, rest)
-
-
-def _url_tables_first(table: Table, candidates: Iterable[str], taken: Collection[str | None] = ()) -> str | None:
-    folded = {column.casefold(): column for column in reversed(table.columns) if column not in taken}
-    return next((folded[name] for name in candidates if name in folded), None)
