@@ -27,8 +27,7 @@ del _name, _spec
 __version__ = "0.1.0"  # pyproject.toml has the same
 
 if TYPE_CHECKING:
-    from packer.adopted_shard import open_shard
-    from packer.adoption import IndexResult, index
+    from packer.adoption import IndexResult, index, open_shard
     from packer.conversion.plan import Reencode
     from packer.conversion.result import ConvertResult
     from packer.conversion.run import commit, convert
@@ -39,11 +38,8 @@ if TYPE_CHECKING:
     from packer.node import CleanResult, StagedCopy, clean_staged, staged_copies
     from packer.sets.duplicates import DedupResult, dedup
     from packer.sets.erase import CopyLeft, EraseResult, erase
-    from packer.sets.fields import add_field
-    from packer.sets.operations import PruneResult, drop, merge, prune, relabel, split, subset
-    from packer.sets.packing import append, reshard
-    from packer.sets.save import SaveResult
-    from packer.sets.table import SetTable, table
+    from packer.sets.packing import add_field, append, reshard
+    from packer.sets.table import PruneResult, SaveResult, SetTable, drop, merge, prune, relabel, split, subset, table
     from packer.sources import open_source
     from packer.tools.advise import Advice, advise
     from packer.tools.diagnose import Diagnosis, diagnose
@@ -56,8 +52,7 @@ if TYPE_CHECKING:
 
 # The public names by module. Each is loaded when it is first used, so that `import packer` is quick.
 _MODULES = {
-    "packer.tools.advise": ("Advice", "advise"),
-    "packer.adoption": ("IndexResult", "index"),
+    "packer.adoption": ("IndexResult", "index", "open_shard"),
     "packer.conversion.plan": ("Reencode",),
     "packer.conversion.result": ("ConvertResult",),
     "packer.conversion.run": ("commit", "convert"),
@@ -66,21 +61,29 @@ _MODULES = {
     "packer.extraction": ("ExtractResult", "extract"),
     "packer.inspection": ("InspectResult", "OrderReport", "compare_orders", "inspect"),
     "packer.node": ("CleanResult", "StagedCopy", "clean_staged", "staged_copies"),
-    "packer.adopted_shard": ("open_shard",),
     "packer.sets.duplicates": ("DedupResult", "dedup"),
     "packer.sets.erase": ("CopyLeft", "EraseResult", "erase"),
-    "packer.sets.fields": ("add_field",),
-    "packer.sets.operations": ("PruneResult", "drop", "merge", "prune", "relabel", "split", "subset"),
-    "packer.sets.packing": ("append", "reshard"),
-    "packer.sets.save": ("SaveResult",),
-    "packer.sets.table": ("SetTable", "table"),
+    "packer.sets.packing": ("add_field", "append", "reshard"),
+    "packer.sets.table": (
+        "PruneResult",
+        "SaveResult",
+        "SetTable",
+        "drop",
+        "merge",
+        "prune",
+        "relabel",
+        "split",
+        "subset",
+        "table",
+    ),
     "packer.sources": ("open_source",),
+    "packer.tools.advise": ("Advice", "advise"),
     "packer.tools.diagnose": ("Diagnosis", "diagnose"),
     "packer.tools.monitor": ("monitor",),
     "packer.tools.simulate": ("Simulation", "simulate"),
+    "packer.tools.view": ("ViewExport", "Viewing", "export_view", "view"),
     "packer.uploading": ("UploadResult", "upload"),
     "packer.verification": ("VerifyResult", "verify"),
-    "packer.tools.view": ("ViewExport", "Viewing", "export_view", "view"),
     "packer.writing": ("SetWriter", "writer"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

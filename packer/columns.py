@@ -22,12 +22,13 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.checksums import crc32c, file_sha256
-from cache.errors import DatasetError, OutputError
+from cache.errors import DatasetError, FormatError, OutputError
 from cache.files import Folder, open_regular, sync_file
+from cache.messages import quoted
 from packer.formats.base import PackedSample, Payloads, Window
 from readers.headers import MEDIA, ImageHeader
 from readers.index import ABSENT, COLUMNS, FIELD_COLUMNS, column_names, encode_name
-from readers.layout import ColumnFile, ShardInfo
+from readers.layout import ColumnFile, ShardInfo, SplitInfo
 from readers.sample import NO_LABEL
 
 __all__ = [
@@ -36,7 +37,9 @@ __all__ = [
     "PartColumns",
     "PartMeta",
     "ShardColumns",
+    "check_columns",
     "column_files",
+    "damaged_columns",
     "header_values",
     "is_index",
     "load_meta",
@@ -359,3 +362,23 @@ def is_index(place: Folder, name: str) -> bool:
 
 def _is_column(folder: Folder, name: str) -> bool:
     return name.endswith(".npy") and folder.kind(name) in ("file", "link")
+
+
+def check_columns(root: Path, split: SplitInfo) -> None:
+    """Raise DatasetError where a file of a split's index is not what dataset.json says. Sets without checksums pass."""
+    for name, what in damaged_columns(root, split):
+        raise DatasetError(f"{root / split.index / name}: {what}; rebuild it with  packer index {quoted(root)}")
+
+
+def damaged_columns(root: Path, split: SplitInfo) -> Iterator[tuple[str, str]]:
+    """(file, what is wrong with it) of those that differ from dataset.json."""
+    for name, known in split.columns.items():
+        path = root / split.index / name
+        try:
+            with Window(path) as window:
+                if window.size != known.bytes:
+                    yield name, f"has {window.size} bytes, dataset.json says {known.bytes}"
+                elif (crc := window.checksum()) != known.crc32c:
+                    yield name, f"its CRC32C is {crc:08x}, dataset.json says {known.crc32c:08x}"
+        except FormatError as error:
+            yield name, str(error) if path.exists() else "missing index column"

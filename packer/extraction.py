@@ -33,7 +33,7 @@ import readers
 from cache.errors import BadNameError, OutputError, UnknownNameError
 from cache.files import BusyError, Folder
 from cache.messages import Counter, Silent, Watcher, plural
-from packer.comparison import check_columns
+from packer.columns import check_columns
 from packer.formats.base import png_of
 from packer.output import Result, local_output, output_errors
 from packer.workers import Workers, run_shards

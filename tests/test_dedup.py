@@ -15,8 +15,8 @@ from suites.samples import make_image
 
 import packer
 import readers
-from packer.sets.hashes import BITS, difference_hash, near_pairs
-from packer.sets.relabel import LabelChange
+from packer.sets.duplicates import BITS, difference_hash, near_pairs
+from packer.sets.unify import LabelChange
 
 
 def encoded_again(data: bytes, size: tuple[int, int], **options: object) -> bytes:

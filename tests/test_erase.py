@@ -280,7 +280,7 @@ def test_a_full_disk_is_one_clear_error_and_nothing_is_erased(
         with pytest.raises(OutputError, match=rf"{root}: needs [\d,]+ bytes, 100 are free there; make room"):
             packer.erase(root, keys=GONE, workers=1)
     with monkeypatch.context() as patch:
-        patch.setattr("packer.sets.erase.write_index", full)
+        patch.setattr("packer.sets.change.write_index", full)
         with pytest.raises(OutputError, match=f"{root}: cannot be written: No space left on device"):
             packer.erase(root, keys=GONE, workers=1)
     check(root, expected)

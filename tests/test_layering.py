@@ -36,6 +36,7 @@ OPTIONAL = (
     "amd",
     "obstore",
     "matplotlib",
+    "jinja2",
     "numba",
     "llvmlite",
     "lightning",
@@ -74,6 +75,7 @@ ALLOWED = {  # third-party packages that a layer may name at all, lazily or not
         "zstandard",
         "pyarrow",
         "matplotlib",
+        "jinja2",
         "urllib3",
         "yaml",
         "scipy",
@@ -83,7 +85,7 @@ ALLOWED = {  # third-party packages that a layer may name at all, lazily or not
         "ray",
     },
 }
-ALLOWED["packer.tools"] = ALLOWED["packer"] | {"torch", "pynvml", "amdsmi", "matplotlib"}
+ALLOWED["packer.tools"] = ALLOWED["packer"] | {"torch", "pynvml", "amdsmi", "matplotlib", "jinja2"}
 # What runs on torch; everything else must do without. `import readers` loads none of it.
 ON_TORCH = (
     "readers.torch",

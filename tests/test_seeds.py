@@ -18,7 +18,6 @@ import packer
 ROOT = Path(packer.__file__).resolve().parent.parent
 FOLDER, PAGES = ROOT / "benchmarks" / "seeds", ROOT / "docs" / "seeds"
 SCRIPTS = sorted(FOLDER.glob("s[0-9][0-9][0-9].py"))
-ALWAYS = "s001"  # with the other tests; the others have processes for each row, minutes in all: make test-experiments
 SECONDS = 600  # a script on a busy machine may take that long; on an idle one it takes less than 60
 
 pytest.importorskip("matplotlib", reason="the charts of the pages need matplotlib")
@@ -50,10 +49,8 @@ def check_page(folder: Path, name: str) -> dict[str, Any]:
     return facts
 
 
-@pytest.mark.parametrize(
-    "script",
-    [pytest.param(path, id=path.stem, marks=[pytest.mark.experiments] * (path.stem != ALWAYS)) for path in SCRIPTS],
-)
+@pytest.mark.experiments
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 def test_each_runs_small_and_leaves_a_page(script: Path, tmp_path: Path) -> None:
     out, work = tmp_path / "out", tmp_path / "work"
     done = run_python(script, "--smoke", "--out", out, "--work", work, cwd=tmp_path, timeout=SECONDS)

@@ -100,7 +100,7 @@ class AgainstADict(RuleBasedStateMachine):
 
 
 TestAgainstADict = AgainstADict.TestCase
-TestAgainstADict.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+TestAgainstADict.settings = settings(max_examples=10, stateful_step_count=30, deadline=None)
 
 
 def fill_and_read(cache: SharedByteCache, seed: int, begin: Any, results: Any) -> None:

@@ -27,11 +27,8 @@ from packer.cli.text import (
 )
 from packer.sets.duplicates import KEEP, DedupResult, dedup
 from packer.sets.erase import EraseResult, erase
-from packer.sets.fields import add_field
-from packer.sets.operations import drop, merge, prune, read_keys, relabel, split, subset
-from packer.sets.packing import EXISTING, append, reshard
-from packer.sets.save import SaveResult
-from packer.sets.table import SetTable
+from packer.sets.packing import EXISTING, add_field, append, reshard
+from packer.sets.table import SaveResult, SetTable, drop, merge, prune, read_keys, relabel, split, subset
 from packer.sources import open_source
 from readers.fields import KINDS
 

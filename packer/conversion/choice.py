@@ -214,7 +214,7 @@ class SampleWhere:
 class Choice:
     """classes: only those of these names, whose labels are then 0, 1, … in this order; None for all.
 
-    where: only those for which this is true (`packer.conversion.where`); None for all.
+    where: only those for which this is true (`packer.conversion.choice`); None for all.
 
     fractions: the share of each new split, which sum to 1; None leaves the splits as they are.
     seed: of the draw.

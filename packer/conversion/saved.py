@@ -3,7 +3,7 @@
 `OUT/.packing/listing` is written after the plan and before the first shard. What packs a shard reads the rows of that
 shard alone: a worker of this machine, a task of an array job, a conversion that was killed and continues.
 
-    block of each shard    `packer.sources.blocks`, in the order of the plan
+    block of each shard    `packer.conversion.saved`, in the order of the plan
     shards                 int64 [shards, 5]: samples, bytes of the source, offset, length and CRC32C of the block
     left out               UTF-8 JSON: [[path, reason], …]
     folders                UTF-8 JSON: [[path below the source, time of modification in ns], …]

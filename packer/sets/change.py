@@ -19,7 +19,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -29,12 +29,12 @@ from typing import Any
 from cache.errors import OutputError, StaleIndexError
 from cache.files import Folder, PathError
 from cache.messages import Watcher, quoted
-from packer.columns import is_index, remove_index
+from packer.columns import PartColumns, is_index, remove_index, write_index
 from packer.conversion.journal import NAMES_FILE, Journal
 from packer.documents import remove_documents, repair_documents, write_dataset_info
 from packer.output import output_errors
 from readers.history import Retired, now
-from readers.layout import MAX_JSON_BYTES, DatasetInfo, ShardInfo, read_dataset_info
+from readers.layout import MAX_JSON_BYTES, DatasetInfo, ShardInfo, SplitInfo, read_dataset_info
 from readers.names import DATASET_FILE, DOCUMENTS, WORK_FOLDER, ShardPath
 
 __all__ = ["Change", "files_of"]
@@ -50,6 +50,8 @@ class Change:
     new: whether a set is made there. Otherwise there is one, whose description is `info`.
     wait_seconds: how long to wait for another command that writes there.
 
+    moves: new name of each file or folder of the working folder that is of the set.
+    links: for new names, the shard of another set that is linked there.
     completed: what an erasure was asked for (`commit`) that was killed after it had become the set, and whose old files
         have been removed now; "" for none.
 
@@ -59,6 +61,8 @@ class Change:
     def __init__(self, root: Path, watcher: Watcher, *, new: bool = False, wait_seconds: float = float("inf")) -> None:
         self.root, self._watcher = root, watcher
         self._is_made = new and not root.exists()
+        self.moves: dict[str, str] = {}
+        self.links: dict[str, tuple[Path, ShardInfo]] = {}
         self.completed = ""
         before = None if new else read_dataset_info(root)
         self._journal = self._locked(watcher, wait_seconds)
@@ -90,33 +94,47 @@ class Change:
         """The first of these names that nothing has."""
         return next(name for name in names if not self.place.kind(name))
 
-    @output_errors()
-    def commit(
+    def write_index(
         self,
-        info: DatasetInfo,
-        moves: Mapping[str, str],
-        links: Mapping[str, tuple[Path, ShardInfo]],
+        split: str,
+        columns: Sequence[Path | PartColumns],
+        counts: Sequence[int],
+        fields: Iterable[str],
+        shards: Iterable[ShardInfo],
         *,
-        erases: str = "",
-    ) -> int:
-        """Make `info` the set.
+        root: str,
+        separate: Sequence[str] = (),
+        numbers: Sequence[int] | None = None,
+    ) -> SplitInfo:
+        """Write the index of a split into the working folder, for `commit`; the description of the split.
 
-        moves: new name of each file or folder of the working folder that is of the set.
-        links: for new names, the shard of another set that is linked there.
+        columns, counts, fields, separate, numbers: as of `packer.columns.write_index`.
+        root: the folder of the source tree.
+        """
+        folder, work = f"{split}.index", self.work
+        files = write_index(work, folder, columns, counts, [*fields], scratch=work, separate=separate, numbers=numbers)
+        names = (f"{folder}{f'-{number}' if number > 1 else ''}" for number in range(1, 1 << 30))
+        self.moves[folder] = self.free(names)
+        return SplitInfo(sum(counts), tuple(shards), self.moves[folder], root, files)
+
+    @output_errors()
+    def commit(self, info: DatasetInfo, *, erases: str = "") -> int:
+        """Make `info` the set, with the new indexes, `moves` and `links`.
+
         erases: a word for what is erased, which the next command finds if this one is killed.
 
         What the old set has and `info` does not name is retired or, with `erases`, removed at the end, with all that
         was retired before. Returns how many links are symbolic, and so need the sets where they lead. Raises
         StaleIndexError where a linked shard is not the one that was indexed.
         """
-        names = [ShardPath(name) for name in (*moves.values(), *links)]
+        names = [ShardPath(name) for name in (*self.moves.values(), *self.links)]
         content: Any = names
         if erases and self.info is not None:
             old = dict.fromkeys([*files_of(self.info), *(retired.path for retired in self.info.retired)])
             content = {"names": [*names, *(name for name in old if name not in files_of(info))], "erases": erases}
         self.work.write(NAMES_FILE, json.dumps(content).encode())
-        symbolic = sum(self._link(name, path, shard) for name, (path, shard) in links.items())
-        for name, new in moves.items():
+        symbolic = sum(self._link(name, path, shard) for name, (path, shard) in self.links.items())
+        for name, new in self.moves.items():
             self._make_folder(new)
             self.work.rename(name, new, self.place)
         for folder in {above for name in names for above in _above(name)}:

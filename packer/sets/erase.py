@@ -35,7 +35,7 @@ from cache.checksums import file_sha256
 from cache.errors import BadSampleError, DamagedSampleError, PackerError, SourceError, UnknownNameError
 from cache.files import Folder
 from cache.messages import Counter, Silent, Watcher, plural, quoted
-from packer.columns import PartMeta, ShardColumns, load_part, save_part, write_index
+from packer.columns import PartMeta, ShardColumns, load_part, save_part
 from packer.conversion.pack import Cancelled, disk_full
 from packer.documents import has_checksums
 from packer.formats import format_named, writable_formats
@@ -43,14 +43,13 @@ from packer.formats.base import PackedSample, ShardSpec
 from packer.node import list_caches, staged_copies
 from packer.output import Result, output_errors
 from packer.sets.change import Change, files_of
+from packer.sets.packing import check_room
 from packer.sets.pieces import Piece, PieceColumns, shards_of_split
-from packer.sets.save import free_index, operation, origin_of
-from packer.sets.shards import check_room
-from packer.sets.table import SetTable, table, without_values
+from packer.sets.table import SetTable, operation, origin_of, table, without_values
 from packer.workers import Workers, run_shards
 from readers.headers import read_header
 from readers.index import ABSENT
-from readers.layout import DATASET_FILE, AdoptedKeys, DatasetInfo, ShardInfo, SplitInfo, read_dataset_info
+from readers.layout import DATASET_FILE, AdoptedKeys, DatasetInfo, ShardInfo, read_dataset_info
 from readers.names import WORK_FOLDER
 from readers.originals import AS_FILES
 from readers.pixels import PIXELS, stored_bytes
@@ -142,9 +141,9 @@ def erase(
             counts = table(root).counts  # a killed command has committed this erasure, and its files are removed now
             return EraseResult(root, counts, 0, sum(counts.values()), 0, 0, (), 0)
         metas = erasure.rewrite(change, crew, watcher)
-        info, moves = erasure.write(change, metas)
+        info = erasure.write(change, metas)
         result = erasure.result(metas)
-        change.commit(info, moves, {}, erases=request)
+        change.commit(info, erases=request)
         return result
 
 
@@ -302,10 +301,10 @@ class _Erasure:
         return [_Item(name, int(_rows(self._kept[name])[new]), new) for name, new in ordered]
 
     # --- indexes ------------------------------------------------------------------------------------------------
-    def write(self, change: Change, metas: Mapping[str, PartMeta]) -> tuple[DatasetInfo, dict[str, str]]:
-        """Write the indexes into the working folder; the new description, and what `Change.commit` moves."""
+    def write(self, change: Change, metas: Mapping[str, PartMeta]) -> DatasetInfo:
+        """Write the indexes into the working folder; the new description."""
         info = self._info
-        moves = {f"{self.shards.index(path)}.shard": meta.shard.path for path, meta in metas.items()}
+        change.moves |= {f"{self.shards.index(path)}.shard": meta.shard.path for path, meta in metas.items()}
         columns = self._new_columns(change, metas)
         splits = {}
         for name, piece in self._kept.items():
@@ -315,26 +314,18 @@ class _Erasure:
                 continue
             piece = replace(piece, extra=columns[name])
             found = shards_of_split([piece], info.separate)
-            shards = tuple(
+            shards = [
                 replace(metas[shard.path].shard, samples=shard.samples) if shard.path in metas else shard
                 for _, shard in found.shards
+            ]
+            of_piece = PieceColumns(piece, found.numbers[0], info.separate)
+            splits[name] = change.write_index(
+                name, [of_piece], [len(piece)], info.fields, shards, root=old.root, separate=info.separate
             )
-            folder, work = f"{name}.index", change.work
-            files = write_index(
-                work,
-                folder,
-                [PieceColumns(piece, found.numbers[0], info.separate)],
-                [len(piece)],
-                list(info.fields),
-                scratch=work,
-                separate=info.separate,
-            )
-            moves[folder] = free_index(change, name)
-            splits[name] = SplitInfo(len(piece), shards, moves[folder], old.root, files)
         made = self._made()
         after = operation("erase", self._arguments, (len(self._whole), len(self._left)))
         history = [replace(old, arguments=without_values(old.arguments)) for old in info.history]
-        return replace(info, splits=splits, made=made, history=(*history, after)), moves
+        return replace(info, splits=splits, made=made, history=(*history, after))
 
     def _new_columns(self, change: Change, metas: Mapping[str, PartMeta]) -> dict[str, dict[str, npt.NDArray[Any]]]:
         """By split, where the payloads of the samples that stay are: in new shards, or where they were."""

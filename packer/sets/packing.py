@@ -1,35 +1,40 @@
-"""Changes that write shards: append a source, pack a set again; `packer.sets.fields` adds a field.
+"""Changes that write shards: append a source, pack a set again, add a field.
 
 All shards and indexes that are new become the set at once; see `packer.sets.change`.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterator, Sequence
+import shutil
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-import readers
-from cache.errors import BadSampleError, DamagedSampleError, SourceError, StaleIndexError
-from cache.messages import Silent, Watcher, parse_size, plural
+from cache.errors import OutputError, SourceError
+from cache.messages import Silent, Watcher, parse_size, plural, quoted
 from packer import __version__
-from packer.comparison import check_columns
+from packer.columns import PartColumns, PartMeta, load_part
 from packer.conversion.choice import select
-from packer.conversion.ops import check_fields
-from packer.conversion.plan import ConvertOptions, Reencode, check_listing, check_splits, make_plan
+from packer.conversion.ops import check_fields, check_ops, recorded_op
+from packer.conversion.pack import ShardTask, pack_shard
+from packer.conversion.plan import ConvertOptions, Plan, Reencode, check_listing, check_splits, make_plan
+from packer.conversion.result import refuse_unlike
+from packer.documents import has_checksums
 from packer.formats import format_named, writable_formats
-from packer.formats.base import Arena, png_of
+from packer.formats.base import Arena
 from packer.output import local_output, output_errors
 from packer.sets.change import Change
-from packer.sets.pieces import open_pieces
-from packer.sets.save import SaveResult, operation, origin_of, write_table
-from packer.sets.shards import Indexes, NewShards, options_like, pack, recorded_options, result_of
-from packer.sets.table import SetTable, Step, table
+from packer.sets.pieces import Piece, PieceColumns, open_pieces
+from packer.sets.table import SaveResult, SetTable, Step, operation, origin_of, table, write_table
 from packer.sets.unify import (
     check_alike,
     check_targets,
@@ -40,102 +45,236 @@ from packer.sets.unify import (
     unified_fields,
 )
 from packer.sources import Source, open_source
-from packer.sources.base import FieldNames, NumberPlaces, SourceListing, SplitListing, stored_title
+from packer.sources.base import (
+    ListingBuilder,
+    SomeSamples,
+    SourceListing,
+    SplitListing,
+    check_names,
+    place_name,
+    stored_title,
+)
 from packer.sources.layouts import ONE_CLASS
-from packer.workers import Workers, without_gc
-from readers.decode import decode_image
-from readers.index import decode_name
-from readers.layout import DATASET_FILE, AdoptedKeys, DatasetInfo, ShardInfo, read_dataset_info
+from packer.sources.manifest import ManifestReader
+from packer.sources.packed import PackedSource
+from packer.sources.tables import RESERVED_FIELDS
+from packer.workers import Workers, run_shards, without_gc
+from readers.fields import KINDS, check_field
+from readers.headers import SUFFIX
+from readers.index import ABSENT
+from readers.layout import AdoptedKeys, DatasetInfo, ShardInfo, SplitInfo, read_dataset_info
+from readers.names import FieldName
 from readers.pixels import PIXELS
 from readers.sample import NO_LABEL, Buffer
-from readers.strings import Names
+from readers.strings import Strings
+from readers.where import ERASED
 
-__all__ = ["EXISTING", "append", "reshard"]
-
-
-# ------------------------------------------------------------------------------
-# A packed set as a source, so that every format converts to every other.
-
-
-class PackedSource:
-    """A directory with dataset.json. The index is verified at the start, every sample as it is read.
-
-    raw: hand out raw pixels as they are; otherwise as PNG.
-    """
-
-    def __init__(self, root: str | os.PathLike[str], *, raw: bool = False) -> None:
-        self.root, self._raw = Path(root), raw
-
-    @property
-    def title(self) -> str:
-        return f"packed set {self.root}"
-
-    def list(self, split: str | None) -> SourceListing:
-        info = read_dataset_info(self.root)
-        names = list(info.splits) if split is None else [info.split(split, self.root)[0]]
-        fields = {name: "image" if kind == PIXELS else kind for name, kind in info.fields.items()}
-        listing = SourceListing({}, fields, info.classes)
-        for name in names:
-            check_columns(self.root, info.splits[name])
-            with readers.open(self.root, name) as reader:
-                listing.splits[name] = _list_split(reader, list(info.splits).index(name))
-        if not listing.splits:
-            raise SourceError(f"{self.root}: has no splits")
-        return listing
-
-    @contextmanager
-    def open(self) -> Iterator[PackedReader]:
-        with ExitStack() as opened:
-            yield PackedReader(self.root, opened, self._raw)
-
-    def paths(self, listing: SourceListing) -> Iterator[Path]:
-        yield self.root / DATASET_FILE
-        for split in read_dataset_info(self.root).splits.values():
-            yield from (self.root / shard.path for shard in split.shards)
-            yield from (self.root / split.index).iterdir()
+__all__ = [
+    "EXISTING",
+    "NewShards",
+    "add_field",
+    "append",
+    "check_room",
+    "extended_index",
+    "options_like",
+    "pack",
+    "recorded_options",
+    "reshard",
+    "result_of",
+]
 
 
-def _list_split(reader: readers.Reader, number: int) -> SplitListing:
-    """Place of a sample: (number of the split, index of the sample)."""
-    keys, table = Names.of(reader.keys), reader.table
-    names = [Names.of(map(decode_name, table.columns.names(field), keys)) for field in reader.fields]
-    sizes = sum((table.field_column(field, "length").astype(np.int64) for field in reader.fields), np.int64(0))
-    return SplitListing(
-        reader.split_info.root,
-        keys,
-        np.array(reader.labels),
-        FieldNames(*names),
-        sizes,
-        NumberPlaces(np.stack((np.full(len(reader), number), np.arange(len(reader))), axis=1)),
-        table.field_column(reader.fields[0], "crc32c").astype(np.int64),
+# --- new shards, packed by the workers of a conversion into the working folder of a change --------------------------
+
+
+def options_like(root: Path, info: DatasetInfo, shard_size: int | str | None) -> ConvertOptions:
+    """The options of a conversion into shards like those of a set. Raises SourceError where there can be none."""
+    wrong = "" if info.format in writable_formats() else f"its {info.format} shards cannot be written"
+    if info.adopted != AdoptedKeys():
+        wrong = "its shards name things in their own way"
+    if info.label_offset < 0:
+        wrong = f"its labels have the offset {info.label_offset}"
+    if wrong:
+        raise SourceError(
+            f"{root}: {wrong}, so nothing can be added to them; run  packer reshard {quoted(root)} -o DIR  first"
+        )
+    if PIXELS in info.fields.values():
+        raise SourceError(
+            f"{root}: its images are raw pixels, so nothing can be added to them; run  packer convert {quoted(root)} "
+            f"--to {quoted(info.format)} -o DIR  first, which packs them as PNG"
+        )
+    size = parse_size(shard_size) if isinstance(shard_size, str) else shard_size
+    return ConvertOptions(
+        info.format,
+        shard_bytes=size,
+        decode=decode_of(info),
+        label_offset=info.label_offset,
+        checksums=has_checksums(info),
     )
 
 
-class PackedReader:
-    """Reads samples of any split, and checks them."""
+def recorded_options(root: Path, info: DatasetInfo, options: ConvertOptions) -> ConvertOptions:
+    """`options` with those that the set was packed with: checks, re-encoding, ops, and which samples it takes.
 
-    def __init__(self, root: Path, opened: ExitStack, raw: bool) -> None:
-        self._root, self._opened, self._raw = root, opened, raw
-        self._splits = list(read_dataset_info(root).splits)
-        self._readers: dict[int, readers.Reader] = {}
+    Raises SourceError where dataset.json has some that cannot be read.
+    """
+    recorded = info.made.get("options")
+    recorded = recorded if isinstance(recorded, dict) else {}
+    where = recorded.get("where")
+    try:
+        if isinstance(where, str) and ERASED in where:
+            raise ValueError(f"the expression {where} has lost its values when samples were erased")
+        found = replace(
+            options,
+            check=recorded.get("check", options.check),
+            where=where,
+            reencode=Reencode(**recorded["reencode"]) if recorded.get("reencode") else None,
+            ops=tuple(map(recorded_op, recorded.get("ops") or ())),
+        )
+        check_ops(found.ops)
+    except (ValueError, TypeError) as error:
+        raise SourceError(
+            f"{root}: the options that it was packed with cannot be repeated ({error}); pack the source by itself with "
+            f"packer convert, and append or merge that set"
+        ) from error
+    return found
 
-    def read(self, place: tuple[int, int], arena: Arena) -> Sequence[Buffer | None]:
-        split, index = place
-        reader = self._readers.get(split)
-        try:
-            if reader is None:
-                opened = readers.open(self._root, self._splits[split], verify=True)
-                reader = self._readers[split] = self._opened.enter_context(opened)
-            found = [reader.read(index, field) if reader.has(index, field) else None for field in reader.fields]
-        except DamagedSampleError as error:
-            raise BadSampleError(str(error)) from error
-        except StaleIndexError as error:
-            raise SourceError(str(error)) from error
-        kinds = reader.kinds
-        return [
-            png_of(decode_image(data)) if data is not None and kinds[field] == PIXELS and not self._raw else data
-            for field, data in zip(reader.fields, found, strict=True)
-        ]
+
+def check_room(root: Path, needed: int) -> None:
+    """Raise OutputError where the disk of a set has less room than this."""
+    free = shutil.disk_usage(root).free
+    if needed > free:
+        raise OutputError(f"{root}: needs {needed:,} bytes, {free:,} are free there; make room")
+
+
+def pack(
+    change: Change,
+    source: Source,
+    listing: SourceListing,
+    options: ConvertOptions,
+    name_of: Callable[[str], str],
+    workers: Workers,
+    watcher: Watcher,
+) -> NewShards:
+    """Pack all samples of a listing into the working folder of a change.
+
+    name_of: what the shards of a split are called, in place of the split.
+
+    Shards get names that nothing in the directory has: those of a second run, "train.2-…". Shards without samples are
+    left out. Raises OutputError where the disk has not enough room, and as a conversion does.
+    """
+    container = format_named(options.to)
+    plan = make_plan(listing, options, container)
+    shards = []
+    for split, run in itertools.groupby(plan.shards, lambda shard: shard.split):
+        of_split = list(run)
+        first = 2 if change.info is not None and name_of(split) in change.info.splits else 1
+        for number in itertools.count(first):
+            stem = name_of(split) + (f".{number}" if number > 1 else "")
+            names = [container.shard_name(stem, i, len(of_split)) for i in range(len(of_split))]
+            if not any(map(change.place.kind, names)):
+                break
+        shards += [shard._replace(name=name) for shard, name in zip(of_split, names, strict=True)]
+    if options.encoding is None:
+        check_room(change.root, plan.source_bytes)
+    tasks = (
+        ShardTask(
+            source=source,
+            spec=plan.specs[shard.split],
+            samples=SomeSamples(listing.splits[shard.split], shard.indices),
+            options=options,
+            skip_strays=listing.skip_strays,
+            out=change.root,
+            shard=shard.name,
+            where=listing.where,
+        )
+        for shard in shards
+    )
+    size = sum(len(shard.indices) for shard in shards), plan.source_bytes
+    folder = change.work.path
+    metas = run_shards(pack_shard, tasks, len(shards), workers, watcher, size, source=source, folder=folder)
+    refuse_unlike(source.title, metas)
+    splits: dict[str, list[PartMeta]] = {}
+    for shard, meta in zip(shards, metas, strict=True):
+        if meta.shard.samples:
+            splits.setdefault(shard.split, []).append(meta)
+    new = NewShards(plan, splits)
+    change.moves |= {meta.shard.path: meta.shard.path for meta in new.metas}
+    return new
+
+
+@dataclass(frozen=True, slots=True)
+class NewShards:
+    """Shards in a working folder: what their parts say, by split."""
+
+    plan: Plan
+    splits: Mapping[str, list[PartMeta]]
+
+    @property
+    def metas(self) -> list[PartMeta]:
+        return [meta for metas in self.splits.values() for meta in metas]
+
+    @property
+    def targets(self) -> dict[str, str]:
+        """The form of the labels, by field, where they are not class numbers."""
+        return {name: found for meta in self.metas for name, found in meta.targets.items() if name != "image"}
+
+    @property
+    def written_bytes(self) -> int:
+        return sum(meta.shard.bytes for meta in self.metas)
+
+    def of_split(self, change: Change, split: str) -> tuple[list[ShardInfo], list[Path]]:
+        """The shards of a split, and their parts."""
+        shards = [meta.shard for meta in self.splits.get(split, ())]
+        return shards, [change.work.path / f"{shard.path}.part" for shard in shards]
+
+
+def extended_index(
+    change: Change,
+    split: str,
+    piece: Piece | None,
+    new: tuple[Sequence[ShardInfo], Sequence[Path]],
+    info: DatasetInfo,
+    *,
+    root: str,
+) -> SplitInfo:
+    """Write the index of a split: the columns that it had (`piece`, all of it), then those of new shards.
+
+    new: the new shards and their parts; fewer parts where shards are of a field only.
+    info: the new description, with the fields of all samples; that of the split is of the old state, if there is one.
+    root: the folder of the source tree.
+    """
+    shards, parts = new
+    known = info.splits[split].shards if piece is not None else ()
+    columns: list[Path | PartColumns] = list(parts)
+    counts = [shard.samples for shard in shards[: len(parts)]]
+    numbers = list(range(len(known), len(known) + len(parts)))
+    if piece is not None:
+        columns.insert(0, PieceColumns(piece, np.arange(max(1, len(known))), info.separate))
+        counts.insert(0, len(piece))
+        numbers.insert(0, 0)
+    everything = (*known, *shards)
+    return change.write_index(
+        split, columns, counts, info.fields, everything, root=root, separate=info.separate, numbers=numbers
+    )
+
+
+def result_of(root: Path, name: str, info: DatasetInfo, before: int, new: NewShards | None) -> SaveResult:
+    """The result of a change that has written shards, or would."""
+    shards = {shard.path: shard for split in info.splits.values() for shard in split.shards}
+    return SaveResult(
+        output=root,
+        operations=(name,),
+        splits={split: part.samples for split, part in info.splits.items()},
+        classes=len(info.classes),
+        samples=sum(part.samples for part in info.splits.values()),
+        samples_before=before,
+        shards=len(shards),
+        shard_bytes=sum(shard.bytes for shard in shards.values()),
+        payload_bytes=int(info.made.get("payload_bytes", 0)),
+        written_bytes=new.written_bytes if new is not None else 0,
+        dry_run=new is None,
+    )
 
 
 EXISTING = ("raise", "skip")
@@ -201,7 +340,7 @@ def append(
             return replace(appending.result(None), dry_run=False)
         new = pack(change, opened, appending.listing, options, lambda name: name, crew, watcher)
         check_targets({str(root): target_forms(root, change.info), opened.title: new.targets})
-        change.commit(*appending.write(change, new))
+        change.commit(appending.write(change, new))
         return appending.result(new)
 
 
@@ -247,11 +386,6 @@ def reshard(
         info, listing = read_dataset_info(root), source.list(None)
         new = pack(change, source, listing, options, lambda name: name, crew, watcher)
         fields = options.packed_fields(listing.fields)
-        indexes = Indexes(change, fields, ())
-        splits = {
-            name: indexes.write(name, None, *new.of_split(change, name), root=part.root)
-            for name, part in listing.splits.items()
-        }
         made = origin_of(info, payload_bytes=sum(meta.payload_bytes for meta in new.metas))
         made = {name: value for name, value in made.items() if name != "indexed_by"} | {"by": f"packer {__version__}"}
         made["options"] = made["options"] | {"to": options.to}
@@ -259,9 +393,14 @@ def reshard(
             made["options"] |= {"reencode": asdict(Reencode("png"))}
         arguments = {"to": options.to} | ({} if shuffle is None else {"shuffle": shuffle})
         count = sum(map(len, listing.splits.values()))
-        changed = DatasetInfo(options.to, fields, listing.classes, splits, 0, made, AdoptedKeys())
+        changed = DatasetInfo(options.to, fields, listing.classes, {}, 0, made, AdoptedKeys())
+        splits = {
+            name: extended_index(change, name, None, new.of_split(change, name), changed, root=part.root)
+            for name, part in listing.splits.items()
+        }
         history = (*info.history, operation("reshard", arguments, (count, count)))
-        change.commit(replace(changed, history=history, documents=info.documents), new.moves | indexes.moves, {})
+        changed = replace(changed, splits=splits, history=history, documents=info.documents)
+        change.commit(changed)
         return replace(_resharded(root, changed, options, listing, new), output=target)
 
 
@@ -390,28 +529,25 @@ class _Append:
         check_splits([*self._pieces, *self.listing.splits], self._title)
         return skipped
 
-    def write(
-        self, change: Change, new: NewShards
-    ) -> tuple[DatasetInfo, dict[str, str], dict[str, tuple[Path, ShardInfo]]]:
-        """What `Change.commit` takes; the indexes are in its working folder."""
-        info, indexes = self._info, Indexes(change, self._fields, self._info.separate)
+    def write(self, change: Change, new: NewShards) -> DatasetInfo:
+        """Write the indexes; the new description."""
+        info = replace(self._info, fields=self._fields, classes=self._classes)
         added = sum(meta.shard.samples for meta in new.metas)
         if not added:
             raise SourceError(f"{self._title}: no sample of it can be read, so none is appended")
         splits = dict(info.splits)
         for name in dict.fromkeys([*info.splits, *new.splits]):
-            shards, parts = new.of_split(change, name)
-            if name in info.splits and (parts or tuple(self._fields) != tuple(info.fields)):
-                known, root = info.splits[name].shards, info.splits[name].root
-                splits[name] = indexes.write(name, self._pieces[name], shards, parts, known=known, root=root)
-            elif parts:
-                splits[name] = indexes.write(name, None, shards, parts, root=self.listing.splits[name].root)
+            of_split, old = new.of_split(change, name), info.splits.get(name)
+            if old is not None and (of_split[1] or tuple(info.fields) != tuple(self._info.fields)):
+                splits[name] = extended_index(change, name, self._pieces[name], of_split, info, root=old.root)
+            elif of_split[1]:
+                root = self.listing.splits[name].root
+                splits[name] = extended_index(change, name, None, of_split, info, root=root)
         made = origin_of(info, payload_bytes=self._payload_bytes(new))
         arguments = {"source": self._stored_title}
-        changed = replace(info, fields=self._fields, classes=self._classes, splits=splits, made=made)
         history = (*info.history, operation("append", arguments, (self._before, self._before + added)))
-        self._info = replace(changed, history=history)
-        return self._info, new.moves | indexes.moves, {}
+        self._info = replace(info, splits=splits, made=made, history=history)
+        return self._info
 
     def _payload_bytes(self, new: NewShards) -> int:
         tables = [piece.table for piece in self._pieces.values()]
@@ -435,4 +571,216 @@ class _Append:
             classes=len(self._classes),
             skipped=self._skipped,
             left_out=left_out,
+        )
+
+
+# --- add a field ----------------------------------------------------------------------------------------------------
+
+
+_BY_NAME = {"mask": "mask", "boxes": "boxes", "points": "points", "caption": "text", "json": "json"}
+_BY_SUFFIX = {"npy": "array", "txt": "text", "json": "json"}
+_IMAGES = frozenset(SUFFIX.values()) | {"jpeg", "tiff"}
+
+
+def add_field(
+    path: str | os.PathLike[str],
+    folder: str | os.PathLike[str],
+    name: str,
+    *,
+    kind: str | None = None,
+    shard_size: int | str | None = None,
+    workers: int | None = None,
+    engine: Executor | None = None,
+    dry_run: bool = False,
+    watcher: Watcher | None = None,
+) -> SaveResult:
+    """Add a field to a set, from files whose names without suffix are keys.
+
+    name: of the field, which must be new.
+    kind: what the files are: "mask", "boxes", "points", "array", "text", "json", "image", "file"; by default what the
+        name of the field or their suffix says.
+    workers, engine: as of `packer.append`.
+
+    Samples without a file lack the field. Raises SourceError where no file is of a sample, BadSampleError for a file
+    that is not of this kind, and as `packer.append` does.
+    """
+    root, watcher, crew = Path(path), watcher or Silent(), Workers(workers, engine)
+    field: str = FieldName(name)
+    if field in RESERVED_FIELDS or field != field.lower():
+        raise ValueError(f"{name!r} cannot be the name of a field that is added: containers use it, or need lower case")
+    if kind is not None and kind not in KINDS:
+        raise ValueError(f"kind must be one of {', '.join(KINDS)}, not {kind!r}")
+    files = _Files(Path(folder), field, _hidden_names(root))
+    files.kind = kind or _kind_of(field, files.names)
+    if dry_run:
+        return _Addition(root, read_dataset_info(root), field, files).result(None)
+    with Change(root, watcher) as change, output_errors(root):
+        assert change.info is not None
+        options = replace(options_like(root, change.info, shard_size), decode="none")
+        addition = _Addition(root, change.info, field, files)
+        new = pack(change, files, addition.listing, options, lambda split: f"{split}.{field}", crew, watcher)
+        change.commit(addition.write(change, new))
+        return addition.result(new)
+
+
+def _kind_of(field: str, names: Sequence[str]) -> str:
+    suffix = names[0].rpartition(".")[2].lower()
+    return _BY_NAME.get(field) or _BY_SUFFIX.get(suffix) or ("image" if suffix in _IMAGES else "file")
+
+
+def _hidden_names(root: Path) -> frozenset[str]:
+    """The parts of the keys of a set that begin with a dot."""
+    pieces = open_pieces(root, read_dataset_info(root))
+    keys = (key for (piece,) in pieces.values() for key in piece.keys if key[:1] == "." or "/." in key)
+    return frozenset(part for key in keys for part in key.split("/") if part[:1] == ".")
+
+
+class _Files:
+    """The files of a folder, by their paths without suffix, as a source for `pack`."""
+
+    kind = "file"
+
+    def __init__(self, root: Path, field: str, hidden: frozenset[str]) -> None:
+        """hidden: names with a dot in front that keys have; other such files and folders are passed over."""
+        self.root, self._folder, self._field = root, os.fspath(root), field
+        self._by_stem: dict[str, tuple[str, int, int]] = {}
+        if not root.is_dir():
+            raise SourceError(f"{root}: not a directory; expected one with a file for each sample")
+        for above, folders, files in os.walk(root):
+            folders[:] = sorted(folder for folder in folders if folder[0] != "." or folder in hidden)
+            inside = above[len(str(root)) :].strip("/")
+            for file in sorted(file for file in files if file[0] != "." or os.path.splitext(file)[0] in hidden):
+                self._add(f"{inside}/{file}" if inside else file)
+        if not self._by_stem:
+            raise SourceError(f"{root}: no files")
+        check_names(self.names, str(root))
+
+    def _add(self, name: str) -> None:
+        status = os.stat(f"{self._folder}/{name}")
+        if not stat.S_ISREG(status.st_mode):
+            raise SourceError(f"{self.root / name}: not a regular file")
+        stem = os.path.splitext(name)[0]
+        found = self._by_stem.setdefault(stem, (name, status.st_size, status.st_mtime_ns))
+        if found[0] != name:
+            raise SourceError(f"{self.root}: {found[0]} and {name} would both be of the sample {stem!r}; keep one")
+
+    @property
+    def title(self) -> str:
+        return f"files of the field {self._field} in {self.root}"
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _, _ in self._by_stem.values()]
+
+    def of_key(self, key: str, splits: Sequence[str]) -> tuple[str, int, int] | None:
+        """(path, bytes, time) of the file of a sample. splits: folders that may stand for its split."""
+        stems = [f"{split}/{key}" for split in splits if split] + [key]
+        return next((self._by_stem[stem] for stem in stems if stem in self._by_stem), None)
+
+    def __len__(self) -> int:
+        return len(self._by_stem)
+
+    def list(self, split: str | None) -> SourceListing:
+        raise SourceError(f"{self.title}: have no samples of their own")
+
+    @contextmanager
+    def open(self) -> Iterator[_FieldReader]:
+        yield _FieldReader(str(self.root), self.kind)
+
+    def paths(self, listing: SourceListing) -> Iterator[Path]:
+        yield from (self.root / name for name in self.names)
+
+
+class _FieldReader(ManifestReader):
+    """Reads the file of a sample."""
+
+    def __init__(self, folder: str, kind: str) -> None:
+        super().__init__(folder)
+        self._kind = kind
+
+    def read(self, place: Any, arena: Arena) -> Sequence[Buffer | None]:
+        (payload,) = super().read(place, arena)
+        assert payload is not None
+        if self._kind == "json":  # other kinds are checked where they are packed
+            check_field(self._kind, payload)
+        return [payload]
+
+
+class _Addition:
+    """Which sample gets which file, and the columns of the field."""
+
+    def __init__(self, root: Path, info: DatasetInfo, field: str, files: _Files) -> None:
+        if field in info.fields:
+            raise SourceError(f"{root}: has a field {field!r} already; choose another name")
+        self._root, self._before, self._field, self._files = root, info, field, files
+        fields = {**info.fields, field: files.kind}
+        separate = tuple(name for name in fields if name in (*info.separate, field))
+        self.info = replace(info, fields=fields, separate=separate)
+        self._pieces = {name: piece for name, (piece,) in open_pieces(root, info).items()}
+        self._samples: dict[str, npt.NDArray[np.int64]] = {}  # numbers of those with a file, by split
+        self._used: set[str] = set()
+        splits = {name: self._list(name) for name in info.splits}
+        self.listing = SourceListing({name: part for name, part in splits.items() if len(part)}, {field: files.kind})
+        if not self.listing.splits:
+            key = next((piece.keys[0] for piece in self._pieces.values() if len(piece)), "")
+            raise SourceError(
+                f"{files.root}: none of {plural(len(files), 'file')} is of a sample of {root}, such as "
+                f"{files.names[0]!r}; expected the key of a sample and any suffix, as {key}.png"
+            )
+
+    def _list(self, split: str) -> SplitListing:
+        builder, samples = ListingBuilder(), []
+        for number, key in enumerate(self._pieces[split].keys):
+            found = self._files.of_key(key, (self.info.splits[split].root, split))
+            if found is not None:
+                name, size, stamp = found
+                builder.add((name,), ((name, size),), size, stamp, key=key, label=NO_LABEL)
+                samples.append(number)
+                self._used.add(name)
+        self._samples[split] = np.array(samples, np.int64)
+        return builder.build(self.info.splits[split].root)
+
+    def write(self, change: Change, new: NewShards) -> DatasetInfo:
+        """Write all indexes; the new description."""
+        splits = {}
+        for name, old in self.info.splits.items():
+            shards, parts = new.of_split(change, name)
+            piece = replace(self._pieces[name], extra=self._columns(name, parts, len(old.shards)))
+            shards = [replace(shard, samples=0) for shard in shards]
+            splits[name] = extended_index(change, name, piece, (shards, ()), self.info, root=old.root)
+        samples = sum(split.samples for split in splits.values())
+        arguments = {"name": self._field, "kind": self._files.kind, "source": place_name(self._files.root)}
+        added = sum(meta.payload_bytes for meta in new.metas)
+        made = origin_of(self._before, payload_bytes=int(self._before.made.get("payload_bytes", 0)) + added)
+        history = (*self._before.history, operation("add-field", arguments, (samples, samples)))
+        self.info = replace(self.info, splits=splits, made=made, history=history)
+        return self.info
+
+    def _columns(self, split: str, parts: Sequence[Path], first: int) -> Mapping[str, npt.NDArray[Any]]:
+        """The columns of the field, of all samples of a split. first: the number of its first shard."""
+        count, samples, field = len(self._pieces[split]), self._samples[split], self._field
+        offset, length = np.full(count, ABSENT, np.uint64), np.zeros(count, np.uint64)
+        crc, shard, sizes = np.zeros(count, np.uint32), np.zeros(count, np.uint32), np.zeros(count + 1, np.uint64)
+        blobs, start = [], 0
+        for number, path in enumerate(parts, first):
+            with load_part(path) as part:
+                rows = samples[start : start + len(part["label"])]
+                start += len(rows)
+                offset[rows], length[rows] = part[f"{field}.offset"], part[f"{field}.length"]
+                crc[rows], shard[rows] = part[f"{field}.crc32c"], number
+                names = Strings(part[f"{field}.name"], part[f"{field}.name.offset"])
+                sizes[rows + 1] = np.diff(names.offsets)
+                blobs.append(names.blob)
+        texts = {
+            "name": np.concatenate([np.zeros(0, np.uint8), *blobs]),
+            "name.offset": np.cumsum(sizes, dtype=np.uint64),
+        }
+        columns: dict[str, npt.NDArray[Any]] = {"offset": offset, "length": length, "crc32c": crc, "shard": shard}
+        return {f"{field}.{name}": column for name, column in (columns | texts).items()}
+
+    def result(self, new: NewShards | None) -> SaveResult:
+        before = sum(split.samples for split in self.info.splits.values())
+        found = result_of(self._root, "add-field", self.info, before, new)
+        return replace(
+            found, with_field=sum(map(len, self._samples.values())), unmatched=len(self._files) - len(self._used)
         )

@@ -19,29 +19,240 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from cache.errors import SourceError, UnknownNameError
-from cache.messages import listed, plural
+from cache.errors import OutputError, SourceError, UnknownNameError
+from cache.messages import Silent, Watcher, listed, plural
+from packer import __version__
 from packer.conversion.plan import check_splits
+from packer.output import Result, local_output, output_errors
+from packer.sets.change import Change
 from packer.sets.deal import as_groups, deal, deal_groups
-from packer.sets.pieces import Piece, open_pieces
-from packer.sets.relabel import LabelChange, labels_by_key, mapped_classes
-from packer.sets.save import SaveResult, save
-from packer.sets.unify import check_alike, check_targets, renumbering, target_forms, unified_classes, unified_fields
+from packer.sets.pieces import Piece, PieceColumns, open_pieces, shards_of_split
+from packer.sets.unify import (
+    LabelChange,
+    check_alike,
+    check_targets,
+    decode_of,
+    labels_by_key,
+    mapped_classes,
+    read_labels,
+    renumbering,
+    target_forms,
+    unified_classes,
+    unified_fields,
+)
 from packer.sources.base import place_name
 from readers.criteria import complete_columns
-from readers.history import EDITS
-from readers.layout import DatasetInfo, read_dataset_info
+from readers.history import EDITS, Operation, now
+from readers.layout import DatasetInfo, ShardInfo, SplitInfo, read_dataset_info
 from readers.names import SplitName
 from readers.sample import NO_LABEL
 from readers.strings import repeated
 from readers.where import Facts, group_values, parse_where
 
-__all__ = ["SetTable", "Step", "table", "without_values"]
+__all__ = [
+    "PruneResult",
+    "SaveResult",
+    "SetTable",
+    "Step",
+    "drop",
+    "merge",
+    "operation",
+    "origin_of",
+    "prune",
+    "read_keys",
+    "relabel",
+    "save",
+    "split",
+    "subset",
+    "table",
+    "without_values",
+    "write_table",
+]
+
+
+# --- saving: the indexes, dataset.json, and in another directory links to the shards --------------------------------
+
+
+_KEPT = ("by", "indexed_by", "source", "options")
+
+
+@dataclass(frozen=True, slots=True)
+class SaveResult(Result):
+    """What was written: splits maps names to samples. Sizes are bytes.
+
+    samples_before: of the set that it was made of, or of the first of several.
+    shards: how many the set uses; written_bytes: of them, this operation has written.
+    linked: shards of other sets; symbolic: those of them that are symbolic links, on another file system.
+    payload_bytes: of the samples; shard_bytes: of the shards, with what they have of other samples.
+    left_out: files of a source that are not samples; skipped: samples that the set had already.
+    with_field: samples that have the field that was added; unmatched: files for it that are of no sample.
+    """
+
+    output: Path
+    operations: tuple[str, ...]
+    splits: dict[str, int]
+    classes: int
+    samples: int
+    samples_before: int
+    shards: int
+    shard_bytes: int
+    payload_bytes: int
+    written_bytes: int = 0
+    linked: int = 0
+    symbolic: int = 0
+    left_out: int = 0
+    skipped: int = 0
+    with_field: int = 0
+    unmatched: int = 0
+    dry_run: bool = False
+
+
+def save(
+    table: SetTable,
+    output: str | os.PathLike[str] | None = None,
+    *,
+    dry_run: bool = False,
+    watcher: Watcher | None = None,
+) -> SaveResult:
+    """Write a new set to the directory `output`, or, without one, change the set that the table is of.
+
+    dry_run: write nothing.
+
+    No byte of a shard is written. A new set has hard links to the shards of the sets that it is made of, so that it is
+    whole without them; on another file system the links are symbolic, with a warning, and those sets must stay.
+
+    Raises OutputError where the set has been changed since the table was opened, or `output` is not empty or new.
+    """
+    watcher = watcher or Silent()
+    root = table.root if output is None else local_output(output)
+    if dry_run:
+        return _Writing(table, root, None).result(dry_run=True)
+    with Change(root, watcher, new=output is not None) as change:
+        if change.info is not None and replace(change.info, retired=()) != replace(table.info, retired=()):
+            raise OutputError(f"{root}: has been changed since its table was opened; open it again")
+        return write_table(change, table, watcher)
+
+
+def write_table(change: Change, table: SetTable, watcher: Watcher) -> SaveResult:
+    """Make a table the set of a directory. See `save`."""
+    with output_errors():
+        writing = _Writing(table, change.root, change)
+        info = writing.write()
+    symbolic = change.commit(info)
+    if symbolic:
+        watcher.note(
+            f"warning: {plural(symbolic, 'shard')} of other file systems {'is' if symbolic == 1 else 'are'} linked by "
+            f"name: {change.root} needs the sets that it is made of where they are"
+        )
+    return writing.result(symbolic=symbolic)
+
+
+def operation(name: str, arguments: Mapping[str, Any], samples: tuple[int, int]) -> Operation:
+    """An entry of the history, made now."""
+    return Operation(name, arguments, now(), f"packer {__version__}", samples)
+
+
+def origin_of(*infos: DatasetInfo, payload_bytes: int) -> dict[str, Any]:
+    """`made` of a set that is made of others: as the first, from the sources of all of them."""
+    made = {name: infos[0].made[name] for name in _KEPT if name in infos[0].made}
+    sources = dict.fromkeys(str(info.made["source"]) for info in infos if "source" in info.made)
+    options = dict(made.get("options", {})) | {"decode": decode_of(*infos)}
+    return made | {"source": " + ".join(sources), "options": options, "payload_bytes": payload_bytes}
+
+
+class _Writing:
+    """change: the directory to write; None to count only."""
+
+    def __init__(self, table: SetTable, root: Path, change: Change | None) -> None:
+        self._table, self._root, self._change = table, root, change
+        self._fields = table.fields
+        separate = {name for piece in table.pieces for name in piece.table.columns.separate}
+        self._separate = tuple(name for name in self._fields if name in separate)
+        self._sets = {root: number for number, root in enumerate(dict.fromkeys(p.root for p in table.pieces), 1)}
+        self._names: dict[Path, str] = {}
+        self._shards = {name: shards_of_split(pieces, self._separate) for name, pieces in table.splits.items()}
+
+    def write(self) -> DatasetInfo:
+        """Write the indexes of changed splits into the working folder; the description of the set."""
+        table = self._table
+        splits = {name: self._split(name, pieces) for name, pieces in table.splits.items()}
+        infos = table.bases.values()
+        edited = table.changed.union(*(info.edited for info in infos))
+        return replace(
+            table.info,
+            fields=self._fields,
+            classes=table.classes,
+            splits=splits,
+            made=origin_of(*infos, payload_bytes=self._payload_bytes()),
+            edited=tuple(sorted(edited)),
+            separate=self._separate,
+            history=(*table.info.history, *(operation(s.operation, s.arguments, s.samples) for s in table.steps)),
+            retired=(),
+        )
+
+    def _split(self, name: str, pieces: tuple[Piece, ...]) -> SplitInfo:
+        assert self._change is not None
+        known = self._change.info
+        is_same = len(pieces) == 1 and pieces[0].is_whole and pieces[0].split == name
+        if (
+            known is not None
+            and is_same
+            and (tuple(known.fields), known.separate) == (tuple(self._fields), self._separate)
+        ):
+            return known.splits[name]
+        shards, numbers = self._shards[name]
+        columns = [PieceColumns(piece, new, self._separate) for piece, new in zip(pieces, numbers, strict=True)]
+        counts = [len(piece) for piece in pieces]
+        infos = [replace(shard, path=self._path(piece, shard)) for piece, shard in shards]
+        folder, separate = _folder_of(name, pieces[0]), self._separate
+        return self._change.write_index(name, columns, counts, self._fields, infos, root=folder, separate=separate)
+
+    def _path(self, piece: Piece, shard: ShardInfo) -> str:
+        """The path of a shard in the new set: its own in a set that is changed, that of a link to another's."""
+        assert self._change is not None
+        if self._change.info is not None and piece.root == self._root:
+            return shard.path
+        source = piece.root / shard.path
+        if source not in self._names:
+            number = self._sets[piece.root]
+            names = itertools.chain([shard.path], (f"{n}/{shard.path}" for n in itertools.count(number)))
+            self._names[source] = self._change.free(name for name in names if name not in self._change.links)
+            self._change.links[self._names[source]] = (source, shard)
+        return self._names[source]
+
+    def _payload_bytes(self) -> int:
+        tables = [piece.table for piece in self._table.pieces]
+        return sum(int(table.field_column(name, "length").sum()) for table in tables for name in table.fields)
+
+    def result(self, *, symbolic: int = 0, dry_run: bool = False) -> SaveResult:
+        table = self._table
+        shards = {piece.root / shard.path: shard for found in self._shards.values() for piece, shard in found.shards}
+        return SaveResult(
+            output=self._root,
+            operations=tuple(step.operation for step in table.steps),
+            splits=table.counts,
+            classes=len(table.classes),
+            samples=len(table),
+            samples_before=table.steps[0].samples[0] if table.steps else len(table),
+            shards=len(shards),
+            shard_bytes=sum(shard.bytes for shard in shards.values()),
+            payload_bytes=self._payload_bytes(),
+            linked=len(self._names),
+            symbolic=symbolic,
+            dry_run=dry_run,
+        )
+
+
+def _folder_of(split: str, piece: Piece) -> str:
+    """The folder of the source tree that a split is extracted to."""
+    folder = piece.info.splits[piece.split].root
+    return folder if split == piece.split or not folder else split
+
 
 Int64s = npt.NDArray[np.int64]
 _SHOWN = 5
@@ -231,7 +442,7 @@ class SetTable:
         """With other classes.
 
         names: new names by old ones; a class that gets the name of another is joined with it.
-        labels: the class of single samples by key, as `packer.sets.relabel.read_labels` reads them.
+        labels: the class of single samples by key, as `packer.sets.unify.read_labels` reads them.
         classes: names by label, of a set without.
 
         Raises UnknownNameError for a class or key that there is not, ValueError.
@@ -282,7 +493,7 @@ class SetTable:
         return replace(found, classes=classes)
 
     def save(self, output: str | os.PathLike[str] | None = None, **options: Any) -> SaveResult:
-        """Write a new set to `output`, or by default change the set itself; see `packer.sets.save.save`."""
+        """Write a new set to `output`, or by default change the set itself; see `packer.sets.table.save`."""
         return save(self, output, **options)
 
     # --- inside -------------------------------------------------------------------------------------------------
@@ -420,3 +631,140 @@ def _starts(pieces: Sequence[Piece]) -> Iterable[tuple[Piece, int]]:
     for piece in pieces:
         yield piece, start
         start += len(piece)
+
+
+# --- changes as functions of paths, for the command line ------------------------------------------------------------
+# Without an output the set itself is changed, under its lock, so that of two commands at once the second works on what
+# the first has made.
+
+
+_Path: TypeAlias = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True)
+class PruneResult(Result):
+    """What was removed of earlier states of a set."""
+
+    path: Path
+    files: tuple[str, ...]
+    bytes: int
+    dry_run: bool = False
+
+
+def merge(
+    paths: Sequence[_Path],
+    output: _Path,
+    *,
+    prefix_keys: bool = False,
+    dry_run: bool = False,
+    watcher: Watcher | None = None,
+) -> SaveResult:
+    """One set of several, split by split. See `SetTable.concat` for what they must have in common."""
+    if len(paths) < 2:
+        raise ValueError(f"expected two sets or more to merge, found {len(paths)}")
+    first, *others = map(table, paths)
+    return first.concat(*others, prefix_keys=prefix_keys).save(output, dry_run=dry_run, watcher=watcher)
+
+
+def split(
+    path: _Path,
+    fractions: Mapping[str, float],
+    output: _Path | None = None,
+    *,
+    seed: int = 0,
+    stratify: bool = False,
+    group: str | None = None,
+    split: str | None = None,
+    dry_run: bool = False,
+    watcher: Watcher | None = None,
+) -> SaveResult:
+    """Deal the samples of a set, or of one split, to new splits; see `SetTable.split`."""
+    return _changed(
+        path,
+        output,
+        lambda whole: whole.split(fractions, seed=seed, stratify=stratify, group=group, split=split),
+        dry_run,
+        watcher,
+    )
+
+
+def subset(
+    path: _Path,
+    output: _Path,
+    choose: Callable[[SetTable], SetTable],
+    *,
+    dry_run: bool = False,
+    watcher: Watcher | None = None,
+) -> SaveResult:
+    """A new set of some samples. choose: as lambda whole: whole.where("min_side >= 64").limit(1000)."""
+    return choose(table(path)).save(output, dry_run=dry_run, watcher=watcher)
+
+
+def relabel(
+    path: _Path,
+    output: _Path | None = None,
+    *,
+    names: Mapping[str, str] | None = None,
+    labels: _Path | LabelChange | None = None,
+    classes: Sequence[str] | None = None,
+    dry_run: bool = False,
+    watcher: Watcher | None = None,
+) -> SaveResult:
+    """Give classes other names, or samples other labels. labels: a table with the columns key and label.
+
+    See `SetTable.relabel`.
+    """
+    change = read_labels(Path(labels)) if isinstance(labels, (str, os.PathLike)) else labels
+    return _changed(path, output, lambda whole: whole.relabel(names, labels=change, classes=classes), dry_run, watcher)
+
+
+def drop(
+    path: _Path,
+    output: _Path | None = None,
+    *,
+    where: str | None = None,
+    keys: Iterable[str] | None = None,
+    split: str | None = None,
+    dry_run: bool = False,
+    watcher: Watcher | None = None,
+) -> SaveResult:
+    """Take samples out of the index of a set; see `SetTable.drop`. Their bytes stay in the shards (`packer.erase`)."""
+    return _changed(path, output, lambda whole: whole.drop(where, keys=keys, split=split), dry_run, watcher)
+
+
+def prune(path: _Path, *, dry_run: bool = False, watcher: Watcher | None = None) -> PruneResult:
+    """Remove the indexes and shards of earlier states of a set, which readers may still have open."""
+    root = Path(path)
+    if dry_run:
+        info = table(root).info
+        return PruneResult(root, tuple(retired.path for retired in info.retired), 0, dry_run)
+    with Change(root, watcher or Silent()) as change:
+        assert change.info is not None
+        files = tuple(retired.path for retired in change.info.retired)
+        return PruneResult(root, files, change.remove_retired())
+
+
+def read_keys(path: _Path) -> list[str]:
+    """Keys from a text file, one a line. Raises SourceError."""
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SourceError(f"{path}: cannot be read as text in UTF-8: {error}") from error
+    keys = [line.removesuffix("\r") for line in text.split("\n") if line.strip()]
+    if not keys:
+        raise SourceError(f"{path}: holds no keys; expected one a line")
+    return keys
+
+
+def _changed(
+    path: _Path,
+    output: _Path | None,
+    change_of: Callable[[SetTable], SetTable],
+    dry_run: bool,
+    watcher: Watcher | None,
+) -> SaveResult:
+    if output is not None or dry_run:
+        return change_of(table(path)).save(output, dry_run=dry_run, watcher=watcher)
+    root, watcher = Path(path), watcher or Silent()
+    with Change(root, watcher) as change:
+        return write_table(change, change_of(table(root)), watcher)

@@ -8,7 +8,7 @@ green, then of blue. The images become PNG, in the order of the files, which is 
 fine label is the label, unless label_column="coarse" asks for the other, and both are in the field json.
 
 The version for Python, which is what torchvision downloads, is pickled, and unpickling runs what a file says. It is
-read by `packer.sources.pickles`, which runs nothing:
+read by `packer.sources.cifar`, which runs nothing:
 
     cifar-10-batches-py     data_batch_1 to data_batch_5, test_batch, batches.meta
     cifar-100-python        train, test, meta

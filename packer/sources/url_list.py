@@ -7,7 +7,7 @@
     caption     a column called caption, text or alt_text: a field of text
     metadata    all other columns, in the field json, with the address up to its query, which may be a signature
 
-Images are fetched while they are packed (`packer.sources.fetching`), some ahead of the one that is written, in one
+Images are fetched while they are packed (`packer.sources.url_list`), some ahead of the one that is written, in one
 process, so that the limits hold for all of them. What cannot be fetched is a bad sample: with on_error="skip" it is
 left out, and left-out.jsonl has the address (without a query), the status and the reason. Shards that are whole are
 not fetched again when the same conversion runs once more.
@@ -436,7 +436,7 @@ _AHEAD_BYTES = 256 << 20
 
 
 class UrlListSource(FileSource):
-    """See the module. The options are those of `packer.sources.fetching.FetchOptions`."""
+    """See the module. The options are those of `packer.sources.url_list.FetchOptions`."""
 
     kind = "list of addresses"
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cache.messages import Silent
+from suites.warm import run_warm
 
 __all__ = ["Notes", "run_cases", "run_packer", "run_python"]
 
@@ -30,7 +31,14 @@ def run_python(*arguments: object, **options: Any) -> subprocess.CompletedProces
 
 
 def run_packer(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    """A command of packer."""
+    """A command of packer: a fork of a process that is ready for it, unless it needs a new one (see `suites.warm`)."""
+    if not set(options) - {"cwd", "env", "timeout", "check"}:
+        environment, seconds = options.get("env") or os.environ, options.get("timeout", 180)
+        done = run_warm([str(word) for word in arguments], options.get("cwd"), dict(environment), seconds)
+        if done is not None:
+            if options.get("check"):
+                done.check_returncode()
+            return done
     return run_python("-m", "packer", *arguments, **options)
 
 

@@ -308,10 +308,8 @@ def _seconds(loader: Any, epoch: int, count: int) -> float:
 
 # --- results ----------------------------------------------------------------------------------------------------
 def _measured(sample: ImageSample, trial: _Trial, count: int) -> Measured:
-    places = sorted(trial.sizes)
-    sizes = np.array([trial.sizes[i] for i in places], np.float64)
-    originals = np.array([len(sample.images[i].data) for i in places], np.float64)
-    whole = float(sample.listed_bytes) if len(sample.fields) == 1 and not sample.left_out else 0.0
+    sizes = np.array(list(trial.sizes.values()), np.float64)
+    known = np.array([len(image.data) for image in sample.images], np.float64) if trial.variant.is_original else sizes
     rounds = sorted(trial.rounds)
     inner = rounds[1:-1] if len(rounds) > 3 else rounds
     means, squares, largest = zip(*trial.differences, strict=True)
@@ -320,7 +318,7 @@ def _measured(sample: ImageSample, trial: _Trial, count: int) -> Measured:
         trial.variant,
         len(sizes),
         float(sizes.mean()),
-        estimate_total(sizes, originals, sample.total, whole),
+        estimate_total(known, sample.total),
         Estimate(median(rounds), inner[0], inner[-1]),
         0.0 if trial.variant.is_original else trial.seconds / len(sizes),
         sum(means) / len(means),
@@ -333,32 +331,22 @@ def _measured(sample: ImageSample, trial: _Trial, count: int) -> Measured:
     )
 
 
-def estimate_total(
-    sizes: npt.NDArray[np.float64], originals: npt.NDArray[np.float64], total: int, original_bytes: float
-) -> Estimate:
-    """Bytes of all `total` images of a source, from those of n: `sizes`, and as they are, float64 [n] each.
+def estimate_total(sizes: npt.NDArray[np.float64], total: int) -> Estimate:
+    """Bytes of all `total` images of a source, from the sizes of n of them, float64 [n].
 
-    original_bytes: of all images as they are, 0 if unknown. Known, it is multiplied with the ratio of the two, unless
-    that varies more than the sizes do, as it does for pixels.
-
-    Source: W. G. Cochran, "Sampling Techniques", 3rd ed., 2.8 and 6.4, with the correction for finite populations, so
-    that a sample of everything has no interval; Student's t by its expansion in 1/(n - 1).
+    Source: W. G. Cochran, "Sampling Techniques", 3rd ed., 2.8, with the correction for finite populations, so that a
+    sample of everything has no interval; Student's t by its expansion in 1/(n - 1).
     """
     n = len(sizes)
-    value, rest, times = float(sizes.mean()) * total, sizes - sizes.mean(), float(total)
-    if original_bytes:
-        ratio = float(sizes.sum() / originals.sum())
-        apart = sizes - ratio * originals
-        if np.square(apart).sum() <= np.square(rest).sum():
-            value, rest, times = ratio * original_bytes, apart, original_bytes / float(originals.mean())
+    value = float(sizes.sum()) * total / n
     if n >= total:
         return Estimate(value, value, value)
     if n < 2:
         return Estimate(value, 0.0, math.inf)
     free = n - 1
     quantile = _Z + (_Z**3 + _Z) / (4 * free) + (5 * _Z**5 + 16 * _Z**3 + 3 * _Z) / (96 * free**2)
-    spread = float(np.sqrt(np.square(rest).sum() / free / n * (1 - n / total)))
-    return Estimate(value, max(0.0, value - quantile * spread * times), value + quantile * spread * times)
+    spread = quantile * total * float(sizes.std(ddof=1) * np.sqrt((1 - n / total) / n))
+    return Estimate(value, max(0.0, value - spread), value + spread)
 
 
 # --- The ways to pack images that are measured: which ones make sense for the images of a sample.
@@ -526,16 +514,15 @@ class SampledImage:
 class ImageSample:
     """Images of a source, in random order, and what is known of the source.
 
-    title: of the source. splits: samples by split, as listed. listed_bytes: of all samples with all their fields, 0
-    where the listing does not know them. drawn: how many were read for these images; left_out counts those of them
-    that are not here by the reason, and examples names the first; damaged: of them, the images that do not decode.
+    title: of the source. splits: samples by split, as listed. drawn: how many were read for these images; left_out
+    counts those of them that are not here by the reason, and examples names the first; damaged: of them, the images
+    that do not decode.
     read_bytes, read_seconds: of reading them, by one thread.
     """
 
     title: str
     splits: dict[str, int]
     fields: tuple[str, ...]
-    listed_bytes: int
     images: list[SampledImage] = field(default_factory=list)
     drawn: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
@@ -567,13 +554,10 @@ def draw(source: Source, split: str | None, count: int, seed: int, watcher: Watc
     watcher.note(f"listing {source.title}")
     with without_gc():
         listing = source.list(split)
-    sizes = [part.bytes for part in listing.splits.values()]
-    known = all(bool((size > 0).all()) for size in sizes)
     found = ImageSample(
         source.title,
         {name: len(part) for name, part in listing.splits.items()},
         tuple(listing.fields),
-        sum(int(size.sum()) for size in sizes) if known else 0,
         listing_warnings=tuple(listing.warnings),
     )
     if "image" not in listing.fields:

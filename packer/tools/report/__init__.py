@@ -6,13 +6,13 @@
     page.table(["stage", "ms a step"], [["step", "20.0"], ["read", "41.5"]])
     write_page(Path("report.html"), page)
 
-Charts need matplotlib, the extra `report`; `require_charts()` says so before the work and not after it.
+Pages need matplotlib and Jinja2, the extra `report`; `require_charts()` says so before the work and not after it.
 """
 
 from __future__ import annotations
 
 from packer.tools.report import charts
-from packer.tools.report.charts import Chart, require_charts
-from packer.tools.report.page import Page, svg_image, write_page
+from packer.tools.report.charts import Chart, require_charts, svg_image
+from packer.tools.report.page import Page, write_page
 
 __all__ = ["Chart", "Page", "charts", "require_charts", "svg_image", "write_page"]

@@ -24,8 +24,8 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from cache.errors import PackerError, UnknownNameError
-from packer.comparison import header_difference
 from packer.tools.view.places import Place
+from packer.verification import header_difference
 from readers.criteria import TableFacts, json_columns, json_payloads
 from readers.headers import MEDIA
 from readers.index import FIELD_COLUMNS, MemoryColumns

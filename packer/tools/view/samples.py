@@ -20,9 +20,9 @@ from crc32c import crc32c
 
 from cache.errors import BadSampleError, MissingExtraError, PackerError, UnknownNameError
 from cache.node import usable_cpus
-from packer.comparison import header_difference
 from packer.conversion.ops import SHOWN, parse_op
 from packer.formats.base import png_of
+from packer.verification import header_difference
 from readers.augment import Recipe
 from readers.augment.geometry import Plan
 from readers.augment.ops import Op, Stage
