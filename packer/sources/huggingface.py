@@ -1,8 +1,8 @@
 """A data set of Hugging Face in Parquet: images in it as `struct{bytes, path}`, or as bytes.
 
-A repository's folder, or one file; `packer.sources.hub_files` says which file is which split. The columns have the
-roles of `packer.sources.targets`: ClassLabels have their names, an image keeps its bytes, its path is the sample's name
-where all paths of a split differ, and what is neither image nor label is in the field json.
+A repository's folder, or one file. The columns have the roles of `packer.sources.targets`: ClassLabels have their
+names, an image keeps its bytes, its path is the sample's name where all paths of a split differ, and what is neither
+image nor label is in the field json.
 
 Listing reads the labels and the paths alone. Rows are read a batch at a time and in the order of the files, since a row
 group is unpacked from its start; each image is then a view of the batch. Before a row group is read, the headers of its

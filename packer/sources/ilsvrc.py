@@ -4,7 +4,7 @@
     Annotations/CLS-LOC/{train,val}    boxes of some of them, in XML: fields boxes and box_labels
     LOC_val_solution.csv               `ILSVRC2012_val_00048981,n03995372 85 1 499 272`: the classes of val
     {train,val,test}, or the images    of the same names, next to that table; also val by itself, with it above
-    ILSVRC2012_img_train.tar, …        see `packer.sources.ilsvrc_tars`
+    ILSVRC2012_img_train.tar, …        see below
 
 Classes are the names of the synsets, sorted, as torchvision numbers them. An image of val that the table does not name
 has no label, with a warning.

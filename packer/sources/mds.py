@@ -6,7 +6,7 @@
                    "zip_data": {"basename": "shard.00000.mds.zstd", …} or null}, …]}
     a shard        uint32 samples n, n + 1 uint32 offsets of them, a copy of the description, the samples
 
-`packer.sources.mds_columns` says what a sample is. A shard that is there both plain and compressed is read plain. A
+What a sample is, the table of columns below says. A shard that is there both plain and compressed is read plain. A
 compressed one is unpacked into memory, as large as its raw bytes, once for the listing, which looks for the labels, and
 once by each worker that packs some of it. Hashes are compared when a worker opens a shard, as far as Python knows them.
 Samples are called by number. Pickled columns are refused: unpickling runs what a file says.
