@@ -39,7 +39,7 @@ _SPARE_BYTES = 1 << 30
 @contextlib.contextmanager
 def _unsynced() -> Iterator[None]:
     """Nothing is forced to the disk meanwhile, in this process and in those it forks."""
-    import packer.formats.files as files
+    import packer.formats.base as files
 
     fsync, write_behind = os.fsync, files.write_behind
     os.fsync, files.write_behind = (lambda descriptor: None), (lambda *region: None)

@@ -45,8 +45,7 @@ from packer.conversion.journal import Journal
 from packer.conversion.pack import Cancelled
 from packer.documents import repair_documents, write_dataset_info
 from packer.formats import REGISTRY, format_named, format_of_file
-from packer.formats.base import Located, LocateOptions, PackedSample, Payloads
-from packer.formats.files import Window
+from packer.formats.base import Located, LocateOptions, PackedSample, Payloads, Window
 from packer.found_shards import FoundShard, FoundShards, find_shards, losses
 from packer.output import Result, local_output, output_errors
 from packer.sources.shards import ClassNames, classes_in_order, field_kinds, located_samples

@@ -25,8 +25,7 @@ from cache.checksums import crc32c, file_sha256
 from cache.errors import DatasetError, FormatError, OutputError
 from cache.files import Folder, open_regular, sync_file
 from cache.messages import quoted
-from packer.formats.base import PackedSample, Payloads
-from packer.formats.files import Window
+from packer.formats.base import PackedSample, Payloads, Window
 from readers.headers import MEDIA, ImageHeader
 from readers.index import ABSENT, COLUMNS, FIELD_COLUMNS, column_names, encode_name
 from readers.layout import ColumnFile, ShardInfo, SplitInfo

@@ -26,8 +26,7 @@ from cache.errors import FormatError, StaleIndexError
 from cache.files import Folder
 from cache.messages import Silent, Watcher, quoted
 from packer.formats import REGISTRY, format_named
-from packer.formats.base import Format
-from packer.formats.files import Window
+from packer.formats.base import Format, Window
 from packer.output import Result, local_output, output_errors
 from readers.layout import ShardInfo, SplitInfo, read_dataset_info
 

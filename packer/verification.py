@@ -45,8 +45,7 @@ from packer.columns import HEADER_COLUMNS, damaged_columns, header_values
 from packer.conversion.images import decode_fully
 from packer.documents import differences, read_document
 from packer.formats import format_named
-from packer.formats.base import Arena, Located, LocateOptions, locate_options
-from packer.formats.files import Window
+from packer.formats.base import Arena, Located, LocateOptions, Window, locate_options
 from packer.sources import open_source
 from packer.sources.base import Slice, Source, SourceListing, SourceReader, SplitListing
 from packer.sources.shards import located_samples

@@ -29,16 +29,15 @@ from packer.columns import PartMeta
 from packer.conversion.commit import commit, replaced_set
 from packer.conversion.images import remarks_of
 from packer.conversion.journal import Journal
-from packer.conversion.left_out import count_by_action, refuse_unknown, refuse_unlike
 from packer.conversion.ops import check_ops
 from packer.conversion.pack import ShardPacker, disk_full
 from packer.conversion.plan import ConvertOptions, Plan, PlannedShard, Reencode, default_shard_bytes
+from packer.conversion.result import count_by_action, refuse_unknown, refuse_unlike
 from packer.formats import format_named
 from packer.formats.base import ShardSpec
 from packer.output import local_output
 from packer.sources.base import ListingBuilder, SourceListing, check_names
-from packer.sources.dataset import EXAMINED, features_of
-from packer.sources.samples import SampleForm
+from packer.sources.samples import EXAMINED, SampleForm, features_of
 from readers.augment.ops import Op
 from readers.layout import DatasetInfo, SplitName
 from readers.sample import Buffer

@@ -15,7 +15,7 @@ from suites.programs import run_packer
 
 import readers
 from cache.messages import parse_size
-from packer.cli.progress import progress_line
+from packer.cli.screen import progress_line
 from packer.cli.text import bar, human_bytes, human_seconds
 from packer.inspection import compare_orders
 from readers.order import Shuffled

@@ -17,7 +17,7 @@ from suites.programs import run_packer, run_python
 
 import packer as library
 from cache.messages import json_printable, plural, printable
-from packer.cli.progress import progress_line
+from packer.cli.screen import progress_line
 
 PACKER = [sys.executable, "-m", "packer"]
 

@@ -22,8 +22,7 @@ import pytest
 from conftest import make_jpeg, tree_of
 
 import packer
-from packer.cli.examples import EXAMPLES, WORDS
-from packer.cli.group import OTHER_NAMES, cli, run
+from packer.cli.group import EXAMPLES, OTHER_NAMES, WORDS, cli, run
 from packer.cli.text import Emphasis, ProgressDisplay, show
 
 Packer = Callable[..., "tuple[int, str, str]"]

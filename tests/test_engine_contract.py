@@ -182,7 +182,7 @@ def test_an_engine_without_workers(tmp_path: Path) -> None:
 
 
 def test_workers_of_another_version_are_refused(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("packer.engines.call.__version__", "0.0.1")
+    monkeypatch.setattr("packer.workers.__version__", "0.0.1")
     with ThreadPoolExecutor(1) as engine, pytest.raises(WorkerError, match=r"has packer 0.0.1, the command runs"):
         converted(engine, tree, tmp_path / "out")
 

@@ -23,10 +23,18 @@ from cache.files import Folder
 from packer.conversion.choice import Choice
 from packer.conversion.plan import ConvertOptions, check_listing, make_plan
 from packer.conversion.result import ConvertResult
-from packer.conversion.saved import LISTING_FILE, Prepared, SavedSamples, load, question_of, save
+from packer.conversion.saved import (
+    LISTING_FILE,
+    Prepared,
+    SavedSamples,
+    decode_rows,
+    encode_rows,
+    load,
+    question_of,
+    save,
+)
 from packer.formats import format_named
 from packer.sources.base import SourceListing
-from packer.sources.blocks import decode_rows, encode_rows
 from packer.sources.folder import FolderSource, TreeListing
 from readers.layout import WORK_FOLDER
 from readers.strings import Names

@@ -19,7 +19,7 @@ from suites.sources import Found, SourceSuite, found
 import packer
 import readers
 from cache.errors import BadSampleError, SourceError
-from packer.sources.json_parts import json_parts
+from packer.sources.coco import json_parts
 from packer.sources.objects import Grid, outline_pixels
 from readers.fields import decode_field, encode_field
 

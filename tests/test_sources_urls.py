@@ -27,7 +27,7 @@ from cache.errors import BadSampleError, SourceError
 from cache.remote import is_public
 from packer.formats.base import Arena
 from packer.sources import url_list
-from packer.sources.fetching import Fetcher, FetchOptions, Pace, without_query
+from packer.sources.url_list import Fetcher, FetchOptions, Pace, without_query
 from readers.fields import decode_field
 
 pytest.importorskip("urllib3", reason="urllib3, which fetches images, is not installed")

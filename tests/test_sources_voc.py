@@ -15,7 +15,7 @@ from test_sources_coco import values
 
 import packer
 from cache.errors import BadSampleError, SourceError
-from packer.sources.xml_objects import parse_objects
+from packer.sources.objects import parse_objects
 from readers.fields import decode_field, encode_field
 
 SIZE = (40, 24)

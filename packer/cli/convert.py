@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
 from cache.errors import BadNameError
 from cache.messages import plural, quoted
-from packer.cli.engines import engine_options
-from packer.cli.sections import SectionedCommand
+from packer.cli.group import SectionedCommand
 from packer.cli.text import (
     Emphasis,
     SetPlace,
@@ -27,23 +27,74 @@ from packer.cli.text import (
     workers_option,
 )
 from packer.conversion.ops import parse_op
-from packer.conversion.plan import (
-    CHECKS,
-    CODECS,
-    DECODES,
-    ON_ERROR,
-    Reencode,
-)
+from packer.conversion.plan import CHECKS, CODECS, DECODES, ON_ERROR, Reencode
 from packer.conversion.result import ConvertResult
-from packer.conversion.run import convert
+from packer.conversion.run import commit, convert
+from packer.engines import engine_names, open_engine
 from packer.formats import format_aliases, resolve_format, writable_formats
 from packer.sets.deal import shares_text
 from packer.sources import FETCH_OPTIONS, open_source
-from packer.sources.tree_layouts import LAYOUTS
+from packer.sources.layouts import LAYOUTS
 from readers.augment.ops import Op
 from readers.layout import FieldName
 
-__all__ = ["OF_THE_SOURCE", "SOURCE_SECTIONS", "Container", "command", "dealt_lines", "field_columns", "summary"]
+__all__ = [
+    "OF_THE_SOURCE",
+    "SOURCE_SECTIONS",
+    "Container",
+    "command",
+    "dealt_lines",
+    "engine_options",
+    "field_columns",
+]
+
+
+# ------------------------------------------------------------------------------
+# --engine and --scheduler: where the tasks of a command run.
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+_LOCAL = "local"
+
+
+class _EngineName(click.ParamType):  # type: ignore[type-arg]
+    """The name of an engine."""
+
+    name = "engine"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return f"[{'|'.join((_LOCAL, *engine_names()))}]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        names = (_LOCAL, *engine_names())
+        if value not in names:
+            self.fail(f"{value!r} is not one of {', '.join(names)}", param, ctx)
+        return value
+
+
+def engine_options(command: F) -> F:
+    """Add the options, and call the command with engine=: an executor, or None for processes of this machine.
+
+    A process that works for another one, as all ranks of MPI but the first, does not call it.
+    """
+
+    @click.option("--engine", type=_EngineName(), default=_LOCAL, show_default=True, help="Where shards are worked on: "
+                  "processes of this machine, ranks (mpiexec -n N packer …), or a cluster.")  # fmt: skip
+    @click.option("--scheduler", metavar="ADDRESS", help="Of the cluster: of Dask tcp://HOST:PORT or a scheduler file, "
+                  "of Ray HOST:PORT. Default: what their own settings say.")  # fmt: skip
+    @functools.wraps(command)
+    def with_engine(*args: Any, engine: str, scheduler: str | None, **options: Any) -> None:
+        if engine == _LOCAL:
+            if scheduler is not None:
+                raise click.UsageError("--scheduler is the address of a cluster: say which with --engine")
+            command(*args, engine=None, **options)
+            return
+        with open_engine(engine, scheduler) as executor:
+            if executor is not None:
+                command(*args, engine=executor, **options)
+
+    return with_engine  # type: ignore[return-value]
+
 
 _REASONS_SHOWN = 10
 OF_THE_SOURCE = (
@@ -284,3 +335,19 @@ def summary(result: ConvertResult, *, rates: bool = True) -> list[str]:
         if len(reasons) > _REASONS_SHOWN:
             lines.append(f"    … and {plural(len(reasons) - _REASONS_SHOWN, 'more reason')}")
     return lines
+
+
+# ------------------------------------------------------------------------------
+# `packer commit`: the last step of a conversion by the tasks of an array job.
+
+
+@click.command("commit")
+@click.argument("output", metavar="OUT", type=click.Path(file_okay=False))
+@json_option
+def commit_command(output: str, as_json: bool) -> None:
+    """Make a set of what the tasks of  packer convert … --task I/N  have packed into OUT.
+
+    Where shards are missing, it says which tasks to run again, and changes nothing.
+    """
+    result = commit(output, watcher=watcher(as_json))
+    show_result(result, as_json, lambda: summary(result, rates=False))

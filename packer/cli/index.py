@@ -9,9 +9,8 @@ import click
 
 from cache.messages import plural
 from packer.adoption import index
-from packer.cli.convert import field_columns
-from packer.cli.engines import engine_options
-from packer.cli.flags import with_flags
+from packer.cli.convert import engine_options, field_columns
+from packer.cli.screen import with_flags
 from packer.cli.text import (
     json_option,
     new_split_option,

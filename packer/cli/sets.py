@@ -8,10 +8,9 @@ from typing import Any, TypeVar
 import click
 
 from cache.messages import listed, plural, quoted
-from packer.cli.convert import OF_THE_SOURCE, SOURCE_SECTIONS, Container, dealt_lines
+from packer.cli.convert import OF_THE_SOURCE, SOURCE_SECTIONS, Container, dealt_lines, engine_options
 from packer.cli.convert import command as convert_command
-from packer.cli.engines import engine_options
-from packer.cli.sections import SectionedCommand
+from packer.cli.group import SectionedCommand
 from packer.cli.text import (
     Emphasis,
     SetPlace,

@@ -15,8 +15,7 @@ from click.shell_completion import CompletionItem
 from cache.errors import BadNameError, RemoteError
 from cache.messages import bar, human_bytes, human_seconds, json_printable, parse_size, printable, quoted
 from cache.remote import parse_url
-from packer.cli.progress import ProgressDisplay, watcher, width
-from packer.cli.verbose import verbose_option
+from packer.cli.screen import ProgressDisplay, verbose_option, watcher, width
 from readers.layout import SplitName
 
 __all__ = [

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from cache.messages import plural
-from packer.cli.engines import engine_options
+from packer.cli.convert import engine_options
 from packer.cli.text import SetPlace, human_bytes, json_option, show_result, split_option, watcher, workers_option
 from packer.extraction import extract
 from packer.verification import VerifyResult, verify

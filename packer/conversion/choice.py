@@ -2,29 +2,218 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import cache
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from cache.errors import SourceError
+from cache.errors import BadSampleError, SourceError, UnknownNameError
 from cache.messages import quoted
-from packer.conversion.where import listed_facts, select
 from packer.sets.deal import as_groups, deal, deal_groups
-from packer.sources.base import SourceListing
+from packer.sources.base import SourceListing, SplitListing
+from readers.headers import ImageHeader, read_header
 from readers.layout import SplitName
-from readers.sample import NO_LABEL
-from readers.where import group_values, parse_where
+from readers.sample import NO_LABEL, Buffer
+from readers.where import NUMBERS, Texts, Where, complete_columns, folders_of, group_values, json_columns, parse_where
 
-__all__ = ["Choice"]
+__all__ = ["Choice", "SampleWhere", "select"]
+
+
+# ------------------------------------------------------------------------------
+# `where` in a conversion: what the listing says is evaluated before the plan is made, the rest by the workers.
+#
+# An expression is cut at its outermost `and`. Parts about keys, splits and labels, and about columns of a table that
+# the source has read to list it, are evaluated over the columns of the listing, and samples for which one is false
+# are neither planned nor read. Parts about the bytes, the header or the fields of a sample, and other columns, are
+# evaluated when it has been read, as it is in the source: before ops and re-encoding. Samples for which one is false
+# keep their place in the plan and leave it empty. So the plan follows from the listing and the options alone, as
+# ever. An image whose header cannot be read is not left out by `where`, but is a bad sample.
+
+
+_LABELS = frozenset({"label", "class_name"})
+_LISTED = frozenset({"key", "split", "folder"})
+_MOST_NAMES = 100
+_OF_HEADERS = frozenset({*NUMBERS, "medium"} - {"bytes"})
+
+
+def select(listing: SourceListing, text: str) -> SourceListing:
+    """The listing of the samples for which `text` is true, as far as the listing says; the rest is its `where`.
+
+    Raises ValueError, UnknownNameError for a class or field that the source lacks, SourceError where nothing is left.
+    """
+    where = parse_where(text)
+    SampleWhere(text, listing.classes, tuple(listing.fields), "").is_true("", NO_LABEL, [None] * len(listing.fields))
+    known = _LISTED if listing.late_labels else _LISTED | _LABELS
+    now, later = list[Where](), list[Where]()
+    for part in where.conjuncts:
+        unlisted = part.names - known
+        if listing.json_listed and not part.columns & set(listing.fields):
+            unlisted -= part.columns | {"column", "has"}
+        (later if unlisted else now).append(part)
+    facts = listed_facts(listing)
+    splits = {name: _select(part, facts[name], now) for name, part in listing.splits.items()}
+    before, after = (sum(map(len, parts.values())) for parts in (listing.splits, splits))
+    if before and not after:
+        raise SourceError(f"where: {text!r:.200} is false for all {before:,} samples of the source")
+    return replace(
+        listing,
+        splits={name: part for name, part in splits.items() if len(part)},
+        where=" and ".join(f"({part.text})" for part in later),
+        not_chosen=before - after,
+    )
+
+
+def listed_facts(listing: SourceListing) -> dict[str, Listed]:
+    """What a listing says of the samples of each split."""
+
+    @cache
+    def columns(names: frozenset[str]) -> dict[str, Mapping[str, Sequence[Any]]]:
+        if not listing.json_listed:
+            return {name: {} for name in listing.splits}
+        found = [json_columns(_payloads(part), names) for part in listing.splits.values()]
+        complete_columns(found, [len(part) for part in listing.splits.values()])
+        return dict(zip(listing.splits, found, strict=True))
+
+    def columns_of(name: str) -> Callable[[Collection[str]], Mapping[str, Sequence[Any]]]:
+        return lambda names: columns(frozenset(names))[name]
+
+    return {
+        name: Listed(part.keys, part.labels, listing.classes, name, columns_of(name))
+        for name, part in listing.splits.items()
+    }
+
+
+def _payloads(part: SplitListing) -> Iterator[tuple[str, Buffer | None]]:
+    return ((key, place[-1]) for some in part.slices() for key, place in zip(some.keys, some.places, strict=True))
+
+
+def _select(part: SplitListing, facts: Listed, wanted: Sequence[Where]) -> SplitListing:
+    mask = np.ones(len(part), np.bool_)
+    for where in wanted:
+        mask &= where.mask(facts)
+    return part if mask.all() else part.take(np.flatnonzero(mask))
+
+
+class Listed:
+    """What a listing says of n samples; see `readers.where.Facts`."""
+
+    def __init__(
+        self,
+        keys: Sequence[str],
+        labels: npt.NDArray[Any],
+        classes: Sequence[str],
+        split: str,
+        columns: Callable[[Collection[str]], Mapping[str, Sequence[Any]]],
+    ) -> None:
+        self.classes, self._keys, self._labels, self._split, self.columns = classes, keys, labels, split, columns
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def labels(self) -> npt.NDArray[Any]:
+        return self._labels
+
+    def texts(self, name: str) -> Texts:
+        if name == "key":
+            return Texts(self._keys)
+        if name == "folder":
+            return folders_of(self._keys)
+        if name == "split":
+            return Texts((self._split,), np.zeros(len(self), np.int64))
+        count, labels = len(self.classes), self._labels
+        return Texts((*self.classes, ""), np.where((labels >= 0) & (labels < count), labels, count))
+
+    def numbers(self, name: str) -> npt.NDArray[Any]:
+        raise LookupError(name)  # a listing says nothing of images
+
+    def has(self, field: str) -> npt.NDArray[np.bool_]:
+        raise UnknownNameError(f"the source has no field {field!r}, and its table no such column")
+
+
+class _Read(Listed):
+    """What is known of one sample that has been read. payloads: by field."""
+
+    def __init__(
+        self,
+        listed: tuple[str, int, Sequence[str], str],
+        payloads: Mapping[str, Buffer | None],
+        image: ImageHeader | None,
+        seen: dict[str, None],
+    ) -> None:
+        key, label, classes, split = listed
+        super().__init__((key,), np.array([label]), classes, split, self._columns)
+        self._seen, self._payloads, self._image = seen, payloads, image
+
+    def texts(self, name: str) -> Texts:
+        if name == "medium":
+            return Texts(("" if self._image is None else self._image.media,))
+        return super().texts(name)
+
+    def numbers(self, name: str) -> npt.NDArray[Any]:
+        if name == "bytes":
+            payload = next(iter(self._payloads.values()))
+            return np.array([0 if payload is None else len(payload)])
+        if self._image is None:
+            return np.array([np.nan])
+        if name in ("orientation", "components"):
+            return np.array([getattr(self._image, name)])
+        height, width = self._image.upright_size
+        values = {"width": width, "height": height, "pixels": width * height, "aspect": width / height}
+        values |= {"min_side": min(width, height), "max_side": max(width, height)}
+        return np.array([values[name]])
+
+    def has(self, field: str) -> npt.NDArray[np.bool_]:
+        if field not in self._payloads:
+            raise UnknownNameError(f"no field {field!r}; there are {', '.join(self._payloads)}")
+        return np.array([self._payloads[field] is not None])
+
+    def _columns(self, names: Collection[str]) -> Mapping[str, Sequence[Any]]:
+        """Every column may be there in another sample."""
+        if "json" not in self._payloads:
+            return {}
+        found = json_columns([(self._keys[0], self._payloads["json"])], names)
+        self._seen.update(dict.fromkeys(name for name in found if name in names or len(self._seen) < _MOST_NAMES))
+        return {name: found.get(name, (None,)) for name in names}
+
+
+class SampleWhere:
+    """An expression for samples that have been read, one by one.
+
+    classes, fields, split: of the set.
+    wanted: the columns of the table that it looks at; seen: those that samples had so far, and others of them.
+    """
+
+    def __init__(self, text: str, classes: Sequence[str], fields: Sequence[str], split: str) -> None:
+        self._where, self._classes, self._fields, self._split = parse_where(text), classes, tuple(fields), split
+        self._looks_at_header = bool(self._where.names & _OF_HEADERS)
+        self.wanted = self._where.columns - set(fields)
+        self.seen: dict[str, None] = {}
+
+    def is_true(self, key: str, label: int, payloads: Sequence[Buffer | None]) -> bool:
+        """Whether it is true for a sample; also for one with an image whose header cannot be read.
+
+        payloads: in the order of the fields, as they were read.
+        """
+        header = None
+        if self._looks_at_header and payloads[0] is not None:
+            try:
+                header = read_header(payloads[0])
+            except BadSampleError:
+                return True  # the packer says what is wrong with it
+        by_field = dict(zip(self._fields, payloads, strict=True))
+        facts = _Read((key, label, self._classes, self._split), by_field, header, self.seen)
+        return bool(self._where.mask(facts)[0])
 
 
 @dataclass(frozen=True)
 class Choice:
     """classes: only those of these names, whose labels are then 0, 1, … in this order; None for all.
 
-    where: only those for which this is true (`packer.conversion.where`); None for all.
+    where: only those for which this is true (`packer.conversion.choice`); None for all.
 
     fractions: the share of each new split, which sum to 1; None leaves the splits as they are.
     seed: of the draw.

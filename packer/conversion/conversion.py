@@ -11,40 +11,199 @@ commit and a change of the set take alone; listing and planning is under a secon
 
 from __future__ import annotations
 
+import collections
 import logging
+import math
 import shutil
+import tempfile
 import time
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from cache.errors import OutputError, SourceError
+import numpy as np
+import numpy.typing as npt
+
+import readers
+from cache.checksums import crc32c
+from cache.errors import BadSampleError, OutputError, PackerError, SourceError
 from cache.files import BusyError
-from cache.messages import Watcher, human_bytes, human_seconds, listed, plural
+from cache.messages import Counter, Watcher, human_bytes, human_seconds, listed, plural
 from cache.node import usable_cpus
-from packer.columns import PartMeta
+from packer.columns import PartMeta, load_part
 from packer.conversion import saved
 from packer.conversion.choice import Choice
 from packer.conversion.commit import replaced_set
 from packer.conversion.job import JOB_FILE, Job
 from packer.conversion.journal import Journal
-from packer.conversion.left_out import link_warnings
 from packer.conversion.ops import check_fields
-from packer.conversion.pack import ShardTask, pack_shard
+from packer.conversion.pack import Cancelled, ShardTask, pack_shard
 from packer.conversion.plan import ConvertOptions, check_listing, make_plan
-from packer.conversion.result import ConvertResult, Summary
-from packer.conversion.same import AS_GIVEN, PackedTask, first_difference
+from packer.conversion.result import ConvertResult, Summary, link_warnings
 from packer.conversion.saved import Prepared
-from packer.conversion.trial import try_out
 from packer.documents import repair_documents
 from packer.formats import format_named
-from packer.sources import Source
-from packer.sources.base import SourceListing
+from packer.formats.base import Arena
+from packer.sources.base import LabellingReader, Samples, SomeSamples, Source, SourceListing
 from packer.workers import Workers, run_shards, without_gc
-from readers.layout import read_dataset_info
+from readers.index import ABSENT
+from readers.layout import WORK_FOLDER, read_dataset_info
+from readers.strings import Strings
 
 __all__ = ["Conversion"]
+
+
+# ------------------------------------------------------------------------------
+# Whether what is packed already is what a program's data set hands out now: its samples are read again and compared.
+#
+# The listing of such a data set says its length and little more (`SourceListing.sampled`). So before a set, or shards
+# of a conversion that was stopped, are taken for those of this one, workers compare labels and payloads with them, by
+# key and checksum: images, and what follows them, only where they are packed as they are handed out. Samples that
+# were left out are not compared.
+
+
+AS_GIVEN = ("text", "json", "array", "target", "file")
+"""Kinds of fields that no op and no re-encoding changes."""
+_REPORT_SAMPLES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTask:
+    """Samples of a source, and where they are packed: in a whole shard, or in a set.
+
+    fields: all of the source; compared: those whose payloads are packed as they are.
+    part: of the shard; None: the samples are these rows, (first, stop), of this split of the set at `root`.
+    """
+
+    source: Source
+    samples: Samples
+    fields: tuple[str, ...]
+    compared: frozenset[str]
+    root: Path
+    split: str
+    part: Path | None = None
+    rows: tuple[int, int] = (0, 0)
+
+    def packed(self) -> dict[str, tuple[int, list[int | None]]]:
+        """Label, and checksum of each payload, by key."""
+        if self.part is not None:
+            with load_part(self.part) as part:
+                keys = Strings(part["key"], part["key.offset"])
+                columns = [(part[f"{name}.offset"], part[f"{name}.crc32c"]) for name in self.fields]
+                return _by_key(keys, part["label"], columns)
+        with readers.open(self.root, self.split) as reader:
+            rows, table = slice(*self.rows), reader.table
+            columns = [
+                (table.field_column(name, "offset")[rows], table.field_column(name, "crc32c")[rows])
+                for name in self.fields
+            ]
+            return _by_key(reader.keys[rows], reader.labels[rows], columns)
+
+
+def _by_key(
+    keys: Sequence[str], labels: npt.NDArray[Any], columns: Sequence[tuple[npt.NDArray[Any], npt.NDArray[Any]]]
+) -> dict[str, tuple[int, list[int | None]]]:
+    checksums = [
+        [None if offset == ABSENT else crc for offset, crc in zip(offsets.tolist(), crcs.tolist(), strict=True)]
+        for offsets, crcs in columns
+    ]
+    rows = zip(labels.tolist(), zip(*checksums, strict=True), strict=True)
+    return {key: (label, list(found)) for key, (label, found) in zip(keys, rows, strict=True)}
+
+
+def first_difference(task: PackedTask, counter: Counter) -> str:
+    """What the first sample is that is packed otherwise than the source has it now; "" where none is."""
+    packed, arena = task.packed(), Arena(lambda: None)
+    with task.source.open() as reader:
+        for block in task.samples.slices():
+            for i, place in enumerate(block.places):
+                key = block.keys[i]
+                if key in packed:
+                    try:
+                        payloads = reader.read(place, arena)
+                        label = reader.label(place) if isinstance(reader, LabellingReader) else block.labels[i]
+                    except BadSampleError as error:
+                        return f"{key}: {error}"
+                    was, checksums = packed[key]
+                    if label != was:
+                        return f"{key}: its label was {was} and is {label} now"
+                    for name, payload, known in zip(task.fields, payloads, checksums, strict=True):
+                        if name in task.compared and (None if payload is None else crc32c(payload)) != known:
+                            return f"{key}: its {name} is another one now"
+                if i % _REPORT_SAMPLES == _REPORT_SAMPLES - 1 and counter.stopped():
+                    raise Cancelled
+            counter.report(len(block.places), 0)
+    return ""
+
+
+# ------------------------------------------------------------------------------
+# What a conversion will take: a few of its samples are packed, in a temporary directory, and the clock is read.
+
+
+_FIRST, _MOST = 8, 128
+_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What was found of `tried` samples. seconds: of one process, for all samples. shard_bytes: of all shards."""
+
+    tried: int
+    seconds: float
+    shard_bytes: int
+
+
+def try_out(source: Source, options: ConvertOptions, prepared: Prepared) -> Trial | None:
+    """Pack up to 128 samples of the largest split, for about two seconds; None where that fails.
+
+    They are spread over the split, or its first ones where a source is read from front to back.
+    """
+    splits = prepared.listing.splits
+    largest = max(splits, key=lambda name: len(splits[name]), default=None)
+    if largest is None or not len(splits[largest]):
+        return None
+    count, found = min(_FIRST, len(splits[largest])), None
+    with suppress(PackerError, OSError):
+        while True:
+            spent, size = _pack(source, options, prepared, largest, count)
+            share = prepared.plan.samples / count
+            found = Trial(count, spent * share, math.ceil(size * share))
+            more = min(_MOST, len(splits[largest]), int(count * _SECONDS / max(spent, 1e-9)))
+            if more < 2 * count:
+                break
+            count = more
+    return found
+
+
+def _pack(source: Source, options: ConvertOptions, prepared: Prepared, split: str, count: int) -> tuple[float, int]:
+    """(seconds, bytes of the shard) of packing some samples."""
+    listing = prepared.listing
+    rows = np.arange(count) * (len(listing.splits[split]) // count if listing.shuffles else 1)
+    with tempfile.TemporaryDirectory(prefix="packer-dry-run-") as folder:
+        Path(folder, WORK_FOLDER).mkdir()
+        task = ShardTask(
+            source=source,
+            spec=prepared.plan.specs[split],
+            samples=SomeSamples(listing.splits[split], rows),
+            options=replace(options, on_error="skip"),
+            skip_strays=listing.skip_strays,
+            out=Path(folder),
+            shard=prepared.plan.shards[0].name,
+            where=listing.where,
+        )
+        started = time.perf_counter()
+        meta = pack_shard(task, _Uncounted())
+        return time.perf_counter() - started, meta.shard.bytes
+
+
+class _Uncounted:
+    def report(self, samples: int, payload_bytes: int, left_out: int = 0) -> None: ...
+
+    def stopped(self) -> bool:
+        return False
+
 
 _log = logging.getLogger(__name__)
 _PATIENCE_SECONDS, _WAIT_SECONDS = 1.0, 600.0  # for a commit, or a conversion that is just beginning
@@ -329,7 +488,7 @@ def _listed(listing: SourceListing, seconds: float) -> str:
     text += f", {human_bytes(size)}" if size else ""
     text += f" in {human_seconds(seconds)}"
     if listing.left_out:
-        reasons = Counter(reason for _, reason in listing.left_out).most_common()
+        reasons = collections.Counter(reason for _, reason in listing.left_out).most_common()
         text += f"; left out {plural(len(listing.left_out), 'file')}: "
         text += listed([f"{count:,} {reason}" for reason, count in reasons])
     return text

@@ -12,19 +12,19 @@ that needs no change keeps its bytes.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from cache.errors import BadSampleError
+from cache.errors import BadSampleError, SourceError
 from cache.messages import plural
-from packer.conversion.fields import BEYOND, WITHOUT_AREA
 from packer.conversion.plan import ConvertOptions, Reencode, renamed
 from readers.decode import decode_image, decode_unchanged
 from readers.decode.cpu import bits_of, bits_of_grey, check_coding, without_all_bits, without_rgb
 from readers.decode.region import check_header
+from readers.fields import check_field, decode_field, encode_field
 from readers.headers import ImageHeader, frames, parse_header, read_header, sniff
 from readers.headers.base import shrunk, upright_size
 from readers.headers.formats import EXIF_PREFIX, parse_frame
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 __all__ = [
+    "FieldChecks",
     "adopted_image",
     "check_image",
     "decode_fully",
@@ -44,6 +45,101 @@ __all__ = [
     "reencode",
     "remarks_of",
 ]
+
+
+# ------------------------------------------------------------------------------
+# Check the other fields of an image before they are packed, and let boxes and points follow one that is resized.
+
+
+WITHOUT_AREA, BEYOND = "boxes_without_area", "boxes_beyond_the_image"
+_PIXELS = ("boxes", "points")
+_TOLERANCE = 1.0  # pixels; whole numbers from 0 or from 1 on, and rounding
+
+
+class FieldChecks:
+    """The checks for fields of these kinds; files and JSON are packed as they are.
+
+    deep: whether masks are decoded, and not only their headers parsed.
+    targets: dtype and shape of each target, of which there is one in a set.
+    """
+
+    def __init__(self, kinds: Mapping[str, str], deep: bool) -> None:
+        named = ((number, name, kind) for number, (name, kind) in enumerate(kinds.items()))
+        self._checked = [each for each in named if each[1] != "image" and each[2] not in ("file", "json")]
+        self._deep = deep
+        self.targets: dict[str, str] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._checked)
+
+    @property
+    def in_pixels(self) -> bool:
+        """Whether a field is in pixels of the image."""
+        return any(kind in _PIXELS for _, _, kind in self._checked)
+
+    def check(self, payloads: Sequence[Buffer | None]) -> None:
+        """Raise BadSampleError for the first field whose bytes are not what they should be."""
+        for number, name, kind in self._checked:
+            payload = payloads[number]
+            if payload is None and kind == "target":
+                raise BadSampleError(f"has no {name}, which is its label")
+            if payload is not None:
+                try:
+                    if kind == "target":
+                        self._check_target(name, payload)
+                    check_field(kind, payload, deep=self._deep)
+                except BadSampleError as error:
+                    raise BadSampleError(f"field {name}: {error}") from error
+
+    def remarks(self, payloads: Sequence[Buffer | None], header: ImageHeader) -> tuple[str, ...]:
+        """Of boxes that are packed as they are, though trainings may not take them. header: of the image."""
+        height, width = header.upright_size
+        found = set()
+        for number, _, kind in self._checked:
+            payload = payloads[number]
+            if kind == "boxes" and payload is not None:
+                boxes = decode_field(kind, payload)
+                if (boxes[:, :2] >= boxes[:, 2:]).any():
+                    found.add(WITHOUT_AREA)
+                if (boxes < -_TOLERANCE).any() or (boxes > np.array([width, height] * 2) + _TOLERANCE).any():
+                    found.add(BEYOND)
+        return tuple(sorted(found))
+
+    def check_pixels(self, header: ImageHeader, name: str) -> None:
+        """Raise SourceError for raw pixels of another size than those before. name: of the file."""
+        found = f"{header.height} x {header.width} pixels"
+        expected = self.targets.setdefault("image", found)
+        if found != expected:
+            raise SourceError(
+                f"{name}: has {found}, the images before it {expected}; raw images of a set have one size: give ops "
+                f"that make it, as  --op Resize:256 --op CenterCrop:256  (in Python ops=[Resize(256), CenterCrop(256)])"
+            )
+
+    def _check_target(self, name: str, payload: Buffer) -> None:
+        values = decode_field("target", payload)
+        found = f"{values.dtype} {list(values.shape)}"
+        expected = self.targets.setdefault(name, found)
+        if found != expected:
+            raise BadSampleError(f"is {found}, that of the samples before {expected}: all labels are alike")
+
+    def resized(
+        self, payloads: Sequence[Buffer | None], before: ImageHeader, after: ImageHeader
+    ) -> Sequence[Buffer | None]:
+        """The payloads with boxes and points in pixels of the resized image. A mask stays: it covers the image in any
+        size."""
+        (height, width), (rows, columns) = before.upright_size, after.upright_size
+        if (height, width) == (rows, columns):
+            return payloads
+        scale = np.array([columns / width, rows / height])
+        changed = list(payloads)
+        for number, _, kind in self._checked:
+            payload = payloads[number]
+            if kind in _PIXELS and payload is not None:
+                values = decode_field(kind, payload)
+                factors = np.tile(scale, 2) if kind == "boxes" else scale
+                changed[number] = encode_field(kind, (values * factors).astype(np.float32))
+        return changed
+
 
 _DAMAGED, _DEEP, _FRAMES, _NO_RGB = "damaged", "over_8_bits", "further_frames", "without_rgb"
 # The warning about a number of images, of which the first is named.

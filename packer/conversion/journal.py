@@ -8,7 +8,7 @@
     <shard>.….tmp     a shard being written, by a name of its own; removed when its conversion starts again
     <shard>           a whole shard, on the disk (fsync), renamed from .tmp
     <shard>.part      its columns; written after the shard, so that a part proves its shard whole; names the plan
-    .run-….tmp/       progress and stop of the tasks of an engine: see `packer.engines.board`
+    .run-….tmp/       progress and stop of the tasks of an engine: see `packer.workers`
     <split>.index.tmp the index of a split while it is made
     quarantine/       copies of bad files
     replaced/         dataset.json of the set that is being replaced, while its files are removed

@@ -14,11 +14,10 @@ from cache.errors import BadSampleError, OutputError, SourceError
 from cache.files import Folder
 from cache.messages import Counter
 from packer.columns import LeftOut, PartMeta, ShardColumns, save_part
-from packer.conversion.fields import FieldChecks
-from packer.conversion.images import check_image, decode_fully, prepare_image
+from packer.conversion.choice import SampleWhere
+from packer.conversion.images import FieldChecks, check_image, decode_fully, prepare_image
 from packer.conversion.ops import OpWork, one_thread
 from packer.conversion.plan import ConvertOptions
-from packer.conversion.where import SampleWhere
 from packer.formats import format_named
 from packer.formats.base import Arena, PackedSample, ShardSpec
 from packer.sources.base import AheadReader, LabellingReader, Samples, Slice, Source, SourceReader, StrayReader

@@ -7,7 +7,7 @@ Any executor will do whose workers
     run each call at least once: one that runs twice, even at the same time, leaves the same files
 
 so an executor may repeat the calls of a worker that it has lost. Nothing else is asked of it: calls and results are
-bytes, the error of a call is part of its result, and progress and stop go through files (`packer.engines.board`).
+bytes, the error of a call is part of its result, and progress and stop go through files (`packer.workers`).
 
 `open_engine` opens one by its name. An entry names a function open(scheduler), a context manager that gives the
 executor, or None in a process that has worked for another one and is done. Other packages add entries through the

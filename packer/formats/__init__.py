@@ -12,9 +12,8 @@ from typing import cast
 
 from cache.errors import FormatError, NotFlatError
 from cache.messages import quoted
-from packer.formats.base import Format
+from packer.formats.base import Format, Window
 from packer.formats.example import starts_record
-from packer.formats.files import Window
 from packer.registry import HEAD_BYTES, Entry, Registry
 
 __all__ = [

@@ -22,8 +22,9 @@ from __future__ import annotations
 import os
 import re
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -33,26 +34,547 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from cache.checksums import crc32c_combine
-from cache.errors import FormatError
-from packer.formats.base import Format, Located, LocateOptions, PackedSample, Payloads, ShardSpec, WrittenShard
-from packer.formats.files import GatherFile
-from packer.formats.hdf5_foreign import locate_foreign, splits_of
-from packer.formats.hdf5_guard import (
-    Hdf5Places,
-    as_text,
-    flat_start,
-    read_column,
-    read_strings,
-    refuse_other_files,
-    translated,
+from cache.errors import BadSampleError, FormatError, NotFlatError, PackerError
+from cache.messages import quoted
+from packer.formats.base import (
+    Format,
+    GatherFile,
+    Located,
+    LocateOptions,
+    PackedSample,
+    Payloads,
+    ShardSpec,
+    WrittenShard,
+    key_by_number,
+    png_of,
+    without_offset,
 )
 from readers.index import ABSENT
 from readers.layout import FIELD_KINDS
 from readers.pixels import PIXELS
 from readers.sample import NO_LABEL
 from readers.strings import NamesBuilder
+from readers.tree import SPLIT_NAMES, TreeFiles, arrange, has_image_suffix, unique_keys
 
-__all__ = ["FORMAT", "Hdf5Format"]
+__all__ = ["FORMAT"]
+
+
+# ------------------------------------------------------------------------------
+# HDF5 files from elsewhere: no other file is opened, and no more memory is taken than the file can fill.
+#
+# An HDF5 file may say that a part of it is elsewhere: behind an external link, in the raw files of a data set with
+# external storage, or in the sources of a virtual data set. HDF5 opens these as soon as it is asked for a shape or a
+# value, and waits for ever where one is a named pipe. So links and creation properties, which are in the file itself,
+# are examined first, and such a file is refused. The rest of the module finds which data sets are one flat byte range,
+# and reads the small tables in their groups and the images that are not flat.
+
+
+# What h5py raises over a damaged file depends on which byte is damaged; all of it means the same.
+_DAMAGED = (
+    *(ArithmeticError, AssertionError, AttributeError, BufferError, EOFError, LookupError, MemoryError),
+    *(OSError, RuntimeError, SystemError, TypeError, ValueError),
+)
+_MAX_RATIO = 1032  # of deflate, the best that bytes which are not all alike are packed
+_ALWAYS_FINE_BYTES = 64 << 20
+_MAX_VALUE_BYTES = 1 << 31
+
+
+@contextmanager
+def translated(path: Path) -> Iterator[None]:
+    """Turn what h5py raises for the file at `path` into a FormatError that names it."""
+    try:
+        yield
+    except PackerError:
+        raise
+    except MemoryError as error:
+        raise FormatError(f"{path}: needs more memory than there is; it may claim more data than it holds") from error
+    except _DAMAGED as error:
+        raise FormatError(
+            f"{path}: HDF5 cannot read it, damaged or truncated: {error or type(error).__name__}"
+        ) from error
+
+
+def refuse_other_files(file: Any, path: Path) -> list[str]:
+    """Raise NotFlatError where a part of an open file is in another file, which is not opened.
+
+    Returns the names of soft links that lead nowhere; one that leads back to itself is an error.
+    """
+    soft, external, strange = [], [], []
+
+    def see_link(name: bytes, info: Any) -> None:
+        if info.type == h5py.h5l.TYPE_SOFT:
+            soft.append(as_text(name))
+        elif info.type == h5py.h5l.TYPE_EXTERNAL:
+            external.append(name)
+        elif info.type != h5py.h5l.TYPE_HARD:
+            strange.append(as_text(name))
+
+    # Nothing may be raised, nor asked, while HDF5 itself is walking.
+    file.id.links.visit(see_link, info=True)
+    if external:
+        other, inside = map(as_text, file.id.links.get_val(external[0]))
+        raise NotFlatError(
+            f"{path}: /{as_text(external[0])} is a link into another file, {other!r} ({inside}); only what is "
+            f"in the file itself is read: name that file instead, or put all into one file with  "
+            f"h5repack --merge {quoted(path)} NEW.h5"
+        )
+    if strange:
+        raise NotFlatError(f"{path}: /{strange[0]} is a link of a kind that only other programs know")
+    found = file.visititems(lambda _, item: _elsewhere(item, path) if isinstance(item, h5py.Dataset) else None)
+    if found:
+        raise NotFlatError(found)
+    return [name for name in soft if _leads_nowhere(file, name, path)]
+
+
+def _leads_nowhere(file: Any, name: str, path: Path) -> bool:
+    try:
+        return file.get(name) is None
+    except RuntimeError as error:
+        raise FormatError(f"{path}: /{name} is a soft link that leads back to itself") from error
+
+
+def _elsewhere(data: Any, path: Path) -> str | None:
+    """What to say of a data set whose bytes are in other files. Its shape is not asked for."""
+    properties = data.id.get_create_plist()
+    if properties.get_layout() == h5py.h5d.VIRTUAL:
+        where = "is a virtual data set, whose bytes are in other files"
+    elif properties.get_external_count():
+        where = f"has its bytes in an external file, {as_text(properties.get_external(0)[0])!r}"
+    else:
+        return None
+    return (
+        f"{path}: {data.name} {where}; only what is in the file itself is read: put all into one file with  "
+        f"h5repack -l CONTI {quoted(path)} NEW.h5"
+    )
+
+
+def check_claim(data: Any, path: Path, count: int = 1) -> None:
+    """Raise FormatError where the values of a data set (or 1 of `count`) are larger than what is stored can be.
+
+    A data set may claim any size; what was never written is read as zeros, and takes memory as if it had been.
+    """
+    size = data.size * data.dtype.itemsize
+    stored = data.id.get_storage_size()
+    if size > _ALWAYS_FINE_BYTES and size > _MAX_RATIO * stored:
+        raise FormatError(
+            f"{path}: {data.name} claims {size:,} bytes, but {stored:,} are stored: damaged, or never written"
+        )
+    if size // max(1, count) > _MAX_VALUE_BYTES:
+        raise FormatError(
+            f"{path}: {data.name} has values of {size // count:,} bytes, expected at most {_MAX_VALUE_BYTES:,}"
+        )
+
+
+def read_table(data: Any, path: Path) -> npt.NDArray[Any]:
+    """All values of a small data set: numbers or strings."""
+    check_claim(data, path)
+    return np.asarray(data[:])
+
+
+def as_text(value: Any) -> str:
+    """An HDF5 string, which h5py gives as bytes or str."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def flat_start(data: Any, path: Path, dimensions: int = 1) -> int:
+    """First byte in the file of contiguous, unfiltered bytes: 1-D uint8, or an opaque scalar.
+
+    Raises NotFlatError with the reason.
+    """
+    opaque = data.shape == () and data.dtype.kind == "V" and data.dtype.names is None
+    if not opaque and (data.dtype != np.uint8 or data.ndim != dimensions):
+        expected = f"not {dimensions}-D uint8"
+        raise NotFlatError(not_flat(data, path, f"has dtype {data.dtype} and shape {data.shape}, {expected}"))
+    if data.chunks is not None:
+        how = f"is chunked with {data.compression}" if data.compression else "is chunked"
+        raise NotFlatError(not_flat(data, path, how))
+    offset = data.id.get_offset()
+    if offset is None:
+        if data.size == 0:
+            return 0
+        raise NotFlatError(not_flat(data, path, "has no storage of its own (compact, or never written)"))
+    return int(offset)
+
+
+def not_flat(data: Any, path: Path, why: str) -> str:
+    return f"{path}: {data.name} {why}, so no sample is one byte range; run  packer convert {quoted(path)} --to hdf5"
+
+
+def read_column(data: Any, n: int, path: Path) -> npt.NDArray[Any]:
+    """A one-dimensional data set of n numbers; FormatError for another shape."""
+    if data.shape != (n,):
+        raise FormatError(f"{path}: {data.name} has shape {data.shape}, expected ({n},)")
+    return np.asarray(data[:])
+
+
+def read_strings(data: Any) -> list[str]:
+    """A one-dimensional data set of strings."""
+    return [as_text(value) for value in data[:]]
+
+
+# --- images that are not flat ---
+class Hdf5Places:
+    """Reads the images of an open file."""
+
+    def __init__(self, file: Any, path: Path) -> None:
+        self._file, self._path = file, path
+        self._data_sets: dict[str, Any] = {}
+
+    def read(self, place: tuple[Any, ...]) -> bytes:
+        layout, name, *where = place
+        try:
+            if layout == "item":
+                value = np.asarray(self._data_set(name)[()])
+                return png_of(value) if value.ndim == 3 else value.tobytes()
+            data = self._data_sets.get(name)
+            if data is None:
+                data = self._data_sets[name] = self._data_set(name)
+            if layout == "ranges":
+                return bytes(data[where[0] : where[1]].tobytes())
+            array = data[where[0]]
+            if layout == "elements":
+                return bytes(array.tobytes())
+            return png_of(np.moveaxis(array, 0, -1) if layout == "pixels-first" else array)
+        except PackerError:
+            raise
+        except _DAMAGED as error:
+            raise BadSampleError(f"cannot be read from {name}: {error or type(error).__name__}") from error
+
+    def _data_set(self, name: str) -> Any:
+        data = self._file[name]
+        if elsewhere := _elsewhere(data, self._path):
+            raise NotFlatError(elsewhere)
+        return data
+
+
+# ------------------------------------------------------------------------------
+# HDF5 files made elsewhere: how they store images, labels and names.
+#
+#     ranges        1-D uint8 with all encoded images; in its group "offsets" (n + 1, or n), and for n offsets "lengths"
+#     elements      1-D variable-length uint8, an encoded image each
+#     pixels        uint8 [n, H, W], [n, H, W, C] or [n, C, H, W] with C of 1, 3 or 4: raw pixels
+#     items         a data set for each image: 1-D uint8 or an opaque scalar with an encoded one, or pixels [H, W, C]
+#
+# `ranges` and `items` are flat where they are contiguous and unfiltered; everything else has a place, which
+# `PlaceReader` reads, and raw pixels become PNG. The data set of all images is named by `image_key`, or has one of
+# IMAGE_NAMES, or is the only one of a fitting type. Top-level groups that are called like splits are the splits.
+#
+# Labels: a data set of n whole numbers in the group of the images, or in its parent. Of items: their attribute "label",
+# or such a data set for the items in the order of their names (by number where all names are numbers), or else their
+# groups, as if these were the folders of an image tree. Keys and names: a data set of n distinct strings, if any.
+
+
+IMAGE_NAMES = ("images", "image", "image/data", "data", "encoded", "jpeg", "jpegs")
+LABEL_NAMES = ("labels", "label", "targets", "target", "y")
+OFFSET_NAMES = ("offsets", "offset", "starts", "start")
+LENGTH_NAMES = ("lengths", "length", "sizes", "size", "nbytes")
+KEY_NAMES = ("keys", "key", "names", "filenames", "paths")
+
+_NAME_IT = "Name it with  image_key='KEY'"
+_CHANNELS = (1, 3, 4)
+_ALWAYS_FINE_IMAGES = 1 << 16
+_WHOLE = ("elements", "pixels", "pixels-first")
+_TABLES = (*LABEL_NAMES, *OFFSET_NAMES, *LENGTH_NAMES)
+
+
+def locate_foreign(file: Any, path: Path, options: LocateOptions, unused: list[tuple[str, str]]) -> Iterator[Located]:
+    """The samples of an open file; those of its items that the tree leaves out are appended to `unused`."""
+    groups = _split_groups(file, path, options)
+    for name, group in groups.items():
+        yield from _together(_images_in(group, path, options), group, path, options, name)
+    if groups:
+        return
+    images = _images_in(file, path, options)
+    if isinstance(images, h5py.Dataset):
+        yield from _together(images, file, path, options, "")
+    else:
+        yield from _apart(images or file, path, options, unused)
+
+
+def splits_of(file: Any, path: Path, options: LocateOptions) -> tuple[str, ...]:
+    """The splits that a file names, by groups of all their images, or at the top of the names of items."""
+    groups = _split_groups(file, path, options)
+    if groups:
+        return tuple(groups)
+    images = _images_in(file, path, options)
+    if isinstance(images, h5py.Dataset):
+        return ()
+    tops = {name.partition("/")[0] for name in _tree_names(images or file, _items_in(images or file))[0] if "/" in name}
+    return tuple(name for name in SPLIT_NAMES if name in tops)
+
+
+def _split_groups(file: Any, path: Path, options: LocateOptions) -> dict[str, Any]:
+    """Groups called like splits with a data set of all their images."""
+    found = {name: file[name] for name in SPLIT_NAMES if isinstance(file.get(name), h5py.Group)}
+    if options.image_key is not None:
+        return {name: group for name, group in found.items() if options.image_key in group}
+    return {name: group for name, group in found.items() if isinstance(_images_in(group, path, options), h5py.Dataset)}
+
+
+def _images_in(group: Any, path: Path, options: LocateOptions) -> Any:
+    """The data set of all images in a group, None where every image has its own, or the group named for these."""
+    if options.image_key:
+        found = group.get(options.image_key)
+        if found is None:
+            raise FormatError(f"{path}: no {options.image_key!r}; it has {_listed(group)}")
+        return found
+    named = (group.get(name) for name in IMAGE_NAMES)
+    found = next((item for item in named if isinstance(item, h5py.Dataset)), None)
+    if found is not None:
+        return found
+    members = (group.get(name) for name in group)  # None for a link that leads nowhere
+    fitting = [item for item in members if isinstance(item, h5py.Dataset) and _layout(item) in _WHOLE]
+    if len(fitting) > 1:
+        raise FormatError(
+            f"{path}: which of these holds the images: {', '.join(str(item.name) for item in fitting)}? {_NAME_IT}"
+        )
+    return fitting[0] if fitting else None
+
+
+def _layout(data: Any) -> str:
+    """The layout of a data set by its type and shape; "" for one that holds no images."""
+    shape = data.shape
+    if shape is None:
+        return ""
+    vlen = h5py.check_vlen_dtype(data.dtype)
+    if vlen is not None:
+        return "elements" if len(shape) == 1 and np.dtype(vlen) in (np.uint8, np.int8) else ""
+    if data.dtype != np.uint8:
+        return ""
+    if len(shape) == 1:
+        return "ranges"
+    if len(shape) == 3 or (len(shape) == 4 and shape[3] in _CHANNELS):
+        return "pixels"
+    return "pixels-first" if len(shape) == 4 and shape[1] in _CHANNELS else ""
+
+
+# --- all images in one data set ---
+def _together(images: Any, group: Any, path: Path, options: LocateOptions, split: str) -> Iterator[Located]:
+    layout, name = _layout(images), str(images.name)
+    if not layout:
+        raise FormatError(
+            f"{path}: {name} holds {images.dtype} of shape {images.shape}; expected encoded images (1-D uint8 with a "
+            f"table of offsets, or variable-length uint8) or 8-bit pixels [n, height, width, channels]"
+        )
+    start, places, sizes = _ranges(images, path, options) if layout == "ranges" else _elements(images, path, options)
+    labels = _labels_for(images, group, len(sizes), options)
+    keys, names = _keys(images, path, len(sizes))
+    if layout.startswith("pixels"):
+        names = [f"{key}.png" for key in keys]
+    for i, (place, size) in enumerate(zip(places, sizes, strict=True)):
+        ranges, own = {}, None
+        if start is not None:
+            ranges = {"image": (start + place[0], size)}
+        else:
+            own = (layout, name, *place)
+        yield Located(
+            keys[i], labels[i], ranges, {"image": names[i]} if names[i] else {}, split=split, place=own, bytes=size
+        )
+
+
+def _ranges(images: Any, path: Path, options: LocateOptions) -> tuple[int | None, list[tuple[int, ...]], list[int]]:
+    """First byte of the data in the file (None: it is not flat), [start, stop) of every image in it, and its bytes."""
+    start = None
+    try:
+        start = flat_start(images, path)
+    except NotFlatError:
+        if not options.lenient:
+            raise
+        check_claim(images, path)
+    offsets, lengths_table = _table_near(images, OFFSET_NAMES), _table_near(images, LENGTH_NAMES)
+    if offsets is None:
+        raise FormatError(
+            f"{path}: {images.name} has no table of offsets in its group (one of {', '.join(OFFSET_NAMES)}), so the "
+            f"images in it cannot be separated"
+        )
+    starts = read_table(offsets, path).astype(np.uint64)
+    size = np.uint64(images.shape[0])
+    if lengths_table is not None:
+        lengths = read_table(lengths_table, path).astype(np.uint64)
+    else:
+        if len(starts) == 0 or starts[-1] != size:
+            starts = np.append(starts, size)
+        lengths, starts = starts[1:] - starts[:-1], starts[:-1]
+    if len(lengths) != len(starts) or bool((lengths > size).any()) or bool((starts > size - lengths).any()):
+        raise FormatError(f"{path}: the offsets of {images.name} do not fit its {size} bytes")
+    return start, list(zip(starts.tolist(), (starts + lengths).tolist(), strict=True)), lengths.tolist()
+
+
+def _elements(images: Any, path: Path, options: LocateOptions) -> tuple[None, list[tuple[int, ...]], list[int]]:
+    """The same of images that are elements of their data set."""
+    n, stored = images.shape[0], images.id.get_storage_size()
+    if not options.lenient:
+        raise NotFlatError(not_flat(images, path, f"holds {_kind(images)}"))
+    if n > max(_ALWAYS_FINE_IMAGES, stored):
+        raise FormatError(
+            f"{path}: {images.name} claims {n:,} images, but {stored:,} bytes are stored: damaged, or never written"
+        )
+    check_claim(images, path, n)
+    # What an element has is known only when it is read: take a fair share of the file.
+    share = path.stat().st_size // max(1, n) if images.ndim == 1 else prod(images.shape[1:])
+    return None, [(i,) for i in range(n)], [share] * n
+
+
+def _table_near(images: Any, names: tuple[str, ...]) -> Any:
+    """A one-dimensional data set with one of these names in the same group as `images`."""
+    found = (images.parent.get(name) for name in names)
+    return next((item for item in found if isinstance(item, h5py.Dataset) and item.ndim == 1), None)
+
+
+def _labels_for(images: Any, group: Any, n: int, options: LocateOptions) -> list[int]:
+    """n labels, of the named data set, or one in the group of the images, or one in `group`; else NO_LABEL."""
+    file, path = images.file, Path(images.file.filename)
+    if options.label_key:
+        table = group.get(options.label_key)
+        if not isinstance(table, h5py.Dataset):
+            raise FormatError(f"{path}: no data set {options.label_key!r}; it has {_listed(file)}")
+    else:
+        table = _table_near(images, LABEL_NAMES)
+        if table is None:
+            found = (group.get(name) for name in LABEL_NAMES)
+            table = next((item for item in found if isinstance(item, h5py.Dataset)), None)
+    if table is None:
+        return [NO_LABEL] * n
+    if table.shape != (n,) or table.dtype.kind not in "iu":
+        raise FormatError(
+            f"{path}: {table.name} has shape {table.shape} and dtype {table.dtype}, expected {n} whole numbers"
+        )
+    labels = [without_offset(value, options) for value in read_table(table, path).tolist()]
+    if max(labels, default=0) >= 1 << 63:
+        raise FormatError(f"{path}: {table.name} holds the label {max(labels)}, which is not an int64")
+    return labels
+
+
+def _keys(images: Any, path: Path, n: int) -> tuple[list[str], list[str]]:
+    """Keys and file names of n samples, from the file where it has distinct ones."""
+    table = _table_near(images, KEY_NAMES)
+    if table is not None and table.shape == (n,) and h5py.check_string_dtype(table.dtype) is not None:
+        check_claim(table, path)
+        names = read_strings(table)
+        if len(set(names)) == n and "" not in names:
+            return (list(unique_keys(names)), names) if all(map(has_image_suffix, names)) else (names, [""] * n)
+    return [key_by_number(path, i) for i in range(n)], [""] * n
+
+
+# --- a data set for each image ---
+def _apart(group: Any, path: Path, options: LocateOptions, unused: list[tuple[str, str]]) -> Iterator[Located]:
+    items = _items_in(group)
+    if not items:
+        raise FormatError(f"{path}: no data set of images found; it has {_listed(group)}. {_NAME_IT}")
+    names, has_classes = _tree_names(group, items)
+    splits, classes = arrange(TreeFiles.of(names, [item.nbytes for item in items]), None, path, unused)
+    labels = _item_labels(items, group, path, options)
+    tops = {name.partition("/")[0] for name in names if "/" in name}
+    found: list[tuple[int, Located]] = []
+    for split, part in splits.items():
+        keys = unique_keys(part.names)
+        rows = np.asarray(part.files.rows).tolist()
+        for key, name, folder_label, number in zip(keys, part.names, part.labels.tolist(), rows, strict=True):
+            item = items[number]
+            label, class_name = NO_LABEL, ""
+            if labels is not None:
+                label = labels[number]
+            elif has_classes and folder_label != NO_LABEL:
+                label, class_name = folder_label, classes[folder_label]
+            name = f"{name}.png" if item.ndim == 3 else name
+            own = split if split in tops else ""
+            found.append(
+                (number, _item(Located(key, label, {}, {"image": name}, class_name, own), item, path, options))
+            )
+    yield from (sample for _, sample in sorted(found, key=lambda pair: pair[0]))
+
+
+def _item(sample: Located, item: Any, path: Path, options: LocateOptions) -> Located:
+    """The sample with where its image is."""
+    size = int(item.nbytes)  # h5py 3.8 gives a number of NumPy
+    try:
+        return sample._replace(ranges={"image": (flat_start(item, path), size)}, bytes=size)
+    except NotFlatError:
+        if not options.lenient:
+            raise
+    check_claim(item, path)
+    return sample._replace(place=("item", str(item.name)), bytes=size)
+
+
+def _items_in(group: Any) -> list[Any]:
+    """Every data set below a group that holds one image, in the order of their names."""
+    found: list[Any] = []
+
+    def visit(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset) and name.rpartition("/")[2] not in _TABLES and _is_item(item):
+            found.append(item)
+
+    group.visititems(visit)
+    by_number = all(_last(item).isdecimal() for item in found)
+    return sorted(found, key=_by_number if by_number else lambda item: str(item.name))
+
+
+def _is_item(item: Any) -> bool:
+    if item.shape == ():
+        return bool(item.dtype.kind == "V" and item.dtype.names is None)
+    pixels = item.ndim == 3 and item.shape[2] in _CHANNELS
+    return bool(item.dtype == np.uint8 and (item.ndim == 1 or pixels))
+
+
+def _last(item: Any) -> str:
+    return str(item.name).rpartition("/")[2]
+
+
+def _by_number(item: Any) -> tuple[str, int]:
+    folder, _, name = str(item.name).rpartition("/")
+    return folder, int(name)
+
+
+def _tree_names(group: Any, items: Sequence[Any]) -> tuple[list[str], bool]:
+    """The names of items below their group, without a folder around all of a tree, and whether folders are classes.
+
+    One folder with nothing but images in it is not a class: it stays in the names.
+    """
+    start = len(str(group.name).rstrip("/")) + 1
+    names = [str(item.name)[start:] for item in items]
+    tops = {name.partition("/")[0] if "/" in name else "" for name in names}
+    top = next(iter(tops), "")
+    if len(tops) > 1 or not top or top in SPLIT_NAMES:
+        return names, True
+    inside = [name[len(top) + 1 :] for name in names]
+    return (inside, True) if any("/" in name for name in inside) else (names, False)
+
+
+def _item_labels(items: Sequence[Any], group: Any, path: Path, options: LocateOptions) -> Sequence[int] | None:
+    """Labels by item, from attributes or from a data set of them; None where the file has neither."""
+    attribute = options.label_key or "label"
+    found = [item.attrs.get(attribute) for item in items]
+    if any(value is not None for value in found):
+        return [
+            NO_LABEL if value is None else without_offset(_whole_number(value, item, path), options)
+            for value, item in zip(found, items, strict=True)
+        ]
+    for parent in (group, group.parent):
+        labels = _labels_for(items[0], parent, len(items), options)
+        if any(label != NO_LABEL for label in labels):
+            return labels
+    return None
+
+
+def _whole_number(label: Any, data: Any, path: Path) -> int:
+    value = np.asarray(label)
+    if value.size != 1 or value.dtype.kind not in "iu" or int(value.ravel()[0]) >= 1 << 63:
+        raise FormatError(f"{path}: the label of {data.name} is {label!r:.80}, expected a whole number")
+    return int(value.ravel()[0])
+
+
+def _listed(group: Any) -> str:
+    names: list[str] = []
+    group.visit(names.append)
+    return ", ".join(names[:20]) or "nothing"
+
+
+def _kind(data: Any) -> str:
+    base = h5py.check_vlen_dtype(data.dtype)
+    if base is not None:
+        return f"variable-length arrays of {base}"
+    return f"an array of {data.dtype} with shape {data.shape}"
+
 
 _DATA_START = 4096  # of the first data set, by the alignment we ask for; checked on every shard
 _SMALL_BYTES = _DATA_START  # smaller data sets are not aligned: h5py writes them itself

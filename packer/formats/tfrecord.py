@@ -34,12 +34,14 @@ from cache.checksums import crc32c_shift
 from cache.errors import FormatError, NotFlatError
 from cache.messages import quoted
 from packer.formats.base import (
+    GatherFile,
     Located,
     LocateOptions,
     PackedSample,
     Payloads,
     ShardSpec,
     WalkedFormat,
+    Window,
     WrittenShard,
     is_field,
     key_by_number,
@@ -56,7 +58,6 @@ from packer.formats.example import (
     starts_record,
     walk,
 )
-from packer.formats.files import GatherFile, Window
 from readers.headers import ImageHeader
 from readers.index import ABSENT
 from readers.sample import NO_LABEL, Buffer

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cache.errors import FormatError
-from packer.formats.files import Window
+from packer.formats.base import Window
 
 __all__ = [
     "BLOCK_BYTES",
@@ -35,7 +35,7 @@ __all__ = [
 BLOCK_BYTES = 512
 MAX_NAME_BYTES = 100
 MAX_SIZE_BYTES = 8**11 - 1
-RECORD_NAME = b"__packer__"  # of what `packer.formats.tar_record` writes behind the end
+RECORD_NAME = b"__packer__"  # of what `packer.formats.tar` writes behind the end
 _RECORD_BYTES = 20 * BLOCK_BYTES
 _MAX_META_BYTES = 1 << 20
 _MAX_GAP_BYTES = 16 << 20  # of zeros between archives

@@ -23,11 +23,11 @@ from cache.errors import OutputError, SourceError
 from cache.messages import Silent, Watcher, parse_size, plural, quoted
 from packer import __version__
 from packer.columns import PartColumns, PartMeta, load_part
-from packer.conversion.left_out import refuse_unlike
+from packer.conversion.choice import select
 from packer.conversion.ops import check_fields, check_ops, recorded_op
 from packer.conversion.pack import ShardTask, pack_shard
 from packer.conversion.plan import ConvertOptions, Plan, Reencode, check_listing, check_splits, make_plan
-from packer.conversion.where import select
+from packer.conversion.result import refuse_unlike
 from packer.documents import has_checksums
 from packer.formats import format_named, writable_formats
 from packer.formats.base import Arena
@@ -54,10 +54,10 @@ from packer.sources.base import (
     place_name,
     stored_title,
 )
+from packer.sources.layouts import ONE_CLASS
 from packer.sources.manifest import ManifestReader
-from packer.sources.manifest_columns import RESERVED_FIELDS
 from packer.sources.packed import PackedSource
-from packer.sources.tree_layouts import ONE_CLASS
+from packer.sources.tables import RESERVED_FIELDS
 from packer.workers import Workers, run_shards, without_gc
 from readers.fields import KINDS, check_field
 from readers.headers import SUFFIX

@@ -15,7 +15,7 @@ from packer.formats import REGISTRY as FORMATS
 from packer.registry import HEAD_BYTES
 from packer.sources.base import Source
 from packer.sources.entries import FETCH_OPTIONS, REGISTRY, SourceEntry
-from packer.sources.tree_layouts import LAYOUTS
+from packer.sources.layouts import LAYOUTS
 
 __all__ = ["FETCH_OPTIONS", "REGISTRY", "Source", "SourceEntry", "default_output_name", "open_source", "plain_name"]
 
@@ -45,9 +45,9 @@ def open_source(
     fields: field -> column of a manifest, or key in a shard.
     image_key, label_key, label_offset (subtracted from the labels): of a shard; label_offset also of IDX files.
     layout: "tree" takes the folders of a tree, or of an archive, for classes also where they look like something else
-    (`packer.sources.tree_layouts`).
+    (`packer.sources.layouts`).
     more: image_sets of Pascal VOC (`packer.sources.voc`), the options of a list of addresses
-    (`packer.sources.fetching.FetchOptions`), and those of sources that other packages add.
+    (`packer.sources.url_list.FetchOptions`), and those of sources that other packages add.
     Raises SourceError for a missing or unknown file, or for an option of another kind of source.
     """
     root = Path(path)

@@ -10,9 +10,10 @@ import itertools
 import os
 import pickle
 import posixpath
+import stat
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -21,11 +22,10 @@ from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from cache.errors import SourceError
+from cache.errors import MissingExtraError, SourceError
 from cache.messages import listed
 from packer.formats.base import Arena
-from packer.sources.lookups import file_stamp
-from packer.sources.places import ObjectPlaces, Places
+from readers.layout import same_split
 from readers.sample import Buffer
 from readers.strings import NamesBuilder, Strings
 from readers.tree import Keys, TreeNames
@@ -36,8 +36,9 @@ __all__ = [
     "FileSource",
     "LabellingReader",
     "ListingBuilder",
+    "NumberPlaces",
+    "Places",
     "Samples",
-    "SavedSource",
     "Slice",
     "SomeSamples",
     "Source",
@@ -46,13 +47,135 @@ __all__ = [
     "SplitListing",
     "StrayReader",
     "check_names",
+    "file_stamp",
     "place_name",
+    "plain_yaml",
     "safe_name",
+    "size_and_time",
     "stored_title",
+    "wanted_split",
 ]
 
 
+# ------------------------------------------------------------------------------
+# Where each sample of a listing is, as its source's reader needs it: numbers, or small objects of any kind.
+
+
 _BLOCK_SAMPLES = 1024
+
+
+class Places(Protocol):
+    """Where each sample is, as the source's reader needs it; slices are lists."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: Any) -> Any: ...
+    def __iter__(self) -> Iterator[Any]: ...
+    def take(self, indices: npt.NDArray[np.int64]) -> Places:
+        """The places at `indices`."""
+
+
+class NumberPlaces(Sequence["tuple[int, ...]"]):
+    """Places of k whole numbers each, int64 [n, k]."""
+
+    def __init__(self, numbers: npt.NDArray[np.int64]) -> None:
+        self._numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, index: Any) -> Any:
+        found = self._numbers[index].tolist()
+        return list(map(tuple, found)) if isinstance(index, slice) else tuple(found)
+
+    def take(self, indices: npt.NDArray[np.int64]) -> NumberPlaces:
+        return NumberPlaces(self._numbers[indices])
+
+
+class ObjectPlaces(Sequence[Any]):
+    """Places that are small objects of any kind, each pickled: some 20 bytes, where a tuple of Python has 100."""
+
+    def __init__(self, pickles: Strings) -> None:
+        self._pickles = pickles
+
+    def __len__(self) -> int:
+        return len(self._pickles)
+
+    def __getitem__(self, index: Any) -> Any:
+        n = len(self)
+        first, stop, step = index.indices(n) if isinstance(index, slice) else (i := range(n)[index], i + 1, 1)
+        bounds = self._pickles.offsets[first : max(first, stop) + 1].tolist()
+        data = self._pickles.blob[bounds[0] : bounds[-1]].tobytes()
+        found = [pickle.loads(data[a - bounds[0] : b - bounds[0]]) for a, b in itertools.pairwise(bounds)]
+        return found[::step] if isinstance(index, slice) else found[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        for first in range(0, len(self), _BLOCK_SAMPLES):
+            yield from self[first : first + _BLOCK_SAMPLES]
+
+    def take(self, indices: npt.NDArray[np.int64]) -> ObjectPlaces:
+        return ObjectPlaces(self._pickles.take(indices))
+
+
+# ------------------------------------------------------------------------------
+# Small questions that many sources ask: how large a file is, and which split is meant.
+
+
+_MAX_DEPTH = 100
+
+
+def size_and_time(path: str | os.PathLike[str]) -> tuple[int, int]:
+    """(bytes, modification time in ns) of a file; -1 bytes for one that cannot be examined, or is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return -1, 0
+    return (found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else (-1, 0)
+
+
+def wanted_split(split: str | None, names: Collection[str], where: str) -> str | None:
+    """The one of `names` that is asked for, None for all; val, valid and validation stand for each other.
+
+    Raises SourceError for any other name.
+    """
+    if split is None or split in names:
+        return split
+    other = next((name for name in same_split(split) if name in names), None)
+    if other is None:
+        raise SourceError(f"{where}: no split {split!r}; it has {', '.join(names) or 'none'}")
+    return other
+
+
+def file_stamp(path: Path) -> tuple[int, int]:
+    """(bytes, modification time in ns) of a file: where these differ, it is not the file that was listed."""
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be examined: {error.strerror}") from error
+    return found.st_size, found.st_mtime_ns
+
+
+def plain_yaml(text: str, where: object, extra: str, purpose: str) -> Any:
+    """What a YAML text says. Raises SourceError, also for aliases: with them a few bytes stand for any number.
+
+    extra: the one of packer that has PyYAML, for this purpose.
+    """
+    try:
+        import yaml
+    except ImportError as error:
+        raise MissingExtraError("PyYAML", extra, purpose) from error
+    loader, depth = getattr(yaml, "CSafeLoader", yaml.SafeLoader), 0
+    try:
+        for event in yaml.parse(text, loader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if isinstance(event, yaml.AliasEvent) or depth > _MAX_DEPTH:
+                what = f"nests deeper than {_MAX_DEPTH}" if depth > _MAX_DEPTH else "has aliases (*name)"
+                raise ValueError(f"{what}; write out what is meant")
+        return yaml.load(text, loader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise SourceError(f"{where}: cannot be read as YAML: {str(error)[:200]}") from error
+
+
+_NAMES_BLOCK = 1024
 _PLAIN = 3  # the last protocol of pickle without frames, which are longer than a place
 
 
@@ -139,8 +262,8 @@ class SplitListing:
 
     def slices(self) -> Iterator[Slice]:
         """All samples as Python objects, a thousand at a time, so that millions take little memory."""
-        for first in range(0, len(self), _BLOCK_SAMPLES):
-            part = slice(first, first + _BLOCK_SAMPLES)
+        for first in range(0, len(self), _NAMES_BLOCK):
+            part = slice(first, first + _NAMES_BLOCK)
             labels, sizes = self.labels[part].tolist(), self.bytes[part].tolist()
             yield Slice(self.keys[part], labels, self.names[part], sizes, self.places[part])
 
@@ -373,7 +496,7 @@ class FileSource(ABC):
 def check_names(names: Iterable[str], where: str) -> None:
     """Refuse names that no container can keep: not UTF-8, NUL, absolute, or with a `..` in them."""
     waiting = iter(names)
-    while block := list(itertools.islice(waiting, _BLOCK_SAMPLES)):
+    while block := list(itertools.islice(waiting, _NAMES_BLOCK)):
         text = "\0".join(["", *block, ""])
         doubtful = not text.isascii() or ".." in text or "\0/" in text or "\0\0" in text
         if doubtful or text.count("\0") != len(block) + 1:

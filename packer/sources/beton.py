@@ -35,13 +35,12 @@ import numpy.typing as npt
 
 from cache.errors import BadSampleError, SourceError
 from packer.formats.base import Arena, png_of
-from packer.sources.base import FileSource, SourceListing, SplitListing
+from packer.sources.base import FileSource, NumberPlaces, SourceListing, SplitListing
 from packer.sources.file_sets import numbered_keys, numbered_names
-from packer.sources.places import NumberPlaces
-from packer.sources.roles import Roles, choose_roles
 from packer.sources.shards import split_of_name
 from packer.sources.streams import PlainFile
 from packer.sources.tables import json_payload
+from packer.sources.targets import Roles, choose_roles
 from readers.fields import encode_field
 from readers.sample import NO_LABEL, Buffer
 

@@ -28,10 +28,9 @@ from cache.files import open_regular
 from cache.messages import listed, plural
 from packer.sources.base import SourceListing
 from packer.sources.folder import FolderSource
+from packer.sources.layouts import CelebaFiles, celeba_files
 from packer.sources.manifest import ManifestListing, ManifestSource
-from packer.sources.manifest_columns import Columns
-from packer.sources.tables import Row, Table
-from packer.sources.tree_layouts import CelebaFiles, celeba_files
+from packer.sources.tables import Columns, Row, Table
 
 __all__ = ["CelebaSource", "open_celeba"]
 

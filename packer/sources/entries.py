@@ -10,20 +10,24 @@ from typing import Any
 from packer.formats import REGISTRY as FORMATS
 from packer.formats.ustar import header_sum
 from packer.registry import HEAD_BYTES, Entry, Registry
-from packer.sources.folder_kinds import (
+from packer.sources.layouts import (
+    celeba_files,
     idx_folder,
     is_arrays,
     is_beton,
     is_cifar,
+    is_coco,
     is_hub_set,
     is_idx,
+    is_ilsvrc,
     is_npz,
+    is_shards,
+    is_voc,
+    is_yolo,
     mds_folders,
     metadata_files,
 )
-from packer.sources.known_folders import is_coco, is_ilsvrc, is_shards, is_voc, is_yolo
-from packer.sources.tree_layouts import celeba_files
-from packer.sources.url_tables import is_url_list
+from packer.sources.tables import is_url_list
 from readers.layout import DATASET_FILE
 
 __all__ = ["FETCH_OPTIONS", "REGISTRY", "SourceEntry"]

@@ -22,9 +22,7 @@ from crc32c import crc32c
 
 from cache.errors import BadNameError, SourceError
 from packer.formats.base import Arena, key_by_number, png_of
-from packer.sources.base import FieldNames, SourceListing, SourceReader, SplitListing
-from packer.sources.lookups import file_stamp
-from packer.sources.places import NumberPlaces
+from packer.sources.base import FieldNames, NumberPlaces, SourceListing, SourceReader, SplitListing, file_stamp
 from packer.sources.streams import PlainFile, UnpackedStream
 from packer.sources.tables import is_missing
 from readers.layout import SplitName, same_split

@@ -16,10 +16,9 @@ from cache.errors import BadSampleError, SourceError
 from cache.node import usable_cpus
 from packer.formats.base import Arena
 from packer.registry import HEAD_BYTES
-from packer.sources.base import FieldNames, SourceListing, SplitListing, check_names
+from packer.sources.base import FieldNames, NumberPlaces, SourceListing, SplitListing, check_names
 from packer.sources.contents import advice, is_stray, reason_of
-from packer.sources.places import NumberPlaces
-from packer.sources.tree_layouts import check_layout, is_no_class
+from packer.sources.layouts import check_layout, is_no_class
 from readers.tree import SPLIT_NAMES, Keys, TreeFiles, TreeSplit, arrange, has_image_suffix, scan, unique_keys
 
 __all__ = [
@@ -40,7 +39,7 @@ class FolderSource:
     """The files below `root`."""
 
     def __init__(self, root: str | os.PathLike[str], layout: str = "auto") -> None:
-        """layout: "tree" takes all folders for classes; see `packer.sources.tree_layouts`."""
+        """layout: "tree" takes all folders for classes; see `packer.sources.layouts`."""
         self.root, self.layout = Path(root), layout
 
     @property

@@ -31,7 +31,7 @@ from cache.errors import SourceError
 from cache.files import read_regular
 from cache.messages import listed, quoted
 from packer.sources.file_sets import PixelBlock, PixelSets, PixelSource, PixelSplit, check_image_bytes
-from packer.sources.folder_kinds import idx_folder, idx_name
+from packer.sources.layouts import idx_folder, idx_name
 from packer.sources.streams import PlainFile, UnpackedStream, compression_of
 from readers.sample import NO_LABEL
 

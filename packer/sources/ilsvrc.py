@@ -4,7 +4,7 @@
     Annotations/CLS-LOC/{train,val}    boxes of some of them, in XML: fields boxes and box_labels
     LOC_val_solution.csv               `ILSVRC2012_val_00048981,n03995372 85 1 499 272`: the classes of val
     {train,val,test}, or the images    of the same names, next to that table; also val by itself, with it above
-    ILSVRC2012_img_train.tar, …        see `packer.sources.ilsvrc_tars`
+    ILSVRC2012_img_train.tar, …        see below
 
 Classes are the names of the synsets, sorted, as torchvision numbers them. An image of val that the table does not name
 has no label, with a warning.
@@ -15,29 +15,236 @@ size that they state; corners are put in order, and inside of the image.
 
 from __future__ import annotations
 
+import io
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 
-from cache.errors import BadSampleError
+from cache.errors import BadSampleError, FormatError, MissingExtraError, SourceError
 from cache.files import read_regular
+from cache.messages import listed, plural
 from packer.formats.base import Arena
-from packer.sources.base import FieldNames, Source, SourceListing
+from packer.formats.ustar import walk
+from packer.sources.base import FieldNames, Places, Source, SourceListing, SplitListing, wanted_split
 from packer.sources.folder import FolderReader, FolderSource
-from packer.sources.ilsvrc_labels import give_labels, read_solution, with_labels
-from packer.sources.ilsvrc_tars import IlsvrcTarSource
-from packer.sources.known_folders import SOLUTION, find_solution, ilsvrc_tars
-from packer.sources.lookups import wanted_split
-from packer.sources.objects import grid_of
-from packer.sources.xml_objects import MAX_XML_BYTES, parse_objects
+from packer.sources.layouts import SOLUTION, find_solution, ilsvrc_tars
+from packer.sources.objects import MAX_XML_BYTES, grid_of, parse_objects
+from packer.sources.streams import StreamWindow, UnpackedStream, compression_of
+from packer.sources.tables import open_table
+from packer.sources.tar_archive import TarSource
 from readers.fields import encode_field
-from readers.sample import Buffer
+from readers.sample import NO_LABEL, Buffer
 from readers.strings import Strings
-from readers.tree import SPLIT_NAMES, key_of_name
+from readers.tree import SPLIT_NAMES, has_image_suffix, key_of_name
 
-__all__ = ["IlsvrcSource", "open_ilsvrc"]
+__all__ = []
+
+
+# ------------------------------------------------------------------------------
+# The classes of the images of ILSVRC that are in no folder of a class: from a table, or from the development kit.
+
+
+_IMAGE, _CLASS = "ImageId", "PredictionString"
+_TRUTH, _META = re.compile(r".*/ILSVRC(\d{4})_validation_ground_truth\.txt"), "/data/meta.mat"
+_MAX_KIT_BYTES = 64 << 20
+
+
+def give_labels(listing: SourceListing, solution: Mapping[str, str], where: str) -> None:
+    """Give the images without a label the one of a table (name without suffix -> class), and number all classes.
+
+    Those of train come first, so that an image of train has the same label whatever the table has.
+    """
+    before = listing.classes
+    new_classes = sorted({*solution.values()}.difference(before))
+    listing.classes = (*before, *new_classes)
+    numbers = {name: number for number, name in enumerate(listing.classes)}
+    new = np.array([*(numbers[name] for name in before), NO_LABEL], np.int64)
+    listing.warnings = [text for text in listing.warnings if "has a label" not in text]
+    if before and new_classes:
+        count = plural(len(new_classes), "class")
+        listing.warnings.append(f"{where}: {count} of val that train lacks: {listed(new_classes)}; they follow its own")
+    for name, part in listing.splits.items():
+        labels = new[part.labels]  # -1 is the last one
+        unlabelled = np.array([row for row in np.flatnonzero(labels == NO_LABEL).tolist() if name != "test"
+                               and has_image_suffix(part.names[row][0])], np.int64)  # fmt: skip
+        for row in unlabelled.tolist():
+            stem = PurePosixPath(key_of_name(part.names[row][0])).name
+            labels[row] = numbers.get(solution.get(stem, ""), NO_LABEL)
+        missing = int((labels[unlabelled] == NO_LABEL).sum())
+        if missing:
+            listing.warnings.append(
+                f"{where}: {plural(missing, 'image')} of {name} without a label: put {SOLUTION}, or the development "
+                f"kit (ILSVRC2012_devkit_t12.tar.gz) for archives, there"
+            )
+        listing.splits[name] = with_labels(part, labels, part.names)
+
+
+def with_labels(part: SplitListing, labels: npt.NDArray[Any], names: FieldNames) -> SplitListing:
+    """A split with other labels and names."""
+    return SplitListing(part.root, part.keys, labels, names, part.bytes, part.places, part.stamps)
+
+
+def read_solution(path: Path) -> dict[str, str]:
+    """The class of each image of val, by its name without a suffix. Raises SourceError."""
+    table = open_table(path)
+    if {_IMAGE, _CLASS} - {*table.columns}:
+        raise SourceError(f"{path}: has the columns {', '.join(table.columns)}, expected {_IMAGE} and {_CLASS}")
+    found: dict[str, str] = {}
+    for line, row in table.rows():
+        name, words = str(row[_IMAGE]), str(row[_CLASS]).split()
+        if not words or not (words[0].isascii() and words[0].isalnum()):
+            raise SourceError(
+                f"{table.where(line)}: {row[_CLASS]!r:.40} does not begin with a synset such as n03995372"
+            )
+        if found.setdefault(name, words[0]) != words[0]:
+            raise SourceError(f"{table.where(line)}: {name!r} for the second time, with another class")
+    return found
+
+
+def read_kit(path: Path) -> dict[str, str]:
+    """The class of each image of val, by its name without a suffix, from the development kit. Raises SourceError."""
+    truth, meta, year = b"", b"", "2012"
+    compression = compression_of(path)
+    try:
+        with StreamWindow(UnpackedStream(path, compression or "gzip")) as window:
+            for member in walk(window):
+                match = _TRUTH.fullmatch(member.name)
+                if (match or member.name.endswith(_META)) and member.size > _MAX_KIT_BYTES:
+                    raise SourceError(f"{path}: {member.name} has {member.size:,} bytes, expected {_MAX_KIT_BYTES:,}")
+                if match:
+                    truth, year = window.read(member.offset, member.size), match[1]
+                elif member.name.endswith(_META):
+                    meta = window.read(member.offset, member.size)
+    except FormatError as error:
+        raise SourceError(str(error)) from error
+    if not truth or not meta:
+        raise SourceError(f"{path}: holds no data/ILSVRC{year}_validation_ground_truth.txt and {_META[1:]}")
+    synsets = _synsets(meta, path)
+    lines = truth.decode("ascii", "replace").split()
+    unknown = next((number for number, text in enumerate(lines, 1) if text not in synsets), None)
+    if unknown is not None:
+        raise SourceError(
+            f"{path}: image {unknown} is of the class {lines[unknown - 1]!r:.20}, which meta.mat does not have"
+        )
+    return {f"ILSVRC{year}_val_{number:08d}": synsets[text] for number, text in enumerate(lines, 1)}
+
+
+def _synsets(meta: bytes, path: Path) -> dict[str, str]:
+    """The synset of each number, as text, by meta.mat."""
+    try:
+        from scipy.io import loadmat
+    except ImportError as error:
+        raise MissingExtraError("scipy", "ilsvrc", "reading meta.mat of the development kit") from error
+    try:
+        rows = loadmat(io.BytesIO(meta), squeeze_me=True, variable_names=["synsets"])["synsets"].ravel()
+        return {str(int(row["ILSVRC2012_ID"])): str(row["WNID"]) for row in rows}
+    except Exception as error:  # what scipy raises for damage is of any kind
+        raise SourceError(f"{path}: its meta.mat cannot be read: {error!r:.200}") from error
+
+
+# ------------------------------------------------------------------------------
+# The archives of ILSVRC as they are published, read without unpacking them.
+#
+#     ILSVRC2012_img_train.tar               an archive a class, n01440764.tar, in which its images are
+#     ILSVRC2012_img_val.tar                 images without labels, which follow from
+#         LOC_val_solution.csv               as on Kaggle, or
+#         ILSVRC2012_devkit_t12.tar.gz       the development kit: data/ILSVRC2012_validation_ground_truth.txt has a
+#                                            number
+#                                            for each image, and data/meta.mat the synset of each number
+#     ILSVRC2012_img_test_v10102019.tar      images without labels
+#
+# Place: (number of the archive, place in it).
+
+
+_KIT = re.compile(r"ILSVRC\d{4}_devkit_t12\.(?:tar\.gz|tgz)")
+
+
+class IlsvrcTarSource:
+    """See the module."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(root)
+        self._tars = [(split, TarSource(path, "tree")) for split, path in ilsvrc_tars(self.root).items()]
+
+    @property
+    def title(self) -> str:
+        return f"archives of ILSVRC {self.root}"
+
+    def list(self, split: str | None) -> SourceListing:
+        split = wanted_split(split, [name for name, _ in self._tars], str(self.root))
+        whole = SourceListing({}, {"image": "image"}, skip_strays=True)
+        for number, (name, tar) in enumerate(self._tars):
+            listing = tar.list(name)
+            part = listing.splits[name]
+            part.places = _NumberedPlaces(number, part.places)
+            whole.splits[name] = part
+            whole.classes = whole.classes or listing.classes
+            whole.left_out += listing.left_out
+        give_labels(whole, self._solution(), str(self.root))
+        whole.splits = {name: part for name, part in whole.splits.items() if split in (None, name)}
+        return whole
+
+    def _solution(self) -> Mapping[str, str]:
+        """The class of each image of val."""
+        if (self.root / SOLUTION).is_file():
+            return read_solution(self.root / SOLUTION)
+        kit = self._kit()
+        return {} if kit is None else read_kit(kit)
+
+    def _kit(self) -> Path | None:
+        return next((self.root / name for name in sorted(os.listdir(self.root)) if _KIT.fullmatch(name)), None)
+
+    @contextmanager
+    def open(self) -> Iterator[_NumberedReader]:
+        with ExitStack() as opened:
+            yield _NumberedReader(cache(lambda number: opened.enter_context(self._tars[number][1].open())))
+
+    def paths(self, listing: SourceListing) -> Iterator[Path]:
+        table = self.root / SOLUTION
+        kit = table if table.is_file() else self._kit()
+        if kit is not None:
+            yield kit
+        for _, tar in self._tars:
+            yield from tar.paths(listing)
+
+
+class _NumberedPlaces(Sequence[Any]):
+    """Places with the number of what they are in."""
+
+    def __init__(self, number: int, places: Places) -> None:
+        self._number, self._places = number, places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, index: Any) -> Any:
+        found = self._places[index]
+        return [(self._number, place) for place in found] if isinstance(index, slice) else (self._number, found)
+
+    def take(self, indices: Any) -> _NumberedPlaces:
+        """The places at `indices`."""
+        return _NumberedPlaces(self._number, self._places.take(indices))
+
+
+class _NumberedReader:
+    """Reads from several archives, each opened when it is needed."""
+
+    def __init__(self, readers: Callable[[int], Any]) -> None:
+        self._readers = readers
+
+    def read(self, place: tuple[int, Any], arena: Arena) -> Sequence[Buffer]:
+        return cast(Sequence[Buffer], self._readers(place[0]).read(place[1], arena))
+
+    def head(self, place: tuple[int, Any]) -> bytes:
+        return cast(bytes, self._readers(place[0]).head(place[1]))
+
 
 _DATA, _ANNOTATIONS = "Data/CLS-LOC", "Annotations/CLS-LOC"
 

@@ -21,10 +21,9 @@ from cache.errors import SourceError
 from cache.messages import listed
 from cache.node import usable_cpus
 from packer.sources.base import SourceListing
-from packer.sources.folder_kinds import metadata_files
+from packer.sources.layouts import metadata_files
 from packer.sources.manifest import ManifestListing, ManifestSource
-from packer.sources.manifest_columns import NamedColumns, choose_columns
-from packer.sources.tables import Row, Table, is_missing, open_table
+from packer.sources.tables import NamedColumns, Row, Table, choose_columns, is_missing, open_table
 from readers.tree import SPLIT_NAMES, scan
 
 __all__ = ["ImageFolderSource"]

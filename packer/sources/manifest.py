@@ -45,8 +45,18 @@ from packer.formats.base import Arena
 from packer.sources.base import ListingBuilder, SourceListing, check_names, safe_name
 from packer.sources.file_sets import split_of_value
 from packer.sources.folder import read_file
-from packer.sources.manifest_columns import IS_VALID, Columns, NamedColumns, choose_columns
-from packer.sources.tables import Row, Table, is_missing, json_payload, number_labels, open_table
+from packer.sources.tables import (
+    IS_VALID,
+    Columns,
+    NamedColumns,
+    Row,
+    Table,
+    choose_columns,
+    is_missing,
+    json_payload,
+    number_labels,
+    open_table,
+)
 from packer.sources.targets import target_field, targets_of
 from readers.fields import encode_field
 from readers.sample import Buffer

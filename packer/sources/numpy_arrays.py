@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from cache.errors import SourceError
 from packer.sources.file_sets import PixelBlock, PixelSets, PixelSource, PixelSplit, ZipMember, check_image_bytes
-from packer.sources.folder_kinds import splits_of_arrays
+from packer.sources.layouts import splits_of_arrays
 from packer.sources.shards import split_of_name
 from packer.sources.streams import PlainFile
 from packer.sources.tables import Table, number_labels

@@ -13,8 +13,7 @@ import readers
 from cache.errors import BadSampleError, DamagedSampleError, SourceError, StaleIndexError
 from packer.columns import check_columns
 from packer.formats.base import Arena, png_of
-from packer.sources.base import FieldNames, SourceListing, SplitListing
-from packer.sources.places import NumberPlaces
+from packer.sources.base import FieldNames, NumberPlaces, SourceListing, SplitListing
 from readers.decode import decode_image
 from readers.index import decode_name
 from readers.layout import DATASET_FILE, read_dataset_info

@@ -23,13 +23,13 @@ from packer.sources.base import (
     AheadReader,
     FieldNames,
     LabellingReader,
+    Places,
     Source,
     SourceListing,
     SourceReader,
     SplitListing,
 )
-from packer.sources.places import Places
-from packer.sources.tree_layouts import LACKING, lacking_in_train
+from packer.sources.layouts import LACKING, lacking_in_train
 from readers.sample import NO_LABEL, Buffer
 from readers.strings import NamesBuilder, repeated
 

@@ -22,10 +22,9 @@ from cache.errors import SourceError
 from cache.messages import plural
 from packer.formats.base import LocateOptions
 from packer.found_shards import missing_shards
-from packer.sources.base import SourceListing
+from packer.sources.base import SourceListing, file_stamp, wanted_split
 from packer.sources.folder import FolderSource
-from packer.sources.known_folders import shard_files
-from packer.sources.lookups import file_stamp, wanted_split
+from packer.sources.layouts import shard_files
 from packer.sources.shards import OpenedShard, ShardFile, ShardReader, list_shards, split_of_name
 from packer.sources.streams import StreamKeeper
 

@@ -24,9 +24,9 @@ from typing import Any, BinaryIO
 
 from cache.errors import SourceError
 from packer.formats import REGISTRY
-from packer.formats.files import Window
+from packer.formats.base import Window
 from packer.registry import HEAD_BYTES
-from packer.sources.lookups import file_stamp
+from packer.sources.base import file_stamp
 
 __all__ = [
     "PlainFile",

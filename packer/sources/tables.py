@@ -23,29 +23,43 @@ import base64
 import csv
 import json
 import math
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, time
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
-from cache.errors import MissingExtraError, SourceError
-from cache.messages import plural
+from cache.errors import MissingExtraError, PackerError, SourceError
+from cache.files import open_regular
+from cache.messages import plural, quoted
+from readers.layout import FIELD_KINDS
 from readers.sample import NO_LABEL
 from readers.staging import LABELS_HEADER, without_apostrophe
 
 __all__ = [
+    "IS_VALID",
+    "LABEL_COLUMNS",
+    "RESERVED_FIELDS",
     "TABLE_SUFFIXES",
+    "Columns",
+    "NamedColumns",
     "Row",
     "Table",
+    "UrlTable",
+    "choose_columns",
     "column_values",
+    "field_named",
     "is_missing",
+    "is_url_list",
     "json_payload",
     "number_labels",
     "open_table",
+    "open_url_table",
 ]
+
 
 Row = Mapping[str, Any]
 
@@ -403,3 +417,240 @@ def _convert(value: Any) -> str:
     if isinstance(value, (bytes, bytearray)):
         return base64.b64encode(value).decode()
     return str(value)
+
+
+# ------------------------------------------------------------------------------
+# Which column of a manifest means what; the rules are in `packer.sources.manifest`.
+
+
+PATH_COLUMNS = ("path", "file", "filename", "file_name", "image", "image_path", "filepath", "file_path", "img")
+LABEL_COLUMNS = (
+    *("label", "class", "target", "category"),
+    *("class_id", "label_id", "category_id", "class_name", "label_name", "labels", "classes", "synset"),
+)
+SPLIT_COLUMNS = ("split", "subset")
+_NOISY, _RIGHT, IS_VALID = "noisy_labels_", "noisy_labels_0", "is_valid"
+_LOOKED_AT = 20
+_KINDS_OF_VALUES = ("text", "json", "array", "boxes", "points", "target")
+RESERVED_FIELDS = ("image", "json", "label", "key", "shard", "cls")  # the containers use these themselves
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The columns by part; files maps field to column, and kinds to its kind, where that was said. values: the fields
+    of which the column holds the value, and not the path of a file."""
+
+    path: str
+    label: str | None
+    split: str | None
+    files: Mapping[str, str]
+    metadata: tuple[str, ...]
+    kinds: Mapping[str, str]
+    values: frozenset[str]
+
+    def with_target(self, field: str) -> Columns:
+        """The same, where the column of labels holds targets and so becomes a field. Raises SourceError."""
+        assert self.label is not None
+        if field in self.files:
+            both = f"{self.files[field]!r} and {self.label!r}"
+            raise SourceError(f"the columns {both} would both become the field {field!r}; rename one")
+        files, kinds = {**self.files, field: self.label}, {**self.kinds, field: "target"}
+        return replace(self, label=None, files=files, kinds=kinds, values=self.values | {field})
+
+
+class NamedColumns(NamedTuple):
+    """The columns that the caller names; None for the usual names."""
+
+    path: str | None = None
+    label: str | None = None
+    split: str | None = None
+
+
+def choose_columns(table: Table, named: NamedColumns, fields: Mapping[str, str], folder: str) -> Columns:
+    """The part of every column. Raises SourceError, with the columns there are, where one is missing."""
+    path, label, split = named
+    for name, argument in zip(named, ("path_column", "label_column", "split_column"), strict=True):
+        if name is not None:
+            _required(table, name, f"({argument}={name!r})")
+    path = path or _first(table, PATH_COLUMNS)
+    if path is None:
+        raise SourceError(
+            f"{table.path}: no column of image paths ({', '.join(PATH_COLUMNS)}); it has {_listed(table)}; "
+            f"name it with  path_column='COLUMN', and check that the first row holds the names of the columns"
+        )
+    kinds = {field: kind for field, colon, kind in (key.partition(":") for key in fields) if colon}
+    fields = {key.partition(":")[0]: column for key, column in fields.items()}
+    for field, column in fields.items():
+        _check_field(table, field, column, kinds.get(field, "file"))
+    taken = {path, *fields.values()} | ({split} if split else set())
+    label = label or _first(table, LABEL_COLUMNS, taken)
+    split = split or _first(table, SPLIT_COLUMNS, taken | {label})
+    if any(name.startswith(_NOISY) for name in table.columns):
+        label = label or next((name for name in table.columns if name == _RIGHT and name not in taken), None)
+        split = split or next((name for name in table.columns if name == IS_VALID and name != label), None)
+    rest = [name for name in table.columns if name not in taken | {label, split}]
+    found = _file_columns(table, rest, path, folder)
+    files = dict(fields)
+    for column in found:
+        field = field_named(column)
+        if field in files:
+            raise SourceError(
+                f"{table.path}: the columns {files[field]!r} and {column!r} would both become the field "
+                f"{field!r}; name one of them:  --field {quoted(f'NAME={column}')}  (in Python: "
+                f"fields={{'NAME': {column!r}}})"
+            )
+        files[field] = column
+    given = {field: column for field, column in fields.items() if kinds.get(field) in _KINDS_OF_VALUES}
+    paths = _file_columns(table, list(given.values()), path, folder)
+    values = frozenset(field for field, column in given.items() if column not in paths)
+    return Columns(path, label, split, files, tuple(name for name in rest if name not in found), kinds, values)
+
+
+def _listed(table: Table) -> str:
+    return ", ".join(map(repr, table.columns)) or "none"
+
+
+def _required(table: Table, name: str, argument: str) -> str:
+    if name not in table.columns:
+        raise SourceError(f"{table.path}: no column {name!r} {argument}; it has {_listed(table)}")
+    return name
+
+
+def _first(table: Table, candidates: Iterable[str], taken: Iterable[str | None] = ()) -> str | None:
+    free = [column for column in table.columns if column not in taken]
+    folded = {column.casefold(): column for column in reversed(free)}
+    for name in candidates:
+        if name in free:
+            return name
+        if name in folded:
+            return folded[name]
+    return None
+
+
+def _check_field(table: Table, field: str, column: str, kind: str) -> None:
+    if kind not in FIELD_KINDS:
+        raise SourceError(f"{table.path}: field {field}: {kind!r} is not a kind; kinds are {', '.join(FIELD_KINDS)}")
+    if not is_field_name(field):
+        raise SourceError(
+            f"{table.path}: a field cannot be called {field!r}: take lower-case letters, digits and _, and "
+            f"none of {', '.join(RESERVED_FIELDS)}"
+        )
+    _required(table, column, f"for the field {field}")
+
+
+def field_named(column: str) -> str:
+    """What the field of a column is called."""
+    name = re.sub(r"[^a-z0-9]+", "_", column.lower()).strip("_") or "file"
+    return f"{name}_file" if name in RESERVED_FIELDS else name
+
+
+def _file_columns(table: Table, candidates: list[str], path: str, folder: str) -> list[str]:
+    """Those of the candidates that name files. Reads only as many rows as that needs."""
+    counts = dict.fromkeys(candidates, 0)  # of the files in a column; one with anything else is removed
+    for _, row in table.rows():
+        for column in [column for column, count in counts.items() if count < _LOOKED_AT]:
+            value = row.get(column)
+            if is_missing(value):
+                continue
+            if isinstance(value, str) and value != row.get(path) and os.path.isfile(os.path.join(folder, value)):
+                counts[column] += 1
+            else:
+                del counts[column]
+        if all(count == _LOOKED_AT for count in counts.values()):
+            break
+    return [column for column in candidates if counts.get(column)]
+
+
+def is_field_name(name: str) -> bool:
+    """Whether a further field can be called so in every container: in a tar it is an extension, which has no case."""
+    return re.fullmatch(r"[a-z0-9][a-z0-9_]*", name) is not None and name not in RESERVED_FIELDS
+
+
+# ------------------------------------------------------------------------------
+# Tables of addresses: which column is what, and whether a table is one.
+
+
+URL_COLUMNS = ("url", "image_url", "img_url", "uri", "link", "urls")
+PATHS = ("path", "file", "filename", "file_name", "image", "image_path", "filepath", "file_path", "img")
+_LABELS = ("label", "class", "target", "category", "class_id", "label_id", "class_name", "label_name")
+_CAPTIONS = ("caption", "text", "alt_text")
+_KEYS, _SPLITS = ("key", "__key__"), ("split", "subset")
+_URL_TABLES_MAX_LINE = 64 << 10
+_is_url = re.compile(r"\s*https?://", re.IGNORECASE).match
+
+
+@dataclass(frozen=True)
+class UrlTable:
+    """The columns by part, None for one that there is not."""
+
+    table: Table
+    url: str
+    label: str | None
+    split: str | None
+    key: str | None
+    caption: str | None
+    metadata: tuple[str, ...]
+
+    def rows(self) -> Iterator[tuple[int, Row]]:
+        """(number from 1, row) of each."""
+        return self.table.rows()
+
+
+@dataclass(frozen=True, slots=True)
+class _TextTable(Table):
+    """A text file with an address a line; blank lines, and those that begin with #, are passed over."""
+
+    def rows(self) -> Iterator[tuple[int, Row]]:
+        try:
+            with open_regular(self.path) as file:
+                number = 0
+                while line := file.readline(_URL_TABLES_MAX_LINE):
+                    number += 1
+                    text = line.decode().strip()
+                    if len(line) == _URL_TABLES_MAX_LINE:
+                        raise SourceError(f"{self.where(number)}: longer than {_URL_TABLES_MAX_LINE:,} bytes")
+                    if text and not text.startswith("#"):
+                        yield number, {"url": text}
+        except OSError as error:
+            raise SourceError(f"{self.path}: cannot be read: {error.strerror or error}") from error
+        except UnicodeDecodeError as error:
+            raise SourceError(f"{self.path}: not UTF-8 text; not a list of addresses") from error
+
+
+def _open(path: Path) -> Table:
+    return open_table(path) if path.suffix.lower() in TABLE_SUFFIXES else _TextTable(path, ("url",))
+
+
+def is_url_list(path: Path) -> bool:
+    """Whether a file has addresses where the paths of images could be."""
+    try:
+        is_table = path.suffix.lower() in TABLE_SUFFIXES
+        table = Table(path, ()) if is_table else _TextTable(path, ())
+        row = next((row for _, row in table.rows()), {})
+        table = Table(path, tuple(row))
+        # A manifest may name where its files are from, so a column of paths counts first.
+        column = _first(table, PATHS) or _first(table, URL_COLUMNS)
+    except PackerError:  # opening it as a manifest says what is wrong
+        return False
+    return column is not None and isinstance(row[column], str) and _is_url(row[column]) is not None
+
+
+def open_url_table(path: Path, named: NamedColumns) -> UrlTable:
+    """The table, with its columns; those of addresses, labels and splits may be named. Raises SourceError."""
+    table = _open(path)
+    url, label, split = named
+    for name, option in zip(named, ("path_column", "label_column", "split_column"), strict=True):
+        if name is not None and name not in table.columns:
+            its = ", ".join(map(repr, table.columns))
+            raise SourceError(f"{path}: no column {name!r} ({option}={name!r}); it has {its}")
+    url = url or _first(table, URL_COLUMNS) or _first(table, PATHS)
+    if url is None:
+        raise SourceError(
+            f"{path}: no column of addresses ({', '.join(URL_COLUMNS)}); name it with  path_column='COLUMN'"
+        )
+    taken: set[str | None] = {url, split}
+    taken.add(label := label or _first(table, _LABELS, taken))
+    split = split or _first(table, _SPLITS, taken)
+    key, caption = (_first(table, names, taken) for names in (_KEYS, _CAPTIONS))
+    rest = tuple(name for name in table.columns if name not in {*taken, split, key, caption})
+    return UrlTable(table, url, label, split, key, caption, rest)

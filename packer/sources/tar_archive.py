@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from cache.errors import FormatError, SourceError
-from packer.formats.base import Arena
-from packer.formats.files import Window
+from packer.formats.base import Arena, Window
 from packer.formats.ustar import Member, walk
 from packer.registry import HEAD_BYTES
 from packer.sources.base import FileSource, SourceListing, SourceReader

@@ -7,7 +7,7 @@
     caption     a column called caption, text or alt_text: a field of text
     metadata    all other columns, in the field json, with the address up to its query, which may be a signature
 
-Images are fetched while they are packed (`packer.sources.fetching`), some ahead of the one that is written, in one
+Images are fetched while they are packed (`packer.sources.url_list`), some ahead of the one that is written, in one
 process, so that the limits hold for all of them. What cannot be fetched is a bad sample: with on_error="skip" it is
 left out, and left-out.jsonl has the address (without a query), the status and the reason. Shards that are whole are
 not fetched again when the same conversion runs once more.
@@ -18,30 +18,416 @@ Place: the address, and the bytes of the other fields, None for none.
 from __future__ import annotations
 
 import os
+import random
+import re
+import socket
 import threading
+import time
+import urllib.request
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import Any, TypeAlias
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, NamedTuple, TypeAlias
+from urllib.parse import urljoin, urlsplit
 
 import numpy as np
 
-from cache.errors import BadNameError, BadSampleError, SourceError
+from cache.errors import BadNameError, BadSampleError, MissingExtraError, SourceError
+from cache.remote import is_public
 from packer.formats.base import Arena
-from packer.sources.base import FileSource, ListingBuilder, SourceListing, check_names
-from packer.sources.contents import NOT_FETCHED
-from packer.sources.fetching import Fetcher, FetchOptions, without_query
+from packer.registry import HEAD_BYTES
+from packer.sources.base import FileSource, ListingBuilder, SourceListing, check_names, wanted_split
+from packer.sources.contents import NOT_FETCHED, is_stray
 from packer.sources.file_sets import split_of_value
-from packer.sources.lookups import wanted_split
-from packer.sources.manifest_columns import NamedColumns
-from packer.sources.tables import Row, is_missing, json_payload, number_labels
-from packer.sources.url_tables import UrlTable, open_url_table
+from packer.sources.tables import NamedColumns, Row, UrlTable, is_missing, json_payload, number_labels, open_url_table
 from readers.layout import RelativePath
 from readers.sample import Buffer
 from readers.strings import repeated
 
-__all__ = ["UrlListSource"]
+__all__ = ["FetchOptions", "Fetcher", "Pace", "without_query"]
+
+
+# ------------------------------------------------------------------------------
+# Images from web servers: requests with retries, a rate for all servers and for each, and limits on what comes back.
+#
+#     what comes back                           what is done
+#     200 with an image                         it is the sample
+#     301, 302, 303, 307, 308                   up to 5 are followed; each address is checked as the first was
+#     429, 503, … with Retry-After              the host is left alone for as long, then tried again; not over 2 minutes
+#     408, 425, 429, 5xx, no connection,        tried again after 0.5 s, 1 s, 2 s, … and up to as much by chance
+#     a stall, less than was announced
+#     anything else                             given up
+#
+# Only http and https addresses are asked, without a user name in them. Names that lead to addresses of this machine
+# or of a private network are refused once connected, before a request is sent, unless `private` is set: a list from
+# elsewhere could otherwise have this machine ask servers that only it can reach. Where the environment names a proxy,
+# the proxy decides. A request as a whole has a time, also where a server sends a byte now and then.
+
+
+_REDIRECTS = (301, 302, 303, 307, 308)
+_AGAIN = (408, 425, 429, 500, 502, 503, 504)
+_MAX_REDIRECTS = 5
+_MAX_PAUSE_SECONDS = 120.0
+_FIRST_PAUSE_SECONDS = 0.5
+_READ_BYTES = 1 << 16
+_MOST_HOSTS = 1 << 16
+_HEADERS = {"User-Agent": "packer", "Accept": "image/*,*/*;q=0.5", "Accept-Encoding": "identity"}
+
+
+@dataclass(frozen=True, slots=True)
+class FetchOptions:
+    """How to ask servers.
+
+    rate: requests a second to all hosts together, None for no limit.
+    host_rate: to each host.
+    threads: requests at a time.
+    attempts: at most, for each image.
+    timeout: seconds for a request as a whole.
+    max_bytes: of an image.
+    private: whether hosts in private networks, and this machine, are asked.
+    """
+
+    rate: float | None = None
+    host_rate: float = 20.0
+    threads: int = 32
+    attempts: int = 5
+    timeout: float = 30.0
+    max_bytes: int = 64 << 20
+    private: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("host_rate", "timeout"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} must be over 0, not {getattr(self, name)}")
+        if self.rate is not None and not 0 < self.rate < float("inf"):
+            raise ValueError(f"rate must be over 0, not {self.rate}")
+        for name in ("threads", "attempts", "max_bytes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+
+
+class Pace:
+    """When the next request may be sent: evenly spaced, over all hosts and for each. Threads share it."""
+
+    def __init__(
+        self,
+        rate: float | None,
+        host_rate: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._every, self._host_every = 1 / rate if rate else 0.0, 1 / host_rate
+        self._clock, self._sleep = clock, sleep
+        self._next = 0.0
+        self._next_of: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def wait(self, host: str) -> None:
+        """Return when a request to `host` may be sent."""
+        with self._lock:
+            now = self._clock()
+            if len(self._next_of) > _MOST_HOSTS:
+                self._next_of = {name: at for name, at in self._next_of.items() if at > now}
+            start = max(now, self._next)
+            self._next = start + self._every
+            start = max(start, self._next_of.get(host, 0.0))
+            self._next_of[host] = start + self._host_every
+        if start > now:
+            self._sleep(start - now)
+
+    def hold(self, host: str, seconds: float) -> None:
+        """Send nothing to `host` for so long."""
+        with self._lock:
+            until = self._clock() + seconds
+            self._next_of[host] = max(until, self._next_of.get(host, 0.0))
+
+
+class _Answer(NamedTuple):
+    """What an attempt ended with: the image, or the reason why there is none.
+
+    redirect: where to ask next. again: whether another attempt may help. pause: seconds that the server asks for.
+    """
+
+    data: bytes = b""
+    reason: str = ""
+    redirect: str = ""
+    again: bool = False
+    pause: float | None = None
+
+
+class _Request:
+    """A request that is under way, which another thread can end."""
+
+    def __init__(self) -> None:
+        self.connection: Any = None
+        self.is_ended = False
+
+    def uses(self, connection: Any) -> None:
+        """Send it over this connection. Raises ConnectionAbortedError where it has been ended."""
+        self.connection = connection
+        if self.is_ended:
+            raise ConnectionAbortedError("ended")
+
+    def end(self) -> None:
+        """Close its connection: reading from it fails then."""
+        self.is_ended = True
+        sock = getattr(self.connection, "sock", None)
+        if sock is not None:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+
+class _Deadlines:
+    """Ends requests that take longer than `seconds`, by one thread, which lives while any is under way."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._under_way: dict[_Request, float] = {}  # the first one ends first, since all have the same time
+        self._changed = threading.Condition()
+        self._is_watching = False
+
+    def add(self, request: _Request) -> None:
+        """Watch it from now on."""
+        with self._changed:
+            self._under_way[request] = time.monotonic() + self._seconds
+            if not self._is_watching:
+                self._is_watching = True
+                threading.Thread(target=self._watch, name="packer-deadlines", daemon=True).start()
+
+    def remove(self, request: _Request) -> None:
+        """It is over."""
+        with self._changed:
+            self._under_way.pop(request, None)
+            if not self._under_way:
+                self._changed.notify()
+
+    def end_all(self) -> None:
+        """End those that are under way now."""
+        with self._changed:
+            for request in self._under_way:
+                request.end()
+
+    def _watch(self) -> None:
+        with self._changed:
+            while self._under_way:
+                request, deadline = next(iter(self._under_way.items()))
+                left = deadline - time.monotonic()
+                if left > 0:
+                    self._changed.wait(left)
+                else:
+                    self._under_way.pop(request)
+                    request.end()
+            self._is_watching = False
+
+
+class Fetcher:
+    """Fetches images. Threads share it. Raises MissingExtraError without urllib3.
+
+    sleep: waits for so many seconds; None: until `stop` is called, at most.
+    """
+
+    def __init__(
+        self, options: FetchOptions, pace: Pace | None = None, sleep: Callable[[float], object] | None = None
+    ) -> None:
+        self.options = options
+        self._stopped = threading.Event()
+        self._sleep = sleep or self._stopped.wait
+        self._pace = pace or Pace(options.rate, options.host_rate, sleep=self._sleep)
+        self._http = _urllib3()
+        self._thread = threading.local()
+        self._deadlines = _Deadlines(options.timeout)
+        self._pool = self._manager("")
+        proxies = urllib.request.getproxies()
+        self._proxies: dict[str, Any] = {
+            scheme: self._manager(proxies[scheme]) for scheme in ("http", "https") if scheme in proxies
+        }
+
+    def fetch(self, url: str) -> bytes:
+        """The bytes of an image. Raises BadSampleError, which says what happened at the last attempt."""
+        reason, count = "", 0
+        pause = _FIRST_PAUSE_SECONDS
+        while count < self.options.attempts and not self._stopped.is_set():
+            count += 1
+            answer = self._follow(url)
+            if answer.data:
+                return answer.data
+            reason = answer.reason
+            if not answer.again or (answer.pause or 0) > _MAX_PAUSE_SECONDS:
+                break
+            if answer.pause is not None:
+                self._pace.hold(_host(url), answer.pause)
+            elif count < self.options.attempts:
+                self._sleep(pause * (1 + random.random()))
+                pause = min(2 * pause, _MAX_PAUSE_SECONDS)
+        attempts = f" ({count} attempts)" if count > 1 else ""
+        raise BadSampleError(f"{NOT_FETCHED}{reason}{attempts}: {without_query(url)}")
+
+    def stop(self) -> None:
+        """End what is under way, in all threads, and fetch no more."""
+        self._stopped.set()
+        self._deadlines.end_all()
+
+    def _follow(self, url: str) -> _Answer:
+        """One attempt, redirects included."""
+        for _ in range(_MAX_REDIRECTS + 1):
+            problem = check_url(url)
+            if problem:
+                return _Answer(reason=problem)
+            self._pace.wait(_host(url))
+            answer = self._ask(url)
+            if not answer.redirect:
+                return answer
+            url = answer.redirect
+        return _Answer(reason=f"more than {_MAX_REDIRECTS} redirects")
+
+    def _ask(self, url: str) -> _Answer:
+        errors = self._http.exceptions
+        request = self._thread.request = _Request()
+        self._deadlines.add(request)
+        request.is_ended = self._stopped.is_set()
+        try:
+            response = self._pool_for(url).urlopen(
+                "GET", url, headers=_HEADERS, redirect=False, retries=False, preload_content=False,
+                timeout=self.options.timeout,
+            )  # fmt: skip
+            try:
+                return self._answer(url, response)
+            finally:
+                response.close()
+        except _PrivateError as error:
+            return _Answer(reason=str(error))
+        except (errors.LocationParseError, UnicodeError) as error:
+            return _Answer(reason=f"not a valid address ({error})")
+        except (errors.HTTPError, OSError, ValueError) as error:
+            late = request.is_ended or (
+                isinstance(error, errors.TimeoutError) and not isinstance(error, errors.NewConnectionError)
+            )
+            what = (
+                f"no whole answer in {self.options.timeout:g} s" if late else f"the connection failed ({_short(error)})"
+            )
+            return _Answer(reason=what, again=not isinstance(error, errors.SSLError))
+        finally:
+            self._deadlines.remove(request)
+
+    def _answer(self, url: str, response: Any) -> _Answer:
+        status, headers = response.status, response.headers
+        if status in _REDIRECTS and headers.get("Location"):
+            try:
+                return _Answer(redirect=urljoin(url, headers["Location"]))
+            except ValueError as error:
+                return _Answer(reason=f"a redirect to what is not a valid address ({_short(error)})")
+        if status != 200:
+            pause = None
+            with suppress(self._http.exceptions.InvalidHeader, ValueError, OverflowError):
+                pause = self._http.Retry().get_retry_after(response)
+            return _Answer(
+                reason=f"HTTP {status} {_short(response.reason)}".strip(), again=status in _AGAIN, pause=pause
+            )
+        if headers.get("Content-Encoding", "identity") != "identity":
+            return _Answer(
+                reason=f"the answer is packed with {headers['Content-Encoding']:.20}, which was not asked for"
+            )
+        return self._body(response)
+
+    def _body(self, response: Any) -> _Answer:
+        most, parts, count = self.options.max_bytes, [], 0
+        announced = response.headers.get("Content-Length", "")
+        if announced.isdecimal() and int(announced[:20]) > most:
+            return _Answer(reason=f"more than {most:,} bytes")
+        while part := response.read1(_READ_BYTES):
+            parts.append(part)
+            count += len(part)
+            if count > most:
+                return _Answer(reason=f"more than {most:,} bytes")
+        if announced.isdecimal() and count < int(announced[:20]):
+            return _Answer(reason=f"{count:,} of {announced[:20]} bytes came", again=True)
+        data = b"".join(parts)
+        if is_stray(data[:HEAD_BYTES], ""):
+            kind = response.headers.get("Content-Type", "") or "of no stated type"
+            return _Answer(reason=f"not an image ({_short(kind)})" if data else "an empty answer")
+        return _Answer(data)
+
+    def _pool_for(self, url: str) -> Any:
+        parts = urlsplit(url)
+        proxy = self._proxies.get(parts.scheme.lower())
+        return self._pool if proxy is None or urllib.request.proxy_bypass(parts.hostname or "") else proxy
+
+    def _manager(self, proxy: str) -> Any:
+        """Pools of connections to servers, or to a proxy, that requests know, and that check where they lead."""
+        http, thread = self._http, self._thread
+        is_checked = not proxy and not self.options.private
+
+        def pool_of(kind: Any) -> Any:
+            class Connection(kind.ConnectionCls):  # type: ignore[misc]
+                def connect(self) -> None:
+                    super().connect()
+                    thread.request.uses(self)
+                    if is_checked:
+                        _check_address(self.sock.getpeername()[0], self.host)
+
+                def request(self, *args: Any, **options: Any) -> None:
+                    thread.request.uses(self)
+                    super().request(*args, **options)
+
+            return type(kind.__name__, (kind,), {"ConnectionCls": Connection})
+
+        options = {"num_pools": 256, "maxsize": self.options.threads}
+        manager = http.ProxyManager(proxy, **options) if proxy else http.PoolManager(**options)
+        manager.pool_classes_by_scheme = {
+            "http": pool_of(http.HTTPConnectionPool),
+            "https": pool_of(http.HTTPSConnectionPool),
+        }
+        return manager
+
+
+class _PrivateError(Exception):
+    """A host in a private network."""
+
+
+def check_url(url: str) -> str:
+    """Why an address is not asked, "" where it is."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
+        return f"not a valid address ({error})"
+    if parts.scheme.lower() not in ("http", "https"):
+        return f"not an address of http or https, but of {parts.scheme[:20]!r}"
+    if not host or parts.username is not None or not url.isprintable() or " " in url:
+        return "not a valid address (no host, a user name, or letters that an address does not have)"
+    return ""
+
+
+def without_query(url: str) -> str:
+    """An address as it is stored and shown: its query, its fragment and a user name in it may be credentials."""
+    scheme, slashes, rest = re.split("[?#]", url, maxsplit=1)[0].partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}{slashes}{host.rpartition('@')[2]}{slash}{path}"
+
+
+def _host(url: str) -> str:
+    return (urlsplit(url).hostname or "").lower()
+
+
+def _check_address(address: str, host: str) -> None:
+    if not is_public(address):
+        raise _PrivateError(f"{host} is {address}, in a private network: pass private=True to ask such hosts")
+
+
+def _short(text: object) -> str:
+    return " ".join(str(text).split())[:120]
+
+
+def _urllib3() -> ModuleType:
+    try:
+        import urllib3
+    except ImportError as error:
+        raise MissingExtraError("urllib3", "urls", "fetching images from a list of addresses") from error
+    return urllib3
+
 
 Place: TypeAlias = "tuple[Any, ...]"
 
@@ -50,7 +436,7 @@ _AHEAD_BYTES = 256 << 20
 
 
 class UrlListSource(FileSource):
-    """See the module. The options are those of `packer.sources.fetching.FetchOptions`."""
+    """See the module. The options are those of `packer.sources.url_list.FetchOptions`."""
 
     kind = "list of addresses"
 

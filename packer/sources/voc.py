@@ -1,7 +1,7 @@
 """Pascal VOC: images, an XML file of objects for each, lists of the splits, and masks.
 
     JPEGImages/2007_000027.jpg             the images
-    Annotations/2007_000027.xml            objects (`packer.sources.xml_objects`)
+    Annotations/2007_000027.xml            objects (`packer.sources.objects`)
     ImageSets/Main/train.txt, val.txt …    the names of the images of a split; trainval where there is neither
     SegmentationClass/2007_000027.png      the class of each pixel: a field mask, as it is
     SegmentationObject/2007_000027.png     the object of each pixel: a field instance_mask, as it is
@@ -32,11 +32,9 @@ import numpy as np
 from cache.errors import BadNameError, BadSampleError, SourceError
 from cache.files import read_regular
 from packer.formats.base import Arena
-from packer.sources.base import ListingBuilder, SourceListing, check_names
+from packer.sources.base import ListingBuilder, SourceListing, check_names, size_and_time, wanted_split
 from packer.sources.folder import FolderSource, read_file
-from packer.sources.lookups import size_and_time, wanted_split
-from packer.sources.objects import Grid, grid_of
-from packer.sources.xml_objects import MAX_XML_BYTES, XmlObjects, parse_objects
+from packer.sources.objects import MAX_XML_BYTES, Grid, XmlObjects, grid_of, parse_objects
 from readers.fields import decode_field, encode_field
 from readers.headers import read_header
 from readers.layout import RelativePath

@@ -49,10 +49,9 @@ from cache.files import read_regular
 from cache.messages import listed, plural
 from cache.node import usable_cpus
 from packer.formats.base import Arena
-from packer.sources.base import ListingBuilder, SourceListing, check_names
+from packer.sources.base import ListingBuilder, SourceListing, check_names, plain_yaml, wanted_split
 from packer.sources.folder import FolderSource, read_file
-from packer.sources.known_folders import YOLO_NAMES, YOLO_YAMLS, yolo_folders
-from packer.sources.lookups import plain_yaml, wanted_split
+from packer.sources.layouts import YOLO_NAMES, YOLO_YAMLS, yolo_folders
 from packer.sources.objects import Grid, class_mask, displayed_grid, outline_pixels
 from readers.fields import encode_field
 from readers.sample import Buffer

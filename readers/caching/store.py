@@ -6,7 +6,7 @@ through. Views stay valid as long as they are referenced: nothing is evicted or 
 
 The shared memory has numbered slots:
 
-    0                      what all users agree on (`readers.caching.terms`), as JSON
+    0                      what all users agree on (`readers.caching.store`), as JSON
     then, field by field   one slot for each row of the subset
 """
 

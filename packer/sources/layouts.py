@@ -1,0 +1,715 @@
+"""What a folder or a file is, by names and a few bytes: quickly, and without a reader of any format.
+
+A folder is looked at before anything is known of it, and may hold millions of images: of each folder only the first
+files that the system names are looked at, and only a few folders below.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from struct import Struct
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from cache.errors import SourceError
+from cache.messages import plural, quoted
+from packer.formats import REGISTRY as FORMATS
+from packer.sources.tables import TABLE_SUFFIXES
+from readers.tree import SPLIT_NAMES, TreeFiles, TreeSplit, has_image_suffix
+
+__all__ = [
+    "COCO_KINDS",
+    "COCO_NAME",
+    "LACKING",
+    "LAYOUTS",
+    "ONE_CLASS",
+    "ROBOFLOW",
+    "SOLUTION",
+    "YOLO_NAMES",
+    "YOLO_YAMLS",
+    "CelebaFiles",
+    "celeba_files",
+    "check_layout",
+    "coco_files",
+    "find_solution",
+    "idx_folder",
+    "idx_name",
+    "ilsvrc_tars",
+    "is_arrays",
+    "is_beton",
+    "is_cifar",
+    "is_coco",
+    "is_hub_set",
+    "is_idx",
+    "is_ilsvrc",
+    "is_no_class",
+    "is_npz",
+    "is_shards",
+    "is_voc",
+    "is_yolo",
+    "lacking_in_train",
+    "mds_folders",
+    "metadata_files",
+    "parquet_files",
+    "shard_files",
+    "splits_of_arrays",
+    "yolo_folders",
+]
+
+
+_LOOKED_AT = 512
+_HEAD_BYTES = 512
+_TAIL_BYTES = 8
+_MAX_FOOTER_BYTES = 64 << 20
+
+
+def first_names(folder: Path, count: int = _LOOKED_AT) -> list[str]:
+    """The names of up to `count` files and folders in a folder, in order; [] where it cannot be read."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entry.name for entry in islice(entries, count))
+    except OSError:
+        return []
+
+
+def head_of(path: Path, count: int = _HEAD_BYTES) -> bytes:
+    """The first bytes of a regular file; b"" where it is none, or cannot be read."""
+    try:
+        if not path.is_file():
+            return b""
+        with open(path, "rb") as file:
+            return file.read(count)
+    except OSError:
+        return b""
+
+
+# --- CIFAR --------------------------------------------------------------------------------------------------------
+_CIFAR = (
+    ("batches.meta.txt", "data_batch_1.bin"),
+    ("fine_label_names.txt", "train.bin"),
+    ("batches.meta", "data_batch_1"),
+    ("meta", "train", "test"),
+)
+
+
+def is_cifar(root: Path) -> bool:
+    """Whether a folder holds CIFAR-10 or CIFAR-100 as published, in either version."""
+    return any(all((root / name).is_file() for name in names) for names in _CIFAR)
+
+
+# --- MNIST --------------------------------------------------------------------------------------------------------
+_IDX = re.compile(r"((?:.*-)?)(train|t10k|test)-(images|labels)[-.]idx([13])-ubyte(?:\.gz)?")
+_IDX_BELOW = ("", "raw", "MNIST/raw", "FashionMNIST/raw", "KMNIST/raw", "EMNIST/raw")
+
+
+class IdxName(NamedTuple):
+    """prefix: of a set among several, with its "-". split: as the name has it."""
+
+    prefix: str
+    split: str
+    is_images: bool
+
+
+def idx_name(name: str) -> IdxName | None:
+    """What a file of MNIST or its relatives is by its name; None for any other file."""
+    match = _IDX.fullmatch(name)
+    if match is None or (match[3] == "images") != (match[4] == "3"):
+        return None
+    return IdxName(match[1], match[2], match[3] == "images")
+
+
+def idx_folder(root: Path) -> Path | None:
+    """The folder of such files of images, at or below `root`; None where it has none."""
+    for below in _IDX_BELOW:
+        if any((part := idx_name(name)) and part.is_images for name in first_names(root / below)):
+            return root / below
+    return None
+
+
+def is_idx(head: bytes) -> bool:
+    """Whether a file begins like one of MNIST's images."""
+    return head[:4] == b"\0\0\x08\x03" and head[4:8] != bytes(4)  # a TFRecord has zeros there
+
+
+# --- NumPy --------------------------------------------------------------------------------------------------------
+_ARRAY_IMAGES = ("images", "image", "imgs", "x", "data", "arr_0")
+_ARRAY_LABELS = ("labels", "label", "y", "targets", "target", "arr_1")
+_ARRAY_SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+
+
+def splits_of_arrays(names: Iterator[str] | list[str]) -> dict[str, tuple[str, str]]:
+    """By split, the names (without .npy) of its images and labels; "" for no labels. A split "" is no split at all.
+
+    `images` and `labels`, `x` and `y`, with the split before or after: train_images, x_train.
+    """
+    found: dict[str, dict[str, str]] = {}
+    for name in names:
+        words = [word for word in re.split(r"[_\-. ]", name.lower()) if word]
+        split = next((_ARRAY_SPLITS[word] for word in words if word in _ARRAY_SPLITS), "")
+        rest = "_".join(word for word in words if word not in _ARRAY_SPLITS)
+        for kind, known in (("images", _ARRAY_IMAGES), ("labels", _ARRAY_LABELS)):
+            if rest in known:
+                found.setdefault(split, {}).setdefault(kind, name)
+    order = [split for split in ("", *dict.fromkeys(_ARRAY_SPLITS.values())) if "images" in found.get(split, ())]
+    return {split: (found[split]["images"], found[split].get("labels", "")) for split in order}
+
+
+def is_arrays(root: Path) -> bool:
+    """Whether a folder holds arrays of images as .npy files."""
+    names = [name.removesuffix(".npy") for name in first_names(root) if name.endswith(".npy")]
+    images = [root / f"{images}.npy" for images, _ in splits_of_arrays(names).values()]
+    return any(
+        head_of(path, 6) in (b"\x93NUMPY", b"") for path in images
+    )  # of an empty one, reading says what is wrong
+
+
+def is_npz(head: bytes) -> bool:
+    """Whether a zip archive begins with an array of NumPy: the name of its first member says so."""
+    name = head[30 : 30 + int.from_bytes(head[26:28], "little")]
+    return head[:4] == b"PK\3\4" and name.endswith(b".npy")
+
+
+# --- MosaicML MDS -------------------------------------------------------------------------------------------------
+def mds_folders(root: Path) -> dict[str, Path]:
+    """The folders with an index of MDS shards: "" for `root` itself, or by the names of splits below it."""
+
+    def is_index(folder: Path) -> bool:
+        head = head_of(folder / "index.json")
+        return head.lstrip()[:1] == b"{" and b'"shards"' in head and b'"column_' in head
+
+    if is_index(root):
+        return {"": root}
+    return {name: root / name for name in SPLIT_NAMES if is_index(root / name)}
+
+
+# --- Hugging Face -------------------------------------------------------------------------------------------------
+_REPOSITORY = ("README.md", ".gitattributes", "dataset_infos.json", "refs")
+_METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
+_MOST_FOLDERS, _FEW_FOLDERS = 256, 32
+_PARQUET = (".parquet", ".pq")
+
+
+def parquet_files(root: Path) -> list[Path]:
+    """The Parquet files of a repository of a data set, in order: in `root`, in `data`, and where the folder is a
+    repository (by README.md or .gitattributes), up to two folders below either."""
+    depth = _depth(root)
+    return sorted({*_parquet_below(root, depth), *_parquet_below(root / "data", depth)})
+
+
+def _depth(root: Path) -> int:
+    """How many folders below the files may be: in a repository, and where folders of splits have numbered files."""
+    is_repository = any((root / name).exists() for name in _REPOSITORY)
+    below = [root / name / split for name in first_names(root, _FEW_FOLDERS) for split in ("", *SPLIT_NAMES)]
+    return 2 if is_repository or any((folder / "0000.parquet").is_file() for folder in below) else 0
+
+
+def _parquet_below(folder: Path, depth: int) -> Iterator[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            found = [entry.name for entry in entries if entry.name[:1] != "."]
+    except OSError:
+        return
+    for name in found:
+        if name.endswith(_PARQUET):
+            yield folder / name
+    if depth and len(found) <= _MOST_FOLDERS:
+        for name in found:
+            if "." not in name and (folder / name).is_dir():
+                yield from _parquet_below(folder / name, depth - 1)
+
+
+def is_hub_set(root: Path) -> bool:
+    """Whether a Parquet file, or the files of a folder, hold images.
+
+    Of a folder, files that are damaged, or were not downloaded, are taken for some: reading says what is wrong.
+    """
+    if root.is_file():
+        return root.name.lower().endswith(_PARQUET) and _contents_of_parquet(root) == "images"
+    depth = _depth(root)
+    return any(_has_image_parquet(folder, depth) for folder in (root, root / "data"))
+
+
+def _has_image_parquet(folder: Path, depth: int) -> bool:
+    """Whether the first Parquet file of a folder, or of one below, holds images."""
+    names = first_names(folder)
+    path = next((folder / name for name in names if name.endswith(_PARQUET)), None)
+    if path is not None:
+        return _contents_of_parquet(path) != "other"
+    below = (folder / name for name in names[:_MOST_FOLDERS] if "." not in name) if depth else ()
+    return any(path.is_dir() and _has_image_parquet(path, depth - 1) for path in below)
+
+
+def _contents_of_parquet(path: Path) -> str:
+    """ "images", by what the footer says: columns of bytes, or features of `datasets`; else "other", or "damaged"."""
+    try:
+        if not path.is_file():
+            return "damaged"
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            tail = file.read(_TAIL_BYTES)
+            length = int.from_bytes(tail[:4], "little")
+            if tail[4:] != b"PAR1" or not 0 < length <= min(size - _TAIL_BYTES, _MAX_FOOTER_BYTES):
+                return "damaged"
+            file.seek(size - _TAIL_BYTES - length)
+            footer = file.read(length)
+    except OSError:
+        return "damaged"
+    # A name in the schema is its length in one byte, and its letters.
+    has_images = b"\x05bytes" in footer or (b"huggingface" in footer and b'"Image"' in footer)
+    return "images" if has_images else "other"
+
+
+def metadata_files(root: Path) -> list[Path]:
+    """The tables of `imagefolder`, in `root` or its splits, whose rows name files; [] where there are none."""
+    folders = [root, *(root / name for name in SPLIT_NAMES)]
+    paths = [folder / name for folder in folders for name in _METADATA]
+    return [path for path in paths if b"file_name" in head_of(path, 1 << 16)]
+
+
+# --- FFCV ---------------------------------------------------------------------------------------------------------
+_BETON = Struct("<HHIQQB16s")  # the header, and of the first field its type and its name
+_BETON_VERSION, _BETON_TYPES, _LEAST_PAGE_BYTES = 2, (*range(7), 255), 1 << 21
+
+
+def is_beton(head: bytes) -> bool:
+    """Whether a file begins like one of FFCV, which has no magic number."""
+    if len(head) < _BETON.size:
+        return False
+    version, fields, page_bytes, _, _, kind, name = _BETON.unpack_from(head)
+    pages = page_bytes >= _LEAST_PAGE_BYTES and not page_bytes & (page_bytes - 1)
+    named = name.rstrip(b"\0").isascii() and b"\0" not in name.rstrip(b"\0")
+    return bool(version == _BETON_VERSION and 0 < fields <= 256 and pages and kind in _BETON_TYPES and named)
+
+
+# ------------------------------------------------------------------------------
+# Folders that are known by what is in them, not by classes: a look at names, for the registry of sources.
+#
+# COCO              annotations/instances_train2017.json and the like, or train/_annotations.coco.json
+# Pascal VOC        JPEGImages, with Annotations or ImageSets
+# YOLO              images next to labels that are text files, by themselves or in each split; a data.yaml with names
+# and
+#                   splits; images with such text files beside them, and the names of the classes
+# ILSVRC            Data/CLS-LOC; ILSVRC2012_img_train.tar and the like; images with LOC_val_solution.csv
+# shards            files of one container format, and no images, in the folder or in its splits
+
+
+COCO_KINDS = ("instances", "person_keypoints", "captions", "image_info")
+COCO_NAME = re.compile(rf"({'|'.join(COCO_KINDS)})_([A-Za-z0-9][A-Za-z0-9_.-]*)\.json")
+ROBOFLOW = "_annotations.coco.json"
+_PART = re.compile(rf"({'|'.join(SPLIT_NAMES)})(20\d\d)?")
+YOLO_YAMLS = ("data.yaml", "data.yml", "dataset.yaml", "dataset.yml")
+YOLO_NAMES = tuple(
+    f"{folder}{name}"
+    for folder in ("", "labels/", *(f"{split}/" for split in SPLIT_NAMES))
+    for name in ("classes.txt", "obj.names", "_darknet.labels")
+)
+_YAML_KEYS = (re.compile(rb"^names\s*:", re.M), re.compile(rb"^(?:train|val)\s*:", re.M))
+_BOX = re.compile(rb"\s*\d+(?:\s+-?[\d.]+(?:e-?\d+)?){4,}\s*(?:\n|$)")
+SOLUTION = "LOC_val_solution.csv"
+_TAR = re.compile(r"ILSVRC\d{4}_img_(train|val|test)(?:_\w+)?\.tar")
+_ABOVE = {"val": 3, "CLS-LOC": 2}  # folders of ILSVRC, and how far above them its root is at most
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+_BRANCHES_LOOKED_AT = 1000
+
+
+def _entries(folder: Path, count: int | None = None) -> list[os.DirEntry[str]]:
+    """The entries of a folder, not hidden, up to `count` of them; none where it cannot be listed."""
+    try:
+        with os.scandir(folder) as entries:
+            limited = entries if count is None else (entry for entry, _ in zip(entries, range(count), strict=False))
+            return [entry for entry in limited if not entry.name.startswith(".")]
+    except OSError:
+        return []
+
+
+def coco_files(root: Path) -> dict[str, dict[str, Path]]:
+    """The files of COCO's annotations below a directory: part -> kind -> path; empty where there are none."""
+    found: dict[str, dict[str, Path]] = {}
+    for name in sorted(entry.name for entry in _entries(root / "annotations")):
+        match = COCO_NAME.fullmatch(name)
+        if match is not None:
+            found.setdefault(match[2], {})[match[1]] = root / "annotations" / name
+    found = {part: {kind: kinds[kind] for kind in COCO_KINDS if kind in kinds} for part, kinds in found.items()}
+    for part in SPLIT_NAMES:
+        if (root / part / ROBOFLOW).exists():
+            found.setdefault(part, {})["annotations"] = root / part / ROBOFLOW
+    return found
+
+
+def is_coco(root: Path) -> bool:
+    """Whether a directory has annotations of COCO."""
+    return bool(coco_files(root))
+
+
+def is_voc(root: Path) -> bool:
+    """Whether a directory is one of Pascal VOC."""
+    return (root / "JPEGImages").is_dir() and ((root / "Annotations").is_dir() or (root / "ImageSets").is_dir())
+
+
+def is_yolo(root: Path) -> bool:
+    """Whether a directory has images, and labels in text files, next to each other, or in splits that a file names."""
+    for folder in yolo_folders(root).values():
+        labels = "/".join("labels" if part == "images" else part for part in folder.split("/"))
+        if labels != folder and (root / folder).is_dir() and _has_texts(root / labels):
+            return True
+    for name in YOLO_YAMLS:
+        head = head_of(root / name, 1 << 16)
+        if all(key.search(head) for key in _YAML_KEYS):
+            return True
+    return any((root / name).is_file() for name in YOLO_NAMES) and _has_boxes_beside(root)
+
+
+def _has_boxes_beside(folder: Path, depth: int = 2) -> bool:
+    """Whether the first images that have a text file beside them have boxes of YOLO in it."""
+    entries = _entries(folder, _BRANCHES_LOOKED_AT)
+    for entry in entries:
+        if has_image_suffix(entry.name):
+            head = head_of(Path(entry.path).with_suffix(".txt"))
+            if head.strip():
+                return _BOX.match(head) is not None
+    return depth > 0 and any(_has_boxes_beside(Path(entry.path), depth - 1) for entry in entries if entry.is_dir())
+
+
+def _has_texts(folder: Path, depth: int = 4) -> bool:
+    entries = _entries(folder, _BRANCHES_LOOKED_AT)
+    if any(entry.name.endswith(".txt") and entry.name != "classes.txt" for entry in entries):
+        return True
+    return depth > 0 and any(_has_texts(Path(entry.path), depth - 1) for entry in entries if entry.is_dir())
+
+
+def yolo_folders(root: Path) -> dict[str, str]:
+    """The folder of the images of each split, as the folders say it; "" for the split where there are no splits."""
+    inside = {name: f"{name}/images" for name in SPLIT_NAMES if (root / name / "images").is_dir()}
+    if inside:
+        return inside
+    if (root / "images").is_dir():
+        folders = sorted(entry.name for entry in _entries(root / "images") if entry.is_dir())
+        matches = [match for name in folders if (match := _PART.fullmatch(name))]
+        short = [match[1] for match in matches]
+        names = [match[0] if short.count(match[1]) > 1 else match[1] for match in matches]
+        return {name: f"images/{match[0]}" for name, match in zip(names, matches, strict=True)} or {"": "images"}
+    return {name: name for name in SPLIT_NAMES if (root / name).is_dir()} or {"": ""}
+
+
+def is_ilsvrc(root: Path) -> bool:
+    """Whether a directory is the root of ILSVRC, has its archives, or has images and the table of their classes."""
+    if (root / "Data/CLS-LOC").is_dir() or ilsvrc_tars(root):
+        return True
+    if find_solution(root) is None:
+        return False
+    named = root.name == "CLS-LOC" or (root / "val").is_dir()
+    return named or any(has_image_suffix(entry.name) for entry in _entries(root, _BRANCHES_LOOKED_AT))
+
+
+def find_solution(root: Path) -> Path | None:
+    """The table of the classes of val of ILSVRC: in a directory, or above one of its own."""
+    folders = [root, *list(root.absolute().parents)[: _ABOVE.get(root.name, 0)]]
+    return next((folder / SOLUTION for folder in folders if (folder / SOLUTION).is_file()), None)
+
+
+def ilsvrc_tars(root: Path) -> dict[str, Path]:
+    """The archives of ILSVRC in a directory: split -> path; empty where there are none."""
+    names = sorted(entry.name for entry in _entries(root))
+    found = {match[1]: root / name for name in names if (match := _TAR.fullmatch(name))}
+    return {split: found[split] for split in ("train", "val", "test") if split in found}
+
+
+def is_shards(root: Path) -> bool:
+    """Whether a directory has shards, and neither images nor folders other than splits."""
+    has_shards = False
+    for entry in _entries(root):
+        if entry.is_dir():
+            if entry.name not in SPLIT_NAMES or not is_shards(Path(entry.path)):
+                return False
+            has_shards = True
+        elif has_image_suffix(entry.name):
+            return False
+        else:
+            has_shards = has_shards or is_shard_name(entry.name)
+    return has_shards
+
+
+def is_shard_name(name: str) -> bool:
+    """Whether a file is called like a shard, which may be compressed."""
+    stem, dot, suffix = name.rpartition(".")
+    entry = FORMATS.of_name(stem if (dot + suffix).lower() in _COMPRESSED else name)
+    return entry is not None and any(suffix in name.lower() for suffix in entry.suffixes)
+
+
+def shard_files(root: Path) -> Iterator[tuple[str, Path]]:
+    """(split that the folder says, or "", path) of each shard, in the order of their names."""
+    for entry in sorted(_entries(root), key=lambda entry: entry.name):
+        if entry.is_dir():
+            yield from ((entry.name, path) for _, path in shard_files(Path(entry.path)))
+        elif is_shard_name(entry.name):
+            yield "", Path(entry.path)
+
+
+# ------------------------------------------------------------------------------
+# Trees of images whose folders are not classes: recognised by their names, and refused or warned about.
+#
+#     ILSVRC, COCO, Pascal VOC, YOLO     in a folder of the tree, or in an archive: each is a source by itself
+#     COCO without annotations           train2017, val2017
+#     images with their masks            images, and masks, annotations or labels, where classes would be
+#     Tiny ImageNet                      val/images, and classes in train: labels are in a text file
+#
+# What is certainly wrong is a SourceError that says what to run instead; what may be right is a warning: a single
+# class, a class called as folders of annotations are, images without a label next to images with one. layout="tree"
+# takes the folders for classes without a warning.
+
+
+LAYOUTS = ("auto", "tree")
+LACKING = " that train lacks: "
+ONE_CLASS = "one class only"
+_YEAR = re.compile(r"(train|val|test|unlabeled)20\d\d")
+_PICTURES = ("images", "image", "imgs", "img", "jpegimages")
+_COMPANIONS = (
+    *("labels", "annotations", "annotation", "masks", "mask", "segmentation", "segmentations", "segmentationclass"),
+    *("segmentationobject", "ground_truth", "groundtruth", "gt", "bboxes", "depth"),
+)
+_BESIDE = (".txt", ".json", ".xml", ".caption")
+_SHOWN = 5
+
+
+class CelebaFiles(NamedTuple):
+    """Where the parts of CelebA are. attributes, identities: None where they are missing."""
+
+    images: Path
+    partition: Path
+    attributes: Path | None
+    identities: Path | None
+
+
+def celeba_files(root: Path) -> CelebaFiles | None:
+    """The parts of CelebA below a directory: all in it, or in Img, Eval and Anno as they are published.
+
+    None where the images or their partition are missing: then it is a tree like any other.
+    """
+
+    def first(kind: str, name: str, exists: Callable[[Path], bool]) -> Path | None:
+        return next((path for path in (root / name, root / kind / name) if exists(path)), None)
+
+    images = first("Img", "img_align_celeba", Path.is_dir)
+    partition = first("Eval", "list_eval_partition.txt", Path.exists)
+    if images is None or partition is None:
+        return None
+    lists = (first("Anno", name, Path.exists) for name in ("list_attr_celeba.txt", "identity_CelebA.txt"))
+    return CelebaFiles(images, partition, *lists)
+
+
+def check_layout(
+    files: TreeFiles, splits: Mapping[str, TreeSplit], classes: Sequence[str], where: str, whole: bool
+) -> list[str]:
+    """Warnings about a tree that is being taken for splits and classes. Raises SourceError where it is none.
+
+    whole: `splits` are all that the tree has, so that a class may be missed.
+    """
+    folders = _folders(files)
+    for recognise in (_ilsvrc, _coco, _voc, _pairs, _tiny_imagenet):
+        found = recognise(folders, splits, classes)
+        if found is not None:
+            what, folder, *split = found
+            raise SourceError(
+                f"{where}: {what}; {_command(where, folder, *split)}; to take its folders for classes all the same, "
+                f"pass  layout='tree'"
+            )
+    images = {name: _are_images(part) for name, part in splits.items()}
+    labels = {name: part.labels[images[name]] for name, part in splits.items()}
+    others = [path for name, part in splits.items() for path in part.files.take(np.flatnonzero(~images[name])).paths()]
+    at_root = [number for number in files.used_folders() if not files.folders[number]]
+    if all(part.root for part in splits.values()):
+        others += files.take(np.flatnonzero(np.isin(files.in_folders(), at_root))).paths()
+    warnings = [*_warnings(splits, labels, classes, where, whole), *_unread(splits, others, where)]
+    return [f"{where}: {warning}" for warning in warnings]
+
+
+def is_no_class(folder: str) -> bool:
+    """Whether a folder of images is called as those are that are no class: images, train2017."""
+    return folder.lower() in _PICTURES or _YEAR.fullmatch(folder) is not None
+
+
+def _command(where: str, folder: str, split: str = "") -> str:
+    """What to run for a folder of the tree, or for images of it as a split."""
+    if Path(where).is_dir():
+        named = f" --split {quoted(split)}" if split else ""
+        return f"run  packer convert {quoted(Path(where, folder))}{named}"
+    return f"unpack it, and run  packer convert  on {f'its folder {folder!r}' if folder else 'that folder'}"
+
+
+def _folders(files: TreeFiles) -> set[str]:
+    """Every folder that holds a file, or a folder; "" is the root."""
+    found: set[str] = {""}
+    for folder in TreeSplit("", files, np.empty(0, np.int32)).folders():
+        while folder not in found:
+            found.add(folder)
+            folder = folder.rpartition("/")[0]
+    return found
+
+
+def _base(folder: str) -> str:
+    return folder.rpartition("/")[2]
+
+
+def _sibling(folder: str, name: str) -> str:
+    above = folder.rpartition("/")[0]
+    return f"{above}/{name}" if above else name
+
+
+Found: TypeAlias = "tuple[str, ...] | None"  # what the tree looks like, the folder to convert, and its split
+
+
+def _above(folder: str) -> str:
+    return folder.rpartition("/")[0]
+
+
+def _ilsvrc(folders: set[str], splits: Mapping[str, TreeSplit], classes: Sequence[str]) -> Found:
+    for folder in sorted(folders):
+        if folder == "Data/CLS-LOC" or folder.endswith("/Data/CLS-LOC"):
+            return "holds the root of ILSVRC (ImageNet), whose classes are in Data/CLS-LOC", _above(_above(folder))
+    return None
+
+
+def _coco(folders: set[str], splits: Mapping[str, TreeSplit], classes: Sequence[str]) -> Found:
+    for folder in sorted(folders):
+        match = _YEAR.fullmatch(_base(folder))
+        if match and _sibling(folder, "annotations") in folders:
+            return f"holds COCO ({_base(folder)}), with several labels an image, in JSON files", _above(folder)
+        if match and _base(folder) in classes:
+            what = f"looks like COCO ({_base(folder)}) without its annotations; for the images alone"
+            return what, folder, match[1]
+    return None
+
+
+def _voc(folders: set[str], splits: Mapping[str, TreeSplit], classes: Sequence[str]) -> Found:
+    for folder in sorted(folders):
+        if _base(folder) == "JPEGImages" and {_sibling(folder, "Annotations"), _sibling(folder, "ImageSets")} & folders:
+            return "holds Pascal VOC, whose labels are in Annotations", _above(folder)
+    return None
+
+
+def _pairs(folders: set[str], splits: Mapping[str, TreeSplit], classes: Sequence[str]) -> Found:
+    """Images next to what belongs to them, where classes would be, or below the only folder there."""
+    for part in splits.values():
+        tops = _tops(part)
+        base = part.root
+        while len(tops) == 1:
+            base = f"{base}/{tops[0]}".lstrip("/")
+            tops = sorted(folder[len(base) + 1 :] for folder in folders if folder.rpartition("/")[0] == base != folder)
+        pictures = [top for top in tops if top.lower() in _PICTURES]
+        companions = [top for top in tops if top.lower() in _COMPANIONS]
+        if pictures == ["images"] and "labels" in companions and _folder_has_texts(part, f"{base}/labels/".lstrip("/")):
+            return "holds images with labels in text files, as for YOLO", _above(base) if base == part.root else base
+        if pictures and companions:
+            what = f"looks like a set for detection or segmentation: {pictures[0]!r} is next to {companions[0]!r}"
+            tip = "(to pack further files with their images, write a .csv with a column for each)"
+            return f"{what}, and neither is a class {tip}; for the images alone", f"{base}/{pictures[0]}".lstrip("/")
+    return None
+
+
+def _folder_has_texts(part: TreeSplit, folder: str) -> bool:
+    return any(path.startswith(folder) and path.endswith(".txt") for path in part.files.paths())
+
+
+def _tiny_imagenet(folders: set[str], splits: Mapping[str, TreeSplit], classes: Sequence[str]) -> Found:
+    classes_of = {name: _tops(part) for name, part in splits.items()}
+    for name, found in classes_of.items():
+        if len(found) == 1 and found[0].lower() in _PICTURES and len(classes) > 2:
+            others = next((other for other, its in classes_of.items() if len(its) > 1), None)
+            if others is not None:
+                folder = f"{splits[name].root}/{found[0]}"
+                what = f"the only class of {name} is {folder!r}, as in Tiny ImageNet, whose labels are in a text file"
+                return (
+                    f"{what}: write a .csv of paths, labels and splits; for train alone",
+                    splits[others].root,
+                    others,
+                )
+    return None
+
+
+def _tops(part: TreeSplit) -> list[str]:
+    """The folders right under that of a split, in which it has files; sorted."""
+    return sorted({folder.partition("/")[0] for folder in part.folders()} - {""})
+
+
+def _warnings(
+    splits: Mapping[str, TreeSplit],
+    labels: Mapping[str, npt.NDArray[np.int32]],
+    classes: Sequence[str],
+    where: str,
+    whole: bool,
+) -> Iterable[str]:
+    unlabelled = {name: int((found < 0).sum()) for name, found in labels.items()}
+    labelled = sum(map(len, labels.values())) - sum(unlabelled.values())
+    if len(classes) == 1 and labelled:
+        folder = next(Path(part.root, classes[0]) for part in splits.values())
+        yield f"{ONE_CLASS}, {classes[0]!r}; if that folder is not a class, {_command(where, str(folder))}"
+    strange = [name for name in classes if name.lower() in (*_PICTURES, *_COMPANIONS)]
+    if strange and len(classes) > 1:
+        yield f"taken for classes: {_listed(strange)}; layout='tree'  says that they are"
+    for name, count in unlabelled.items():
+        if not count or not labelled:
+            continue
+        if count == len(labels[name]):
+            yield f"no image of {name} has a label (they are in no folder of a class), but those of others have"
+        else:
+            yield f"{plural(count, 'image')} of {name} right under its folder, without a label, next to labelled ones"
+    yield from _class_warnings(labels, classes, whole)
+
+
+def _unread(splits: Mapping[str, TreeSplit], others: Sequence[str], where: str) -> Iterable[str]:
+    """What says more of the images and is not read: tables, and files beside them of their names.
+
+    others: the files that are not called like images.
+    """
+    table = next((path for path in others if path.endswith(TABLE_SUFFIXES)), None)
+    if table is not None:
+        command = f"packer convert {quoted(Path(where, table))} --folder {quoted(where)}"
+        what = f"run  {command}" if Path(where).is_dir() else "unpack it, and convert the table"
+        yield f"{table!r} is a table that is not read; if it has the labels of the images, {what}"
+    beside = {path.rpartition(".")[0]: path for path in others if path.endswith(_BESIDE)}
+    if beside:
+        images = (path for part in splits.values() for path in part.files.paths() if has_image_suffix(path))
+        named = [beside[stem] for path in images if (stem := path.rpartition(".")[0]) in beside]
+        if named:
+            count = plural(len(named), "file")
+            yield (
+                f"{count} called like the image beside it, such as {named[0]!r}, left out: to read boxes of YOLO put "
+                f"classes.txt there; of captions write a table for --field caption:text=COLUMN"
+            )
+
+
+def _are_images(part: TreeSplit) -> npt.NDArray[np.bool_]:
+    """Which files are called like images."""
+    return np.fromiter(map(has_image_suffix, part.files.paths()), np.bool_, len(part.files))
+
+
+def _class_warnings(labels: Mapping[str, npt.NDArray[np.int32]], classes: Sequence[str], whole: bool) -> Iterable[str]:
+    """Of classes that have no image, and of those that there is nothing of in train."""
+    found = {name: set(np.flatnonzero(np.bincount(its[its >= 0])).tolist()) for name, its in labels.items()}
+    everywhere = set().union(*found.values())
+    empty = [name for label, name in enumerate(classes) if label not in everywhere]
+    if everywhere and empty and whole:
+        yield f"classes without a file called like an image: {_listed(empty)}; they count as labels all the same"
+    yield from lacking_in_train(labels, classes)
+
+
+def lacking_in_train(labels: Mapping[str, npt.NDArray[Any]], classes: Sequence[str]) -> Iterable[str]:
+    """Warnings of classes that other splits have. labels: by split."""
+    found = {name: set(np.unique(its[its >= 0]).tolist()) for name, its in labels.items()}
+    if found.get("train"):
+        for name, here in found.items():
+            new = [classes[label] for label in sorted(here - found["train"])]
+            if new:
+                yield f"classes of {name}{LACKING}{_listed(new)}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+    return ", ".join(map(repr, names[:_SHOWN])) + more
