@@ -7,22 +7,22 @@ named. `load` imports the implementation. Another distribution adds an entry thr
     myformat = "mypackage.packing:ENTRY"
 
 where ENTRY is a `packer.formats.FormatEntry` (or `packer.sources.SourceEntry`) of that name. Installed entries are
-loaded only where none of packer's own matches; they cannot replace one of packer's own.
+loaded only where none of packer's own matches; they cannot replace one of packer's own. One that is broken is left out
+with a warning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
-from cache.errors import PackerError
-
-__all__ = ["HEAD_BYTES", "Entry", "Registry"]
+__all__ = ["HEAD_BYTES", "Entry", "Registry", "installed_points", "load_point"]
 
 HEAD_BYTES = 512
 """How many first bytes of a file entries are given."""
@@ -63,6 +63,7 @@ class Entry:
 
 
 _E = TypeVar("_E", bound=Entry)
+_T = TypeVar("_T")
 
 
 class Registry(Generic[_E]):
@@ -78,21 +79,9 @@ class Registry(Generic[_E]):
 
     @cached_property
     def _installed(self) -> tuple[_E, ...]:
-        known = {entry.name for entry in self.own}
-        points = entry_points(group=self._group)
-        return tuple(self._loaded(point) for point in points if point.name not in known)
-
-    def _loaded(self, point: Any) -> _E:
-        where = f"the entry point {point.name} = {point.value!r} of {self._group}"
-        try:
-            entry = point.load()
-        except Exception as error:
-            raise PackerError(
-                f"{where} cannot be imported: {error!r:.200}; repair or uninstall the package that has it"
-            ) from error
-        if not isinstance(entry, self._kind) or entry.name != point.name:
-            raise PackerError(f"{where} is {entry!r:.80}, expected a {self._kind.__name__} named {point.name!r}")
-        return entry
+        points = installed_points(self._group, {entry.name for entry in self.own})
+        entries = (load_point(point, self._kind) for point in points)
+        return tuple(entry for entry in entries if entry is not None)
 
     def names(self) -> tuple[str, ...]:
         return tuple(entry.name for entry in self)
@@ -111,3 +100,40 @@ class Registry(Generic[_E]):
     def suffixes(self) -> tuple[str, ...]:
         """Of the files of all entries."""
         return tuple(dict.fromkeys(chain.from_iterable(entry.suffixes for entry in self)))
+
+
+def installed_points(group: str, taken: Collection[str]) -> list[EntryPoint]:
+    """The entry points of other distributions in a group, without those whose name is taken already."""
+    points: dict[str, EntryPoint] = {}
+    for point in entry_points(group=group):
+        if point.name in taken or point.name in points:
+            owner = "packer" if point.name in taken else _distribution(points[point.name])
+            _warn_of(point, f"the name is taken by {owner}")
+        else:
+            points[point.name] = point
+    return list(points.values())
+
+
+def load_point(point: EntryPoint, kind: type[_T]) -> _T | None:
+    """What an entry point names, or None, with a warning, where that is broken."""
+    try:
+        value = point.load()
+    except Exception as error:
+        _warn_of(point, f"it cannot be imported: {error!r:.200}")
+        return None
+    if not isinstance(value, kind) or getattr(value, "name", None) != point.name:
+        _warn_of(point, f"it is {value!r:.80}, expected a {kind.__name__} named {point.name!r}")
+        return None
+    return value
+
+
+def _distribution(point: EntryPoint) -> str:
+    return point.dist.name if point.dist else "an unknown distribution"
+
+
+def _warn_of(point: EntryPoint, reason: str) -> None:
+    warnings.warn(
+        f"{_distribution(point)}: the entry point {point.name} = {point.value!r} of {point.group} is left out, because "
+        f"{reason}; repair or uninstall that distribution",
+        stacklevel=4,
+    )

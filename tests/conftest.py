@@ -41,7 +41,8 @@ from remote_suite import (  # noqa: E402, F401
     s3,
     web,
 )
-from suites.samples import Samples, files_of, make_jpeg, turned_image  # noqa: E402, F401
+
+from packer.testing.samples import Samples, files_of, make_jpeg, turned_image  # noqa: E402, F401
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # A shell's background jobs ignore Ctrl-C, and so would all programs that are started and interrupted here.

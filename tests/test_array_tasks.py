@@ -13,10 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from suites.children import crashes_at, forked
-from suites.engines import data_of, wait_for
 from suites.programs import Notes, run_packer
-from suites.samples import files_of
 
 import packer
 import readers
@@ -26,6 +23,9 @@ from packer.conversion.journal import Journal
 from packer.conversion.result import ConvertResult
 from packer.sources.base import SourceListing
 from packer.sources.folder import FolderSource
+from packer.testing.children import crashes_at, forked
+from packer.testing.engines import data_of, wait_for
+from packer.testing.samples import files_of
 from readers.layout import read_dataset_info
 
 OPTIONS: dict[str, Any] = {"to": "tar", "samples_per_shard": 4, "workers": 1}

@@ -15,10 +15,10 @@ from conftest import tree_of
 from gpu_doubles import install
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from suites.samples import make_image, turned_image
 from torch.utils.data import DataLoader
 
 import readers
+from packer.testing.samples import make_image, turned_image
 from readers.augment import (
     CenterCrop,
     ColorJitter,

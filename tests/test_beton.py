@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from conftest import make_jpeg
 from PIL import Image
-from suites.sources import Found, SourceSuite, found, read_damaged
 
 import packer
 import readers
 from cache.errors import BadSampleError, SourceError
+from packer.testing.sources import Found, SourceSuite, found, read_damaged
 from readers.fields import decode_field
 from readers.loader import ImageLoader
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from conftest import make_jpeg, tree_of
-from suites.sources import Found, SourceSuite, found
 
 import packer
 import readers
 from cache.errors import BadSampleError, SourceError
+from packer.testing.sources import Found, SourceSuite, found
 
 NAMES = [f"{number:06d}.jpg" for number in range(1, 7)]
 ATTRIBUTES = ("5_o_Clock_Shadow", "Bald", "Smiling", "Young")

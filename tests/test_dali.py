@@ -13,11 +13,11 @@ from dali_cases import CROPS, WITH_PROCESSES, dali, fn, labels_of, same_epochs, 
 from image_cases import XMP_PREFIX, encoded, with_segments, xmp
 from PIL import Image
 from suites.programs import run_python
-from suites.samples import make_image
 
 import packer
 import readers
 from cache.errors import BadSampleError, ResumeError
+from packer.testing.samples import make_image
 from readers.augment import (
     CenterCrop,
     Crop,

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from suites.formats import bounded
 
 import readers
 from cache.errors import DamagedSampleError, DatasetError, StaleIndexError
+from packer.testing.formats import bounded
 from readers.index import Index
 from readers.layout import parse_dataset_info
 from readers.strings import Strings

@@ -14,9 +14,9 @@ import torch
 from conftest import tree_of
 from PIL import Image
 from suites.programs import run_python
-from suites.samples import make_jpeg
 
 import packer
+from packer.testing.samples import make_jpeg
 
 EXAMPLES = Path(packer.__file__).resolve().parent.parent / "examples"
 SIZE = 32

@@ -11,12 +11,12 @@ import pytest
 from conftest import tree_of
 from PIL import Image
 from set_cases import content, wrong
-from suites.samples import make_image
 
 import packer
 import readers
 from packer.sets.duplicates import BITS, difference_hash, near_pairs
 from packer.sets.unify import LabelChange
+from packer.testing.samples import make_image
 
 
 def encoded_again(data: bytes, size: tuple[int, int], **options: object) -> bytes:

@@ -16,11 +16,11 @@ import pytest
 from conftest import make_jpeg, tree_of
 from remote_suite import address  # noqa: F401
 from set_cases import content, pack_tree, unlisted, wrong
-from suites.children import crashes_at
 
 import packer
 import readers
 from cache.remote import Remote
+from packer.testing.children import crashes_at
 from readers.layout import DOCUMENTS, read_dataset_info
 
 COUNTS = {"train": {"cat": 3, "dog": 3}, "val": {"dog": 2}}

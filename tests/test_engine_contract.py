@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from suites.engines import EngineSuite, Run, converted, data_of, die_once, double, parts, run_here, wait_for
 from suites.programs import Notes, run_packer
-from suites.samples import files_of
 from suites.shared_caches import HAS_MPI, MPIEXEC
 
 import packer
 from cache.errors import MissingExtraError, WorkerError
 from cache.messages import Silent
 from packer.cli.group import cli
+from packer.testing.engines import EngineSuite, Run, converted, data_of, die_once, double, parts, run_here, wait_for
+from packer.testing.samples import files_of
 from packer.workers import Workers, run_shards
 
 HAS_DASK = importlib.util.find_spec("distributed") is not None
@@ -34,7 +34,7 @@ ON_PATH = {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent), os.envi
 
 ON_DASK = """
 import sys, packer
-from suites.engines import Slow
+from packer.testing.engines import Slow
 with packer.open_engine("dask", sys.argv[1]) as engine:
     packer.convert(Slow(sys.argv[2]), "tar", sys.argv[3], samples_per_shard=4, engine=engine)
 """
@@ -59,7 +59,8 @@ class TestThreads(EngineSuite):
 def failed_on_ranks(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What the checks that failed say, of three ranks of MPI, two of which work; one job, as starting it takes long."""
     script = (
-        "import sys, pathlib, suites.engines; suites.engines.check_on_rank_0('mpi', *map(pathlib.Path, sys.argv[1:]))"
+        "import sys, pathlib; from packer.testing import engines; "
+        "engines.check_on_rank_0('mpi', *map(pathlib.Path, sys.argv[1:]))"
     )
     done = on_ranks(3, "-c", script, tree, tmp_path_factory.mktemp("mpi"))
     assert done.returncode == 0 and "all checks" in done.stdout, done.stdout + done.stderr

@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from suites.engines import DEADLINE, Slow, data_of, parts, wait_for
-from suites.samples import files_of
 from suites.shared_caches import HAS_MPI, MPIEXEC
 from test_engine_contract import HAS_DASK, environ
 
 import packer
+from packer.testing.engines import DEADLINE, Slow, data_of, parts, wait_for
+from packer.testing.samples import files_of
 
 OPTIONS: dict[str, Any] = {"to": "tar", "samples_per_shard": 2}
 SHARDS = 23
 RANKS = """
 import sys, packer
-from suites.engines import Slow
+from packer.testing.engines import Slow
 with packer.open_engine("mpi") as engine:
     if engine is not None:
         packer.convert(Slow(sys.argv[1]), "tar", sys.argv[2], samples_per_shard=2, engine=engine)

@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 from conftest import make_jpeg, tree_of
 from set_cases import FORMATS, Held, check, content, masks_for, pack_tree, shards, wrong
-from suites.children import crashes_at
 from suites.programs import run_packer
 
 import packer
 import readers
 from cache.errors import OutputError
+from packer.testing.children import crashes_at
 from readers.augment import CenterCrop, Resize
 from readers.layout import read_dataset_info
 

@@ -1,7 +1,7 @@
 """The diffs of docs/extending.md, applied to a copy of the packages: what they add works, and touches one place.
 
 Each has an implementation in one new file (a launcher needs none), a few lines in one registry, and tests, which
-subclass the suites of tests/suites. All are applied together; then their tests run there, and commands use them.
+subclass the suites of packer.testing. All are applied together; then their tests run there, and commands use them.
 """
 
 from __future__ import annotations

@@ -17,13 +17,13 @@ from pathlib import Path
 
 import pytest
 from conftest import files_of, make_jpeg, tree_of
-from suites.children import crashes_at, end_of, forked, in_child
 
 import packer
 import readers
 from cache.messages import Silent
 from packer.conversion.journal import Journal
 from packer.sources.folder import FolderSource
+from packer.testing.children import crashes_at, end_of, forked, in_child
 from packer.workers import Workers, run_shards
 
 DEADLINE = 300.0

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_jpeg
-from suites.children import end_of
 from torch.utils.data import DataLoader
 
 import packer
 import readers
 from cache.errors import TrainerError
+from packer.testing.children import end_of
 from readers.caching import cached
 from readers.loader import ImageLoader
 from readers.opening import open_copied, open_packed

@@ -1,4 +1,4 @@
-"""HDF5 shards: the suite of `suites.formats`, and false claims in HDF5 files."""
+"""HDF5 shards: the suite of `packer.testing.formats`, and false claims in HDF5 files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from suites.formats import (
+
+from cache.errors import NotFlatError
+from packer.formats.base import Located, LocateOptions, PackedSample, ShardSpec
+from packer.testing.formats import (
     FIELDS,
     GIB,
     IMAGE,
@@ -19,9 +22,6 @@ from suites.formats import (
     read_range,
     two_samples,
 )
-
-from cache.errors import NotFlatError
-from packer.formats.base import Located, LocateOptions, PackedSample, ShardSpec
 
 
 class TestHdf5(FormatSuite):

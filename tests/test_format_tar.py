@@ -1,4 +1,4 @@
-"""Tar shards: the suite of `suites.formats`, and false claims in tar files."""
+"""Tar shards: the suite of `packer.testing.formats`, and false claims in tar files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 from suites.containers import BLOCK, block
-from suites.formats import (
+
+from packer.formats.base import Located
+from packer.formats.tar import member_stem
+from packer.testing.formats import (
     GIB,
     HEADER,
     JPEG,
@@ -19,9 +22,6 @@ from suites.formats import (
     bounded,
     sample,
 )
-
-from packer.formats.base import Located
-from packer.formats.tar import member_stem
 
 
 def member(name: bytes, data: bytes, kind: bytes = b"0") -> bytes:

@@ -1,4 +1,4 @@
-"""TFRecord shards: the suite of `suites.formats`, and false claims in TFRecord files."""
+"""TFRecord shards: the suite of `packer.testing.formats`, and false claims in TFRecord files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ import pytest
 from crc32c import crc32c
 from suites.containers import entry, example, feature, message, record_head, varint
 from suites.containers import record as framed
-from suites.formats import (
+
+from cache.errors import NotFlatError
+from packer.formats import format_of_file
+from packer.formats.base import Located, LocateOptions, PackedSample, ShardSpec
+from packer.formats.example import masked_crc
+from packer.testing.formats import (
     GIB,
     IMAGE,
     JPEG,
@@ -22,11 +27,6 @@ from suites.formats import (
     sample,
     two_samples,
 )
-
-from cache.errors import NotFlatError
-from packer.formats import format_of_file
-from packer.formats.base import Located, LocateOptions, PackedSample, ShardSpec
-from packer.formats.example import masked_crc
 from readers.sample import NO_LABEL
 
 X = example(image__encoded=b"x")

@@ -13,15 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from suites.containers import block
 from suites.containers import record as framed
-from suites.formats import (
-    JPEG,
-    TooLongError,
-    bounded,
-)
 
 from cache.checksums import JoinedChecksum, crc32c_combine, crc32c_shift
 from cache.errors import FormatError
 from packer.formats import format_named, format_of_file, writable_formats
+from packer.testing.formats import (
+    JPEG,
+    TooLongError,
+    bounded,
+)
 
 
 # --- which format -------------------------------------------------------------------------------------------------

@@ -24,12 +24,12 @@ import h5py
 import numpy as np
 import pytest
 from conftest import make_jpeg, tree_of
-from suites.children import end_of
 from suites.containers import COMPRESS, HDF5_LAYOUTS, example, hdf5_of, record, record_head, tar_of, write, zip_of
-from suites.formats import bounded
 
 import packer
 from cache.errors import PackerError, SourceError
+from packer.testing.children import end_of
+from packer.testing.formats import bounded
 
 NAMES = ("a/1.jpg", "a/2.jpg", "b/3.jpg", "b/notes.txt")
 MEMORY_BYTES = 1 << 30

@@ -16,12 +16,12 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import make_jpeg, tree_of
 from PIL import Image
-from suites.sources import Found, SourceSuite, found, read_damaged
 
 import packer
 import readers
 from cache.errors import BadSampleError, SourceError
 from packer.sources.huggingface import HuggingFaceSource
+from packer.testing.sources import Found, SourceSuite, found, read_damaged
 
 PICTURES = [make_jpeg(number, (16 + 4 * number, 24)) for number in range(9)]
 CLASSES = ("cat", "dog", "emu")

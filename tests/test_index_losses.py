@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from conftest import files_of, make_jpeg
-from suites.children import crashes_at
 
 import packer
 import readers
@@ -18,6 +17,7 @@ from packer.cli.index import command
 from packer.formats import format_named
 from packer.formats.base import PackedSample, ShardSpec
 from packer.found_shards import missing_shards
+from packer.testing.children import crashes_at
 from readers.headers import parse_header
 from readers.layout import DOCUMENTS
 from readers.sample import NO_LABEL

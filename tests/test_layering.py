@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 from suites.programs import run_python
-from suites.samples import Samples
 
 import packer
 from cache.errors import MissingExtraError
+from packer.testing.samples import Samples
 
 ROOT = Path(packer.__file__).resolve().parent.parent
 LAYERS = ("cache", "readers", "packer")  # each may import itself and those before it
@@ -122,6 +122,7 @@ LAZY = {
     "crc32c": "37 ms: it reads the metadata of installed distributions",
     "importlib.metadata": "37 ms; only messages need it",
     "packer.cli.group": "43 ms, in which Ctrl-C must end the process at once",
+    "packer.registry": "importlib.metadata, as above; few machines have commands of other packages",
     "packer.formats": "up to 60 ms each: h5py",
     "packer.sources": "up to 50 ms each: h5py, zipfile, tarfile",
     "readers.augment": "14 ms and more; kernels need triton",
@@ -143,7 +144,10 @@ LAZY = {
 }
 # Writing so that a crash leaves the old file or the new one takes fsync and rename in the right order: in one module.
 DURABLE = re.compile(r"\bos\.(replace|rename|renames|fsync|fdatasync)\b")
-MODULES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
+# Without packer.testing, whose suites run under pytest and may import everything.
+MODULES = sorted(
+    path for layer in LAYERS for path in (ROOT / layer).rglob("*.py") if path.parent != ROOT / "packer/testing"
+)
 
 
 @functools.cache
@@ -258,6 +262,12 @@ def test_only_the_command_line_imports_tools(path: Path) -> None:
     if not name.startswith(("packer.cli", "packer.tools.report", "packer.tools")) and name != "packer":
         for line, module in imports(path):
             assert not module.startswith("packer.tools"), f"{path}:{line} imports {module}, a tool"
+
+
+@of_each_module
+def test_only_tests_import_the_suites(path: Path) -> None:
+    for line, module in imports(path):
+        assert not module.startswith("packer.testing"), f"{path}:{line} imports {module}, which needs pytest"
 
 
 @of_each_module

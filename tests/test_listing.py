@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import make_jpeg
-from suites.formats import bounded
 
 import packer
 import readers.tree
@@ -25,6 +24,7 @@ from packer.conversion.plan import ConvertOptions, make_plan
 from packer.formats import format_named
 from packer.sources.base import SomeSamples, SourceListing
 from packer.sources.folder import FolderSource, list_tree
+from packer.testing.formats import bounded
 from readers.strings import NamesBuilder
 from readers.tree import UNKNOWN, TreeFile, TreeFiles, scan
 

@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_jpeg, tree_of
-from suites.children import in_child
 from suites.programs import run_python
-from suites.samples import Samples, overwrite
 
 import packer
 import readers
 from cache.errors import BadSampleError, TrainerError
+from packer.testing.children import in_child
+from packer.testing.samples import Samples, overwrite
 from readers.augment import CenterCrop, ColorJitter, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize
 from readers.decode import decode_image
 from readers.loader import ImageLoader

@@ -18,13 +18,13 @@ import torch
 from conftest import tree_of
 from gpu_doubles import Double, hide, install
 from PIL import Image
-from suites.samples import overwrite
 from test_device_decode import jpeg, png, turned
 
 import packer
 import readers
 from cache.errors import BadSampleError, DeviceError, MissingExtraError, TrainerError
 from cache.node import own_gpu
+from packer.testing.samples import overwrite
 from readers.augment import (
     ColorJitter,
     CutMix,

@@ -16,11 +16,11 @@ import pytest
 import torch
 from conftest import make_jpeg, tree_of
 from gpu_doubles import install
-from suites.children import in_child
 
 import readers
 from cache.errors import BadSampleError
 from cache.stores import Extents, StoreOver
+from packer.testing.children import in_child
 from readers.augment import GaussianBlur, MixUp, RandomHorizontalFlip, RandomResizedCrop, Resize, cpu
 from readers.caching.store import Cached
 from readers.decode.device import DecodeStream

@@ -17,10 +17,10 @@ import pytest
 import zstandard
 from conftest import make_jpeg
 from PIL import Image
-from suites.sources import Found, SourceSuite, found, read_damaged
 
 import packer
 from cache.errors import BadSampleError, SourceError
+from packer.testing.sources import Found, SourceSuite, found, read_damaged
 from readers.fields import decode_field
 
 PICTURES = [make_jpeg(number, (16 + 4 * number, 24)) for number in range(9)]

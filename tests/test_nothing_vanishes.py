@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 from conftest import make_jpeg, tree_of
 from suites.programs import run_packer
-from suites.samples import make_image
 
 import packer
 import readers
 from cache.errors import BadSampleError, SourceError
+from packer.testing.samples import make_image
 
 AVIF = b"\0\0\0\x1cftypavif\0\0\0\0mif1miaf" + bytes(200)
 HEIC = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(200)

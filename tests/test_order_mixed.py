@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_jpeg, tree_of
-from suites.samples import turned_image
 
 import readers
 from cache.errors import ResumeError
+from packer.testing.samples import turned_image
 from readers.augment import AspectBuckets, RandomHorizontalFlip, ResizeToBucket
 from readers.loader import ImageLoader
 from readers.order import Bucketed, Mixed, Order, ResumeToken

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from suites.sources import Found, SourceSuite, found, read_damaged
 
 import packer
 from cache.errors import SourceError
+from packer.testing.sources import Found, SourceSuite, found, read_damaged
 
 RANDOM = np.random.default_rng(5)
 NAMES_10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

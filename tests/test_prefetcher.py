@@ -16,13 +16,13 @@ import pytest
 import torch
 from conftest import make_jpeg, tree_of
 from gpu_doubles import FakeCuda
-from suites.children import in_child
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import readers
 from cache.errors import TrainerError
+from packer.testing.children import in_child
 from readers.augment import Resize
 from readers.loader import ImageLoader
 from readers.order import Shuffled

@@ -1,4 +1,4 @@
-"""Every reader keeps the contract of `suites.readers`: packed sets, folders, and readers over them."""
+"""Every reader keeps the contract of `packer.testing.readers`: packed sets, folders, and readers over them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from suites.readers import ReaderSuite
-from suites.samples import Samples, Truth
 
 import readers
 from cache.stores import Store
+from packer.testing.readers import ReaderSuite
+from packer.testing.samples import Samples, Truth
 from readers.augment import Resize
 from readers.opening import open_packed
 

@@ -1,7 +1,8 @@
-"""Another distribution adds a format and a source: a file and an entry point each, and every command takes them."""
+"""Another distribution adds a format, a source, an engine and a command, with an entry point each."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -104,6 +105,24 @@ def make_listing(names):
 
 SOURCE = SourceEntry(name="colours", title="a file of colours", home="thirdparty:Colours", magic=((0, b"COLOURS"),),
                      options=frozenset({"shade"}))
+
+import click
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from packer.engines import EngineEntry
+
+@contextmanager
+def open_pool(scheduler):
+    with ThreadPoolExecutor(2) as pool:
+        yield pool
+
+ENGINE = EngineEntry(name="pool", title="threads", home="thirdparty:open_pool")
+
+@click.command("tidy")
+@click.option("--twice", is_flag=True)
+def tidy(twice):
+    """Put things away."""
+    print("tidy\\ntidy" if twice else "tidy")
 '''
 SCRIPT = """
 import sys
@@ -135,6 +154,7 @@ for wrong in ({"shade": 1}, {"path_column": "x"}):
 def installed(tmp_path: Path) -> Path:
     """A folder for PYTHONPATH with a distribution of one module."""
     entry_points = "[packer.formats]\npile = thirdparty:FORMAT\n[packer.sources]\ncolours = thirdparty:SOURCE\n"
+    entry_points += "[packer.engines]\npool = thirdparty:ENGINE\n[packer.commands]\ntidy = thirdparty:tidy\n"
     files = {
         "thirdparty.py": MODULE,
         "thirdparty-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: thirdparty\nVersion: 1.0\n",
@@ -177,9 +197,32 @@ def test_a_set_of_a_format_that_is_not_installed_can_be_read(tmp_path: Path, ins
     assert "no format 'pile'" in done.stdout + done.stderr and "Traceback" not in done.stderr
 
 
-def test_an_entry_point_that_is_broken_is_named(tmp_path: Path, installed: Path) -> None:
+def test_its_commands_are_listed_and_run(installed: Path) -> None:
+    assert re.search("Of other packages:\n +tidy +Put things away", python(installed, "-m", "packer", "--help").stdout)
+    assert python(installed, "-m", "packer", "tidy", "--twice").stdout == "tidy\ntidy\n"
+
+
+def test_its_engine_runs_tasks(tmp_path: Path, installed: Path) -> None:
+    tree_of(tmp_path / "in", {f"{number}.jpg": make_jpeg(number) for number in range(3)})
+    arguments = ("convert", tmp_path / "in", "--to", "tar", "-o", tmp_path / "out", "--engine", "pool")
+    done = python(installed, "-m", "packer", *arguments)
+    assert done.returncode == 0 and "3 samples" in done.stdout, done.stdout + done.stderr
+
+
+def test_what_is_broken_is_one_warning(tmp_path: Path, installed: Path) -> None:
+    """It names the distribution, the entry point and the error; the rest works. A built-in name is not replaced."""
     (installed / "thirdparty.py").write_text("raise RuntimeError('not today')")
+    points = installed / "thirdparty-1.0.dist-info/entry_points.txt"
+    points.write_text(points.read_text() + "convert = thirdparty:tidy\n")
+    tree_of(tmp_path / "in", {"a.jpg": make_jpeg(1)})
+    done = python(installed, "-m", "packer", "convert", tmp_path / "in", "--to", "tar", "-o", tmp_path / "out")
+    assert done.returncode == 0 and "1 sample" in done.stdout, done.stderr
     (tmp_path / "x.bin").write_bytes(b"nothing known")
     done = python(installed, "-m", "packer", "convert", tmp_path / "x.bin", "--to", "tar")
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert "entry point" in done.stderr and "thirdparty" in done.stderr and "not today" in done.stderr
+    assert done.stderr.count("thirdparty: the entry point colours = ") == 1 and "not today" in done.stderr
+    done = python(installed, "-m", "packer", "--help")
+    assert done.returncode == 0 and "Pack a source" in done.stdout and "Of other packages" not in done.stdout
+    assert done.stderr.count("thirdparty: the entry point tidy = ") == 1
+    assert "the entry point convert = 'thirdparty:tidy' of packer.commands is left out" in done.stderr
+    assert "the name is taken by packer" in done.stderr

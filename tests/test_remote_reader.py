@@ -13,11 +13,11 @@ import pytest
 from crc32c import crc32c
 from remote_servers import Fault, Proxy
 from remote_suite import BUCKET, put_files
-from suites.children import in_child
 
 import packer
 import readers
 from cache.remote import Remote
+from packer.testing.children import in_child
 from readers.torch import ImageDataset
 
 

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from suites.children import forked
 
 from cache.errors import CertificateError, DamagedSampleError, DeniedError, RemoteError, ServingError
 from cache.remote import Patience, Remote, RemoteUrl, Span
 from cache.serving import Limits, Rendezvous, Server, ServerProcess, ServeTerms, own_address, read_token
+from packer.testing.children import forked
 
 TOKEN = "0123456789abcdef"
 DATA = {"0": bytes(range(256)) * 8192, "1": b"one"}

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from conftest import make_jpeg, tree_of
 from set_cases import Held, check, content, pack_tree, unlisted, wrong
-from suites.children import crashes_at, forked
 
 import packer
 import readers
+from packer.testing.children import crashes_at, forked
 from readers.fields import encode_field
 from readers.layout import read_dataset_info
 

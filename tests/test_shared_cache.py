@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from suites.children import in_child
 from suites.programs import run_python
 from suites.shared_caches import CAPACITY, SLOTS, SharedCacheSuite, sample
 
@@ -24,6 +23,7 @@ from cache.errors import CacheDirectoryError, CacheFullError, ForeignCacheError
 from cache.locks import ByteLocks
 from cache.shared.file import open_file
 from cache.shared.layout import TABLE, Layout, Segment
+from packer.testing.children import in_child
 
 
 class TestFile(SharedCacheSuite):

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from suites.children import killed_in_child
 from suites.shared_caches import CAPACITY, SLOTS, sample
 
 import cache
@@ -24,6 +23,7 @@ from cache.errors import CacheFullError
 from cache.filesystem import cache_budget
 from cache.locks import ByteLocks
 from cache.shared.layout import Layout, user_byte
+from packer.testing.children import killed_in_child
 
 LAYOUT = Layout(SLOTS, CAPACITY)
 TAIL_AT = 1032

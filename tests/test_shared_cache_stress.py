@@ -17,12 +17,12 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
-from suites.children import killed_in_child
 from suites.shared_caches import sample
 
 import cache
 from cache import SharedByteCache
 from cache.shared.layout import Segment
+from packer.testing.children import killed_in_child
 
 SLOTS = 300
 LIMIT_S = 50

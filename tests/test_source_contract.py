@@ -1,4 +1,4 @@
-"""Every source keeps the contract of `suites.sources`: trees, archives, tables, packed sets and files of records."""
+"""Every source keeps the contract of `packer.testing.sources`: trees, archives, tables, sets and files of records."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import pyarrow.parquet
 import pytest
 from conftest import make_jpeg, tree_of
 from suites.containers import COMPRESS, HDF5_LAYOUTS, example, hdf5_of, rec_of, record, tar_of, write, zip_of
-from suites.sources import Found, SourceSuite
 
 import packer
+from packer.testing.sources import Found, SourceSuite
 from readers.layout import DOCUMENTS
 
 CLASSES = ("cat", "dog")

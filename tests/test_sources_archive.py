@@ -1,4 +1,4 @@
-"""Archives of image trees, made by GNU tar, zip and by hand: as `suites.sources` wants them, odd, and hostile."""
+"""Archives of image trees, made by GNU tar, zip and by hand: as the suite of sources wants them, odd, and hostile."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ import zstandard
 from conftest import files_of, make_jpeg, tree_of
 from suites.containers import COMPRESS, tar_of, write, zip_of
 from suites.programs import run_packer
-from suites.sources import found
 
 import packer
 import readers
 from cache.errors import BadSampleError, SourceError
 from packer.sources import open_source
 from packer.sources.base import SourceListing
+from packer.testing.sources import found
 
 LONG = "a-long-folder-name-" * 7  # over the 100 bytes of a tar header's name
 needs_tar = pytest.mark.skipif(shutil.which("tar") is None, reason="no tar command here")

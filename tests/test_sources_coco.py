@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from conftest import make_jpeg, tree_of
 from PIL import Image
-from suites.sources import Found, SourceSuite, found
 
 import packer
 import readers
 from cache.errors import BadSampleError, SourceError
 from packer.sources.coco import json_parts
 from packer.sources.objects import Grid, outline_pixels
+from packer.testing.sources import Found, SourceSuite, found
 from readers.fields import decode_field, encode_field
 
 WIDTH, HEIGHT = 40, 24

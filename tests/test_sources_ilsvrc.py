@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from conftest import tree_of
 from suites.containers import tar_of
-from suites.sources import Found, SourceSuite, found
 from test_sources_voc import PICTURES, xml
 
 import packer
 from cache.errors import SourceError
+from packer.testing.sources import Found, SourceSuite, found
 from readers.fields import encode_field
 
 TRAIN = {f"{name}/{name}_{number}.JPEG": PICTURES[number] for number, name in enumerate(["n01", "n01", "n02", "n03"])}

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from conftest import make_jpeg
 from suites.containers import HDF5_LAYOUTS, example, hdf5_of, rec_of, record, tar_of, write
-from suites.sources import Found, SourceSuite, found
 
 import packer
 from cache.errors import SourceError
+from packer.testing.sources import Found, SourceSuite, found
 
 PICTURES = [make_jpeg(number) for number in range(14)]
 BY_FILE = {"train-00": range(4), "train-01": range(4, 9), "val-00": range(9, 14)}

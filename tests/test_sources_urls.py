@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 from conftest import Hanging, make_jpeg
-from suites.sources import Found, SourceSuite, found, places
 from test_source_contract import write_table
 
 import packer
@@ -28,6 +27,7 @@ from cache.remote import is_public
 from packer.formats.base import Arena
 from packer.sources import url_list
 from packer.sources.url_list import Fetcher, FetchOptions, Pace, without_query
+from packer.testing.sources import Found, SourceSuite, found, places
 from readers.fields import decode_field
 
 pytest.importorskip("urllib3", reason="urllib3, which fetches images, is not installed")

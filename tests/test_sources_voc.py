@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from conftest import make_jpeg, tree_of
 from PIL import Image
-from suites.sources import Found, SourceSuite
 from test_sources_coco import values
 
 import packer
 from cache.errors import BadSampleError, SourceError
 from packer.sources.objects import parse_objects
+from packer.testing.sources import Found, SourceSuite
 from readers.fields import decode_field, encode_field
 
 SIZE = (40, 24)

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from conftest import make_jpeg, tree_of
 from PIL import Image
-from suites.sources import Found, SourceSuite
 from test_sources_coco import values
 from test_sources_voc import PICTURES, SIZE
 
 import packer
 from cache.errors import BadSampleError, SourceError
+from packer.testing.sources import Found, SourceSuite
 from readers.fields import encode_field
 
 YAML = b"path: ../elsewhere\ntrain: /nowhere\nnames:\n  0: cat\n  1: dog\n  2: owl\n"

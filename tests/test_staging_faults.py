@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 from conftest import files_of
-from suites.children import crashes_at
 from suites.staging import (
     DEADLINE,
     SLOWLY,
@@ -36,6 +35,7 @@ import readers
 from cache.errors import StagingSourceError
 from cache.staging import FolderSource, StagedFile, work_off
 from cache.staging.session import Pace, transfer
+from packer.testing.children import crashes_at
 
 
 @pytest.fixture

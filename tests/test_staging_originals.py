@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from conftest import files_of, make_jpeg, tree_of
 from suites.programs import run_packer
-from suites.samples import overwrite
 from suites.staging import Notes
 
 import packer
 import readers
 from cache.staging import copies
+from packer.testing.samples import overwrite
 
 
 @pytest.mark.parametrize("to", ["hdf5", "tfrecord", "tar"])

@@ -1,4 +1,4 @@
-"""All stores keep the contract of `suites.stores`, and so does the smallest possible one."""
+"""All stores keep the contract of `packer.testing.stores`, and so does the smallest possible one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from suites.stores import NAMES, SIZES, StoreSuite
 
 import cache
 from cache.errors import StaleIndexError
@@ -19,6 +18,7 @@ from cache.stores import Buffer, Files, Shards, Store
 from cache.stores.base import Joined, Part
 from cache.stores.copied import Copied, Neighbours, ShardOwners
 from cache.stores.remote import RemoteFiles
+from packer.testing.stores import NAMES, SIZES, StoreSuite
 from readers.caching.form import Encoded
 from readers.caching.store import EVERYTHING, Cached, Slots, Subset, Terms
 from readers.index import MemoryColumns

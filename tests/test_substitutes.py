@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_jpeg, tree_of
-from suites.samples import overwrite
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, SubsetRandomSampler
 
 import packer
 import readers
+from packer.testing.samples import overwrite
 from readers.augment import RandomResizedCrop
 from readers.dali import Source
 from readers.loader import ImageLoader

@@ -13,12 +13,12 @@ import pytest
 import torch
 from conftest import make_jpeg, tree_of
 from PIL import Image
-from suites.samples import overwrite
 from torch.utils.data import ConcatDataset, DataLoader, Subset, random_split
 
 import packer
 import readers
 from cache.errors import BadSampleError, ResumeError
+from packer.testing.samples import overwrite
 from readers.augment import Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize
 from readers.decode import decode_image
 from readers.loader import ImageLoader

@@ -15,11 +15,11 @@ import pytest
 from conftest import make_jpeg, tree_of
 from crc32c import crc32c
 from PIL import Image
-from suites.samples import make_image, turned_image
 from view_client import Client
 
 import packer
 import readers
+from packer.testing.samples import make_image, turned_image
 from readers.headers import MEDIA
 from readers.sample import upright_sides
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from conftest import make_jpeg
 from PIL import Image
-from suites.samples import make_image
 from view_client import Client
 
 import packer
 import readers
+from packer.testing.samples import make_image
 from packer.tools.view.document import same_bytes
 from readers.fields import encode_field
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import make_jpeg, tree_of
-from suites.samples import Samples
 
 import readers
+from packer.testing.samples import Samples
 from readers.where import parse_where
 
 

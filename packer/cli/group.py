@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import functools
 import importlib
 import io
 import json
@@ -329,11 +330,11 @@ class _Commands(click.Group):
     """Loads a command's file when it is used, so that `packer --help` is quick."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
+        return [*_COMMANDS, *_installed_commands()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
-            return None
+            return _installed_commands().get(cmd_name)
         _, module, name = _COMMANDS[cmd_name]
         command: click.Command = getattr(importlib.import_module(f"packer.cli.{module}"), name)
         show_examples(command, cmd_name)
@@ -342,7 +343,7 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in _COMMANDS and not args[0].startswith("-"):
+        if args[0] not in _COMMANDS and not args[0].startswith("-") and args[0] not in _installed_commands():
             ctx.fail(f"No such command {args[0]!r}.{_did_you_mean(args[0])}")
         found = super().resolve_command(ctx, args)
         learn_flags(found[1])
@@ -354,6 +355,42 @@ class _Commands(click.Group):
         for task, commands in _TASKS.items():
             with formatter.section(task):
                 formatter.write_dl([(name.ljust(longest), help) for name, (help, _, _) in commands.items()])
+        others = [(name.ljust(longest), part.get_short_help_str()) for name, part in _installed_commands().items()]
+        if others:
+            with formatter.section("Of other packages"):
+                formatter.write_dl(others)
+
+
+@functools.cache
+def _installed_commands() -> dict[str, click.Command]:
+    """The commands of other distributions, from the entry points of packer.commands.
+
+    The files are searched for that group first: importlib.metadata would take longer than all the rest of a help page.
+    """
+    if not any(map(_names_commands, sys.path)):
+        return {}
+    from packer.registry import installed_points, load_point
+
+    points = installed_points("packer.commands", _COMMANDS)
+    commands = {point.name: load_point(point, click.Command) for point in points}
+    return {name: command for name, command in commands.items() if command is not None}
+
+
+def _names_commands(folder: str) -> bool:
+    """Whether metadata in a folder of sys.path has an entry point of packer.commands."""
+    try:
+        with os.scandir(folder or ".") as entries:
+            places = [entry.path for entry in entries if entry.name.endswith((".dist-info", ".egg-info"))]
+    except OSError:
+        return False
+    for place in places:
+        try:
+            with open(os.path.join(place, "entry_points.txt"), "rb") as file:
+                if b"[packer.commands]" in file.read():
+                    return True
+        except OSError:
+            continue
+    return False
 
 
 def _did_you_mean(name: str) -> str:

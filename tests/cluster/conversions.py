@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 from suites.programs import run_packer
-from suites.samples import files_of, make_image
+
+from packer.testing.samples import files_of, make_image
 
 __all__ = ["OPTIONS", "Conversion", "kill", "processes_of"]
 

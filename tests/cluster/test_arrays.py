@@ -14,8 +14,9 @@ from cluster_report import Trial
 from conversions import OPTIONS, Conversion
 from jobs import running
 from services import need
-from suites.samples import files_of
 from two_nodes import NODES, Cluster
+
+from packer.testing.samples import files_of
 
 pytestmark = pytest.mark.cluster
 

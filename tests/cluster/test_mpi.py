@@ -19,10 +19,10 @@ from cluster_report import Trial
 from conversions import Conversion, kill, processes_of
 from nodes import Nodes
 from services import begin, end, need, wait
-from suites.samples import files_of
 from test_shared_cache_mpi import RANKS as SHARED_CACHE
 
 import readers
+from packer.testing.samples import files_of
 
 pytestmark = pytest.mark.cluster
 

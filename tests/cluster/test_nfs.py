@@ -11,9 +11,9 @@ from cluster_report import Trial
 from conversions import OPTIONS, Conversion
 from nfs import Client, server
 from services import wait
-from suites.samples import files_of
 
 import packer
+from packer.testing.samples import files_of
 
 pytestmark = pytest.mark.cluster
 

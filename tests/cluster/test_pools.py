@@ -19,7 +19,8 @@ from cluster_report import Trial
 from conversions import Conversion, kill, processes_of
 from nodes import Nodes
 from services import answers, free_port, need, service
-from suites.samples import files_of
+
+from packer.testing.samples import files_of
 
 pytestmark = pytest.mark.cluster
 

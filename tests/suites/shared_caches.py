@@ -16,7 +16,7 @@ import pytest
 
 from cache import SharedByteCache
 from cache.errors import ClosedCacheError
-from suites.children import in_child
+from packer.testing.children import in_child
 
 HAS_MPI = importlib.util.find_spec("mpi4py") is not None
 MPIEXEC = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")

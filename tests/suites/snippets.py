@@ -43,7 +43,7 @@ import click
 import packer
 from packer.cli import main
 from packer.cli.group import cli
-from suites.samples import make_image
+from packer.testing.samples import make_image
 
 __all__ = ["ELSEWHERE", "RUN", "Block", "Page", "Place", "blocks_of", "matches"]
 

@@ -25,8 +25,8 @@ from crc32c import crc32c
 
 import readers
 from cache.errors import SourceError, UnknownNameError
-from suites.children import forked
-from suites.samples import Truth
+from packer.testing.children import forked
+from packer.testing.samples import Truth
 
 __all__ = ["DTYPES", "ReaderSuite", "checksums"]
 

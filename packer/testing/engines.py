@@ -20,10 +20,10 @@ import pytest
 import packer
 from cache.errors import OutputError, SourceError, WorkerError
 from cache.messages import Counter, Silent
-from packer.conversion.run import ConvertResult
+from packer import ConvertResult
 from packer.sources.folder import FolderReader, FolderSource
+from packer.testing.samples import files_of
 from packer.workers import Workers, run_shards
-from suites.samples import files_of
 
 __all__ = [
     "CHECKS",

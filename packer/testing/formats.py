@@ -15,7 +15,6 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
-from conftest import make_jpeg
 from crc32c import crc32c
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -24,6 +23,7 @@ import packer
 from cache.errors import FormatError
 from packer.formats import format_named, format_of_file
 from packer.formats.base import Format, Located, LocateOptions, PackedSample, ShardSpec, ShardWriter, WrittenShard
+from packer.testing.samples import make_jpeg
 from readers.headers import ImageHeader, parse_header
 from readers.index import ABSENT
 from readers.sample import NO_LABEL

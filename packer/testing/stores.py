@@ -27,7 +27,7 @@ import pytest
 
 from cache.errors import StaleIndexError
 from cache.stores import Extents, Store
-from suites.children import forked
+from packer.testing.children import forked
 
 __all__ = ["NAMES", "SHARDS", "SIZES", "StoreSuite", "extents"]
 
@@ -150,7 +150,7 @@ class StoreSuite:
         def work(seed: int) -> bool:
             places = some(seed, 20)
             store.prefetch(extents(places[::2]))
-            return digests(store, places) == bytes_at(places)
+            return bool(digests(store, places) == bytes_at(places))
 
         with ThreadPoolExecutor(4) as pool:
             assert all(pool.map(work, range(8), timeout=300))
