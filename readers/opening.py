@@ -32,7 +32,7 @@ from cache.errors import DamagedSampleError, DatasetError, MissingError, StaleIn
 from cache.files import FileState
 from cache.messages import quoted
 from cache.stores import Buffer, Extents, Files, Shards, Store, StoreOver
-from cache.stores.base import Joined, Part
+from cache.stores.base import Joined, Part, Payloads
 from cache.stores.files import OpenFile, unreadable
 from readers.index import ABSENT, FIELD_COLUMNS, REBUILD, Columns, Index, MemoryColumns, encode_name
 from readers.layout import DATASET_FILE, DatasetInfo, SplitInfo, read_dataset_info
@@ -306,7 +306,8 @@ class Checked(StoreOver):
     def _check(self, data: Buffer, row: int, shard: int, offset: int) -> None:
         from crc32c import crc32c
 
-        sample, number = divmod(row, len(self.columns.fields))
+        payloads = Payloads(len(self.columns.fields))
+        sample, number = payloads.sample(row), payloads.field(row)
         field = self.columns.fields[number]
         expected, found = int(self.columns.field_column(field, "crc32c")[sample]), crc32c(data)
         if found != expected:
@@ -461,7 +462,7 @@ def concat(readers: Sequence[Reader]) -> Reader:
     tables = [reader.table for reader in readers]
     joined = concat_tables(tables)
     parts = [
-        Part(reader.store, len(table.columns.shard_bytes), len(table), table.rows, len(table.fields))
+        Part(reader.store, len(table.columns.shard_bytes), len(table), table.rows, Payloads(len(table.fields)))
         for reader, table in zip(readers, tables, strict=True)
     ]
     return Reader(joined, Joined(parts))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from cache.errors import DamagedSampleError
 from cache.messages import quoted
 from cache.stores import Buffer, Extents, Store, StoreOver
+from cache.stores.base import Payloads
 from readers.headers.base import PIXELS_HEADER_BYTES, pixels_header
 from readers.index import Columns
 
@@ -36,7 +37,8 @@ class Pixels(StoreOver):
         return [self._behind_header(row, data) for row, data in zip(extents.row.tolist(), found, strict=True)]
 
     def _behind_header(self, row: int, data: Buffer) -> Buffer:
-        sample, number = divmod(row, len(self.columns.fields))
+        payloads = Payloads(len(self.columns.fields))
+        sample, number = payloads.sample(row), payloads.field(row)
         if self.columns.fields[number] != "image":
             return data
         height, width = (int(self.columns.column(name)[sample]) for name in ("height", "width"))

@@ -28,6 +28,7 @@ import numpy.typing as npt
 
 from cache.errors import BadSampleError, DamagedSampleError, DatasetError, StaleIndexError, UnknownNameError
 from cache.stores import Buffer, Store
+from cache.stores.base import Payloads
 from readers.index import ABSENT as _ABSENT
 from readers.layout import FIELD_KINDS, DatasetInfo, SplitInfo
 from readers.sample import NO_LABEL, ImageInfo, Sample, headers_of, html_of
@@ -317,7 +318,7 @@ class Reader:
         the set. For bytes that could not be decoded.
         """
         row, number = self.table.row(index), self.table.number(field)
-        return self.store.drop_damaged(row * self._width + number)
+        return self.store.drop_damaged(Payloads(self._width).number(row, number))
 
     # --- life ---------------------------------------------------------------------------------------------------
     def close(self) -> None:

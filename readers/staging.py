@@ -45,6 +45,7 @@ from cache.serving import Rendezvous, Server, ServerProcess, ServeTerms, own_add
 from cache.staging import FolderSource, Manifest, Source, StagedFile
 from cache.staging.remote import RemoteSource
 from cache.stores import Buffer, Int64s, Shards, Store, StoreOver
+from cache.stores.base import Payloads
 from cache.stores.copied import Copied, Neighbours, RowOwners, ShardOwners
 from cache.stores.remote import RemoteFiles
 from readers.headers import MEDIA, SUFFIX, sniff
@@ -1002,7 +1003,7 @@ class _Field:
         field = columns.fields[number]
         shard, offset = columns.shard_column(field), columns.field_column(field, "offset")
         length = columns.field_column(field, "length")
-        self._width, self._number = len(columns.fields), number
+        self._payloads, self._number = Payloads(len(columns.fields)), number
         self._order: Int64s | None = None
         rises = (shard[1:] > shard[:-1]) | ((shard[1:] == shard[:-1]) & (offset[1:] >= offset[:-1]))
         if not (rises.all() and (offset != ABSENT).all()):
@@ -1019,4 +1020,4 @@ class _Field:
         if place < first or at >= int(self._offset[place]) + int(self._length[place]):
             return None
         row = place if self._order is None else int(self._order[place])
-        return row * self._width + self._number, int(self._offset[place]), int(self._length[place])
+        return self._payloads.number(row, self._number), int(self._offset[place]), int(self._length[place])

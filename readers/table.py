@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from cache.errors import DatasetError, StaleIndexError, UnknownNameError
 from cache.stores import Extents, Int64s
+from cache.stores.base import Payloads
 from readers.index import ABSENT, Columns, MemoryColumns, decode_name
 from readers.sample import NO_LABEL, ImageInfo
 from readers.strings import LazySequence, Strings
@@ -257,8 +258,7 @@ class Table:
         shard = self.columns.shard_column(field)[rows].astype(np.int64)
         offset = self.columns.field_column(field, "offset")[rows].view(np.int64)
         length = self.columns.field_column(field, "length")[rows].view(np.int64)
-        width = len(self.columns.fields)
-        extents = Extents(rows * width + number if width > 1 else rows, shard, offset, length)
+        extents = Extents(Payloads(len(self.columns.fields)).number(rows, number), shard, offset, length)
         if len(rows):
             if int(shard.max()) >= len(self.columns.shard_bytes):
                 raise self.no_such_shard(int(shard.max()))
@@ -276,7 +276,7 @@ class Table:
         bad = np.flatnonzero((length > size) | (offset > size - np.minimum(length, size)))
         if len(bad):
             i = int(bad[0])
-            row = int(extents.row[i]) // len(self.columns.fields)
+            row = Payloads(len(self.columns.fields)).sample(int(extents.row[i]))
             raise self.bad_extent(row, field, int(offset[i]), int(length[i]), int(extents.shard[i]))
 
     def no_such_shard(self, shard: int) -> DatasetError:

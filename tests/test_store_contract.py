@@ -16,7 +16,7 @@ from cache.errors import StaleIndexError
 from cache.remote import Patience, RemoteUrl, parse_url
 from cache.serving import Server, ServeTerms
 from cache.stores import Buffer, Files, Shards, Store
-from cache.stores.base import Joined, Part
+from cache.stores.base import Joined, Part, Payloads
 from cache.stores.copied import Copied, Neighbours, ShardOwners
 from cache.stores.remote import RemoteFiles
 from readers.caching.form import Encoded
@@ -157,9 +157,18 @@ class TestCached(StoreSuite):
         self.check: Any = check
 
     def open(self, root: Path) -> Any:
-        slots = Slots(("image",), (0,), 1, Subset(range(1_200_000)))
+        slots = Slots(("image",), (0,), Payloads(), Subset(range(1_200_000)))
         shared = cache.SharedByteCache.open(
             fingerprint=str(root), kind="contract", slots=len(slots), capacity_bytes=1 << 20, directory=root.parent
         )
         columns = MemoryColumns([], {})
         return Cached(Files(root, LISTED), shared, slots, Terms(EVERYTHING), Encoded(), columns, self.check)
+
+
+def test_numbers_of_payloads_are_distinct_and_lead_back() -> None:
+    payloads, samples = Payloads(3), np.arange(4)
+    numbers = np.stack([payloads.number(samples, field) for field in range(3)], 1).ravel()
+    assert numbers.tolist() == list(range(12))
+    assert payloads.sample(numbers).tolist() == np.repeat(samples, 3).tolist()
+    assert payloads.field(numbers).tolist() == [0, 1, 2] * 4
+    assert (payloads.number(2, 1), payloads.sample(7), payloads.field(7)) == (7, 2, 1)

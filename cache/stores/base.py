@@ -22,18 +22,40 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["TIERS", "Buffer", "Extents", "Int64s", "Joined", "Part", "Shards", "Store", "StoreOver"]
+__all__ = ["TIERS", "Buffer", "Extents", "Int64s", "Joined", "Part", "Payloads", "Shards", "Store", "StoreOver"]
 
 
 Buffer: TypeAlias = bytes | memoryview
 Int64s: TypeAlias = npt.NDArray[np.int64]
 _S = TypeVar("_S", bound="Store")
+_Number = TypeVar("_Number", int, Int64s)
+
+
+class Payloads(NamedTuple):
+    """The numbers of payloads in a table, `Extents.row`: of sample 0 first, field by field, then of sample 1.
+
+    width: payloads of a sample. All methods take one number or an array.
+    """
+
+    width: int = 1
+
+    def number(self, sample: _Number, field: int) -> _Number:
+        """The number of the payload of a sample in the field at this position."""
+        return sample * self.width + field if self.width > 1 else sample
+
+    def sample(self, number: _Number) -> _Number:
+        """The sample of a payload."""
+        return number // self.width
+
+    def field(self, number: _Number) -> _Number:
+        """The position of a payload's field."""
+        return number % self.width
 
 
 class Extents(NamedTuple):
     """Where k payloads are: int64 arrays of length k.
 
-    row: a number that no other payload of the table has, the same in every process; caches use it as their key.
+    row: a number that no other payload of the table has (`Payloads`), the same in every process; the key in caches.
     shard: position in the store's list of shards. offset, length: bytes.
     """
 
@@ -166,18 +188,22 @@ class Part(NamedTuple):
     shards: how many it has.
     samples: how many rows of the joined table are in this store.
     rows: their numbers there, int64 [samples]; None for 0, 1, ….
-    width: payloads of a row; `Extents.row` is row * width + the number of the payload.
+    payloads: how the payloads of the joined table and of the store are numbered.
     """
 
     store: Store
     shards: int
     samples: int
     rows: Int64s | None = None
-    width: int = 1
+    payloads: Payloads = Payloads()
 
-    def of_store(self, row: int) -> int:
-        """The row of an extent as the store numbers it."""
-        return row if self.rows is None else int(self.rows[row // self.width]) * self.width + row % self.width
+    def of_store(self, row: _Number) -> _Number:
+        """The row of an extent, or of many, as the store numbers it."""
+        if self.rows is None:
+            return row
+        sample: Any = self.rows[self.payloads.sample(row)]
+        number: _Number = self.payloads.number(sample, 0) + self.payloads.field(row)
+        return number
 
 
 class Joined(Store):
@@ -186,12 +212,12 @@ class Joined(Store):
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts = tuple(parts)
         self._first_shard = [0, *accumulate(part.shards for part in parts)]
-        self._first_row = [0, *accumulate(part.samples * part.width for part in parts)]
+        self._first_row = [0, *accumulate(part.samples * part.payloads.width for part in parts)]
 
     def read_one(self, row: int, shard: int, offset: int, length: int) -> Buffer:
         number = self._number(shard)
         part = self.parts[number]
-        of_part = part.of_store(row - self._first_row[number])
+        of_part = int(part.of_store(row - self._first_row[number]))
         return part.store.read_one(of_part, shard - self._first_shard[number], offset, length)
 
     def read(self, extents: Extents) -> list[Buffer]:
@@ -234,7 +260,7 @@ class Joined(Store):
     def drop_damaged(self, row: int) -> bool:
         number = bisect_right(self._first_row, row) - 1
         part = self.parts[number]
-        return part.store.drop_damaged(part.of_store(row - self._first_row[number]))
+        return part.store.drop_damaged(int(part.of_store(row - self._first_row[number])))
 
     def for_decoding(self) -> Store:
         parts = [part._replace(store=part.store.for_decoding()) for part in self.parts]
@@ -255,9 +281,7 @@ class Joined(Store):
 
     def _of_part(self, number: int, extents: Extents) -> Extents:
         part = self.parts[number]
-        row = extents.row - self._first_row[number]
-        if part.rows is not None:
-            row = part.rows[row // part.width] * part.width + row % part.width
+        row = part.of_store(extents.row - self._first_row[number])
         return extents._replace(row=row, shard=extents.shard - self._first_shard[number])
 
 

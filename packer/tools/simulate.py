@@ -28,6 +28,7 @@ from cache import SharedByteCache
 from cache.errors import DatasetError
 from cache.messages import Silent, Watcher, human_bytes, human_seconds, parse_size, plural, table, wrapped
 from cache.stores import Store
+from cache.stores.base import Payloads
 from cache.stores.ranges import GAP_BYTES, RUN_BYTES
 from readers.caching.form import Encoded
 from readers.caching.store import Capacity, Measures, Slots, Subset, budget
@@ -521,7 +522,7 @@ def _budget(subject: Subject, part: range, capacity: Capacity) -> tuple[int, int
     rows = subject.reader.table.rows
     subset = Subset(part if rows is None else np.unique(rows[part.start : part.stop]))
     number = subject.reader.table.number(subject.field)
-    slots = Slots((subject.field,), (number,), len(subject.reader.fields), subset)
+    slots = Slots((subject.field,), (number,), Payloads(len(subject.reader.fields)), subset)
     whole = Reader(Table(subject.reader.table.columns), subject.reader.store)
     return budget(capacity, Measures(whole, slots, Encoded(), {}, 0.0), None)
 

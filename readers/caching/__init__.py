@@ -19,6 +19,7 @@ from cache import SharedByteCache
 from cache.errors import CacheError, CacheFullError
 from cache.node import detect_ranks
 from cache.stores import Buffer
+from cache.stores.base import Payloads
 from readers.caching.fill import FillAhead, prefill
 from readers.caching.form import Coefficients, Decoded, Encoded, Form, KeepLike, Recoded, as_form, rate_of, with_rate
 from readers.caching.store import (
@@ -256,7 +257,7 @@ def _slots(table: Table, fields: Sequence[str] | None, partition: tuple[int, int
         node, nodes = partition
         part = NodeLocal(len(table), nodes).local_part(node)
     rows = part if table.rows is None else np.unique(table.rows[part.start : part.stop])
-    return Slots(names, numbers, len(table.fields), Subset(rows))
+    return Slots(names, numbers, Payloads(len(table.fields)), Subset(rows))
 
 
 def _kind(kept: str, slots: Slots, table: Table, compress: bool) -> str:

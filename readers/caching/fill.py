@@ -196,8 +196,8 @@ def _fill_block(source: Reader, store: Cached, block: _Ints, name: str) -> tuple
     """Bytes stored of a block, and whether another process has filled a part of it."""
     if not store.has_room:
         return 0, False
-    number, width = source.table.number(name), store.slots.width
-    missing = block[~store.has(block * width + number)]
+    number, payloads = source.table.number(name), store.slots.payloads
+    missing = block[~store.has(payloads.number(block, number))]
     met = len(missing) < len(block)
     if name != "image":
         missing = missing[source.sizes(name)[missing] > 0]  # a sample may lack a field
@@ -209,14 +209,14 @@ def _fill_block(source: Reader, store: Cached, block: _Ints, name: str) -> tuple
         if data is None:
             continue
         try:
-            converted = store.convert(row * width + number, data)
+            converted = store.convert(payloads.number(row, number), data)
         except SAMPLE_ERRORS:
             continue
-        if store.put(row * width + number, shard, converted):
+        if store.put(payloads.number(row, number), shard, converted):
             stored += len(converted)
         else:
             left += 1
-    return stored, met or (left > 0 and int((~store.has(missing * width + number)).sum()) < left)
+    return stored, met or (left > 0 and int((~store.has(payloads.number(missing, number))).sum()) < left)
 
 
 def _be_nice() -> None:

@@ -30,7 +30,7 @@ from cache import SharedByteCache
 from cache.filesystem import Budget, cache_budget
 from cache.messages import parse_size
 from cache.stores import Buffer, Extents, Int64s, Store, StoreOver
-from cache.stores.base import TIERS
+from cache.stores.base import TIERS, Payloads
 from readers.caching.form import Coefficients, Form, compress, compressed_share, decompress, may_pay, rate_of, with_rate
 from readers.headers import MEDIA, sniff
 from readers.index import Columns
@@ -229,12 +229,12 @@ def _hash(row: int) -> int:
 class Slots:
     """The slots of a cache: 0 is for what its users agree on, then one for each row of the subset, field by field.
 
-    numbers: positions of the kept fields among the `width` fields of the table.
+    numbers: positions of the kept fields among all of the table, whose payloads are numbered by `payloads`.
     """
 
     fields: tuple[str, ...]
     numbers: tuple[int, ...]
-    width: int
+    payloads: Payloads
     subset: Subset
 
     def __len__(self) -> int:
@@ -246,14 +246,14 @@ class Slots:
 
     def one(self, row: int) -> int:
         """The slot of an extent, by its row; -1 for none."""
-        sample, number = divmod(row, self.width)
+        sample, number = divmod(row, self.payloads.width)  # at once: this is done for each hit
         rank = self.subset.rank(sample) if number in self.numbers else -1
         return rank if rank < 0 else 1 + self.numbers.index(number) * len(self.subset) + rank
 
     def many(self, rows: _Ints) -> _Ints:
         """`one` for many extents."""
-        samples, numbers = np.divmod(rows, self.width)
-        firsts = np.full(self.width, -1, np.int64)
+        samples, numbers = self.payloads.sample(rows), self.payloads.field(rows)
+        firsts = np.full(self.payloads.width, -1, np.int64)
         firsts[list(self.numbers)] = 1 + np.arange(len(self.numbers)) * len(self.subset)
         ranks, first = self.subset.ranks(samples), firsts[numbers]
         return np.where((ranks < 0) | (first < 0), -1, first + ranks)
@@ -478,7 +478,7 @@ class Cached(StoreOver):
         # Most sets have one field and keep it unchanged: then the slot is the row plus a constant.
         rows = self.slots.subset.rows
         self._start = self._stop = self._shift = 0
-        if self._plain and self.slots.width == 1 and isinstance(rows, range) and self.shared is not None:
+        if self._plain and self.slots.payloads.width == 1 and isinstance(rows, range) and self.shared is not None:
             self._start, self._stop, self._shift = rows.start, rows.stop, 1 - rows.start
             self._fetch = self.shared.get
 
@@ -573,7 +573,7 @@ class Cached(StoreOver):
 
         Raises BadSampleError.
         """
-        return self.form.lend(data) if self._image >= 0 and row % self.slots.width == self._image else data
+        return self.form.lend(data) if self._image >= 0 and self.slots.payloads.field(row) == self._image else data
 
     def put(self, row: int, shard: int, converted: Buffer) -> bool:
         """Store a converted payload; False where it is cached already, is being written, does not fit, or is of a file
@@ -581,7 +581,9 @@ class Cached(StoreOver):
         slot = self.slots.one(row)
         if self.shared is None or slot < 0 or (self._tracks_files and not self.source.is_current(shard)):
             return False
-        return self.shared.put(slot, compress(converted) if row % self.slots.width in self._packed else converted)
+        return self.shared.put(
+            slot, compress(converted) if self.slots.payloads.field(row) in self._packed else converted
+        )
 
     def stats(self) -> CachedStats:
         """How full it is and how often it was hit; the time grows with the number of samples."""
@@ -610,7 +612,7 @@ class Cached(StoreOver):
         if stored is None or self._plain:
             return stored
         try:
-            data = decompress(stored) if row % self.slots.width in self._packed else stored
+            data = decompress(stored) if self.slots.payloads.field(row) in self._packed else stored
         except ValueError:
             shared.drop(slot)
             return None
@@ -630,7 +632,7 @@ class Cached(StoreOver):
         return bool(self._checked[slot])
 
     def _is_right(self, shared: SharedByteCache, slot: int, data: Buffer, row: int) -> bool:
-        sample, number = divmod(row, self.slots.width)
+        sample, number = self.slots.payloads.sample(row), self.slots.payloads.field(row)
         if not self.columns.has_checksums or number == self._image:  # the index has checksums of originals only
             return shared.check(slot)
         from crc32c import crc32c
@@ -641,7 +643,7 @@ class Cached(StoreOver):
         """Convert a payload, store it if it has a slot, and return it as it is handed out."""
         kept = self._has_place(row)
         converted = data if self.form.is_for_decoders and not kept else self.convert(row, data)
-        if self.shared is None or row % self.slots.width not in self.slots.numbers:
+        if self.shared is None or self.slots.payloads.field(row) not in self.slots.numbers:
             return _owned(converted, data)
         slot = self.slots.one(row)
         if not (kept and (self.put(row, shard, converted) or self.shared.has(slot))):
@@ -656,7 +658,7 @@ class Cached(StoreOver):
         """Whether a payload has a slot; of a form that others can do without, whether there is also room left."""
         if self.shared is None or (self.form.is_for_decoders and self.shared.full):
             return False
-        return self.slots.one(row) >= 0 and self.subset.keeps(row // self.slots.width)
+        return self.slots.one(row) >= 0 and self.subset.keeps(self.slots.payloads.sample(row))
 
     def hits(self, rows: Int64s) -> list[Buffer | None]:
         """`hit` for many rows, counted together."""
@@ -702,19 +704,19 @@ class Originals(StoreOver):
         self.source: Cached = source
         self.below = below
         fields = source.columns.fields
-        self._image, self._width = fields.index("image") if "image" in fields else -1, len(fields)
+        self._image, self._payloads = fields.index("image") if "image" in fields else -1, Payloads(len(fields))
 
     def read_one(self, row: int, shard: int, offset: int, length: int) -> Buffer:
         return self._store_of(row).read_one(row, shard, offset, length)
 
     def read(self, extents: Extents) -> list[Buffer]:
-        images = extents.row % self._width == self._image
+        images = self._payloads.field(extents.row) == self._image
         if images.all() or not images.any():
             return (self.below if images.any() else self.source).read(extents)
         return [self.read_one(*one) for one in zip(*(column.tolist() for column in extents), strict=True)]
 
     def prefetch(self, extents: Extents, below_bytes: int | None = None) -> None:
-        images = extents.row % self._width == self._image
+        images = self._payloads.field(extents.row) == self._image
         for store, which in ((self.below, images), (self.source, ~images)):
             if which.any():
                 store.prefetch(extents.take(which), below_bytes)
@@ -730,7 +732,7 @@ class Originals(StoreOver):
         self.below.close()
 
     def _store_of(self, row: int) -> Store:
-        return self.below if row % self._width == self._image else self.source
+        return self.below if self._payloads.field(row) == self._image else self.source
 
 
 def _owned(converted: Buffer, data: Buffer) -> Buffer:

@@ -14,6 +14,7 @@ import readers
 from cache.errors import SourceError, UnknownNameError
 from cache.remote import Remote, is_remote
 from cache.stores import Buffer, Store
+from cache.stores.base import Payloads
 from packer.formats.base import Arena
 from packer.sources import Source, open_source
 from packer.sources.base import SourceListing, SourceReader, SplitListing
@@ -41,13 +42,13 @@ class SourceStore(Store):
     """The samples of a split of a source, one read at a time. The source is opened with the first."""
 
     def __init__(self, source: Source, listing: SplitListing, fields: int) -> None:
-        self._source, self._listing, self._fields = source, listing, fields
+        self._source, self._listing, self._payloads = source, listing, Payloads(fields)
         self._lock, self._stack = threading.Lock(), ExitStack()
         self._reader: SourceReader | None = None
         self._last: tuple[int, list[Buffer | None]] = (-1, [])
 
     def read_one(self, row: int, shard: int, offset: int, length: int) -> Buffer:
-        sample, number = divmod(row, self._fields)
+        sample, number = self._payloads.sample(row), self._payloads.field(row)
         with self._lock:
             if self._last[0] != sample:
                 if self._reader is None:
