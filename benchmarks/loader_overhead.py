@@ -87,7 +87,7 @@ def overhead_threads(arguments: argparse.Namespace) -> dict[str, float]:
 
 @contender("ours: nothing decoded, 1 thread, no clocks", imports=IMPORTS, needs=[SMALL], note="stats() switched off")
 def overhead_no_clocks(arguments: argparse.Namespace) -> dict[str, float]:
-    from readers.loader.timers import LoopTimers, ThreadClock
+    from readers.loader.stats import LoopTimers, ThreadClock
 
     for kind, names in (
         (ThreadClock, ("start", "stop", "start_rows", "stop_rows", "begin_read", "wait", "lap")),

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from cache.errors import BadSampleError, UnknownNameError
 from readers.augment.geometry import Job, Pass
 from readers.augment.ops.base import Op, Stage
-from readers.augment.placement import Placement
+from readers.augment.recipe import Placement
 from readers.fields import decode_field
 from readers.index import ABSENT
 from readers.reader import SAMPLE_ERRORS, Reader
@@ -257,7 +257,6 @@ def _conversions(table: Table, index: int) -> tuple[tuple[int, int], list[Pass]]
     return (int(heights[0]), int(widths[0])), passes
 
 
-# ------------------------------------------------------------------------------
 # How the other fields of a sample follow its image where that is cropped, resized, flipped or turned.
 #
 # mask            by the same geometry, each pixel from one pixel of the mask. Beyond the edges: `mask_fill`

@@ -798,7 +798,7 @@ def _keys(left: npt.NDArray[np.int64], reader: Reader) -> Iterable[str]:
 
 def _share(count: int, fraction: float, seed: int) -> npt.NDArray[np.int64]:
     """At least one of range(count), in rising order; those of a smaller fraction are among those of a larger one."""
-    from readers.order.permutation import Permutation
+    from readers.order.base import Permutation
 
     wanted = max(1, round(count * fraction))
     return np.sort(Permutation(count, seed, purpose="fraction").forward(np.arange(wanted, dtype=np.int64)))

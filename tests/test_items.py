@@ -32,7 +32,7 @@ from readers.augment import (
 from readers.decode import decode_image
 from readers.loader import FieldOptions, ImageLoader
 from readers.order import Shuffled
-from readers.rocal.loader import RocalLoader
+from readers.rocal.pipelines import RocalLoader
 from readers.torch import EpochSampler, ImageDataset, ImageStream
 
 COUNT = 24

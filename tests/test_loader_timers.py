@@ -25,7 +25,7 @@ from readers.augment import GaussianBlur, MixUp, RandomHorizontalFlip, RandomRes
 from readers.caching.store import Cached
 from readers.decode.device import DecodeStream
 from readers.loader import ImageLoader, LoaderStats
-from readers.loader.timers import LoopTimers
+from readers.loader.stats import LoopTimers
 from readers.sample import Buffer
 from readers.trace import TraceSlot
 

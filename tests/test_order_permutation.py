@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from readers.order.permutation import KEYS, Permutation, counter_hash, derive_keys, mix64, permute_each, uniform
+from readers.order.base import KEYS, Permutation, counter_hash, derive_keys, mix64, permute_each, uniform
 
 SEEDS = st.integers(0, 2**64 - 1)
 

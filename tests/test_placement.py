@@ -30,7 +30,7 @@ from readers.augment import (
     TrivialAugmentWide,
 )
 from readers.augment.cpu import Finish, Renderer
-from readers.augment.placement import Placement
+from readers.augment.recipe import Placement
 from readers.decode.region import with_header
 
 Pixels = np.ndarray[Any, np.dtype[Any]]

@@ -17,7 +17,7 @@ import readers
 from cache.errors import DatasetError, FormatError, OutputError
 from readers.rocal.native import Layout, labels_of, native_batches, native_pipeline, tar_layout, tfrecord_layout
 from readers.rocal.pipelines import resnet_eval_ops
-from readers.rocal.vet import Limits
+from readers.rocal.source import Limits
 
 BATCH = 4
 MEAN, STD = 255 * np.array([0.485, 0.456, 0.406]), 255 * np.array([0.229, 0.224, 0.225])

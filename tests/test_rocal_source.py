@@ -22,8 +22,7 @@ from readers.headers import parse_header
 from readers.loader import ImageLoader
 from readers.loop import Ahead
 from readers.rocal import MissingRocalError, RocalLoader, celeba, external_source
-from readers.rocal.source import PADDING_BATCHES
-from readers.rocal.vet import Limits, Vetted, vet
+from readers.rocal.source import PADDING_BATCHES, Limits, Vetted, vet
 
 BATCH = 4
 ONE = {"rank": 0, "world_size": 1}

@@ -15,7 +15,7 @@ from PIL import Image
 
 import readers
 from readers.augment import CenterCrop, ColorJitter, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize, cpu
-from readers.augment.stack import Stack
+from readers.augment.cpu import Stack
 from readers.headers import parse_header
 from readers.loader import ImageLoader
 

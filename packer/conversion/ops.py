@@ -21,7 +21,7 @@ from packer.conversion.images import encode_pixels
 from packer.conversion.plan import Reencode, renamed
 from readers.augment import Op, Recipe, ops
 from readers.augment.ops import Stage
-from readers.augment.placement import Placement
+from readers.augment.recipe import Placement
 from readers.batch import FieldMoves, FieldOptions
 from readers.fields import decode_field, encode_field
 from readers.headers import ImageHeader, sniff

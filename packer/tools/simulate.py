@@ -35,9 +35,8 @@ from readers.caching.store import Capacity, Measures, Slots, Subset, budget
 from readers.index import MemoryColumns
 from readers.opening import open_packed
 from readers.order import NodeLocal, Order, Schedule, Sequential, Shuffled, StagedFirst, block_shuffled
-from readers.order.base import Int64s
+from readers.order.base import Int64s, derive_keys, uniform
 from readers.order.local import shard_starts
-from readers.order.permutation import derive_keys, uniform
 from readers.order.quality import quality_of, step_quality
 from readers.order.schedule import Tail
 from readers.reader import Reader

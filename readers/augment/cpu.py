@@ -20,21 +20,91 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from numpy.lib.stride_tricks import as_strided
 
 from cache.errors import BadSampleError
 from readers.augment.geometry import Job, Pass
 from readers.augment.ops.base import Interpolation, Op, window
 from readers.augment.ops.color import Normalize, channel_factors
-from readers.augment.stack import MAX_STACK_BYTES, Stack, alike
-from readers.decode import Region, Scratch, decode_image
+from readers.augment.recipe import Recipe
+from readers.decode import Region, Scratch, decode_image, decode_unchanged
 from readers.decode.region import lent
 from readers.headers.base import MAGIC as COEFFICIENTS
+from readers.headers.base import PIXELS_MAGIC
+from readers.reader import SAMPLE_ERRORS, Reader
 from readers.sample import Buffer
 
 if TYPE_CHECKING:
     from readers.coefficients import Scaling
 
-__all__ = ["Finish", "Renderer", "apply_steps", "box_of", "render_pass"]
+__all__ = [
+    "Finish",
+    "Renderer",
+    "Stack",
+    "UnchangedRenderer",
+    "box_of",
+    "check_unchanged",
+    "decode_own",
+    "dtype_of",
+    "kind_of_first",
+    "pixels_to_tensor",
+    "render_pass",
+]
+
+
+# Images of one size, decoded side by side: boxes at the same place of each are one array, resized by one call.
+
+
+MAX_STACK_BYTES = 4 << 20  # larger images gain nothing: decoding takes far longer than a call
+
+
+def alike(jobs: Sequence[Job], sizes: Sequence[tuple[int, int]]) -> bool:
+    """Whether two or more images have one size and the same job, apart from flips, and nothing to do with pixels."""
+    if len(jobs) < 2 or jobs[0][0] != jobs[1][0] or jobs[0][5]:
+        return False
+    first, size = jobs[0][:3], sizes[0]
+    return all(job[:3] == first and not job[4] for job in jobs) and all(other == size for other in sizes)
+
+
+class _Slot(Scratch):
+    __slots__ = ("_slot",)
+
+    def __init__(self, slot: memoryview) -> None:
+        super().__init__()
+        self._slot = slot
+
+    def pixels(self, size: int) -> bytearray | memoryview:
+        return self._slot if size <= len(self._slot) else super().pixels(size)
+
+
+class Stack:
+    """`count` slots for images of `size` (height, width), each of height * width * 3 bytes.
+
+    A JPEG is decoded to the beginning of its slot, and boxes at the same place of each slot are one tensor without a
+    copy.
+    """
+
+    def __init__(self, count: int, size: tuple[int, int]) -> None:
+        self.count, self.size = count, size
+        self._memory = np.empty((count, size[0] * size[1] * 3), np.uint8)
+        self.slots: list[Scratch] = [_Slot(slot.data) for slot in self._memory]
+
+    def together(self, images: Sequence[npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8] | None:
+        """One array [n, height, width, 3] over images at the same place of the first n slots, else None."""
+        first, step = images[0], self._memory.shape[1]
+        start = _address(first)
+        if not 0 <= start - _address(self._memory) < step or min(first.strides) < 0:
+            return None
+        for number, image in enumerate(images):
+            if image.shape != first.shape or image.strides != first.strides or _address(image) != start + number * step:
+                return None
+        return as_strided(first, (len(images), *first.shape), (step, *first.strides))
+
+
+def _address(image: npt.NDArray[np.uint8]) -> int:
+    address: int = image.__array_interface__["data"][0]
+    return address
+
 
 _resize_into: Any = torch.ops.aten._upsample_bilinear2d_aa.out
 _resize_bicubic_into: Any = torch.ops.aten._upsample_bicubic2d_aa.out
@@ -372,3 +442,167 @@ def render_pass(
 def _unflipped(job: Job) -> Job:
     """What is left of a job whose result has been flipped."""
     return *job[:3], (), *job[4:]
+
+
+# Execute a plan on images in their own depth and channels, as decode="unchanged" gives them.
+#
+#     of the file    crops, flips, resizes in    ops on pixels in          result    as floats
+#     uint8          uint8                       float32, 0 to 255         uint8     x / 255
+#     uint16         float32                     float32, x / 257          uint16    x / 65535
+#     int32          float64                     none                      int32     x
+#     float32        float32                     float32, as they are      float32   x
+#
+# Integers are rounded where `Renderer` rounds them: after a resize, and behind ops on pixels. Normalize or
+# `dtype` makes floats of them, and divides uint8 and uint16 by their largest value, as torchvision's
+# `to_dtype(scale=True)`; an image of 12 bits has 0 to 4095 of 65535. No largest value is known of the others.
+#
+# Images are decoded whole, by the same code with or without ops, so that every consumer gets the same values.
+
+
+_LARGEST = {"uint8": 255.0, "uint16": 65535.0}
+_COMPUTED = {"uint16": np.float32, "int32": np.float64, "float32": np.float32}
+_TO_BYTES = 257.0  # 65535 / 255
+
+
+class UnchangedRenderer:
+    """Encoded bytes to finished images, for one thread.
+
+    recipes: those of all views, of one Normalize and interpolation. dtype: of the results, float32, float16 or
+    bfloat16; None for that of the images, or float32 with Normalize.
+    lap: as for `readers.augment.cpu.Renderer`.
+    """
+
+    def __init__(self, recipes: Sequence[Recipe], dtype: torch.dtype | None = None) -> None:
+        self._recipes, self._normalize = recipes, recipes[0].normalize
+        self._dtype = torch.float32 if dtype is None and self._normalize is not None else dtype
+        self._bicubic = recipes[0].interpolation == "bicubic"
+        # Indices of a palette may be moved, and are no values to calculate with.
+        ops = [op for recipe in recipes for op in recipe.ops]
+        self._moves_only = self._dtype is None and not any(op.resize_filter or _is_arithmetic(op) for op in ops)
+        self._accepted: set[tuple[str, int]] = set()
+        self._factors: dict[tuple[str, int], torch.Tensor] = {}
+        self.lap: Callable[[str], None] | None = None
+
+    def render(
+        self, data: Buffer, job: Job, size: tuple[int, int], out: torch.Tensor, whole: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """One image, [1, channels, height, width]. size: (height, width) of the upright image, as the plan took it.
+        out: its last two sides are those of the result; nothing is written to it. Raises BadSampleError."""
+        pixels = decode_own(data, size, indices=self._moves_only)
+        kind, channels = pixels.dtype.name, 1 if pixels.ndim == 2 else pixels.shape[2]
+        self._check(kind, channels)
+        self._note("decode")
+        top, left, height, width, *_ = (job[5][0] if job[5] else job)[0]
+        image = _computable(pixels[top : top + height, left : left + width])
+        last = (*job[:5], (out.shape[2], out.shape[3]))
+        for number, (region, resized, corner, flips, steps, final) in enumerate((*job[5], last)):
+            if number:
+                image = box_of(image, region)
+            if image.shape[2:] != resized:
+                image = self._resized(image, resized, kind)
+            image = window(image, corner, final)
+            image = torch.flip(image, flips) if flips else image
+            image = _stepped(image, steps, kind) if steps else image
+        finished = self._finished(image, kind)
+        self._note("augment")
+        return finished
+
+    def _check(self, kind: str, channels: int) -> None:
+        """Raise BadSampleError for images that an op does not take."""
+        if (kind, channels) in self._accepted:
+            return
+        for recipe in self._recipes:
+            reason = recipe.refuses(kind, channels)
+            if reason:
+                raise BadSampleError(reason)
+        self._accepted.add((kind, channels))
+
+    def _note(self, stage: str) -> None:
+        if self.lap is not None:
+            self.lap(stage)
+
+    def _resized(self, image: torch.Tensor, size: tuple[int, int], kind: str) -> torch.Tensor:
+        ops: Any = torch.ops.aten
+        resize = ops._upsample_bicubic2d_aa if self._bicubic else ops._upsample_bilinear2d_aa
+        made: torch.Tensor = resize(image, size, False, None, None)
+        self._note("resize")
+        if kind == "uint16":
+            return made.round_().clamp_(0, _LARGEST[kind])
+        return made.round_() if kind == "int32" else made
+
+    def _finished(self, image: torch.Tensor, kind: str) -> torch.Tensor:
+        """In the dtype of the result."""
+        if self._dtype is None:
+            return image.to(dtype_of(kind))
+        channels = image.shape[1]
+        factors = self._factors.get((kind, channels))
+        if factors is None:
+            made = channel_factors(self._normalize, _LARGEST.get(kind, 1.0), channels)
+            factors = self._factors[kind, channels] = torch.tensor(made).view(2, 1, channels, 1, 1)
+        return torch.addcmul(factors[1], image.to(torch.float32), factors[0]).to(self._dtype)
+
+
+def decode_own(data: Buffer, size: tuple[int, int] | None = None, *, indices: bool = True) -> npt.NDArray[Any]:
+    """`decode_unchanged`, and the pixels of a set of raw ones. indices: see there. Raises BadSampleError."""
+    if data[: len(PIXELS_MAGIC)] == PIXELS_MAGIC:  # not of a cache: `check_unchanged`
+        return np.array(decode_image(data, None, None, size))
+    return decode_unchanged(data, size, indices=indices)
+
+
+def pixels_to_tensor(pixels: npt.NDArray[Any]) -> torch.Tensor:
+    """Pixels [height, width] or [height, width, channels] as [channels, height, width]; int32 for uint16 where torch,
+    before 2.3, has no such dtype."""
+    if pixels.dtype == np.uint16 and not hasattr(torch, "uint16"):
+        pixels = pixels.astype(np.int32)
+    tensor = torch.from_numpy(pixels)
+    return tensor[None] if tensor.ndim == 2 else tensor.permute(2, 0, 1)
+
+
+def check_unchanged(reader: Any) -> None:
+    """Raise ValueError for images that a cache has made 8-bit RGB of."""
+    while reader is not None:
+        keep: Any = getattr(reader, "keep", None)
+        kind = getattr(keep, "kind", "encoded")
+        if kind != "encoded" and not keep.is_for_decoders:
+            raise ValueError(f"decode='unchanged' over a cache that keeps images {kind}: open it with keep='encoded'")
+        reader = getattr(reader, "base", None)
+
+
+def kind_of_first(reader: Reader) -> tuple[str, int] | None:
+    """The dtype and the channels of the first image, which is decoded; None where there is none, or it is bad."""
+    try:
+        pixels = decode_own(reader.read(0)) if len(reader) else None
+    except SAMPLE_ERRORS:
+        return None
+    return None if pixels is None else (pixels.dtype.name, 1 if pixels.ndim == 2 else pixels.shape[2])
+
+
+def _is_arithmetic(op: Op) -> bool:
+    """Whether an op calculates with values, and does not only move them."""
+    return bool(op.refuses("int32", 1))
+
+
+def _computable(pixels: npt.NDArray[Any]) -> torch.Tensor:
+    """Pixels as a tensor [1, channels, height, width] that torch has all operations for."""
+    values = np.ascontiguousarray(pixels, _COMPUTED.get(pixels.dtype.name, pixels.dtype))
+    return pixels_to_tensor(values)[None]
+
+
+def _stepped(image: torch.Tensor, steps: Sequence[tuple[Op, list[float]]], kind: str) -> torch.Tensor:
+    """The ops on pixels, on one image; in the same dtype, rounded to whole values unless they are floats."""
+    dtype = image.dtype
+    values = image.contiguous().to(torch.float32)
+    values = values / _TO_BYTES if kind == "uint16" else values.clone()
+    for op, parameters in steps:
+        values = op.apply(values, (parameters,))
+    if kind == "uint16":
+        values = (values * _TO_BYTES).round_().clamp_(0, _LARGEST[kind])
+    elif kind != "float32":
+        values = values.round_()
+    return values.to(dtype)
+
+
+def dtype_of(kind: str) -> torch.dtype:
+    """The dtype of tensors of these images."""
+    found: torch.dtype = getattr(torch, kind if hasattr(torch, kind) else "int32")
+    return found

@@ -14,22 +14,25 @@ neither threads nor ranks nor a resume change it. Views of one sample (`ImageLoa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from readers.augment.geometry import Job, Plan, Planner
-from readers.augment.ops.base import Interpolation, Op, Stage
+from cache.errors import BadSampleError
+from readers.augment.geometry import Job, Pass, Plan, Planner
+from readers.augment.ops.base import Interpolation, Matrix, Op, Stage, mirror
 from readers.augment.ops.color import Normalize
-from readers.order.permutation import derive_keys, mix64
+from readers.order.base import derive_keys, mix64
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Draws", "Job", "Part", "Plan", "Recipe", "recipes_of_views"]
+__all__ = ["Draws", "Job", "Part", "Placement", "Plan", "Recipe", "recipes_of_views"]
+
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _11 = np.uint64(11)
@@ -249,3 +252,240 @@ def _filters(part: Part) -> list[Interpolation]:
             filters.append(op.resize_filter)
         hanging = name if op.hangs_over else hanging
     return filters
+
+
+# Where the pixels of an image end up: what moves with it, by the job that its pixels go through.
+#
+# A placement is a row of affine maps, one for each crop with its resize, flip, and op that moves pixels
+# (`Op.moves`), and the size of the image behind each of them: what leaves an image on the way does not come back, also
+# where a later step turns back to where it was. Coordinates are (x, y) in pixels from the upper left corner of the
+# upright image; the centre of its first pixel is at (0.5, 0.5).
+#
+#     mask    each pixel of the result takes the value of the one pixel of the mask that it comes from: all maps are
+#             applied at once, and nothing is interpolated
+#     boxes   the smallest upright boxes around what is still visible of them
+#     points  moved, also beyond the edges
+
+
+_Floats: TypeAlias = npt.NDArray[np.float64]
+_Point: TypeAlias = tuple[float, float]
+_IDENTITY: Matrix = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
+
+
+class _Step(NamedTuple):
+    """A map of coordinates, its inverse, and the (height, width) of the image after it.
+
+    (a, b, c, d, e, f) maps (x, y) to (a x + b y + c, d x + e y + f).
+    """
+
+    forward: Matrix
+    backward: Matrix
+    size: tuple[int, int]
+
+
+class Placement:
+    """What happens to where things are in one image.
+
+    size: (height, width) of the upright image.
+    passes: what is done to it, in turn (`readers.augment.geometry`).
+    """
+
+    def __init__(self, size: tuple[int, int], passes: Iterable[Pass]) -> None:
+        self.size = self._result = size
+        self._steps: list[_Step] = []
+        for step in (step for some in passes for step in _steps(some)):
+            if step.forward != _IDENTITY or step.size != self._result:
+                self._steps.append(step)
+            self._result = step.size
+        self._is_upright = not any(step.forward[1] or step.forward[3] for step in self._steps)
+
+    @property
+    def moves(self) -> bool:
+        """Whether anything ends up elsewhere."""
+        return bool(self._steps)
+
+    @classmethod
+    def of_job(cls, size: tuple[int, int], job: Job, result: tuple[int, int], before: Sequence[Pass] = ()) -> Placement:
+        """What a job does. result: (height, width) of what it makes. before: what was done to the image before it."""
+        return cls(size, (*before, *job[5], (*job[:5], result)))
+
+    def points(self, points: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Points, [..., 2], at their new places, which may be outside."""
+        a, b, c, d, e, f = self._forward()
+        x, y = points[..., 0].astype(np.float64), points[..., 1].astype(np.float64)
+        return np.stack((a * x + b * y + c, d * x + e * y + f), axis=-1).astype(np.float32)
+
+    def boxes(self, boxes: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.float32], _Floats]:
+        """(boxes, shares): boxes [k, 4] around what can be seen of the given ones, and which share of its area that is.
+
+        A share of 0 says that nothing is visible; such a box has no area.
+        """
+        exact = boxes.astype(np.float64)
+        if not self._steps or not len(boxes):
+            return boxes, np.ones(len(boxes))
+        moved, shares = self._upright_boxes(exact) if self._is_upright else self._turned_boxes(exact)
+        return moved.astype(np.float32), shares
+
+    def mask(self, mask: npt.NDArray[Any], fill: int = 0) -> npt.NDArray[Any]:
+        """The mask of the result. mask: [h, w], of the size of the image or of its proportions. fill: what is beyond
+        the edges of the image. Raises BadSampleError for a mask of other proportions."""
+        self._check(mask.shape)
+        if not self._steps and mask.shape == self._result:
+            return mask
+        ys, xs = (np.arange(side, dtype=np.float64) + 0.5 for side in self._result)
+        ys, xs = ys[:, None], xs[None]
+        inside: npt.NDArray[np.bool_] | None = None
+        x, y = xs, ys
+        for matrix, (height, width) in self._frames():
+            x, y = _sources(matrix, xs, ys)
+            if min(x.min(), y.min()) < 0 or x.max() >= width or y.max() >= height:
+                here = (x >= 0) & (x < width) & (y >= 0) & (y < height)
+                inside = here if inside is None else inside & here
+        rows, columns = (
+            np.clip((places * (held / side)).astype(np.intp), 0, held - 1)
+            for places, held, side in zip((y, x), mask.shape, self.size, strict=True)
+        )
+        taken = mask[rows, columns]
+        return taken if inside is None else np.where(inside, taken, np.asarray(fill, mask.dtype))
+
+    def _forward(self) -> Matrix:
+        """From the image to the result."""
+        return functools.reduce(_after, (step.forward for step in self._steps), _IDENTITY)
+
+    def _frames(self) -> Iterator[tuple[Matrix, tuple[int, int]]]:
+        """From the result to the image before each step, and (height, width) of that; the original comes last."""
+        matrix = _IDENTITY
+        sizes = [self.size, *(step.size for step in self._steps)]
+        for step, size in zip(reversed(self._steps), reversed(sizes[:-1]), strict=True):
+            matrix = _after(matrix, step.backward)
+            yield matrix, size
+        if not self._steps:
+            yield matrix, self.size
+
+    def _check(self, shape: tuple[int, ...]) -> None:
+        (rows, columns), (height, width) = shape, self.size
+        slack = max(1, columns / width, rows / height)  # a pixel of either: sizes are rounded
+        if abs(columns * height / width - rows) > slack and abs(rows * width / height - columns) > slack:
+            raise BadSampleError(
+                f"has {rows} x {columns} pixels, the upright image {height} x {width}: a mask covers its image"
+            )
+
+    def _upright_boxes(self, boxes: _Floats) -> tuple[_Floats, _Floats]:
+        """Cut to the window of the original that can be seen, which is a box as well, and mapped at once."""
+        left, top, right, bottom = self._window()
+        window = np.array((left, top)), np.array((right, bottom))
+        low, high = boxes[:, :2], boxes[:, 2:]
+        cut_low, cut_high = (np.minimum(np.maximum(ends, window[0]), window[1]) for ends in (low, high))
+        length, is_out = high - low, (high < window[0]) | (low > window[1])
+        shares = np.where(length > 0, (cut_high - cut_low) / np.where(length > 0, length, 1), ~is_out)
+        a, _, c, _, e, f = self._forward()
+        scale, shift = np.array((a, e)), np.array((c, f))
+        ends = cut_low * scale + shift, cut_high * scale + shift
+        moved = np.concatenate((np.minimum(*ends), np.maximum(*ends)), axis=1)
+        return np.clip(moved, 0, np.tile(self._result[::-1], 2)), shares.prod(axis=1)
+
+    def _window(self) -> tuple[float, float, float, float]:
+        """(left, top, right, bottom) of what can be seen of the original; nothing where right is left."""
+        left, top, right, bottom = 0.0, 0.0, float(self.size[1]), float(self.size[0])
+        backward = _IDENTITY
+        for step in self._steps:
+            backward = _after(step.backward, backward)
+            a, _, c, _, e, f = backward
+            xs, ys = sorted((c, a * step.size[1] + c)), sorted((f, e * step.size[0] + f))
+            left, right = max(left, xs[0]), min(right, xs[1])
+            top, bottom = max(top, ys[0]), min(bottom, ys[1])
+        return left, top, max(left, right), max(top, bottom)
+
+    def _turned_boxes(self, boxes: _Floats) -> tuple[_Floats, _Floats]:
+        """As polygons: the bounds of a box that was turned and cut are less than those of its bounds."""
+        found, shares = np.zeros_like(boxes), np.zeros(len(boxes))
+        a, b, _, d, e, _ = self._forward()
+        growth = abs(a * e - b * d)
+        for row, (x0, y0, x1, y1) in enumerate(boxes.tolist()):
+            polygon = _inside([(x0, y0), (x1, y0), (x1, y1), (x0, y1)], self.size)
+            for step in self._steps:
+                polygon = _inside([_mapped(step.forward, *corner) for corner in polygon], step.size)
+            if polygon:
+                area, xs, ys = (x1 - x0) * (y1 - y0) * growth, *zip(*polygon, strict=True)
+                bounds = (min(xs), min(ys), max(xs), max(ys))
+                found[row] = np.clip(bounds, 0, np.tile(self._result[::-1], 2))
+                shares[row] = min(1.0, _area(polygon) / area) if area else 1.0
+        return found, shares
+
+
+def _steps(some: Pass) -> list[_Step]:
+    """The maps of a pass."""
+    (top, left, height, width, *_), resized, corner, flips, changes, size = some
+    scale_y, scale_x = resized[0] / height, resized[1] / width
+    steps = [_upright(scale_x, scale_y, -left * scale_x, -top * scale_y, resized)]
+    steps.append(_upright(1.0, 1.0, -float(corner[1]), -float(corner[0]), size))
+    steps += [_about_centre(mirror(axis), size) for axis in flips]
+    for op, parameters in changes:
+        steps += [_about_centre(matrix, size) for matrix in op.moves(parameters, *size)]
+    return steps
+
+
+def _upright(scale_x: float, scale_y: float, shift_x: float, shift_y: float, size: tuple[int, int]) -> _Step:
+    backward = (1 / scale_x, 0.0, -shift_x / scale_x, 0.0, 1 / scale_y, -shift_y / scale_y)
+    return _Step((scale_x, 0.0, shift_x, 0.0, scale_y, shift_y), backward, size)
+
+
+def _about_centre(source: Matrix, size: tuple[int, int]) -> _Step:
+    """The map by which an image of this size is moved. source: as `readers.augment.ops.base.affine` takes it: from a
+    pixel of the result to where it comes from, about the centre."""
+    a, b, c, d, e, f = map(float, source)
+    y, x = size[0] / 2, size[1] / 2
+    backward = (a, b, c + x - a * x - b * y, d, e, f + y - d * x - e * y)
+    return _Step(_inverse(backward), backward, size)
+
+
+def _inverse(matrix: Matrix) -> Matrix:
+    a, b, c, d, e, f = matrix
+    size = a * e - b * d
+    if not size:
+        raise ValueError(f"the map {matrix} of an op leaves nothing of an image")
+    return e / size, -b / size, (b * f - c * e) / size, -d / size, a / size, (c * d - a * f) / size
+
+
+def _after(first: Matrix, second: Matrix) -> Matrix:
+    """The map that does `first`, and then `second`."""
+    a, b, c, d, e, f = first
+    k, m, n, p, q, r = second
+    return k * a + m * d, k * b + m * e, k * c + m * f + n, p * a + q * d, p * b + q * e, p * c + q * f + r
+
+
+def _mapped(matrix: Matrix, x: float, y: float) -> _Point:
+    a, b, c, d, e, f = matrix
+    return a * x + b * y + c, d * x + e * y + f
+
+
+def _sources(matrix: Matrix, xs: _Floats, ys: _Floats) -> tuple[_Floats, _Floats]:
+    """Where the pixels of columns xs [1, w] and rows ys [h, 1] come from: x and y, of the least shapes."""
+    a, b, c, d, e, f = matrix
+    x = a * xs + c
+    y = e * ys + f
+    return (x + b * ys if b else x), (y + d * xs if d else y)
+
+
+def _inside(polygon: list[_Point], size: tuple[int, int]) -> list[_Point]:
+    """The part of a convex polygon that is in the image: cut by one edge after the other (Sutherland and Hodgman,
+    1974)."""
+    for axis, edge, sign in ((0, 0.0, 1.0), (0, float(size[1]), -1.0), (1, 0.0, 1.0), (1, float(size[0]), -1.0)):
+        depth = [sign * (corner[axis] - edge) for corner in polygon]
+        if not polygon or min(depth) >= 0:
+            continue
+        corners: list[_Point] = []
+        for i, corner in enumerate(polygon):
+            if (depth[i - 1] >= 0) != (depth[i] >= 0):
+                share = depth[i - 1] / (depth[i - 1] - depth[i])
+                (x, y), (to_x, to_y) = polygon[i - 1], corner
+                corners.append((x + share * (to_x - x), y + share * (to_y - y)))
+            if depth[i] >= 0:
+                corners.append(corner)
+        polygon = corners
+    return polygon
+
+
+def _area(polygon: list[_Point]) -> float:
+    pairs = zip(polygon, (*polygon[1:], polygon[0]), strict=True)
+    return abs(sum(x * to_y - to_x * y for (x, y), (to_x, to_y) in pairs)) / 2

@@ -13,8 +13,7 @@ def training(reader):
 
 from readers.augment import celeba, classification
 from readers.dali.loader import DaliLoader
-from readers.dali.pipelines import external_source, pipeline
-from readers.dali.recipes import PipelineOptions
+from readers.dali.pipelines import PipelineOptions, external_source, pipeline
 from readers.dali.source import BatchSource, SampleSource, Source
 
 __all__ = [

@@ -33,8 +33,7 @@ import torch
 
 from cache.node import find_library
 from readers.headers.base import upright_size
-from readers.order.base import Int64s
-from readers.order.permutation import derive_keys
+from readers.order.base import Int64s, derive_keys
 
 __all__ = [
     "CpuShare",

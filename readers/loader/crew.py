@@ -16,7 +16,7 @@ import torch
 
 from cache.locks import call_after_fork
 from readers.augment.cpu import Renderer
-from readers.loader.timers import LoopTimers, ThreadClock
+from readers.loader.stats import LoopTimers, ThreadClock
 from readers.loader.work import Batch, EpochWork
 from readers.loop import Stopped, ended_by_fork
 

@@ -14,10 +14,9 @@ import torch
 from cache.errors import UnsupportedCpuError
 from cache.node import own_gpu, usable_cpus
 from cache.stores.ranges import BlockPool
-from readers.augment.cpu import Finish
+from readers.augment.cpu import Finish, check_unchanged, dtype_of, kind_of_first
 from readers.augment.ops import Normalize, Op
 from readers.augment.recipe import Recipe, recipes_of_views
-from readers.augment.unchanged import check_unchanged, dtype_of, kind_of_first
 from readers.batch import FieldOptions, Fields
 from readers.decode import DECODER
 from readers.decode.device import CpuShare, Share
@@ -32,11 +31,8 @@ from readers.feed import (
     decoder_name,
 )
 from readers.loader.crew import Crew
-from readers.loader.fields import FieldWork
-from readers.loader.stats import LoaderStats
-from readers.loader.timers import LoopTimers
-from readers.loader.unchanged import UnchangedWork, without_memory
-from readers.loader.work import Batch, EpochWork, IndexWork
+from readers.loader.stats import LoaderStats, LoopTimers
+from readers.loader.work import Batch, EpochWork, FieldWork, IndexWork, UnchangedWork, without_memory
 from readers.loop import FeedLoader, Maker
 from readers.order import Order
 from readers.order.schedule import Tail
@@ -79,7 +75,7 @@ class ImageLoader(FeedLoader):
         {"pixel_values": "image", "labels": "label"} dictionaries with these names. Without "image" no image is read.
     field_options: how masks and boxes follow the image.
     decode: "RGB", 8 bits; or "unchanged" for the depth and channels of the files: uint8, uint16, int32 or float32, the
-        same for all images of a batch (`readers.augment.unchanged`, docs/images.md). Ops that are not defined for them
+        same for all images of a batch (`readers.augment.cpu`, docs/images.md). Ops that are not defined for them
         are refused. The CPU decodes.
     dtype: uint8, or float32, float16 or bfloat16 in 0..1; Normalize in `augment` makes float32.
     layout: "channels_last" is [n, 3, h, w] with channels last in memory, "NCHW" is contiguous, "NHWC" is [n, h, w, 3].

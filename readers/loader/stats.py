@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["CLOCKED", "LoaderStats"]
+from cache.stores.base import TIERS
+from readers.sample import Buffer
+from readers.trace import TraceSlot
+
+__all__ = ["LoaderStats", "LoopTimers", "ThreadClock"]
+
 
 CLOCKED = ("read", "cache", "plan", "decode", "resize", "augment", "collate", "copy")
 _WAITS = 0.05  # of the time: less is not worth a word
@@ -140,3 +146,279 @@ def _share(part: float, whole: float) -> float:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
+
+
+# The clocks of a loader: what its threads spend on which stage, and who waits for whom.
+#
+# Each thread adds to a `ThreadClock` of its own, without a lock; the sums are merged when they are read. They are taken
+#
+#     read, cache, plan, collate, copy    once a batch
+#     decode, resize, augment             between the stages of each image, where images take more than 50 µs. Of faster
+#                                         ones in every 32nd task of a thread only (a task is 8 to 64 rows of a batch):
+#                                         the time of all tasks is measured, and divided as in those
+#
+# so the sum of the stages is exact, and for fast images their shares are an estimate from one image in 32.
+# Clock: time.perf_counter_ns; CPU time: time.thread_time_ns of the loader's threads.
+
+
+_RENDERED = ("decode", "resize", "augment")
+_SLOW_NS = 50_000
+_EVERY = 32
+
+
+class ThreadClock:
+    """What one thread spends. It alone writes; any thread may read the sums, which grow with each task.
+
+    ns: by stage, of what was clocked there. rows_ns: of tasks in which images were not clocked one by one; sampled: by
+    stage, of those tasks that stand for them.
+    """
+
+    __slots__ = (
+        "_before", "_cpu", "_fine", "_mark", "_skip", "_slot", "_start", "_task", "busy", "bytes_read", "cpu", "hits",
+        "images", "name", "ns", "reads", "rows_ns", "sampled",
+    )  # fmt: skip
+
+    def __init__(self, name: str, slot: TraceSlot) -> None:
+        self.name, self._slot = name, slot
+        self.ns = dict.fromkeys(CLOCKED, 0)
+        self.sampled = dict.fromkeys(_RENDERED, 0)
+        self.rows_ns = self.busy = self.cpu = self.images = self.reads = self.bytes_read = self.hits = 0
+        self._skip, self._fine = 0, True
+        self._task = dict.fromkeys(CLOCKED, 0)
+        self._start = self._mark = self._cpu = 0
+        self._before = (0, 0, 0)
+
+    def start(self) -> None:
+        """A task begins."""
+        self._task = dict.fromkeys(CLOCKED, 0)
+        self._cpu = time.thread_time_ns()
+        self._start = self._mark = time.perf_counter_ns()
+
+    def lap(self, stage: str) -> None:
+        """What the task did since it began, or since the last call, was `stage`."""
+        now = time.perf_counter_ns()
+        self._task[stage] += now - self._mark
+        self._mark = now
+
+    def lap_device(self, copied: int) -> None:
+        """Since the last call the thread waited for a device, which took `copied` nanoseconds of its own for copies and
+        the rest for other work. Copies may have run before the thread waited."""
+        began = self._mark
+        self.lap("augment")
+        self._task["augment"] -= min(copied, self._mark - began)
+        self._task["copy"] += copied
+
+    def stop(self, stage: str, **args: Any) -> None:
+        """The task ends; the rest of it was `stage`, which it is called in a trace."""
+        self.lap(stage)
+        self._add(self._mark - self._start, stage, args)
+
+    def start_rows(self) -> Callable[[str], None] | None:
+        """Images of a batch begin to be rendered. Returns what to call after each stage, None if nothing."""
+        self.start()
+        self._fine = self._skip == 0
+        return self.lap if self._fine else None
+
+    def stop_rows(self, images: int, **args: Any) -> None:
+        """The images have been rendered."""
+        spent = time.perf_counter_ns() - self._start
+        fast = spent < _SLOW_NS * images
+        if self._fine:
+            self._task["augment"] += self._start + spent - self._mark
+            self._skip = _EVERY - 1 if fast else 0
+            if fast:
+                for stage in _RENDERED:
+                    self.sampled[stage] += self._task[stage]
+        else:
+            self.rows_ns += spent
+            self._skip = self._skip - 1 if fast else 0
+        self.images += images
+        self._add(spent, "render", {"images": images, **args})
+
+    def begin_read(self) -> None:
+        """What the task did so far was planning; now it reads."""
+        self.lap("plan")
+        self._before = TIERS.state()
+
+    def end_read(self, data: Sequence[Buffer | Exception]) -> float:
+        """What has been read. Returns the seconds that it took."""
+        began, (cached, hits, _) = self._mark, self._before
+        self.lap("read")
+        spent, cached = self._mark - began, min(TIERS.nanoseconds - cached, self._mark - began)
+        self._task["cache"] += cached
+        self._task["read"] -= cached
+        self.reads += len(data)
+        self.hits += TIERS.hits - hits
+        self.bytes_read += _bytes_of(data)
+        if self._slot.trace is not None:
+            self._slot.trace.add(self.name, "cache" if cached > spent - cached else "read", began, self._mark)
+        return spent / 1e9
+
+    def _add(self, spent: int, name: str, args: dict[str, Any]) -> None:
+        self.busy += spent
+        self.cpu += time.thread_time_ns() - self._cpu
+        for stage, ns in self._task.items():
+            if ns:
+                self.ns[stage] += ns
+        if self._slot.trace is not None:
+            args |= {f"{stage}_ms": ns / 1e6 for stage, ns in self._task.items() if ns and stage != name}
+            self._slot.trace.add(self.name, name, self._start, self._start + spent, args)
+
+    def wait(self, start: int) -> None:
+        """In a trace: the thread had nothing to do from `start` until now."""
+        if self._slot.trace is not None and (now := time.perf_counter_ns()) - start > _SLOW_NS:
+            self._slot.trace.add(self.name, "wait", start, now)
+
+
+def _bytes_of(data: Sequence[Buffer | Exception]) -> int:
+    try:
+        return sum(map(len, data))  # type: ignore[arg-type]
+    except TypeError:  # some are errors
+        return sum(len(one) for one in data if not isinstance(one, Exception))
+
+
+class LoopTimers:
+    """The clocks of one loop over an epoch.
+
+    The training is what takes batches. It waits from when it asks for a batch until it has it. The loader waits for
+    the training while all batches that it may make ahead are ready.
+    """
+
+    def __init__(self, epoch: int, steps: int, threads: int, prefetch: int, slot: TraceSlot) -> None:
+        self.epoch, self.threads, self.prefetch, self.slot = epoch, threads, prefetch, slot
+        self._steps = steps
+        self.consumer = ThreadClock("training", slot)
+        self.device: ThreadClock | None = None
+        self._crew: list[ThreadClock] = []
+        self._began = self._left = time.perf_counter_ns()
+        self._ended = self._asked = self._full = 0
+        self._batches = self._images = self._wait = self._first_wait = self._idle = 0
+        self._ready = [0] * (prefetch + 1)
+        self._decoded = self._by_device = self._failed = self._shared = 0
+        self.cpu_share: float | None = None  # written by the thread behind the crew
+        self._base: dict[str, int] = {}
+
+    def crew_clock(self, name: str) -> ThreadClock:
+        """The clock of one more thread of the crew."""
+        clock = ThreadClock(name, self.slot)
+        self._crew.append(clock)
+        return clock
+
+    def device_clock(self, name: str) -> ThreadClock:
+        """The clock of the thread behind the crew, if there is one."""
+        self.device = ThreadClock(name, self.slot)
+        return self.device
+
+    # --- the training: one thread ---------------------------------------------------------------------------------
+    def ask(self, ready: int) -> None:
+        """The training asks for a batch, and so many are ready."""
+        self._asked = time.perf_counter_ns()
+        self._ready[min(ready, self.prefetch)] += 1
+        if self.slot.trace is not None and self._batches:
+            self.slot.trace.add(self.consumer.name, "step", self._left, self._asked)
+
+    def get(self) -> None:
+        """It has the batch, or an error."""
+        now, asked = time.perf_counter_ns(), self._asked
+        if self.slot.trace is not None:
+            self.slot.trace.add(self.consumer.name, "wait for data", asked, now)
+
+    def hand_out(self, images: int) -> None:
+        """The batch is handed out; after the last one the loop has ended."""
+        self._left, asked, self._asked = time.perf_counter_ns(), self._asked, 0
+        self._wait += self._left - asked
+        if not self._batches:
+            self._first_wait = self._left - asked
+        self._batches += 1
+        self._images += images
+        if self._batches == self._steps:
+            self.end()
+
+    def end(self) -> None:
+        """There will be no more batches; may be called again."""
+        if self._asked:  # it failed
+            self._wait, self._asked = self._wait + time.perf_counter_ns() - self._asked, 0
+        self._ended = self._ended or time.perf_counter_ns()
+
+    # --- the thread behind the crew -------------------------------------------------------------------------------
+    def count_decoded(self, images: int, by_device: int, failed: int, shared: int) -> None:
+        """Of so many images the device decoded some, failed on others, and the crew decoded some in its place."""
+        self._decoded += images
+        self._by_device += by_device
+        self._failed += failed
+        self._shared += shared
+
+    # --- the crew: under its lock ---------------------------------------------------------------------------------
+    def fill(self, full: bool) -> None:
+        """Whether the loader has nothing to do before the training takes a batch."""
+        now = self._ended or time.perf_counter_ns()
+        if self._full:
+            self._idle += max(0, now - self._full)
+        self._full = now if full and not self._ended else 0
+
+    # --- reading --------------------------------------------------------------------------------------------------
+    def stats(self, *, reset: bool = False) -> LoaderStats:
+        """What was spent so far, or since a reset."""
+        now = self._ended or time.perf_counter_ns()
+        totals = self._totals(now)
+        found = {name: number - self._base.get(name, 0) for name, number in totals.items()}
+        if reset:
+            self._base = totals
+        stages = {stage: found[stage] for stage in CLOCKED}
+        sampled = {stage: found[f"sampled {stage}"] for stage in _RENDERED}
+        if not sum(sampled.values()):
+            sampled = {stage: totals[f"sampled {stage}"] for stage in _RENDERED}
+        if whole := sum(sampled.values()):
+            for stage, ns in sampled.items():
+                stages[stage] += found["rows"] * ns // whole
+        return LoaderStats(
+            epoch=self.epoch,
+            batches=found["batches"],
+            images=found["images"],
+            seconds=found["seconds"] / 1e9,
+            stages={stage: ns / 1e9 for stage, ns in stages.items()},
+            cpu_seconds=found["cpu"] / 1e9,
+            busy_seconds=found["busy"] / 1e9,
+            wait_seconds=found["wait"] / 1e9,
+            first_wait_seconds=found["first wait"] / 1e9,
+            idle_seconds=found["idle"] / 1e9,
+            threads=self.threads,
+            prefetch=self.prefetch,
+            made=found["made"],
+            bytes_read=found["bytes read"],
+            reads=found["reads"],
+            cache_hits=found["hits"],
+            ready=tuple(found[f"ready {count}"] for count in range(self.prefetch + 1)),
+            decoded_images=found["decoded"],
+            device_images=found["by device"],
+            failed_images=found["failed"],
+            shared_images=found["shared"],
+            cpu_share=self.cpu_share,
+        )
+
+    def _totals(self, now: int) -> dict[str, int]:
+        crew = list(self._crew)
+        every = [*crew, self.consumer, *([self.device] if self.device is not None else [])]
+        asked, full = self._asked, self._full  # what is under way counts
+        return {
+            **{stage: sum(clock.ns[stage] for clock in every) for stage in CLOCKED},
+            **{f"sampled {stage}": sum(clock.sampled[stage] for clock in every) for stage in _RENDERED},
+            **{f"ready {count}": number for count, number in enumerate(self._ready)},
+            "rows": sum(clock.rows_ns for clock in every),
+            "busy": sum(clock.busy for clock in crew),
+            "cpu": sum(clock.cpu for clock in every),
+            "made": sum(clock.images for clock in crew),
+            "reads": sum(clock.reads for clock in every),
+            "bytes read": sum(clock.bytes_read for clock in every),
+            "hits": sum(clock.hits for clock in every),
+            "decoded": self._decoded,
+            "by device": self._by_device,
+            "failed": self._failed,
+            "shared": self._shared,
+            "seconds": now - self._began,
+            "batches": self._batches,
+            "images": self._images,
+            "wait": self._wait + (max(0, now - asked) if asked else 0),
+            "first wait": self._first_wait,
+            "idle": self._idle + (max(0, now - full) if full else 0),
+        }

@@ -14,13 +14,13 @@ import numpy as np
 import torch
 
 from cache.errors import BadSampleError
-from readers.augment.cpu import Finish, Renderer
+from readers.augment.cpu import Finish, Renderer, UnchangedRenderer
 from readers.augment.recipe import Job, Plan, Recipe
-from readers.batch import Payloads
+from readers.batch import Fields, Payloads
+from readers.collate import stack_masks, stack_targets, to_tensor
 from readers.feed import BadSample, Feed, drop_damaged, for_decoding, read_samples
 from readers.headers import ImageHeader, first_deep
-from readers.loader.fields import FieldWork
-from readers.loader.timers import ThreadClock
+from readers.loader.stats import ThreadClock
 from readers.order.base import Int64s
 from readers.reader import SAMPLE_ERRORS, Reader
 from readers.sample import Buffer, upright_sides
@@ -29,7 +29,112 @@ if TYPE_CHECKING:
     from readers.coefficients.layout import Shape
     from readers.decode.device import Ready
 
-__all__ = ["Allocate", "Batch", "EpochWork", "IndexWork"]
+__all__ = ["Allocate", "Batch", "EpochWork", "FieldWork", "IndexWork", "UnchangedWork", "without_memory"]
+
+
+# The other fields of the images of a batch: read with them, and decoded and moved row by row by the same threads.
+
+
+class FieldWork:
+    """Reads and decodes the fields of `reader`, which are tensors then.
+
+    Where there are several views, fields that follow the image are tuples, with a value for each view.
+    """
+
+    def __init__(self, fields: Fields, reader: Reader) -> None:
+        self._fields, self._reader = fields, reader
+        self._moving = frozenset(fields.moving)
+
+    def read(self, indices: Int64s) -> list[Payloads]:
+        """The bytes of some rows."""
+        return self._fields.read(self._reader, indices)
+
+    def fill(self, batch: Batch, start: int, stop: int) -> None:
+        """Decode rows [start, stop). One of which that fails gets the error in place of its image, which is then
+        skipped or replaced."""
+        shapes = [(images.shape[2], images.shape[3]) for images in batch.images]
+        for row in range(start, stop):
+            if isinstance(batch.data[row], Exception) or row in batch.bad_boxes:
+                continue
+            jobs = [of_view[row] for of_view in batch.jobs]
+            try:
+                batch.values[row] = self.decode(
+                    int(batch.indices[row]), batch.payloads[row], batch.sizes[row], jobs, shapes
+                )
+            except SAMPLE_ERRORS as error:
+                batch.data[row] = error
+
+    def substitute(
+        self, index: int, size: tuple[int, int], jobs: Sequence[Job], shapes: Sequence[tuple[int, int]]
+    ) -> dict[str, Any]:
+        """The values of a sample that takes the place of another. Raises what reading or decoding it does."""
+        (payloads,) = self.read(np.array([index], np.int64))
+        return self.decode(index, payloads, size, jobs, shapes)
+
+    def decode(
+        self,
+        index: int,
+        payloads: Payloads,
+        size: tuple[int, int],
+        jobs: Sequence[Job],
+        shapes: Sequence[tuple[int, int]],
+    ) -> dict[str, Any]:
+        """The values of one sample. size: (height, width) of its upright image as it is read. jobs, shapes: what
+        happens to it and the (height, width) of the result, by view."""
+        views = []
+        for job, shape in zip(jobs, shapes, strict=True):
+            placement = self._fields.placement(self._reader, index, job, size, shape)
+            views.append(self._tensors(self._fields.decode(payloads, placement)))
+        if len(views) == 1:
+            return views[0]
+        return {n: tuple(v[n] for v in views) if n in self._moving else views[0][n] for n in self._fields.stored}
+
+    def fill_alone(self, batch: Batch, feed: Feed) -> None:
+        """All of a batch without images: nothing moves, and masks differ in size."""
+        values = []
+        for row, payloads in enumerate(self.read(batch.indices)):
+            try:
+                values.append(self._tensors(self._fields.decode(payloads)))
+            except SAMPLE_ERRORS as error:
+                position = int(batch.positions[row])
+                batch.bad.append(feed.bad(int(batch.indices[row]), position, error))
+                if feed.options.on_error == "skip":
+                    batch.skipped.append(row)
+                    continue
+                taken, other = feed.substitute(feed.start.epoch, position, error, self._alone)
+                batch.indices[row] = taken
+                values.append(other)
+        batch.indices = np.delete(batch.indices, batch.skipped)
+        columns = {name: [some[name] for some in values] for name in self._fields.stored}
+        batch.columns = {
+            name: self._stacked(name, column) if name in self._fields.targets else column
+            for name, column in columns.items()
+        }
+
+    def _alone(self, index: int) -> dict[str, Any]:
+        (payloads,) = self.read(np.array([index], np.int64))
+        return self._tensors(self._fields.decode(payloads))
+
+    def collate(self, values: Sequence[dict[str, Any]], views: int) -> dict[str, Any]:
+        """What a batch has of each field."""
+        columns: dict[str, Any] = {}
+        for name in self._fields.stored:
+            column = [some[name] for some in values]
+            if views > 1 and name in self._moving:
+                by_view = zip(*column, strict=True)
+                columns[name] = tuple(self._stacked(name, list(of_view)) for of_view in by_view)
+            else:
+                columns[name] = self._stacked(name, column)
+        return columns
+
+    def _stacked(self, name: str, column: list[Any]) -> Any:
+        if name in self._fields.targets:
+            return stack_targets(column)
+        return stack_masks(column) if name in self._fields.stacked and column else column
+
+    def _tensors(self, values: dict[str, Any]) -> dict[str, Any]:
+        return {name: to_tensor(self._fields.kind(name), values[name]) for name in self._fields.stored}
+
 
 Allocate: TypeAlias = Callable[[int, int, int], torch.Tensor]
 # A read slower than this waits for a disk: from then on the kernel learns in advance which batches follow.
@@ -365,3 +470,70 @@ class IndexWork:
 
     def stop(self) -> None:
         """Nothing runs."""
+
+
+# Batches of images in their own depth and channels: what the threads of a loader do with decode="unchanged".
+#
+# What an image is shows when it is decoded, so each is finished by itself, and a batch is put together at its end.
+
+
+_Memory: TypeAlias = Callable[[int, int, int, int, torch.dtype], torch.Tensor]
+
+
+def without_memory(count: int, height: int, width: int) -> torch.Tensor:
+    """A batch that has the sides of its images, and no channels yet."""
+    return torch.empty((count, 0, height, width), dtype=torch.uint8)
+
+
+@dataclass(slots=True)
+class UnchangedWork(EpochWork):
+    """The same for images as they are stored. `allocate` is `without_memory`.
+
+    memory: gives the tensor of n images of a height, a width, a number of channels and a dtype, [n, channels, height,
+        width]. dtype: of the images, None for their own.
+    """
+
+    memory: _Memory = without_memory  # type: ignore[assignment]  # replaced by the loader
+    dtype: torch.dtype | None = None
+
+    def tools(self) -> Any:
+        return UnchangedRenderer(self.recipes, self.dtype)
+
+    def fill(self, batch: Batch, start: int, stop: int, tools: Any) -> None:
+        """Decode and finish the images of rows [start, stop)."""
+        self.fill_fields(batch, start, stop, tools)
+        for row in range(start, stop):
+            places = [images[row : row + 1] for images in batch.images]
+            made: list[Any] = self.render_row(batch, row, places, places, tools)
+            if made[0] is not None:  # which a row that is skipped has not
+                batch.finished[row] = made
+
+    def complete(self, batch: Batch) -> None:
+        if batch.error is None and batch.finished:
+            batch.images = [self._joined(batch, view) for view in range(len(batch.images))]
+        batch.finished = {}
+        EpochWork.complete(self, batch)
+
+    def _joined(self, batch: Batch, view: int) -> torch.Tensor:
+        """The images of a view. Raises BadSampleError where they differ in dtype or channels."""
+        rows = sorted(batch.finished)
+        first = batch.finished[rows[0]][view]
+        count, (channels, height, width) = len(batch.indices), first.shape[1:]
+        images = self.memory(count, height, width, channels, first.dtype)
+        for row in rows:
+            image = batch.finished[row][view]
+            if (image.dtype, image.shape) != (first.dtype, first.shape):
+                keys = self.feed.reader.keys
+                raise BadSampleError(
+                    f"images of one batch differ: {keys[int(batch.indices[rows[0]])]} has {_kind(first)}, "
+                    f"{keys[int(batch.indices[row])]} has {_kind(image)}; leave decode='unchanged' out for 8-bit RGB, "
+                    f"take those that are alike (reader.select), or have a step take images of one kind "
+                    f"(readers.order.Bucketed)"
+                )
+            images[row].copy_(image[0])
+        return images
+
+
+def _kind(image: torch.Tensor) -> str:
+    channels = image.shape[1]
+    return f"{channels} channel{'' if channels == 1 else 's'} of {str(image.dtype).removeprefix('torch.')}"

@@ -9,14 +9,11 @@
 Nothing here holds a list of the samples or remembers anything: an order is a function of (seed, epoch, position).
 """
 
-from readers.order.base import Order, Sequential, Shuffled
-from readers.order.bucketed import Bucketed
+from readers.order.base import Order, Permutation, Sequential, Shuffled
 from readers.order.local import BlockShuffled, NodeLocal, StagedFirst, block_shuffled, staged_first
-from readers.order.mixed import Mixed
-from readers.order.permutation import Permutation
 from readers.order.quality import ShuffleReport, describe, read_amplification, shuffle_quality
+from readers.order.sampling import Bucketed, ClassBalanced, Mixed, Weighted
 from readers.order.schedule import ResumeToken, Schedule
-from readers.order.weighted import ClassBalanced, Weighted
 
 __all__ = [
     "BlockShuffled",

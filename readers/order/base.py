@@ -8,18 +8,265 @@ on any number of ranks.
 from __future__ import annotations
 
 import hashlib
+import math
+import struct
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, runtime_checkable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from cache.errors import ResumeError
-from readers.order.permutation import MAX_SAMPLES, Permutation, check_counter
 
-__all__ = ["Int64s", "Order", "PlainOrder", "Sequential", "Shuffled", "Spec", "Stepped", "check_samples", "digest_of"]
+__all__ = [
+    "KEYS",
+    "MAX_SAMPLES",
+    "Int64s",
+    "Order",
+    "Permutation",
+    "PlainOrder",
+    "Sequential",
+    "Shuffled",
+    "Spec",
+    "Stepped",
+    "UInt64s",
+    "check_counter",
+    "check_samples",
+    "counter_hash",
+    "derive_keys",
+    "digest_of",
+    "mix64",
+    "permute_each",
+    "uniform",
+]
+
+
+# A keyed permutation of range(n), computed and never stored: any position of any epoch costs the same.
+#
+# Random numbers are functions of (seed, epoch, counter): nothing is drawn, so nothing needs to be saved. Keys come from
+# BLAKE2b over (seed, epoch, purpose), numbers from the SplitMix64 finaliser (Steele, Lea and Flood 2014, "Fast
+# splittable pseudorandom number generators") over a key and a counter. Integer arithmetic modulo 2^64 gives the same on
+# every machine and with every NumPy.
+#
+# The domain of the permutation is Z_a x Z_b with a = ceil(sqrt n) and b = ceil(n / a); x stands for (x mod a, x // a).
+# Each of ROUNDS turns of a generalised Feistel network adds a keyed hash of one half to the other, which is undone by
+# subtracting it (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"). a * b is less than n + a, so few
+# results fall outside range(n); those pass through the network again until they are inside, which keeps it a
+# permutation.
+#
+# The hash is the finaliser of MurmurHash3 over half XOR key; its upper 32 bits are scaled to the modulus by a
+# multiplication. Eight turns leave no trace in the position of an element or of a pair of neighbours from about 20
+# samples on; below SMALL, where a turn adds little, three such networks follow each other. Shuffling needs even
+# statistics, which the tests measure, and no secrecy, which this does not provide. All numbers are pinned by tests and
+# may never change: the orders of running trainings and their resume tokens depend on them.
+
+
+UInt64s = npt.NDArray[np.uint64]
+MAX_SAMPLES = 1 << 62
+KEYS = 24  # three BLAKE2b digests of 64 bytes
+ROUNDS = 8
+SMALL = 64
+_PERSON = b"packer order 1"
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_MURMUR_1, _MURMUR_2 = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
+_11, _27, _30, _31, _32, _33 = (np.uint64(bits) for bits in (11, 27, 30, 31, 32, 33))
+_Word: TypeAlias = Any  # np.uint64, or an array of them: one for all elements, or one for each
+_Keys: TypeAlias = tuple[np.uint64, ...]
+
+
+# --- keys and random numbers --------------------------------------------------------------------------------------
+def check_counter(name: str, value: int) -> int:
+    """A seed or epoch: an integer from 0 to 2^64 - 1. Raises ValueError."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise ValueError(f"{name} must be an integer, not {value!r}")
+    if not 0 <= value < 1 << 64:
+        raise ValueError(f"{name} is {value}, expected 0 to 2^64 - 1")
+    return int(value)
+
+
+@lru_cache(maxsize=64)
+def derive_keys(seed: int, epoch: int, purpose: str) -> tuple[np.uint64, ...]:
+    """KEYS independent 64-bit keys for one use of (seed, epoch)."""
+    numbers = (check_counter("seed", seed), check_counter("epoch", epoch))
+    digest = b"".join(
+        hashlib.blake2b(struct.pack("<QQQ", *numbers, part) + purpose.encode(), person=_PERSON).digest()
+        for part in range(KEYS // 8)
+    )
+    return tuple(np.uint64(key) for key in struct.unpack(f"<{KEYS}Q", digest))
+
+
+def mix64(values: UInt64s) -> UInt64s:
+    """The SplitMix64 finaliser: a bijection of 64-bit words in which every input bit moves every output bit."""
+    mixed: UInt64s = values ^ (values >> _30)
+    mixed *= _MIX_1
+    mixed ^= mixed >> _27
+    mixed *= _MIX_2
+    mixed ^= mixed >> _31
+    return mixed
+
+
+def counter_hash(key: np.uint64, counters: npt.NDArray[np.int64]) -> UInt64s:
+    """The numbers that SplitMix64 started at `key` gives after `counters` (int64 [k], not negative) steps."""
+    state = counters.astype(np.uint64)
+    state *= _GOLDEN
+    state += key
+    return mix64(state)
+
+
+def uniform(key: np.uint64, counters: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """float64 [k] in [0, 1): the upper 53 bits of `counter_hash`."""
+    upper: npt.NDArray[np.float64] = (counter_hash(key, counters) >> _11).astype(np.float64)
+    upper *= 2.0**-53
+    return upper
+
+
+# --- permutations -------------------------------------------------------------------------------------------------
+class _Domain(NamedTuple):
+    """The size n and its factors a and b, for all elements or one for each; tweak is None or one for each."""
+
+    n: _Word
+    a: _Word
+    b: _Word
+    tweak: UInt64s | None = None
+
+    def at(self, where: npt.NDArray[np.intp]) -> _Domain:
+        """The domains of some of the elements."""
+        return _Domain(*(part[where] if isinstance(part, np.ndarray) else part for part in self))
+
+
+_Network: TypeAlias = Callable[[UInt64s, _Domain, _Keys], UInt64s]
+
+
+@dataclass(frozen=True)
+class Permutation:
+    """A permutation of range(n), 0 <= n < 2^62, that (seed, epoch, purpose) chooses. Raises ValueError.
+
+    Both directions take and give int64 arrays of any shape, and raise IndexError for values outside range(n).
+    """
+
+    n: int
+    seed: int
+    epoch: int = 0
+    purpose: str = "global"
+    _domain: _Domain = field(init=False, repr=False, compare=False)
+    _keys: _Keys = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.n < MAX_SAMPLES:
+            raise ValueError(f"a permutation of {self.n} samples: expected 0 to 2^62 - 1")
+        a = max(1, math.isqrt(max(0, self.n - 1)) + (self.n > 1))
+        b = -(-self.n // a)
+        object.__setattr__(self, "_domain", _Domain(np.uint64(self.n), np.uint64(a), np.uint64(b)))
+        object.__setattr__(self, "_keys", derive_keys(self.seed, self.epoch, self.purpose))
+
+    def forward(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The samples at `positions`."""
+        return self._apply(positions, backward=False)
+
+    def inverse(self, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The positions of `samples`."""
+        return self._apply(samples, backward=True)
+
+    def _apply(self, values: npt.NDArray[np.int64], *, backward: bool) -> npt.NDArray[np.int64]:
+        given = np.asarray(values, np.int64)
+        flat = given.reshape(-1).view(np.uint64) if given.flags.c_contiguous else given.ravel().view(np.uint64)
+        if flat.size and int(flat.max()) >= self.n:  # negative values are huge as unsigned ones
+            raise IndexError(f"{given.min()} to {given.max()} are not all inside the {self.n} of this permutation")
+        return _permute(flat, self._domain, self._keys, backward=backward).view(np.int64).reshape(given.shape)
+
+
+def permute_each(
+    positions: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int64],
+    tweaks: npt.NDArray[np.int64],
+    keys: _Keys,
+) -> npt.NDArray[np.int64]:
+    """Many small permutations at once: element i is position i of the permutation of range(sizes[i]) that tweaks[i]
+    chooses. All int64 [k]; positions[i] must be in range(sizes[i]), which is not checked. keys: from `derive_keys`.
+    """
+    n = np.asarray(sizes, np.int64).astype(np.uint64)
+    root = np.sqrt(n.astype(np.float64)).astype(np.uint64)
+    root -= root * root > n  # exact where float64 rounds n to a neighbour
+    a = root + (root * root < n)
+    b = (n + a - np.uint64(1)) // a
+    domain = _Domain(n, a, b, mix64(np.asarray(tweaks, np.int64).astype(np.uint64)))
+    return _permute(np.asarray(positions, np.int64).astype(np.uint64), domain, keys).view(np.int64)
+
+
+def _permute(values: UInt64s, domain: _Domain, keys: _Keys, *, backward: bool = False) -> UInt64s:
+    """One network, and two more where n is below SMALL; backward: their inverses, last one first."""
+    small = np.flatnonzero(np.broadcast_to(domain.n < SMALL, values.shape))
+    if not small.size:
+        return _walk(values, domain, keys[:ROUNDS], _backward if backward else _forward)
+    few = domain.at(small)
+    parts = [keys[first : first + ROUNDS] for first in range(0, KEYS, ROUNDS)]
+    if backward:
+        values = values.copy()
+        for part in parts[:0:-1]:
+            values[small] = _walk(values[small], few, part, _backward)
+        return _walk(values, domain, parts[0], _backward)
+    values = _walk(values, domain, parts[0], _forward)
+    for part in parts[1:]:
+        values[small] = _walk(values[small], few, part, _forward)
+    return values
+
+
+def _walk(values: UInt64s, domain: _Domain, keys: _Keys, network: _Network) -> UInt64s:
+    out = network(values, domain, keys)
+    outside = np.flatnonzero(out >= domain.n)
+    while outside.size:
+        part = domain.at(outside)
+        out[outside] = again = network(out[outside], part, keys)
+        outside = outside[again >= part.n]
+    return out
+
+
+def _forward(values: UInt64s, domain: _Domain, keys: _Keys) -> UInt64s:
+    _, a, b, tweak = domain
+    right: UInt64s = values // a
+    left: UInt64s = values - right * a
+    for turn in range(0, ROUNDS, 2):
+        left = _add(left, _hash(right, keys[turn], a, tweak), a)
+        right = _add(right, _hash(left, keys[turn + 1], b, tweak), b)
+    right *= a
+    right += left
+    return right
+
+
+def _backward(values: UInt64s, domain: _Domain, keys: _Keys) -> UInt64s:
+    _, a, b, tweak = domain
+    right: UInt64s = values // a
+    left: UInt64s = values - right * a
+    for turn in range(ROUNDS - 2, -1, -2):
+        right = _add(right, b - _hash(left, keys[turn + 1], b, tweak), b)
+        left = _add(left, a - _hash(right, keys[turn], a, tweak), a)
+    right *= a
+    right += left
+    return right
+
+
+def _hash(half: UInt64s, key: np.uint64, modulus: _Word, tweak: UInt64s | None) -> UInt64s:
+    """A keyed hash of each half, in range(modulus); modulus is at most 2^31."""
+    word: UInt64s = half ^ (key if tweak is None else tweak + key)
+    word *= _MURMUR_1
+    word ^= word >> _33
+    word *= _MURMUR_2
+    word >>= _32
+    word *= modulus
+    word >>= _32
+    return word
+
+
+def _add(half: UInt64s, hashed: UInt64s, modulus: _Word) -> UInt64s:
+    """half + hashed modulo modulus: of the sum and the sum less modulus, which wraps to a huge number if negative."""
+    hashed += half
+    least: UInt64s = np.minimum(hashed, hashed - modulus)
+    return least
+
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
 Spec: TypeAlias = dict[str, str | int | float]

@@ -43,8 +43,17 @@ from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from readers.order.base import Int64s, PlainOrder, Spec, check_samples, digest_of
-from readers.order.permutation import Permutation, check_counter, derive_keys, permute_each
+from readers.order.base import (
+    Int64s,
+    Permutation,
+    PlainOrder,
+    Spec,
+    check_counter,
+    check_samples,
+    derive_keys,
+    digest_of,
+    permute_each,
+)
 
 __all__ = [
     "BlockShuffled",

@@ -25,9 +25,8 @@ import numpy.typing as npt
 
 from cache.stores.ranges import plan_reads
 from readers.index import ABSENT
-from readers.order.base import Int64s, Order, Sequential
+from readers.order.base import Int64s, Order, Sequential, derive_keys, permute_each
 from readers.order.local import BlockShuffled
-from readers.order.permutation import derive_keys, permute_each
 from readers.reader import Reader
 
 __all__ = ["ShuffleReport", "describe", "quality_of", "read_amplification", "shuffle_quality", "step_quality"]

@@ -10,8 +10,7 @@
 """
 
 from readers.feed import BadSample
-from readers.rocal.loader import RocalLoader
-from readers.rocal.pipelines import MissingRocalError, celeba, resnet_eval, resnet_train
+from readers.rocal.pipelines import MissingRocalError, RocalLoader, celeba, resnet_eval, resnet_train
 from readers.rocal.source import RocalSource, external_source
 
 __all__ = [

@@ -44,7 +44,7 @@ from cache.messages import quoted
 from readers.headers import MEDIA
 from readers.reader import Reader
 from readers.rocal.pipelines import Machine, Ops, built
-from readers.rocal.vet import Limits, decodable, limits_of
+from readers.rocal.source import Limits, decodable, limits_of
 
 __all__ = ["Layout", "labels_of", "native_batches", "native_pipeline", "tar_layout", "tfrecord_layout"]
 

@@ -10,13 +10,14 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
 from cache.errors import BadSampleError, ResumeError
+from readers.augment.cpu import check_unchanged, decode_own, kind_of_first, pixels_to_tensor
 from readers.augment.ops import Op
-from readers.augment.recipe import Recipe
-from readers.augment.unchanged import check_unchanged, decode_own, kind_of_first, to_tensor
+from readers.augment.recipe import Job, Recipe
 from readers.batch import FieldOptions, Fields, Payloads
+from readers.collate import stack_masks, to_tensor
 from readers.decode import DECODER, Scratch, decode_image
 from readers.feed import (
     ON_ERROR,
@@ -36,10 +37,100 @@ from readers.fields import decode_field
 from readers.headers import first_deep
 from readers.reader import SAMPLE_ERRORS, Reader, depth_warning
 from readers.sample import Buffer
-from readers.torch.items import ItemMaker
 from readers.torch.rendering import OpRenderer, PerThread, Place, Task, loser_of_places
 
-__all__ = ["ImageDataset", "Output", "Place"]
+__all__ = ["ImageDataset", "Place"]
+
+
+# What an item of `ImageDataset` is made of, from its image and its other fields, and a batch of items.
+
+
+_NOTHING: Payloads = {}
+
+
+class ItemMaker:
+    """Makes items of `fields`.
+
+    target_transform: of the label, or of the label and the sample. tensors: whether arrays become tensors.
+    one_size: whether all images have one size, so that masks can be stacked.
+
+    Raises ValueError.
+    """
+
+    def __init__(
+        self, fields: Fields, target_transform: Callable[..., Any] | None, *, tensors: bool, one_size: bool
+    ) -> None:
+        self.fields, self.target_transform = fields, target_transform
+        self._tensors, self._one_size = tensors, one_size and tensors
+        self._sees_sample = target_transform is not None and _takes_two(target_transform)
+        if self._sees_sample and fields.label not in fields.wanted:
+            raise ValueError("target_transform makes the label of a sample: name 'label' in fields")
+
+    def read(self, reader: Reader, rows: Sequence[int]) -> list[Payloads]:
+        """The bytes of the fields other than the image."""
+        return self.fields.read(reader, rows) if self.fields.stored else [_NOTHING] * len(rows)
+
+    def make(
+        self,
+        reader: Reader,
+        index: int,
+        payloads: Payloads,
+        image: Any = None,
+        done: tuple[Job, tuple[int, int], tuple[int, int]] | None = None,
+    ) -> Any:
+        """One item. done: what ops did to its image: (job, size before it, size after it). Raises BadSampleError."""
+        fields = self.fields
+        if not fields.stored and not self._sees_sample:
+            return fields.collect(lambda name: image if name == "image" else self._plain(reader, index, name))
+        placement = None
+        if fields.moving and "image" in fields.wanted:
+            placement = fields.placement(reader, index, *(done or ()))
+        sample = fields.decode(payloads, placement)
+        if self._tensors:
+            sample = {name: to_tensor(fields.kind(name), value) for name, value in sample.items()}
+        for name in fields.wanted:
+            if name not in sample:
+                sample[name] = image if name == "image" else self._plain(reader, index, name)
+        label = fields.label
+        if self._sees_sample:
+            sample[label] = self.target_transform(sample[label], sample)  # type: ignore[misc]
+        elif label in sample and label != "label" and self.target_transform is not None:
+            sample[label] = self.target_transform(sample[label])
+        return fields.collect(sample.__getitem__)
+
+    def _plain(self, reader: Reader, index: int, name: str) -> Any:
+        """The key, index or label, the latter transformed unless that needs the sample."""
+        value = Fields.value(reader, index, name)
+        if name != "label" or self.target_transform is None or self._sees_sample:
+            return value
+        return self.target_transform(value)
+
+    def collate(self, items: Sequence[Any]) -> Any:
+        """A batch of items; see `ImageDataset.collate`."""
+        fields = self.fields
+        if not fields.stored:
+            return default_collate(list(items))
+        columns = zip(*(item.values() if isinstance(item, dict) else item for item in items), strict=True)
+        batch: dict[str, Any] = {}
+        for name, values in zip(fields.wanted, columns, strict=True):
+            if name not in fields.stored or name in fields.targets:
+                batch[name] = default_collate(list(values))
+            elif self._one_size and name in fields.stacked:
+                batch[name] = stack_masks(values)
+            else:
+                batch[name] = list(values)
+        return fields.collect(batch.__getitem__)
+
+
+def _takes_two(function: Callable[..., Any]) -> bool:
+    """Whether a function needs two arguments by position."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # written in C
+        return False
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(one.kind in positional and one.default is one.empty for one in parameters) >= 2
+
 
 Output: TypeAlias = Literal["tensor", "numpy", "pil"]
 _OUTPUTS = get_args(Output)
@@ -52,7 +143,7 @@ class ImageDataset(Dataset[Any]):
         epoch, position) when the indices come from `EpochSampler`; or any callable that takes an image, albumentations
         included.
     decode: "RGB"; "unchanged" for the depth and channels of the file, such as uint16, float32 or the indices of a mask,
-        also through a list of ops (`readers.augment.unchanged`, docs/images.md); or None for the encoded bytes.
+        also through a list of ops (`readers.augment.cpu`, docs/images.md); or None for the encoded bytes.
     output: what a callable takes and, without one, what an item has: "tensor" (uint8 [3, h, w], unchanged [channels, h,
         w]; torchvision.transforms.v2), "numpy" (uint8 [h, w, 3]; albumentations), or "pil" (torchvision.transforms),
         which is RGB only.
@@ -316,7 +407,7 @@ class ImageDataset(Dataset[Any]):
     def _decode(self, data: Buffer) -> Any:
         if self.decode == "unchanged":
             pixels = decode_own(data)
-            return pixels if self.output == "numpy" or self._keywords else to_tensor(pixels)
+            return pixels if self.output == "numpy" or self._keywords else pixels_to_tensor(pixels)
         if not hasattr(self._local, "scratch"):
             self._local.scratch = Scratch()
         pixels = decode_image(data, None, self._local.scratch).copy()

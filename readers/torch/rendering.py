@@ -14,9 +14,8 @@ import torch
 from torch.utils.data import Dataset
 
 from cache.errors import BadSampleError
-from readers.augment.cpu import Finish, Renderer
+from readers.augment.cpu import Finish, Renderer, UnchangedRenderer
 from readers.augment.recipe import Job, Recipe
-from readers.augment.unchanged import UnchangedRenderer
 from readers.headers import read_header
 from readers.headers.base import upright_size
 from readers.sample import Buffer
@@ -86,7 +85,7 @@ class Task(NamedTuple):
 class OpRenderer:
     """Encoded images to tensors [3, height, width]: uint8, or float32 where the ops end in Normalize.
 
-    unchanged: in their own depth and channels (`readers.augment.unchanged`).
+    unchanged: in their own depth and channels (`readers.augment.cpu`).
     """
 
     def __init__(self, recipe: Recipe, exact_colours: bool, *, unchanged: bool = False) -> None:

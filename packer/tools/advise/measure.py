@@ -39,7 +39,7 @@ from readers.coefficients.compiled import load_functions, unsupported_reason
 from readers.decode import decode_image
 from readers.headers import ImageHeader
 from readers.index import MemoryColumns
-from readers.order.permutation import Permutation
+from readers.order.base import Permutation
 from readers.reader import Reader
 from readers.sample import Buffer, ImageInfo, headers_of
 from readers.table import Table

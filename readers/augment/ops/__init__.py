@@ -3,15 +3,34 @@
 A new one is a file, or a class in the file of its kind, and its entry here: the import, and its name in `__all__`.
 """
 
-from readers.augment.ops.aspect import AspectBuckets, ResizeToBucket
-from readers.augment.ops.auto import RandAugment, TrivialAugmentWide
 from readers.augment.ops.base import Interpolation, Op, Size, Stage
-from readers.augment.ops.boxes import CenterCrop, Crop, RandomCrop, RandomResizedCrop, Resize
-from readers.augment.ops.color import IMAGENET_MEAN, IMAGENET_STD, ColorJitter, Normalize, RandomGrayscale
-from readers.augment.ops.erasing import RandomErasing
-from readers.augment.ops.gaussian_blur import GaussianBlur
-from readers.augment.ops.mix import CutMix, MixUp
-from readers.augment.ops.turns import RandomHorizontalFlip, RandomRotation, RandomVerticalFlip
+from readers.augment.ops.boxes import (
+    AspectBuckets,
+    CenterCrop,
+    Crop,
+    RandomCrop,
+    RandomResizedCrop,
+    Resize,
+    ResizeToBucket,
+)
+from readers.augment.ops.color import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    ColorJitter,
+    CutMix,
+    GaussianBlur,
+    MixUp,
+    Normalize,
+    RandomErasing,
+    RandomGrayscale,
+)
+from readers.augment.ops.turns import (
+    RandAugment,
+    RandomHorizontalFlip,
+    RandomRotation,
+    RandomVerticalFlip,
+    TrivialAugmentWide,
+)
 
 __all__ = [
     "IMAGENET_MEAN",

@@ -19,7 +19,7 @@ and, by its stage, how it is carried out:
                 them: float32 [n, 3, height, width], 0 to 255, of one image (CPU) or a whole batch (any device). The
                 steps of a list come after its geometry and flips, in the order given, rounded to whole values at the
                 end, or where geometry follows. `dali` is the same as a node of a DALI graph, for ops that have one.
-                An op that moves pixels says how in `moves`: masks, boxes and points follow (`augment.placement`).
+                An op that moves pixels says how in `moves`: masks, boxes and points follow (`augment.recipe`).
                 With decode="unchanged" `apply` gets images of other depths and channels, if `refuses` lets it: those of
                 uint16 are scaled to 0 to 255, with fractions, and those of float32 are as they are.
     NORMALIZE   `Normalize`, which ends the pixels' list and is part of how executors store their results.
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "LUMA",
     "MAX_SIDE",
     "RANGED",
     "SMOOTH",
@@ -62,19 +61,26 @@ __all__ = [
     "Size",
     "Stage",
     "affine",
+    "affine_node",
     "blend",
+    "blend_node",
+    "centred",
     "check_choice",
     "check_probability",
     "check_range",
     "check_size",
     "column",
     "grey",
+    "grey_node",
     "mirror",
     "refuses_all_but",
+    "rounded_node",
     "sides",
     "tried_sides",
     "window",
+    "with_images",
 ]
+
 
 MAX_SIDE = 1 << 15
 # ITU-R BT.601, as Pillow's and torchvision's greyscale.
@@ -292,3 +298,49 @@ def window(images: torch.Tensor, corner: tuple[int, int], size: tuple[int, int])
     import torch.nn.functional as F
 
     return F.pad(images, (-left, behind, -top, below))  # negative numbers crop
+
+
+# Arithmetic that the ops share as nodes of a DALI graph; images are float32 [height, width, 3], 0 to 255.
+#
+# The functions do what those above do. DALI's own operators for colours are not used: its
+# contrast is about a fixed value, and its hue and saturation are those of another colour space.
+
+
+def with_images(images: Any, numbers: Any) -> Any:
+    """Numbers of each image, where its pixels are: expressions do not mix devices."""
+    return numbers.gpu() if images.device == "gpu" else numbers
+
+
+def grey_node(images: Any) -> Any:
+    """[height, width, 1]."""
+    red, green, blue = (images[:, :, i : i + 1] * weight for i, weight in enumerate(LUMA))
+    return red + green + blue
+
+
+def rounded_node(dali: Any, images: Any) -> Any:
+    """Whole values."""
+    return dali.math.floor(images + 0.5)
+
+
+def blend_node(dali: Any, images: Any, other: Any, factor: Any) -> Any:
+    """factor * images + (1 - factor) * other, clamped to 0..255. factor: a node of one number, with the images."""
+    return dali.math.clamp(images * factor + other * (1.0 - factor), 0.0, 255.0)
+
+
+def centred(matrices: Sequence[Matrix], heights: Floats, widths: Floats) -> Floats:
+    """The matrices of `affine_node` for n images of these sizes, [n, 6]: from pixels of the result to those of the
+    image, counted from the upper left corner. matrices: as `readers.augment.ops.base.affine` takes them."""
+    a, b, c, d, e, f = np.array(matrices, np.float64).reshape(-1, 6).T
+    x, y = widths / 2, heights / 2
+    return np.stack([a, b, c + x - a * x - b * y, d, e, f + y - d * x - e * y], axis=1)
+
+
+def affine_node(dali: Any, images: Any, matrix: Any, mode: Literal["bilinear", "nearest"]) -> Any:
+    """Images by their `centred` matrices, a node [6]. Black outside."""
+    types = dali.types
+    return dali.fn.warp_affine(
+        images,
+        matrix=dali.fn.reshape(matrix, shape=[2, 3]),
+        interp_type=types.INTERP_LINEAR if mode == "bilinear" else types.INTERP_NN,
+        fill_value=0,
+    )

@@ -4,31 +4,50 @@ greyscale, by the luma of ITU-R BT.601, as in torchvision and Pillow's mode "L";
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
 from readers.augment.geometry import Planner
 from readers.augment.ops.base import (
     RANGED,
+    SMOOTH,
     Floats,
     Op,
     Rows,
     Stage,
     blend,
+    blend_node,
     check_probability,
     check_range,
     column,
     grey,
+    grey_node,
     refuses_all_but,
+    tried_sides,
+    with_images,
 )
-from readers.augment.ops.nodes import blend_node, grey_node, with_images
+from readers.order.base import counter_hash
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "ColorJitter", "Normalize", "RandomGrayscale", "channel_factors"]
+__all__ = [
+    "IMAGENET_MEAN",
+    "IMAGENET_STD",
+    "ColorJitter",
+    "CutMix",
+    "GaussianBlur",
+    "MixUp",
+    "Normalize",
+    "RandomErasing",
+    "RandomGrayscale",
+    "channel_factors",
+]
+
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -185,3 +204,273 @@ def channel_factors(normalize: Normalize | None, largest: float = 255.0, channel
     """
     mean, std = (normalize.mean, normalize.std) if normalize else ((0.0,) * channels, (1.0,) * channels)
     return [[1.0 / (largest * s) for s in std], [-m / s for m, s in zip(mean, std, strict=True)]]
+
+
+# Gaussian blur: two products with banded matrices, which hold the kernel and the mirrored edges.
+
+
+_REACH_SIGMAS = 4.0
+_LEAST_SIGMA = 1e-3
+_BLOCKS_FROM, _BLOCK = 512, 64  # pixels of a side
+_VALUES = 1 << 24  # of the matrices of a few images at a time: 64 MiB
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class GaussianBlur(Op):
+    """Convolved with a Gaussian of a standard deviation from `sigma` (pixels), with probability p; edges mirrored."""
+
+    sigma: tuple[float, float] = (0.1, 2.0)
+    p: float = 1.0
+
+    stage: ClassVar[Stage] = Stage.PIXELS
+    draws: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        check_range(self, "sigma", self.sigma, 1e-3, 100.0)
+        check_probability(self, self.p)
+
+    def plan(self, planner: Planner, u: Floats) -> None:
+        sigma = self.sigma[0] + (self.sigma[1] - self.sigma[0]) * u[:, :1]
+        planner.step(self, np.where(u[:, 1:] < self.p, sigma, 0.0))
+
+    def refuses(self, dtype: str, channels: int) -> str:
+        return refuses_all_but(SMOOTH, dtype, channels)
+
+    def apply(self, images: torch.Tensor, rows: Rows) -> torch.Tensor:
+        import torch
+
+        largest = max(row[0] for row in rows)
+        if largest <= 0:
+            return images
+        _, _, height, width = images.shape
+        sigma = torch.tensor([row[0] for row in rows]).to(images.device, non_blocking=True)
+        group = max(1, _VALUES // (height * height + width * width))
+        for some, part in zip(images.split(group), sigma.split(group), strict=True):
+            down = _matrices(height, part, largest)
+            across = down if height == width else _matrices(width, part, largest)
+            if max(height, width) <= _BLOCKS_FROM:
+                some.copy_(torch.matmul(down[:, None], torch.matmul(some, across.transpose(1, 2)[:, None])))
+            else:
+                blurred = _multiplied(across, some.transpose(2, 3), largest).transpose(2, 3)
+                some.copy_(_multiplied(down, blurred, largest))
+        return images
+
+    def dali(self, dali: Any, images: Any, parameters: Any) -> Any:
+        window = dali.fn.cast(parameters[1], dtype=dali.types.INT32)
+        return dali.fn.gaussian_blur(images, sigma=parameters[0], window_size=window)
+
+    def dali_parameters(self, parameters: Floats, heights: Floats, widths: Floats) -> Floats:
+        """The deviation, and the side of the kernel: 1 for images that stay as they are."""
+        reach = np.maximum(1, np.ceil(_REACH_SIGMAS * parameters)) * (parameters > 0)
+        return np.concatenate([np.where(parameters > 0, parameters, 1.0), 2 * reach + 1], axis=1)
+
+
+def _reach(sigma: float) -> int:
+    return max(1, math.ceil(_REACH_SIGMAS * sigma))
+
+
+def _multiplied(matrices: torch.Tensor, images: torch.Tensor, largest: float) -> torch.Tensor:
+    """The product over the rows of large images, without most of the zeros that are off the diagonal."""
+    out, reach, length = images.clone(), _reach(largest), images.shape[2]
+    for start in range(0, length, _BLOCK):
+        rows, near = slice(start, start + _BLOCK), slice(max(0, start - reach), start + _BLOCK + reach)
+        out[:, :, rows] = matrices[:, None, rows, near] @ images[:, :, near]
+    return out
+
+
+def _matrices(length: int, sigma: torch.Tensor, largest: float) -> torch.Tensor:
+    """[n, length, length]: row i holds the weights of the pixels that make pixel i; the unit matrix for sigma 0."""
+    import torch
+
+    reach = _reach(largest)
+    offsets, sources = _sources(length, reach, sigma.device)
+    own = sigma.clamp(min=_LEAST_SIGMA)[:, None]
+    weights = torch.exp(-0.5 * (offsets / own) ** 2)
+    if len(sigma) > 1:  # whose kernels may be narrower than the widest
+        weights = torch.where(offsets.abs() <= torch.ceil(_REACH_SIGMAS * own).clamp(min=1), weights, 0.0)
+    weights = weights / weights.sum(1, keepdim=True)
+    count = len(sigma)
+    matrices = torch.zeros(count, length, length, device=sigma.device)
+    return matrices.scatter_add_(2, sources.expand(count, -1, -1), weights[:, None].expand(-1, length, -1))
+
+
+@lru_cache(maxsize=16)
+def _sources(length: int, reach: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """The offsets of a kernel, and the pixel at each of them from each pixel, [length, 2 * reach + 1]."""
+    import torch
+
+    offsets = torch.arange(-reach, reach + 1, device=device)
+    # Mirrored about the edge pixels, again and again where the kernel is wider than the image.
+    period = max(1, 2 * (length - 1))
+    place = (torch.arange(length, device=device)[:, None] + offsets) % period
+    return offsets, torch.minimum(place, period - place) if length > 1 else torch.zeros_like(place)
+
+
+# Random erasing (Zhong et al., 2020, https://arxiv.org/abs/1708.04896), with the names and tries of torchvision.
+
+
+_ERASING_TRIES = 10
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RandomErasing(Op):
+    """A box with `scale` of the area and `ratio` of height to width gets another value, with probability p.
+
+    Ten tries to fit a box, else nothing is erased. value: of all three channels, one for each, or "random", noise of
+    its own for each pixel; 0 to 255, as ops on pixels come before Normalize. What torchvision calls 0 after
+    normalisation is the mean times 255 here.
+    """
+
+    p: float = 0.5
+    scale: tuple[float, float] = (0.02, 0.33)
+    ratio: tuple[float, float] = (0.3, 3.3)
+    value: float | tuple[float, float, float] | Literal["random"] = 0.0
+
+    stage: ClassVar[Stage] = Stage.PIXELS
+    draws: ClassVar[int] = 4 + 2 * _ERASING_TRIES
+
+    def __post_init__(self) -> None:
+        check_probability(self, self.p)
+        check_range(self, "scale", self.scale, 1e-6, 1.0)
+        check_range(self, "ratio", self.ratio, 1e-3, 1e3)
+        if self.value != "random":
+            colour = self._colour()
+            if len(colour) != 3 or not all(isinstance(v, int | float) and 0 <= v <= 255 for v in colour):
+                raise ValueError(
+                    f"RandomErasing: value is a number from 0 to 255, three of them, or 'random', not {self.value!r}"
+                )
+
+    def _colour(self) -> tuple[float, ...]:
+        return self.value if isinstance(self.value, tuple) else (self.value,) * 3  # type: ignore[return-value]
+
+    def refuses(self, dtype: str, channels: int) -> str:
+        if isinstance(self.value, tuple) and channels != 3:
+            return "has a value for each of 3 channels"
+        return refuses_all_but(SMOOTH if self.value == 0.0 else RANGED, dtype, channels)
+
+    def plan(self, planner: Planner, u: Floats) -> None:
+        """Parameters: top, left, height, width of the box, height 0 for none; and a key of the noise."""
+        height, width = planner.height, planner.width
+        tried_height, tried_width = tried_sides(self.scale, self.ratio, height * width, u[:, 4:])
+        fits = (tried_height < height[:, None]) & (tried_width < width[:, None])
+        rows, first = np.arange(len(height)), fits.argmax(axis=1)
+        erased = (u[:, 0] < self.p) & fits[rows, first]
+        box_height = np.where(erased, tried_height[rows, first], 0).astype(np.int64)
+        box_width = np.where(erased, tried_width[rows, first], 0).astype(np.int64)
+        top, left = planner.inside(u[:, 1], height - box_height), planner.inside(u[:, 2], width - box_width)
+        key = np.floor(u[:, 3] * (1 << 53))
+        planner.step(self, np.stack([top, left, box_height, box_width, key], axis=1).astype(np.float64))
+
+    def apply(self, images: torch.Tensor, rows: Rows) -> torch.Tensor:
+        import torch
+
+        for image, row in zip(images, rows, strict=True):
+            top, left, height, width, key = (int(value) for value in row)
+            if not height * width:
+                continue
+            if self.value == "random":
+                noise = counter_hash(np.uint64(key), np.arange(len(image) * height * width)) >> np.uint64(56)
+                pixels = torch.from_numpy(noise.astype(np.float32)).view(-1, height, width)
+            else:
+                colour = self.value if isinstance(self.value, tuple) else (self.value,)
+                pixels = torch.tensor(colour, dtype=torch.float32).view(-1, 1, 1)
+            image[:, top : top + height, left : left + width] = pixels.to(images.device, non_blocking=True)
+        return images
+
+    @property
+    def on_dali(self) -> bool:
+        """Noise has no node of DALI."""
+        return self.value != "random"
+
+    def dali(self, dali: Any, images: Any, parameters: Any) -> Any:
+        return dali.fn.erase(
+            images, anchor=parameters[0:2], shape=parameters[2:4], axis_names="HW", fill_value=list(self._colour())
+        )
+
+
+# MixUp (Zhang et al., 2018, https://arxiv.org/abs/1710.09412) and CutMix (Yun et al., 2019,
+# https://arxiv.org/abs/1905.04899), as torchvision.transforms.v2 has them.
+#
+# Each image of a finished batch is combined with the one before it, the first with the last, by one share for the whole
+# batch, which is drawn from a Beta distribution. Labels become shares of classes, float32 [n, classes].
+
+
+_MIX_TRIES = 8  # each fails once in twenty times at most
+_GAMMA_DRAWS = 3 * _MIX_TRIES + 1
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _Mix(Op):
+    alpha: float = 1.0
+    p: float = 1.0
+
+    stage: ClassVar[Stage] = Stage.BATCH
+    draws: ClassVar[int] = 3 + 2 * _GAMMA_DRAWS
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha <= 1000:
+            raise ValueError(f"{type(self).__name__}: alpha is above 0 and at most 1000, not {self.alpha!r}")
+        check_probability(self, self.p)
+
+    def mix(self, images: torch.Tensor, labels: torch.Tensor, u: Floats) -> tuple[torch.Tensor, torch.Tensor]:
+        if u[0] >= self.p or len(images) < 2:
+            return images, labels
+        share = self._combine(images, _beta(self.alpha, u[3:]), u[1:3])
+        return images, share * labels + (1 - share) * labels.roll(1, 0)
+
+    def _combine(self, images: torch.Tensor, share: float, u: Floats) -> float:
+        """Combine the images in place, with `share` of their own; the share of their own that they have then."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class MixUp(_Mix):
+    """A weighted sum of each image and the one before it. alpha: of the Beta(alpha, alpha) that the weight is from;
+    p: how many of the batches are mixed."""
+
+    def _combine(self, images: torch.Tensor, share: float, u: Floats) -> float:
+        if images.is_floating_point():
+            images.copy_(images.roll(1, 0).mul_(1 - share).add_(images, alpha=share))
+        else:
+            whole = images.float()
+            images.copy_(whole.roll(1, 0).mul_(1 - share).add_(whole, alpha=share).round_())
+        return share
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class CutMix(_Mix):
+    """A box of the image before it in each image. alpha: of the Beta(alpha, alpha) that the share of the rest is from;
+    p: how many of the batches are mixed."""
+
+    def _combine(self, images: torch.Tensor, share: float, u: Floats) -> float:
+        height, width = images.shape[2:]
+        middle_x, middle_y = int(u[0] * width), int(u[1] * height)
+        half = 0.5 * (1 - share) ** 0.5
+        half_x, half_y = int(half * width), int(half * height)
+        left, right = max(0, middle_x - half_x), min(width, middle_x + half_x)
+        top, bottom = max(0, middle_y - half_y), min(height, middle_y + half_y)
+        box = images[:, :, top:bottom, left:right]
+        box.copy_(box.roll(1, 0))
+        return 1 - (right - left) * (bottom - top) / (height * width)
+
+
+def _beta(alpha: float, u: Floats) -> float:
+    """A number of Beta(alpha, alpha), from uniform ones: X / (X + Y) for X and Y of Gamma(alpha)."""
+    x, y = _log_gamma_variate(alpha, u[:_GAMMA_DRAWS]), _log_gamma_variate(alpha, u[_GAMMA_DRAWS:])
+    return float(1 / (1 + np.exp(np.clip(y - x, -700, 700))))
+
+
+def _log_gamma_variate(alpha: float, u: Floats) -> float:
+    """The logarithm of a number of Gamma(alpha), from uniform ones [25].
+
+    Marsaglia and Tsang (2000), "A simple method for generating gamma variables", for alpha + 1, and a power of one more
+    uniform number; normal numbers by Box and Muller.
+    """
+    d = alpha + 1 - 1 / 3
+    boost = np.log(1 - u[-1]) / alpha
+    radius, turn, test = 1 - u[:_MIX_TRIES], u[_MIX_TRIES : 2 * _MIX_TRIES], 1 - u[2 * _MIX_TRIES : 3 * _MIX_TRIES]
+    normal = np.sqrt(-2 * np.log(radius)) * np.cos(2 * np.pi * turn)
+    cube = np.maximum(1 + normal / np.sqrt(9 * d), 1e-12) ** 3
+    accepted = np.log(test) < 0.5 * normal**2 + d - d * cube + d * np.log(cube)
+    accepted &= 1 + normal / np.sqrt(9 * d) > 0
+    return float(np.log(d * cube[int(accepted.argmax())]) + boost)

@@ -1,26 +1,8 @@
-"""An order in which all samples of a step, on all ranks, are of one bucket, such as images of one shape: `Bucketed`.
+"""Orders that do not have every sample once: drawn by weight, and every class equally often.
 
-    buckets = AspectBuckets.of_area(512 * 512)                       # readers.augment: shapes, height and width
-    order = Bucketed(buckets.of(reader.info), batch_size=32, seed=7)
-    loader = ImageLoader(reader, 32, order=order, augment=[ResizeToBucket(buckets), RandomHorizontalFlip()])
-
-The samples of each bucket are permuted and cut into steps; the steps of all buckets come in a random sequence. Nothing
-is planned by sample: a table with an entry for each step says which bucket it is of, and where in that bucket's
-permutation it begins.
-
-    position p ─► step s, by the bounds of the steps ─► bucket b, and place q in it ─► sample P_b(q)
-
-A step has batch_size x world_size samples, so those numbers are part of the order. An epoch that is resumed with others
-keeps what was dealt, and cuts what is left of each bucket into new steps: since a bucket's samples are dealt by rising
-q, what is left is the rest of its permutation, and nothing is lost and nothing comes twice. The spec of the order lists
-from which cursor on which sizes held ("0:32*8;8192:32*6"), so this may be repeated.
-
-What does not fill a step at the end of a bucket, fewer samples than a step has:
-
-    pad         repeats of the bucket's first samples fill the step: every sample comes at least once
-    drop_last   is left out in this epoch; `left_out` says which samples. They differ from epoch to epoch
-
-Memory: 4 bytes a sample, below 2^32 of them, and 24 bytes a step for each of the two epochs used last.
+`Weighted` draws with replacement. An epoch of `ClassBalanced` is a sequence of rounds; a round has each class once, in
+an order of its own. A class gives its samples in a permuted cycle: all of them once, then all of them again in another
+order.
 """
 
 from __future__ import annotations
@@ -36,10 +18,247 @@ import numpy.typing as npt
 
 from cache.errors import ResumeError
 from cache.node import rank_and_world_size
-from readers.order.base import Int64s, PlainOrder, Spec, digest_of
-from readers.order.permutation import Permutation, check_counter, derive_keys, permute_each
+from readers.order.base import (
+    MAX_SAMPLES,
+    Int64s,
+    Permutation,
+    PlainOrder,
+    Spec,
+    check_counter,
+    check_samples,
+    derive_keys,
+    digest_of,
+    permute_each,
+    uniform,
+)
 
-__all__ = ["Bucketed"]
+__all__ = ["Bucketed", "ClassBalanced", "Mixed", "Weighted"]
+
+
+@dataclass(frozen=True, eq=False)
+class Weighted(PlainOrder):
+    """P(sample i at a position) = weights[i] / sum(weights), independent of all other positions.
+
+    weights: float [n], finite and not negative, not all 0. samples: positions in an epoch, n unless given. Memory:
+    8 bytes a sample for the cumulative weights. Raises ValueError for anything else.
+    """
+
+    weights: npt.ArrayLike = field(repr=False)
+    samples: int | None = None
+    seed: int = 0
+    _cumulative: npt.NDArray[np.float64] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.samples is not None:
+            check_samples(self.samples)
+        weights = np.asarray(self.weights, np.float64)
+        if weights.ndim != 1 or not weights.size:
+            raise ValueError(f"weights must be one number for each sample, found an array of shape {weights.shape}")
+        bad = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
+        if bad.size:
+            raise ValueError(f"the weight of sample {bad[0]} is {weights[bad[0]]}, expected a finite one from 0 up")
+        with np.errstate(over="ignore"):
+            cumulative = np.cumsum(weights)
+        if not 0 < cumulative[-1] < np.inf:
+            raise ValueError(f"the weights add up to {cumulative[-1]}, expected a finite sum above 0")
+        object.__setattr__(self, "_cumulative", cumulative)
+
+    def __len__(self) -> int:
+        return len(self._cumulative) if self.samples is None else self.samples
+
+    def spec(self) -> Spec:
+        return {"kind": "weighted", "samples": len(self._cumulative), "length": len(self), "weights": self._digest}
+
+    def _samples_at(self, epoch: int, positions: Int64s) -> Int64s:
+        key = derive_keys(self.seed, epoch, "weighted")[0]
+        # u < 1 and rounding keep the product below the sum; "right" of equal sums is a sample with weight
+        drawn = uniform(key, positions) * self._cumulative[-1]
+        samples: Int64s = self._cumulative.searchsorted(drawn, side="right").astype(np.int64)
+        return samples
+
+    @cached_property
+    def _digest(self) -> str:
+        return digest_of(self._cumulative)
+
+
+@dataclass(frozen=True, eq=False)
+class ClassBalanced(PlainOrder):
+    """Each class with samples is drawn len / classes times an epoch, give or take one.
+
+    labels: int [n]; samples with a negative one (NO_LABEL) are never drawn. samples: positions in an epoch, by
+    default as many as there are labelled samples. Memory: 8 bytes a sample. Raises ValueError where no sample has a
+    label.
+    """
+
+    labels: npt.ArrayLike = field(repr=False)
+    samples: int | None = None
+    seed: int = 0
+    _members: Int64s = field(init=False, repr=False)  # samples by class
+    _starts: Int64s = field(init=False, repr=False)  # of each class in _members, and their number
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.samples is not None:
+            check_samples(self.samples)
+        labels = np.asarray(self.labels)
+        if labels.ndim != 1 or (labels.size and labels.dtype.kind not in "iu"):
+            raise ValueError(f"labels must be integers, one for each sample; found {labels.dtype} {labels.shape}")
+        members = np.argsort(labels, kind="stable").astype(np.int64)
+        ranked = labels[members]
+        members, ranked = members[ranked >= 0], ranked[ranked >= 0]
+        if not members.size:
+            raise ValueError(f"no sample to balance: none of the {labels.size} has a label")
+        starts = np.flatnonzero(np.diff(ranked, prepend=-1, append=-1)).astype(np.int64)
+        object.__setattr__(self, "_members", members)
+        object.__setattr__(self, "_starts", starts)
+
+    def __len__(self) -> int:
+        return len(self._members) if self.samples is None else self.samples
+
+    @property
+    def classes(self) -> int:
+        """Classes that have samples."""
+        return len(self._starts) - 1
+
+    def spec(self) -> Spec:
+        spec: Spec = {"kind": "class-balanced", "samples": int(np.size(self.labels))}
+        return {**spec, "length": len(self), "labels": self._digest}
+
+    def _samples_at(self, epoch: int, positions: Int64s) -> Int64s:
+        turn, slot = np.divmod(positions, self.classes)
+        order_keys = derive_keys(self.seed, epoch, "balanced classes")
+        number = permute_each(slot, np.full(slot.shape, self.classes), turn, order_keys)
+        start = self._starts[number]
+        size = self._starts[number + 1] - start
+        cycle, inside = np.divmod(turn, size)
+        cycle_keys = derive_keys(self.seed, epoch, "balanced samples")
+        chosen = permute_each(inside, size, cycle * self.classes + number, cycle_keys)
+        samples: Int64s = self._members[start + chosen]
+        return samples
+
+    @cached_property
+    def _digest(self) -> str:
+        return digest_of(self._members, self._starts)
+
+
+# An order over several sets in fixed shares: `Mixed`, for the reader that `readers.concat` makes of them.
+#
+#     reader = readers.concat([photos, drawings])
+#     order = Mixed([len(photos), len(drawings)], weights=[0.9, 0.1], seed=7)
+#     loader = ImageLoader(reader, 256, order=order)
+#
+# An epoch has a fixed number of positions for each set, so its share is exact in every epoch and on any number of
+# ranks. Position p of the epoch is draw q = P(p), where P permutes all positions; the first quota of draws is the
+# first set's, and so on. A set gives its samples in cycles that go on from epoch to epoch: all of them once in an
+# order of their own, then all of them again in another. So no sample of a set comes twice before all of the others
+# have come once, also where an epoch has room for a part of a set only, and a small set that fills half of every
+# epoch repeats evenly.
+
+
+@dataclass(frozen=True, eq=False)
+class Mixed(PlainOrder):
+    """sizes: samples of each set, in the order in which they were concatenated.
+
+    weights: the share of each set, any finite numbers from 0 up, by default the sizes.
+    samples: positions in an epoch, by default as many as there are samples.
+
+    The shares are rounded to whole positions, the largest remainders up. Memory: 24 bytes a set. Raises ValueError.
+    """
+
+    sizes: Sequence[int]
+    weights: Sequence[float] | None = None
+    samples: int | None = None
+    seed: int = 0
+    _starts: Int64s = field(init=False, repr=False)  # of the sets among the samples
+    _quotas: Int64s = field(init=False, repr=False)  # positions of each set in an epoch
+    _ends: Int64s = field(init=False, repr=False)  # of the quotas
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for size in self.sizes:
+            check_samples(size)
+        sizes = np.array(self.sizes, np.int64)
+        if not len(sizes):
+            raise ValueError("a mixture has at least one set, and sizes is empty")
+        length = int(sizes.sum()) if self.samples is None else self.samples
+        check_samples(length)
+        quotas = _quotas(sizes.astype(np.float64) if self.weights is None else self.weights, sizes, length)
+        object.__setattr__(self, "_starts", np.cumsum(sizes) - sizes)
+        object.__setattr__(self, "_quotas", quotas)
+        object.__setattr__(self, "_ends", np.cumsum(quotas))
+
+    @property
+    def quotas(self) -> tuple[int, ...]:
+        """Positions of each set in an epoch."""
+        return tuple(self._quotas.tolist())
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def spec(self) -> Spec:
+        sizes = np.array(self.sizes, np.int64)
+        spec: Spec = {"kind": "mixed", "samples": int(sizes.sum()), "length": len(self), "sets": len(sizes)}
+        return {**spec, "quotas": digest_of(sizes, self._quotas)}
+
+    def _samples_at(self, epoch: int, positions: Int64s) -> Int64s:
+        draws = Permutation(len(self), self.seed, epoch, "mixed").forward(positions)
+        number = self._ends.searchsorted(draws, side="right")
+        # What the epochs before this one took of each set: cycles are counted from epoch 0 on, with keys of no epoch.
+        before = [divmod(epoch * quota, size or 1) for quota, size in zip(self.quotas, self.sizes, strict=True)]
+        cycles, first = (np.array([pair[i] % MAX_SAMPLES for pair in before], np.int64)[number] for i in (0, 1))
+        size = np.array(self.sizes, np.int64)[number]
+        more, inside = np.divmod(first + draws - (self._ends - self._quotas)[number], size)
+        tweak = (cycles + more) % (MAX_SAMPLES // len(self.sizes)) * len(self.sizes) + number
+        keys = derive_keys(self.seed, 0, "mixed samples")
+        samples: Int64s = self._starts[number] + permute_each(inside, size, tweak, keys)
+        return samples
+
+
+def _quotas(weights: npt.ArrayLike, sizes: Int64s, length: int) -> Int64s:
+    """Whole positions by the largest remainders. Raises ValueError for weights that are none."""
+    shares = np.asarray(weights, np.float64)
+    if shares.shape != sizes.shape or not (np.isfinite(shares) & (shares >= 0)).all():
+        raise ValueError(f"weights are {len(sizes)} finite numbers from 0 up, one for each set, not {weights!r:.200}")
+    total = float(shares.sum())
+    if not np.isfinite(total) or (total == 0 and length):
+        raise ValueError(f"the weights add up to {total}, expected a finite sum above 0")
+    if not length:
+        return np.zeros(len(sizes), np.int64)
+    exact = shares / total * length
+    quotas = np.floor(exact).astype(np.int64)
+    left = length - int(quotas.sum())
+    quotas[np.argsort(quotas - exact, kind="stable")[:left]] += 1
+    empty = np.flatnonzero((sizes == 0) & (quotas > 0))
+    if len(empty):
+        raise ValueError(f"set {empty[0]} has a weight, {shares[empty[0]]}, but no samples; leave it out")
+    return quotas
+
+
+# An order in which all samples of a step, on all ranks, are of one bucket, such as images of one shape: `Bucketed`.
+#
+#     buckets = AspectBuckets.of_area(512 * 512)                       # readers.augment: shapes, height and width
+#     order = Bucketed(buckets.of(reader.info), batch_size=32, seed=7)
+#     loader = ImageLoader(reader, 32, order=order, augment=[ResizeToBucket(buckets), RandomHorizontalFlip()])
+#
+# The samples of each bucket are permuted and cut into steps; the steps of all buckets come in a random sequence.
+# Nothing is planned by sample: a table with an entry for each step says which bucket it is of, and where in that
+# bucket's permutation it begins.
+#
+#     position p ─► step s, by the bounds of the steps ─► bucket b, and place q in it ─► sample P_b(q)
+#
+# A step has batch_size x world_size samples, so those numbers are part of the order. An epoch that is resumed with
+# others keeps what was dealt, and cuts what is left of each bucket into new steps: since a bucket's samples are dealt
+# by rising q, what is left is the rest of its permutation, and nothing is lost and nothing comes twice. The spec of
+# the order lists from which cursor on which sizes held ("0:32*8;8192:32*6"), so this may be repeated.
+#
+# What does not fill a step at the end of a bucket, fewer samples than a step has:
+#
+#     pad         repeats of the bucket's first samples fill the step: every sample comes at least once
+#     drop_last   is left out in this epoch; `left_out` says which samples. They differ from epoch to epoch
+#
+# Memory: 4 bytes a sample, below 2^32 of them, and 24 bytes a step for each of the two epochs used last.
+
 
 _MAX_BUCKETS = 1 << 15
 _MAX_CHANGES = 1 << 12
