@@ -71,6 +71,7 @@ ALLOWED = {  # third-party packages that a layer may name at all, lazily or not
         "crc32c",
         "h5py",
         "click",
+        "lazy_loader",
         "PIL",
         "zstandard",
         "pyarrow",
