@@ -16,7 +16,7 @@ import readers
 from packer.cli.index import command
 from packer.formats import format_named
 from packer.formats.base import PackedSample, ShardSpec
-from packer.found_shards import missing_shards
+from packer.sources.shards import missing_shards
 from packer.testing.children import crashes_at
 from readers.headers import parse_header
 from readers.layout import DOCUMENTS

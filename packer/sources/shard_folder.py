@@ -21,11 +21,10 @@ import numpy as np
 from cache.errors import SourceError
 from cache.messages import plural
 from packer.formats.base import LocateOptions
-from packer.found_shards import missing_shards
 from packer.sources.base import SourceListing, file_stamp, wanted_split
 from packer.sources.folder import FolderSource
 from packer.sources.layouts import shard_files
-from packer.sources.shards import OpenedShard, ShardFile, ShardReader, list_shards, split_of_name
+from packer.sources.shards import OpenedShard, ShardFile, ShardReader, list_shards, missing_shards, split_of_name
 from packer.sources.streams import StreamKeeper
 
 __all__ = ["ShardFolderSource", "open_shards"]

@@ -15,6 +15,7 @@ length, field) in file order.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections import Counter
@@ -71,8 +72,14 @@ __all__ = [
     "field_kinds",
     "list_shards",
     "located_samples",
+    "missing_shards",
     "split_of_name",
 ]
+
+_OF = re.compile(r"(?P<head>.*-)(?P<number>\d+)(?P<tail>-of-\d+.*)", re.DOTALL)
+_TAR = re.compile(r"(?P<head>.*?)(?P<number>\d+)(?P<tail>\.tar)", re.DOTALL)
+_NAMES_IN_MESSAGE = 3
+_MOST_DIGITS = 9
 
 Place: TypeAlias = tuple[Any, ...]
 _FIRST_NAME = -2  # in place of the label of a sample that has the first name only; -3 the second, and so on
@@ -391,3 +398,40 @@ class ShardReader:
         if what is not None:
             payloads[0] = self._shards[file].places.read(what)
         return payloads
+
+
+def missing_shards(names: Iterable[str]) -> tuple[int, list[str]]:
+    """How many further shards the names of these imply, and some of their names.
+
+    train-00003-of-00008.tfrecord     says that there are eight
+    train-000003.tar                  belongs, by custom, to a run without gaps from the lowest number to the highest
+
+    The number of a tar counts where it is padded with zeros to three digits or more, or where numbers start at 0, so
+    that years and dates do not.
+    """
+    runs: dict[tuple[str, str], dict[int, str]] = {}  # (before the number, behind it) -> number -> its digits
+    for name in names:
+        match = _OF.fullmatch(name) or _TAR.fullmatch(name)
+        if match is not None and len(match["number"]) <= _MOST_DIGITS:
+            runs.setdefault((match["head"], match["tail"]), {})[int(match["number"])] = match["number"]
+    count, some = 0, list[str]()
+    for (head, tail), run in runs.items():
+        expected = _expected_numbers(run, tail)
+        missing = len(expected) - sum(number in expected for number in run)
+        if missing > 0:
+            count += missing
+            width = max(map(len, run.values())) if len({*map(len, run.values())}) == 1 else 0
+            gone = (f"{head}{number:0{width}d}{tail}" for number in expected if number not in run)
+            some += itertools.islice(gone, _NAMES_IN_MESSAGE - len(some))
+    return count, some
+
+
+def _expected_numbers(run: Mapping[int, str], tail: str) -> range:
+    """All numbers of the run that shards with these numbers belong to."""
+    total = re.match(r"-of-(\d+)", tail)
+    if total is not None:
+        count = int(total[1]) if len(total[1]) <= _MOST_DIGITS else 0
+        return range(1, count + 1) if count in run and 0 not in run else range(count)
+    lowest = min(run)
+    padded = run[lowest].startswith("0") and len(run[lowest]) >= 3
+    return range(lowest, max(run) + 1) if padded or run.get(0) == "0" else range(0)
