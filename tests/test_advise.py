@@ -30,7 +30,6 @@ from packer.tools.advise.measure import Choices, Estimate, Measured, Variant, ch
 from packer.tools.advise.recommend import READERS, Directory, Facts, Job, Machine, choose, frontier, recommend
 from readers.headers import ImageHeader
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
 GB = 10**9
 TRAIN, VAL = 100_000, 5_000
 

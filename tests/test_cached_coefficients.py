@@ -35,11 +35,9 @@ from readers.order import Sequential
 from readers.rocal import external_source
 from readers.torch import EpochSampler, ImageDataset
 
-pytest.importorskip("numba", reason="needs numba: pip install 'packer-vision[coefficients]'")
 if unsupported_reason():
     pytest.skip(unsupported_reason(), allow_module_level=True)
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
 ROOT = Path(__file__).resolve().parent.parent
 KEEP = "coefficients"
 HEIGHT, WIDTH = 216, 288

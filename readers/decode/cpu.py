@@ -50,6 +50,7 @@ __all__ = [
     "decode_image",
     "decode_unchanged",
     "has_clean_header",
+    "readable_frame",
     "without_all_bits",
     "without_rgb",
 ]
@@ -237,7 +238,7 @@ def decode_image(
     scratch: Scratch | None = None,
     size: tuple[int, int] | None = None,
     *,
-    compiled: bool = False,
+    compiled: bool = True,
 ) -> npt.NDArray[np.uint8]:
     """RGB pixels of an encoded image, upright, uint8 [height, width, 3]. Raises BadSampleError.
 
@@ -246,11 +247,10 @@ def decode_image(
     region: the part that is needed (None: all of it). Only JPEGs can be reduced; other images are cropped at full size.
     scratch: memory to use; the result may be a view of it, valid until its next use.
     size: the (height, width) that the index promises for the upright image.
-    compiled: decode baseline JPEGs by compiled functions (`readers.coefficients.strips`), which is quicker and gives
-        the same pixels. Raises MissingExtraError, UnsupportedCpuError.
+    compiled: decode baseline JPEGs by the codec of this package (`readers.coefficients`), where it was built: it is
+        quicker and gives the same pixels. Otherwise libjpeg does.
     """
-    header, frame = read_frame(data)
-    check_header(header, size)
+    header, frame = readable_frame(data, size)
     if region is None:
         region = Region(0, 0, *header.upright_size)
     if header.media == COEFFICIENTS:
@@ -259,14 +259,13 @@ def decode_image(
     if header.orientation != 1 and (header.height % reduce or header.width % reduce):
         reduce = 1  # the decoder counts its squares from the stored corner, which is another one
     pixels = None
-    if frame:
-        check_coding(data, header, frame)
     if frame and compiled and header.process in _SEQUENTIAL:
-        from readers.coefficients.strips import decode_strips  # loads crc32c
+        from readers.coefficients import decode_jpeg, unsupported_reason  # loads crc32c
 
-        found = decode_strips(data, header, Region(*region), has_clean_header, scratch)
-        if found is not None:
-            return found
+        if not unsupported_reason():
+            pixels = decode_jpeg(data, header, Region(*region), scratch)
+            if pixels is not None:
+                return pixels
     if frame and header.components != 4:
         bottom = top + height if header.orientation == 1 else header.height
         pixels = _decode_rows(data, header, frame, bottom, reduce, coarse, scratch or Scratch())
@@ -306,6 +305,18 @@ def _decode_coefficients(
     shape = (-(-region.height // region.reduce), -(-region.width // region.reduce), 3)
     count = math.prod(shape)
     return decode(data, region, np.frombuffer(scratch.pixels(count), np.uint8, count).reshape(shape))
+
+
+def readable_frame(data: Buffer, size: tuple[int, int] | None = None) -> tuple[ImageHeader, int]:
+    """The header of an image, and the byte of a JPEG that holds its height, 0 for others.
+
+    Raises BadSampleError for what no decoder here takes, and for another upright (height, width) than `size`.
+    """
+    header, frame = read_frame(data)
+    check_header(header, size)
+    if frame:
+        check_coding(data, header, frame)
+    return header, frame
 
 
 def check_coding(data: Buffer, header: ImageHeader, frame: int) -> None:

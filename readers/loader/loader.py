@@ -88,10 +88,10 @@ class ImageLoader(FeedLoader):
         rank.
     decoder: "torchcodec" or "torchvision" decode what they are good at and leave the rest to the CPU; "auto" takes the
         first of them that works on a CUDA device with a JPEG engine, or else the CPU, with a warning that says why;
-        elsewhere it is the CPU. "compiled" is the CPU, with functions that
-        are compiled on the first use on a machine and decode less of a JPEG, to the same pixels (docs/performance.md).
-        What a cache keeps as coefficients a CUDA device decodes with Triton, if it is installed, except with "cpu" and
-        "compiled" (docs/gpu.md).
+        elsewhere it is the CPU. There the compiled codec of this package decodes baseline JPEGs, and libjpeg the
+        others; "compiled" is the same, an error where the codec was not built; "cpu" is libjpeg for all, to the same
+        pixels (docs/performance.md). What a cache keeps as coefficients a CUDA device decodes with Triton, if it is
+        installed, except with "cpu" and "compiled" (docs/gpu.md).
     exact_colours: interpolate colours that a JPEG stores at half the size also where the box is made half as large or
         less; otherwise they are repeated there, which is a tenth quicker on the CPU. `packer parity` shows the
         difference.
@@ -154,8 +154,8 @@ class ImageLoader(FeedLoader):
             raise ValueError(f"threads and prefetch are at least 1, not {self.threads} and {prefetch}")
         self.prefetch, self.exact_colours = prefetch, exact_colours
         self.device = find_device(device)
-        self._compiled = decoder == "compiled"
-        if self._compiled:
+        self._compiled = decoder != "cpu"
+        if decoder == "compiled":
             check_compiled()
         pinned = torch.cuda.is_available() if pin_memory is None else pin_memory
         planar, normalize = layout == "NCHW", self.recipe.normalize
@@ -311,10 +311,10 @@ class ImageLoader(FeedLoader):
 
 
 def check_compiled() -> None:
-    """Raise MissingExtraError or UnsupportedCpuError where this machine cannot make the compiled functions."""
+    """Raise UnsupportedCpuError where the compiled codec is missing."""
     from readers.coefficients import unsupported_reason
 
-    reason = unsupported_reason("decoder='compiled'")
+    reason = unsupported_reason()
     if reason:
         raise UnsupportedCpuError(f"decoder='compiled' does not work here: {reason}; use decoder='cpu'")
 

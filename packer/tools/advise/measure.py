@@ -24,7 +24,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from cache.errors import BadSampleError, MissingExtraError, SourceError
+from cache.errors import BadSampleError, SourceError
 from cache.messages import Watcher, plural
 from cache.stores import Store
 from packer.conversion.images import check_image, decode_fully, reencode, remarks_of
@@ -35,7 +35,7 @@ from packer.sources.base import Slice, SourceListing, SourceReader, StrayReader
 from packer.sources.contents import EMPTY, is_stray, reason_of
 from packer.workers import without_gc
 from readers.caching.form import as_form
-from readers.coefficients.compiled import load_functions, unsupported_reason
+from readers.coefficients import unsupported_reason
 from readers.decode import decode_image
 from readers.headers import ImageHeader
 from readers.index import MemoryColumns
@@ -452,19 +452,10 @@ def choose_variants(headers: Sequence[ImageHeader], choices: Choices) -> tuple[l
 
 
 def choose_coefficients(headers: Sequence[ImageHeader]) -> tuple[list[Variant], list[str]]:
-    """What a cache keeps of JPEGs without a loss, where this machine decodes it; and why it is missing.
-
-    Compiles the decoder, where that has not been done.
-    """
+    """What a cache keeps of JPEGs without a loss, where this machine decodes it; and why it is missing."""
     if all(header.media != "jpeg" for header in headers):
         return [], []
-    try:
-        reason = unsupported_reason()
-        if not reason:
-            load_functions()
-    except MissingExtraError as error:
-        reason = str(error)
-    if reason:
+    if reason := unsupported_reason():
         return [], [f"coefficients in memory were not measured: {reason}"]
     return [Variant("coefficients", keep="coefficients")], []
 
