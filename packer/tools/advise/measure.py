@@ -28,7 +28,7 @@ from cache.errors import BadSampleError, MissingExtraError, SourceError
 from cache.messages import Watcher, plural
 from cache.stores import Store
 from packer.conversion.images import check_image, decode_fully, reencode, remarks_of
-from packer.conversion.plan import Reencode
+from packer.conversion.options import Reencode
 from packer.formats.base import Arena
 from packer.sources import Source
 from packer.sources.base import Slice, SourceListing, SourceReader, StrayReader
