@@ -105,9 +105,7 @@ def test_what_is_resumed_is_not_listed_again(
         Counted(photos),
         "tar",
         again,
-        shards=packer.Shards(samples=4),
-        run=packer.Run(workers=1, on_error="skip"),
-        **options,
+        **by_subject(options, samples=4, workers=1, on_error="skip"),
     )
     assert files_of(again) == files_of(tmp_path / "out")
 
