@@ -177,9 +177,8 @@ def test_no_group_is_in_two_splits(table: Path, tmp_path: Path, stratify: bool) 
         table,
         "hdf5",
         tmp_path / "dealt",
-        choose=packer.Choose(fractions=shares, where=known),
+        choose=packer.Choose(fractions=shares, where=known, **options),
         run=packer.Run(workers=1),
-        **options,
     )
     for root in (tmp_path / "split", tmp_path / "dealt"):
         found = groups_of(root)
