@@ -45,8 +45,6 @@ from readers.headers import read_header, sniff
 from readers.headers.pillow import opened
 from readers.sample import Buffer
 
-__all__ = ["KINDS", "Kind", "check_field", "decode_field", "encode_field", "parse_npy"]
-
 _MAGIC = b"\x93NUMPY"
 _LENGTHS = {1: struct.Struct("<H"), 2: struct.Struct("<I"), 3: struct.Struct("<I")}
 _MAX_HEADER_BYTES = 10_000  # as numpy.load

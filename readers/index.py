@@ -43,19 +43,6 @@ from cache.files import open_regular
 from readers.sample import NO_LABEL, ImageInfo
 from readers.strings import Strings
 
-__all__ = [
-    "ABSENT",
-    "COLUMNS",
-    "FIELD_COLUMNS",
-    "REBUILD",
-    "Columns",
-    "Index",
-    "MemoryColumns",
-    "column_names",
-    "decode_name",
-    "encode_name",
-]
-
 _C = TypeVar("_C", bound="Columns")
 ABSENT = 2**64 - 1
 REBUILD = "unless the set is being replaced right now, rebuild it with  packer index"

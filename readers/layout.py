@@ -42,39 +42,6 @@ from cache.errors import BadNameError, DatasetError, UnknownNameError
 from cache.files import FileState, PathError, read_with_state
 from readers.index import column_names
 
-__all__ = [
-    "CLASSES_FILE",
-    "DATASET_FILE",
-    "DOCUMENTS",
-    "EDITS",
-    "FIELD_KINDS",
-    "KIND_SUFFIXES",
-    "MAX_JSON_BYTES",
-    "QUARANTINE_FOLDER",
-    "README_FILE",
-    "REPORT_FILE",
-    "SUMS_FILE",
-    "WORK_FOLDER",
-    "AdoptedKeys",
-    "ColumnFile",
-    "DatasetInfo",
-    "FieldName",
-    "IndexPath",
-    "Operation",
-    "RelativePath",
-    "Retired",
-    "ShardInfo",
-    "ShardPath",
-    "SplitInfo",
-    "SplitName",
-    "now",
-    "parse_dataset_info",
-    "read_dataset_info",
-    "same_split",
-    "shortened",
-]
-
-
 # Names from outside, each checked once, where it enters: a value of one of these types is valid.
 #
 #     SplitName      a split: part of file names ("train-000000.tar", "train.index") and of options

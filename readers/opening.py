@@ -41,21 +41,6 @@ from readers.sample import NO_LABEL, ImageInfo
 from readers.strings import Strings
 from readers.table import Table
 
-__all__ = [
-    "Backend",
-    "Checked",
-    "OpenedSet",
-    "PackedColumns",
-    "Recognised",
-    "concat",
-    "handed_out",
-    "open_copied",
-    "open_packed",
-    "packed_columns",
-    "shards_of",
-]
-
-
 _SAMPLES = 5  # of a shard, that are compared where the last one is wrong
 
 

@@ -35,8 +35,6 @@ from readers.sample import NO_LABEL, ImageInfo, Sample, headers_of, html_of
 from readers.table import Table, checked_indices
 from readers.where import Criteria
 
-__all__ = ["SAMPLE_ERRORS", "Indices", "Reader", "depth_warning", "read_good"]
-
 _BLOCK_SAMPLES = 64
 _AHEAD_BLOCKS = 4
 _LARGE_RUN_BYTES = 1 << 20  # a read this large keeps a disk busy by itself; announcing it costs more than it gains

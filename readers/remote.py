@@ -59,8 +59,6 @@ from readers.opening import Checked, OpenedSet, PackedColumns, Recognised, hande
 from readers.reader import Reader
 from readers.table import Table
 
-__all__ = ["RemoteHome", "default_cache_folder", "index_cache_folder", "open_remote"]
-
 _FIRST_BYTES = 8 << 20
 _OLD_SECONDS = 30 * 24 * 3600.0
 _COLUMN_BYTES_A_SAMPLE = 1 << 16  # no key or name is longer on average: a limit for a hostile server

@@ -12,9 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.errors import BadSampleError
-from cache.stores import Buffer
-
-__all__ = ["NO_LABEL", "Buffer", "ImageInfo", "Sample", "headers_of", "html_of", "upright_sides"]
+from cache.stores import Buffer as Buffer
 
 NO_LABEL = -1
 

@@ -66,32 +66,6 @@ from readers.pixels import PIXELS
 from readers.reader import Reader
 from readers.sample import NO_LABEL
 
-__all__ = [
-    "AS_FILES",
-    "FORMS",
-    "LABELS_FILE",
-    "LABELS_HEADER",
-    "TREE",
-    "LabelRow",
-    "PayloadRanges",
-    "Portion",
-    "SetFiles",
-    "ShareOptions",
-    "Shared",
-    "StageOptions",
-    "Staged",
-    "are_class_folders",
-    "describe_files",
-    "label_table",
-    "original_files",
-    "set_files",
-    "shards_of_fraction",
-    "share",
-    "stage",
-    "without_apostrophe",
-]
-
-
 # Which files of a packed set a node needs: the set as a plain list of files, and a portion of it.
 #
 # Whole shards are staged, the whole index of each chosen split, and `dataset.json` last. `part=(i, n)` is the share of

@@ -17,8 +17,6 @@ import numpy.typing as npt
 
 from cache.errors import DatasetError
 
-__all__ = ["LazySequence", "Names", "NamesBuilder", "Strings", "encoded", "repeated"]
-
 _BLOCK = 4096
 _T = TypeVar("_T")
 _S = TypeVar("_S", bound="Strings")

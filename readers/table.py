@@ -33,7 +33,6 @@ from readers.strings import LazySequence, Strings
 if TYPE_CHECKING:
     from readers.augment.geometry import Pass
 
-__all__ = ["Form", "Table", "checked_indices"]
 
 _BLOCK = 4096
 

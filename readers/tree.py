@@ -46,23 +46,6 @@ from readers.table import Table
 if TYPE_CHECKING:
     from concurrent.futures import Future, ProcessPoolExecutor
 
-__all__ = [
-    "SPLIT_NAMES",
-    "UNKNOWN",
-    "Keys",
-    "Rows",
-    "TreeFile",
-    "TreeFiles",
-    "TreeNames",
-    "TreeSplit",
-    "arrange",
-    "has_image_suffix",
-    "key_of_name",
-    "open_folder",
-    "scan",
-    "unique_keys",
-]
-
 
 SPLIT_NAMES = ("train", "val", "valid", "validation", "test")
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")

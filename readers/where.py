@@ -57,22 +57,6 @@ from readers.table import Table, checked_indices
 if TYPE_CHECKING:
     from readers.reader import Reader
 
-__all__ = [
-    "ERASED",
-    "NUMBERS",
-    "Criteria",
-    "Facts",
-    "TableFacts",
-    "Texts",
-    "Where",
-    "complete_columns",
-    "folders_of",
-    "group_values",
-    "json_columns",
-    "json_payloads",
-    "parse_where",
-]
-
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
 ERASED = "…"  # in place of a value that may name a person

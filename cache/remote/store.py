@@ -46,24 +46,6 @@ from cache.errors import (
     UnsupportedError,
 )
 
-__all__ = [
-    "CRC_ATTRIBUTE",
-    "PARALLEL",
-    "SCHEMES",
-    "Courier",
-    "Facts",
-    "ObjectStore",
-    "Patience",
-    "Remote",
-    "RemoteUrl",
-    "Span",
-    "is_public",
-    "is_remote",
-    "parse_url",
-    "translated",
-]
-
-
 # Addresses in object stores and on web servers, and the options of the environment for them.
 #
 # Addresses are parsed once, and printed without their secrets.

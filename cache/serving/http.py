@@ -27,8 +27,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from cache.errors import ServingError
 
-__all__ = ["HttpServer", "Limits", "Request", "http_date", "listen"]
-
 _T = TypeVar("_T")
 _CLOSE_SECONDS = 1.0
 _OTHER_FILES = 512  # shards, maps, what a program has

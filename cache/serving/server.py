@@ -38,18 +38,6 @@ from cache.files import Folder, PathError, atomic_write, read_regular
 from cache.remote.store import RemoteUrl, parse_url
 from cache.serving.http import HttpServer, Limits, Request, http_date, listen
 
-__all__ = [
-    "Ranges",
-    "Rendezvous",
-    "ServeTerms",
-    "Server",
-    "ServerProcess",
-    "ServerStats",
-    "own_address",
-    "read_token",
-]
-
-
 _Buffer: TypeAlias = bytes | memoryview
 _RANGE = re.compile(r"bytes=(\d{1,18})-(\d{1,18})?")
 _REASONS = {

@@ -18,8 +18,6 @@ from cache.errors import MissingExtraError, RemoteError, StagingSourceError
 from cache.remote import Facts, Remote, Span
 from cache.staging.sources import FolderSource, StagedFile
 
-__all__ = ["RemoteSource"]
-
 _GET_BYTES = 8 << 20
 _AHEAD = 3  # GETs of one file under way; with 8 files at a time they hold at most 192 MiB
 _TICK_SECONDS = 0.2

@@ -22,8 +22,6 @@ from typing import Any, Protocol
 from cache.errors import StagingError, StagingSourceError
 from cache.filesystem import prefetch
 
-__all__ = ["INNER_FOLDER", "FolderSource", "Manifest", "Request", "Source", "StagedFile", "inside", "total_bytes"]
-
 INNER_FOLDER = ".staging"
 _CHUNK_BYTES = 1 << 20
 _AHEAD_BYTES = 16 << 20

@@ -38,24 +38,6 @@ from readers.order.base import Permutation, UInt64s, counter_hash, derive_keys
 from readers.reader import SAMPLE_ERRORS, Reader, read_good
 from readers.sample import headers_of
 
-__all__ = [
-    "CHECKS",
-    "EVERYTHING",
-    "Cached",
-    "CachedStats",
-    "Capacity",
-    "Check",
-    "Measures",
-    "Originals",
-    "Slots",
-    "Subset",
-    "Terms",
-    "agree",
-    "budget",
-    "measure",
-]
-
-
 # What the users of a cache must agree on: the process that comes first writes it into the shared memory.
 
 
