@@ -43,7 +43,7 @@ from cache.node import detect_ranks, usable_cpus
 from cache.remote import Patience, Remote
 from cache.serving import Rendezvous, Server, ServerProcess, ServeTerms, own_address, read_token
 from cache.staging import FolderSource, Manifest, Source, StagedFile
-from cache.staging.remote import RemoteSource
+from cache.staging.sources import RemoteSource
 from cache.stores import Buffer, Int64s, Shards, Store, StoreOver
 from cache.stores.base import Payloads
 from cache.stores.copied import Copied, Neighbours, RowOwners, ShardOwners

@@ -565,7 +565,7 @@ _START_SECONDS = 60.0
 _ENDED = "the process that fetches for this forked one has ended; try again"
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from cache.remote.store import serve; serve(sys.stdin.buffer, sys.stdout.buffer)"
+    "from cache.remote import serve; serve(sys.stdin.buffer, sys.stdout.buffer)"
 )
 _V = TypeVar("_V")
 
