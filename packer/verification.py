@@ -52,12 +52,11 @@ from packer.sources.shards import located_samples
 from packer.workers import Workers, run_shards
 from readers.fields import check_field
 from readers.headers import read_header, sniff
-from readers.index import ABSENT, Index, decode_name, encode_name
-from readers.layout import DATASET_FILE, MAX_JSON_BYTES, REPORT_FILE, DatasetInfo, ShardInfo, read_dataset_info
+from readers.headers.base import stored_bytes
+from readers.layout import DATASET_FILE, MAX_JSON_BYTES, PIXELS, REPORT_FILE, DatasetInfo, ShardInfo, read_dataset_info
 from readers.opening import open_packed
-from readers.pixels import PIXELS, stored_bytes
-from readers.remote import RemoteHome
-from readers.sample import Buffer, ImageInfo
+from readers.opening.remote import RemoteHome
+from readers.table import ABSENT, Buffer, ImageInfo, Index, decode_name, encode_name
 
 __all__ = [
     "MAX_PROBLEMS",

@@ -40,7 +40,7 @@ from typing import Any, ClassVar, TypeVar
 
 from cache.errors import BadNameError, DatasetError, UnknownNameError
 from cache.files import FileState, PathError, read_with_state
-from readers.index import column_names
+from readers.table import column_names
 
 # Names from outside, each checked once, where it enters: a value of one of these types is valid.
 #
@@ -176,6 +176,7 @@ def _is_utf8(text: str) -> bool:
 
 
 KIND = "packer-dataset"
+PIXELS = "pixels"  # the kind of images that are raw pixels
 VERSION = 1
 EDITED_VERSION = 2  # earlier versions of packer would take the shards' word for what the index says otherwise
 FIELD_KINDS = ("image", "file", "json", "mask", "boxes", "points", "array", "text", "target", "pixels")

@@ -49,11 +49,11 @@ from cache.stores.base import Payloads
 from cache.stores.copied import Copied, Neighbours, RowOwners, ShardOwners
 from cache.stores.remote import RemoteFiles
 from readers.headers import MEDIA, SUFFIX, sniff
-from readers.index import ABSENT, Columns, Index, decode_name
 from readers.layout import (
     DATASET_FILE,
     KIND_SUFFIXES,
     MAX_JSON_BYTES,
+    PIXELS,
     DatasetInfo,
     SplitInfo,
     read_dataset_info,
@@ -62,9 +62,8 @@ from readers.layout import (
 from readers.opening import Checked, open_packed
 from readers.order import NodeLocal, ResumeToken, StagedFirst
 from readers.order.local import shard_starts
-from readers.pixels import PIXELS
 from readers.reader import Reader
-from readers.sample import NO_LABEL
+from readers.table import ABSENT, NO_LABEL, Columns, Index, decode_name
 
 # Which files of a packed set a node needs: the set as a plain list of files, and a portion of it.
 #
@@ -164,7 +163,7 @@ def _remote_set_files(url: str) -> SetFiles:
     The fingerprint covers dataset.json (and so the CRC32C of every shard), what the server reports of it, and the sizes
     of the index columns. Raises DatasetError, RemoteError, StaleIndexError, OutputError, MissingExtraError.
     """
-    from readers.remote import RemoteHome
+    from readers.opening.remote import RemoteHome
 
     remote = Remote(url)
     home = RemoteHome(remote)
@@ -625,7 +624,7 @@ class Staged:
 
     def _open_split(self, name: str) -> Reader:
         if isinstance(self.dataset, str) and "://" in self.dataset:
-            from readers.remote import open_remote
+            from readers.opening.remote import open_remote
 
             return open_remote(self.dataset, name)
         return open_packed(self.dataset, name)

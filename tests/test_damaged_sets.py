@@ -16,9 +16,8 @@ import pytest
 import readers
 from cache.errors import DamagedSampleError, DatasetError, StaleIndexError
 from packer.testing.formats import bounded
-from readers.index import Index
 from readers.layout import parse_dataset_info
-from readers.strings import Strings
+from readers.table import Index, Strings
 
 BACKENDS = pytest.mark.parametrize("backend", ["pread", "mmap"])
 

@@ -29,7 +29,7 @@ from readers.decode.batch import PROBE, CpuDecoder, decode_batch, device_takes, 
 from readers.decode.device import DecodeStream, Picture, has_jpeg_engine, upright_tensor
 from readers.decode.region import with_header
 from readers.headers import MEDIA, ImageHeader, parse_any
-from readers.sample import Buffer, ImageInfo
+from readers.table import Buffer, ImageInfo
 
 CPU = torch.device("cpu")
 NAMES = ("torchcodec", "torchvision")

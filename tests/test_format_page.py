@@ -13,7 +13,7 @@ import pytest
 
 import packer
 import readers
-from readers.index import Index
+from readers.table import Index
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "format.md").read_text(encoding="utf-8")

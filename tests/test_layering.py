@@ -132,14 +132,13 @@ LAZY = {
     "readers.caching.form": "60 ms: decoders",
     "readers.decode.device": "torch",
     "packer.tools.diagnose.dataloader": "torch",
-    "readers.tree": "16 ms: multiprocessing, concurrent.futures; few trees are large",
+    "readers.opening.tree": "16 ms: multiprocessing, concurrent.futures; few trees are large",
     "readers.headers": "6 ms: 12 modules; an index has the header facts",
     "readers.loader": "torch",
     "readers.order.base": "numpy's random generators, for readers that never shuffle",
     "readers.parity": "torch",
-    "readers.pixels": "readers.headers, as above; few sets hold raw pixels",
     "readers.torch": "torch",
-    "readers.remote": "30 ms: subprocess, concurrent.futures",
+    "readers.opening.remote": "30 ms: subprocess, concurrent.futures",
     "zstandard": "9 ms; few caches and archives are compressed",
 }
 # Writing so that a crash leaves the old file or the new one takes fsync and rename in the right order: in one module.
@@ -364,7 +363,7 @@ def test_no_import_cycles() -> None:
         "readers.dali",
         "readers.decode",
         "readers.order",
-        "readers.remote",
+        "readers.opening.remote",
         "readers.rocal",
     ],
 )

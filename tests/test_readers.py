@@ -24,8 +24,8 @@ import readers
 from cache.errors import CacheError, DatasetError, PackerError, SourceError, StaleIndexError, UnknownNameError
 from packer.formats import format_named
 from packer.formats.base import PackedSample, ShardSpec
-from readers.index import COLUMNS, column_names
 from readers.opening import open_packed
+from readers.table import COLUMNS, column_names
 
 
 @pytest.fixture(scope="module")

@@ -45,7 +45,7 @@ from readers.decode.cpu import DECODER, decode_image
 from readers.decode.device import Picture, has_jpeg_engine, load_torchcodec, load_torchvision
 from readers.decode.region import MAX_PIXELS, lent
 from readers.headers import MEDIA, ImageHeader, exif_orientation, read_frame, stores_rgb
-from readers.sample import Buffer, ImageInfo
+from readers.table import Buffer, ImageInfo
 
 __all__ = [
     "DECODERS",

@@ -109,6 +109,11 @@ def pixels_header(height: int, width: int) -> bytes:
     return PIXELS_MAGIC + struct.pack("<II", height, width)
 
 
+def stored_bytes(payload: Buffer) -> Buffer:
+    """The pixels behind their header."""
+    return payload[PIXELS_HEADER_BYTES:]
+
+
 def parse_pixels(data: Buffer) -> ImageHeader:
     """The header of decoded pixels, whose magic has been seen; raises BadSampleError."""
     height, width = unpack("pixels", _PIXELS_SIZE, data, 0)

@@ -37,11 +37,9 @@ import numpy.typing as npt
 
 from cache.errors import SourceError
 from cache.stores import LooseFiles
-from readers.index import MemoryColumns
 from readers.layout import same_split
 from readers.reader import Reader
-from readers.strings import LazySequence, Names, NamesBuilder, Strings, encoded, repeated
-from readers.table import Table
+from readers.table import LazySequence, MemoryColumns, Names, NamesBuilder, Strings, Table, encoded, repeated
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ProcessPoolExecutor
@@ -658,7 +656,7 @@ class _FolderColumns(MemoryColumns):
 
 
 def open_folder(path: str | os.PathLike[str], split: str | None = None) -> Reader:
-    """Open a folder of image files; see `readers.tree` for the supported layouts.
+    """Open a folder of image files; see `readers.opening.tree` for the supported layouts.
 
     Files are images by their suffix, as in torchvision; none is opened before it is read. Raises SourceError for a tree
     that cannot be used; reading raises StaleIndexError for a file that was removed.

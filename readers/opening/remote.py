@@ -46,7 +46,6 @@ from cache.remote import Facts, Remote, RemoteUrl, Span, parse_url
 from cache.stores import Files, Store
 from cache.stores.copied import Copied
 from cache.stores.remote import RemoteFiles
-from readers.index import Index
 from readers.layout import (
     DATASET_FILE,
     MAX_JSON_BYTES,
@@ -57,7 +56,7 @@ from readers.layout import (
 )
 from readers.opening import Checked, OpenedSet, PackedColumns, Recognised, handed_out, shards_of
 from readers.reader import Reader
-from readers.table import Table
+from readers.table import Index, Table
 
 _FIRST_BYTES = 8 << 20
 _OLD_SECONDS = 30 * 24 * 3600.0

@@ -34,12 +34,21 @@ from cache.messages import quoted
 from cache.stores import Buffer, Extents, Files, Shards, Store, StoreOver
 from cache.stores.base import Joined, Part, Payloads
 from cache.stores.files import OpenFile, unreadable
-from readers.index import ABSENT, FIELD_COLUMNS, REBUILD, Columns, Index, MemoryColumns, encode_name
-from readers.layout import DATASET_FILE, DatasetInfo, SplitInfo, read_dataset_info
+from readers.layout import DATASET_FILE, PIXELS, DatasetInfo, SplitInfo, read_dataset_info
 from readers.reader import Reader
-from readers.sample import NO_LABEL, ImageInfo
-from readers.strings import Strings
-from readers.table import Table
+from readers.table import (
+    ABSENT,
+    FIELD_COLUMNS,
+    NO_LABEL,
+    REBUILD,
+    Columns,
+    ImageInfo,
+    Index,
+    MemoryColumns,
+    Strings,
+    Table,
+    encode_name,
+)
 
 _SAMPLES = 5  # of a shard, that are compared where the last one is wrong
 
@@ -304,6 +313,39 @@ class Checked(StoreOver):
             raise self.columns.explained(damaged)
 
 
+class Pixels(StoreOver):
+    """A store of images that are raw pixels, [height, width, 3], of the size that the index says.
+
+    They are handed out behind the header that caches of decoded images use, too (`readers.headers.base`), by which
+    everything that decodes knows them. Raises DamagedSampleError.
+    """
+
+    def __init__(self, source: Store, columns: Columns) -> None:
+        self.source, self.columns = source, columns
+
+    def read_one(self, row: int, shard: int, offset: int, length: int) -> Buffer:
+        return self._behind_header(row, self.source.read_one(row, shard, offset, length))
+
+    def read(self, extents: Extents) -> list[Buffer]:
+        found = self.source.read(extents)
+        return [self._behind_header(row, data) for row, data in zip(extents.row.tolist(), found, strict=True)]
+
+    def _behind_header(self, row: int, data: Buffer) -> Buffer:
+        from readers.headers.base import pixels_header
+
+        payloads = Payloads(len(self.columns.fields))
+        sample, number = payloads.sample(row), payloads.field(row)
+        if self.columns.fields[number] != "image":
+            return data
+        height, width = (int(self.columns.column(name)[sample]) for name in ("height", "width"))
+        if len(data) != 3 * height * width:
+            raise DamagedSampleError(
+                f"sample {sample}: has {len(data):,} bytes of pixels, expected 3 x {height} x {width} by the index; "
+                f"run  packer verify {quoted(self.columns.place)}"
+            )
+        return b"".join((pixels_header(height, width), data))
+
+
 def open_packed(
     path: str | os.PathLike[str],
     split: str | None = None,
@@ -408,11 +450,7 @@ def _opened(columns: PackedColumns, store: Store) -> Reader:
 
 def handed_out(store: Store, columns: Columns) -> Store:
     """What a reader of the samples in `columns` reads from: `store`, or raw pixels with their headers."""
-    if columns.kinds.get("image") != "pixels":
-        return store
-    from readers.pixels import Pixels
-
-    return Pixels(store, columns)
+    return Pixels(store, columns) if columns.kinds.get("image") == PIXELS else store
 
 
 def _info(directory: Path) -> DatasetInfo | None:
