@@ -54,7 +54,7 @@ from readers.fields import check_field
 from readers.headers import read_header, sniff
 from readers.headers.base import stored_bytes
 from readers.layout import DATASET_FILE, MAX_JSON_BYTES, PIXELS, REPORT_FILE, DatasetInfo, ShardInfo, read_dataset_info
-from readers.opening import open_packed
+from readers.opening.packed import open_packed
 from readers.opening.remote import RemoteHome
 from readers.table import ABSENT, Buffer, ImageInfo, Index, decode_name, encode_name
 
@@ -123,7 +123,7 @@ def check_index(root: Path, info: DatasetInfo, split: str, found: Problems, reme
         found.add(Problem(split, f"{files.index}/{name}", f"{what}; {remedy}"))
     try:
         with readers.open(root, split) as reader:
-            Index(root / files.index, files.samples).check(reader.fields, info.separate)
+            Index(root / files.index, files.samples, reader.fields, info.separate).check()
             counts = [shard.samples for shard in files.shards]
             expected = np.repeat(np.arange(len(counts), dtype=np.uint32), counts)
             wrong = [] if np.array_equal(reader.table.column("shard"), expected) else ["shard"]

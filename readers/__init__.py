@@ -44,14 +44,14 @@ from cache.errors import (
     WorkerError,
 )
 from readers import moved as moved
-from readers.opening import Backend, open_copied, open_packed
+from readers.opening.packed import Backend, open_copied, open_packed
 from readers.reader import Reader
 from readers.table import NO_LABEL, Buffer, ImageInfo, Sample, Table
 
 if TYPE_CHECKING:
     from readers import order as order
     from readers.caching import CachedReader, CachedStats, Capacity, Coefficients, Decoded, Recoded, cached
-    from readers.opening import concat
+    from readers.opening.packed import concat
     from readers.opening.tree import open_folder
     from readers.staging import Shared, ShareOptions, Staged, StageOptions, share, stage
 
@@ -111,7 +111,7 @@ _LAZY = {
     "StageOptions": "readers.staging",
     "Staged": "readers.staging",
     "cached": "readers.caching",
-    "concat": "readers.opening",
+    "concat": "readers.opening.packed",
     "open_folder": "readers.opening.tree",
     "order": "readers.order",
     "share": "readers.staging",

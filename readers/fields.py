@@ -7,7 +7,7 @@
     boxes   .npy                                                     float32 [k, 4]: x0, y0, x1, y1
     points  .npy                                                     float32 [..., 2]: x, y; NaN for one that is missing
     array   .npy of booleans, integers, floating point or complex    the array
-    pixels  raw pixels in place of encoded images             uint8 [h, w, 3] (`readers.opening`)
+    pixels  raw pixels in place of encoded images             uint8 [h, w, 3] (`readers.opening.packed`)
     target  .npy of plain numbers, of one dtype and shape     the array, [] or [k]: the label, where that is not a
             in all samples of a set                          class number (`readers.batch`)
     text    UTF-8; several captions are one a line                   str

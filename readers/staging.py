@@ -59,7 +59,7 @@ from readers.layout import (
     read_dataset_info,
     shortened,
 )
-from readers.opening import Checked, open_packed
+from readers.opening.packed import Checked, open_packed
 from readers.order import NodeLocal, ResumeToken, StagedFirst
 from readers.order.local import shard_starts
 from readers.reader import Reader
@@ -147,7 +147,7 @@ class SetFiles:
             return range(len(split.shards))
         node, nodes = portion.part
         order, shards = NodeLocal(split.samples, nodes=nodes), len(split.shards)
-        index = Index(self.home / split.index, split.samples)
+        index = Index(self.home / split.index, split.samples, (), self.info.separate)
         columns = [index.column("shard"), *map(index.shard_column, self.info.separate)]
         try:
             if not portion.overlap:

@@ -2,7 +2,7 @@
 
 A table is columns and, if it has only some of their rows or another order, the numbers of these rows:
 
-    packed     columns of an index, mapped                        readers.table, readers.opening
+    packed     columns of an index, mapped                        readers.opening.packed
     folder     columns of a scan                                  readers.opening.tree
     in memory  of a shard located elsewhere, of anything else     Table.of(…)
     take       other rows of the same columns: 8 bytes a sample
@@ -349,6 +349,7 @@ def upright_sides(info: ImageInfo) -> tuple[npt.NDArray[np.int64], npt.NDArray[n
 
 
 _C = TypeVar("_C", bound="Columns")
+_I = TypeVar("_I", bound="Index")
 ABSENT = 2**64 - 1
 REBUILD = "unless the set is being replaced right now, rebuild it with  packer index"
 COLUMNS: dict[str, str] = {
@@ -411,15 +412,7 @@ class Columns(ABC):
 
     @abstractmethod
     def column(self, name: str) -> npt.NDArray[Any]:
-        """One of `COLUMNS`, length n."""
-
-    @abstractmethod
-    def field_column(self, field: str, name: str) -> npt.NDArray[Any]:
-        """One of `FIELD_COLUMNS` of a field, length n."""
-
-    def shard_column(self, field: str) -> npt.NDArray[Any]:
-        """The shard that has a field of each sample, length n: `column("shard")`, unless it has shards of its own."""
-        return self.column("shard")
+        """One of `COLUMNS`, or "<field>.<name>" of FIELD_COLUMNS; length n."""
 
     @abstractmethod
     def keys(self) -> Strings: ...
@@ -433,9 +426,17 @@ class Columns(ABC):
         """A short text that differs for other columns."""
 
     @property
-    @abstractmethod
     def shard_bytes(self) -> Sequence[int] | npt.NDArray[np.int64]:
         """Size of each shard."""
+        return ()
+
+    def field_column(self, field: str, name: str) -> npt.NDArray[Any]:
+        """One of `FIELD_COLUMNS` of a field, length n."""
+        return self.column(f"{field}.{name}")
+
+    def shard_column(self, field: str) -> npt.NDArray[Any]:
+        """The shard that has a field of each sample, length n."""
+        return self.column(f"{field}.shard" if field in self.separate else "shard")
 
     def with_kinds(self: _C, kinds: Mapping[str, str]) -> _C:
         """The same columns, with these kinds of fields."""
@@ -450,6 +451,18 @@ class Columns(ABC):
     def explained(self, error: Exception) -> Exception:
         """The exception to raise for `error`, which occurred while the set was opened or read."""
         return error
+
+    def update(self, digest: Any) -> None:
+        """Add to a digest the columns that decide which bytes and label a sample has, but for their shards."""
+        digest.update(np.ascontiguousarray(self.column("label")).data)
+        for field in self.fields:
+            for name in FIELD_COLUMNS:
+                digest.update(np.ascontiguousarray(self.field_column(field, name)).data)
+
+
+def _dtype_of(name: str) -> str:
+    """Of a column, by its name."""
+    return COLUMNS.get(name) or (FIELD_COLUMNS | COLUMNS)[name.rpartition(".")[2]]
 
 
 class MemoryColumns(Columns):
@@ -481,13 +494,10 @@ class MemoryColumns(Columns):
         self.has_checksums = all(f"{field}.crc32c" in columns for field in fields)
         self._names, self.kinds = dict(names or {}), kinds or {}
         self._shard_bytes = shard_bytes
-        dtypes = COLUMNS | {f"{field}.{name}": kind for field in fields for name, kind in FIELD_COLUMNS.items()}
-        dtypes |= {f"{field}.shard": COLUMNS["shard"] for field in fields}
-        self._columns = {name: np.ascontiguousarray(values, dtypes[name]) for name, values in columns.items()}
+        self._columns = {name: np.ascontiguousarray(values, _dtype_of(name)) for name, values in columns.items()}
         for name, values in self._columns.items():
             if values.shape != (len(self._keys),):
                 raise ValueError(f"column {name} has the shape {values.shape}, expected ({len(self._keys)},)")
-        self._dtypes = dtypes
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -495,14 +505,8 @@ class MemoryColumns(Columns):
     def column(self, name: str) -> npt.NDArray[Any]:
         if name not in self._columns:
             unknown = NO_LABEL if name == "label" else 0
-            return np.broadcast_to(np.array(unknown, self._dtypes[name]), (len(self),))
+            return np.broadcast_to(np.array(unknown, _dtype_of(name)), (len(self),))
         return self._columns[name]
-
-    def field_column(self, field: str, name: str) -> npt.NDArray[Any]:
-        return self.column(f"{field}.{name}")
-
-    def shard_column(self, field: str) -> npt.NDArray[Any]:
-        return self.column(f"{field}.shard" if field in self.separate else "shard")
 
     def keys(self) -> Strings:
         return self._keys
@@ -514,123 +518,110 @@ class MemoryColumns(Columns):
 
     def fingerprint(self) -> str:
         digest = hashlib.blake2b(repr((self.title, self.fields, self.classes)).encode(), digest_size=16)
-        for column in (self._keys.blob, self._keys.offsets, self.column("label")):
+        for column in (self._keys.blob, self._keys.offsets):
             digest.update(np.ascontiguousarray(column).data)
-        for field in self.fields:
-            for name in FIELD_COLUMNS:
-                digest.update(np.ascontiguousarray(self.field_column(field, name)).data)
+        self.update(digest)
         return digest.hexdigest()
 
     @property
     def shard_bytes(self) -> Sequence[int] | npt.NDArray[np.int64]:
-        if self._shard_bytes is not None:
-            return self._shard_bytes
-        ends = [self.field_column(f, "offset").astype(np.int64) + self.field_column(f, "length") for f in self.fields]
-        shards = [self.shard_column(field) for field in self.fields]
-        sizes = np.zeros(max(int(shard.max(initial=0)) for shard in shards) + 1, np.int64)
-        for shard, end in zip(shards, ends, strict=True):
-            np.maximum.at(sizes, shard, np.where(end < 0, 0, end))
-        self._shard_bytes = sizes.tolist()
+        if self._shard_bytes is None:
+            shards = [self.shard_column(field) for field in self.fields]
+            sizes = np.zeros(max(int(shard.max(initial=0)) for shard in shards) + 1, np.int64)
+            for field, shard in zip(self.fields, shards, strict=True):
+                end = self.field_column(field, "offset").astype(np.int64) + self.field_column(field, "length")
+                np.maximum.at(sizes, shard, np.where(end < 0, 0, end))
+            self._shard_bytes = sizes.tolist()
         return self._shard_bytes
 
 
-class Index:
-    """The mapped columns of one split, opened on first use and checked against `samples`.
-
-    check_set: called when a column was opened, and when it could not be; raises where the set is another one by now.
-    """
+class Index(Columns):
+    """The mapped columns of one split, opened on first use and checked against `samples`."""
 
     def __init__(
-        self, directory: str | os.PathLike[str], samples: int, check_set: Callable[[], None] | None = None
+        self,
+        directory: str | os.PathLike[str],
+        samples: int,
+        fields: Iterable[str] = ("image",),
+        separate: Iterable[str] = (),
     ) -> None:
-        self.directory = Path(directory)
-        self.samples = samples
-        self.check_set = check_set
+        self.directory, self.samples = Path(directory), samples
+        self.fields, self.separate = tuple(fields), tuple(separate)
         self._mapped: dict[str, npt.NDArray[Any]] = {}
         self._texts: dict[str, Strings] = {}
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Index, (self.directory, self.samples, self.check_set)
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_mapped": {}, "_texts": {}}
+
+    def __copy__(self: _I) -> _I:
+        other = self.__class__.__new__(self.__class__)
+        other.__dict__.update(self.__dict__)
+        return other
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """One of COLUMNS, read-only, length n."""
-        return self._fixed(name, COLUMNS[name])
-
-    def field_column(self, field: str, name: str) -> npt.NDArray[Any]:
-        """One of FIELD_COLUMNS of a field, read-only, length n."""
-        return self._fixed(f"{field}.{name}", FIELD_COLUMNS[name])
-
-    def shard_column(self, field: str) -> npt.NDArray[Any]:
-        """The shards of a field that has shards of its own, read-only, length n."""
-        return self._fixed(f"{field}.shard", COLUMNS["shard"])
+        array = self._mapped.get(name)
+        if array is None:
+            with self._opening():
+                array = self._map(name, _dtype_of(name), self.samples)
+            self._mapped[name] = array
+        return array
 
     def keys(self) -> Strings:
         return self._strings("key")
 
     def names(self, field: str) -> Strings:
-        """Original file names of a field as stored; decode each with `decode_name`."""
         return self._strings(f"{field}.name")
 
-    def check(self, fields: Iterable[str], separate: Iterable[str] = ()) -> None:
+    def fingerprint(self) -> str:
+        """16 hex digits over the columns that decide which bytes and label a sample has."""
+        digest = hashlib.blake2b(self.column("shard").data, digest_size=8)
+        self.update(digest)
+        return digest.hexdigest()
+
+    def check(self) -> None:
         """Open every column once. Raises DatasetError for the first that is missing or wrong."""
-        for field in separate:
+        for field in self.separate:
             self.shard_column(field)
         for name in COLUMNS:
             self.column(name)
         self.keys()
-        for field in fields:
+        for field in self.fields:
             for name in FIELD_COLUMNS:
                 self.field_column(field, name)
             self.names(field)
 
-    def digest(self, fields: Iterable[str]) -> str:
-        """16 hex digits over the columns that decide which bytes and label a sample has."""
-        digest = hashlib.blake2b(digest_size=8)
-        columns = [self.column("shard"), self.column("label")]
-        columns += [self.field_column(field, name) for field in fields for name in FIELD_COLUMNS]
-        for column in columns:
-            digest.update(column.data)
-        return digest.hexdigest()
-
-    def _fixed(self, name: str, dtype: str) -> npt.NDArray[Any]:
-        array = self._mapped.get(name)
-        if array is not None:
-            return array
-        with self._of_the_set():
-            array = _map_npy(self.directory / f"{name}.npy", dtype)
-            if len(array) != self.samples:
-                raise DatasetError(
-                    f"{self.directory / name}.npy: {len(array)} entries, dataset.json says {self.samples}; {REBUILD}"
-                )
-        self._mapped[name] = array
-        return array
+    def check_set(self) -> None:
+        """Called when a column was opened, and when it could not be; raises where the set is another one by now."""
 
     def _strings(self, name: str) -> Strings:
-        if name in self._texts:
-            return self._texts[name]
-        with self._of_the_set():
-            blob = _map_npy(self.directory / f"{name}.npy", "|u1")
-            offsets = _map_npy(self.directory / f"{name}.offset.npy", "<u8")
-            if len(offsets) != self.samples + 1:
-                raise DatasetError(
-                    f"{self.directory / name}.offset.npy: {len(offsets)} entries, expected {self.samples + 1}; "
-                    f"{REBUILD}"
-                )
-            try:
-                texts = Strings(blob, offsets)
-            except DatasetError as error:
-                raise DatasetError(f"{self.directory / name}.npy: {error}") from error
-        self._texts[name] = texts
-        return texts
+        if name not in self._texts:
+            with self._opening():
+                blob = self._map(name, "|u1")
+                offsets = self._map(f"{name}.offset", "<u8", self.samples + 1)
+                try:
+                    self._texts[name] = Strings(blob, offsets)
+                except DatasetError as error:
+                    raise DatasetError(f"{self.directory / name}.npy: {error}") from error
+        return self._texts[name]
+
+    def _map(self, name: str, dtype: str, entries: int | None = None) -> npt.NDArray[Any]:
+        array = _map_npy(self.directory / f"{name}.npy", dtype)
+        if entries is not None and len(array) != entries:
+            raise DatasetError(
+                f"{self.directory / name}.npy: {len(array)} entries, expected {entries} by dataset.json; {REBUILD}"
+            )
+        return array
 
     @contextmanager
-    def _of_the_set(self) -> Iterator[None]:
+    def _opening(self) -> Iterator[None]:
         """Around the opening of columns: what they are, or what is wrong with them, counts in an unchanged set only."""
         try:
             yield
         finally:
-            if self.check_set is not None:
-                self.check_set()
+            self.check_set()
 
 
 # The header as numpy.save writes it for one dimension. NumPy's own parser compiles it as Python, which bytes from

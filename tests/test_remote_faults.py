@@ -235,8 +235,8 @@ def test_a_courier_ends_with_its_process(address: str) -> None:
         "reader = readers.open(sys.argv[1], 'train'); reader.read(0)\n"
         "if os.fork() == 0:\n"
         "    reader.read(1)\n"
-        "    from cache.remote import store\n"
-        "    print(store._process.courier._process.pid, flush=True)\n"
+        "    from cache import remote\n"
+        "    print(remote._process.courier._process.pid, flush=True)\n"
         "    os.kill(os.getpid(), 9)\n"
         "os.wait()\n"
     )

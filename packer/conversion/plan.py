@@ -62,7 +62,7 @@ class Reencode:
     """Make the images smaller while packing.
 
     codec: what to write ("keep": the codec an image has; GIF, BMP and TIFF become PNG). "raw": pixels without a codec,
-    uint8 [height, width, 3], for HDF5 shards of images that have, or get by ops, one size (`readers.opening`).
+    uint8 [height, width, 3], for HDF5 shards of images that have, or get by ops, one size (`readers.opening.packed`).
     max_side: longest side at most this many pixels.
     resize_short: shortest side exactly this many pixels, never enlarged.
     quality: 1 to 100, of JPEG and WebP.

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 import readers
 from readers.layout import DatasetInfo, ShardInfo
-from readers.opening import packed_columns
+from readers.opening.packed import packed_columns
 from readers.table import ABSENT, COLUMNS, Strings, Table, column_names, decode_name, encode_name
 from readers.where import TableFacts, Texts, json_columns, json_payloads
 

@@ -32,7 +32,7 @@ from cache.stores.base import Payloads
 from cache.stores.ranges import GAP_BYTES, RUN_BYTES
 from readers.caching.form import Encoded
 from readers.caching.store import Capacity, Measures, Slots, Subset, budget
-from readers.opening import open_packed
+from readers.opening.packed import open_packed
 from readers.opening.remote import open_remote
 from readers.order import NodeLocal, Order, Schedule, Sequential, Shuffled, StagedFirst, block_shuffled
 from readers.order.base import Int64s, derive_keys, uniform

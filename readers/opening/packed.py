@@ -21,7 +21,6 @@ import logging
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -190,20 +189,20 @@ _log = logging.getLogger(__name__)
 Backend = Literal["pread", "mmap"]
 
 
-class PackedColumns(Columns):
+class PackedColumns(Index):
     """The index of one split, and what dataset.json says of it.
 
-    place: the address of the set, where that is not the directory of the index.
+    directory: of the index. place: the address of the set, where that is not `path`.
     opened: tells whether the set is still the one that was opened; None where that is not known.
     """
 
     def __init__(
-        self, dataset: DatasetInfo, split: str, index: Index, place: str = "", opened: OpenedSet | None = None
+        self, dataset: DatasetInfo, split: str, directory: Path, place: str = "", opened: OpenedSet | None = None
     ) -> None:
-        self.dataset, self.split, self.index, self.opened = dataset, split, index, opened
+        self.dataset, self.split, self.opened = dataset, split, opened
         self.split_info: SplitInfo = dataset.splits[split]
-        self.fields, self.kinds, self.classes = tuple(dataset.fields), dataset.fields, dataset.classes
-        self.separate = dataset.separate
+        super().__init__(directory, self.split_info.samples, dataset.fields, dataset.separate)
+        self.kinds, self.classes = dataset.fields, dataset.classes
         self.place = place or str(self.path)
         self.title = f"{place or os.path.abspath(self.path)} ({split})"
         self._fingerprint = ""
@@ -213,40 +212,26 @@ class PackedColumns(Columns):
     @property
     def path(self) -> Path:
         """The directory with dataset.json and the index."""
-        return self.index.directory.parents[len(Path(self.split_info.index).parts) - 1]
-
-    def __len__(self) -> int:
-        return self.split_info.samples
+        return self.directory.parents[len(Path(self.split_info.index).parts) - 1]
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        return self.index.column(name) if name != "label" else self._checked_labels()
-
-    def _checked_labels(self) -> npt.NDArray[Any]:
-        """The labels. Raises DatasetError for one that is not the number of a class."""
-        labels, known = self.index.column("label"), len(self.classes)
-        if not self._are_labels_checked and len(labels):
-            low, high = int(labels.min()), int(labels.max())
+        """As `Columns.column`. Raises DatasetError for a label that is not the number of a class."""
+        column = super().column(name)
+        if name == "label" and not self._are_labels_checked and len(column):
+            known, low, high = len(self.classes), int(column.min()), int(column.max())
             if low < NO_LABEL or (known and high >= known):
-                row = int(labels.argmin() if low < NO_LABEL else labels.argmax())
+                row = int(column.argmin() if low < NO_LABEL else column.argmax())
                 expected = f"0 to {known - 1}" if known else "0 or more"
                 raise DatasetError(
-                    f"{self.title}: sample {row} ({self.keys()[row]!r:.80}) has the label {labels[row]}, expected "
+                    f"{self.title}: sample {row} ({self.keys()[row]!r:.80}) has the label {column[row]}, expected "
                     f"{expected}, or {NO_LABEL} for none; {REBUILD}"
                 )
-        self._are_labels_checked = True
-        return labels
+            self._are_labels_checked = True
+        return column
 
-    def field_column(self, field: str, name: str) -> npt.NDArray[Any]:
-        return self.index.field_column(field, name)
-
-    def shard_column(self, field: str) -> npt.NDArray[Any]:
-        return self.index.shard_column(field) if field in self.separate else self.index.column("shard")
-
-    def keys(self) -> Strings:
-        return self.index.keys()
-
-    def names(self, field: str) -> Strings:
-        return self.index.names(field)
+    def check_set(self) -> None:
+        if self.opened is not None:
+            self.opened.check(self.split_info.index)
 
     def fingerprint(self) -> str:
         """Of the whole set and the split: changes with any shard, the index and the meaning of the labels.
@@ -256,7 +241,7 @@ class PackedColumns(Columns):
         if not self._fingerprint:
             known = self.dataset.fingerprint()
             if not self.dataset.covers_index(self.split):
-                known = f"{known}-{self.index.digest(self.fields)}"
+                known = f"{known}-{super().fingerprint()}"
             self._fingerprint = f"{known}/{self.split}"
         return self._fingerprint
 
@@ -422,9 +407,7 @@ def shards_of(split: SplitInfo) -> Shards:
 def packed_columns(path: Path, dataset: DatasetInfo, split: str | None) -> PackedColumns:
     """The columns of a split of the set in the directory `path`. Raises UnknownNameError."""
     name, info = dataset.split(split, path)
-    opened = OpenedSet(path, dataset, name)
-    index = Index(path / info.index, info.samples, partial(opened.check, info.index))
-    return PackedColumns(dataset, name, index, opened=opened)
+    return PackedColumns(dataset, name, path / info.index, opened=OpenedSet(path, dataset, name))
 
 
 def _files(root: Path, columns: PackedColumns, known: Recognised, backend: Backend, open_shards: int) -> Files:
