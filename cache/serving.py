@@ -132,7 +132,9 @@ class HttpServer(ABC):
             self._connected, sock=self._socket, limit=self._limits.head_bytes, ssl=self._tls, backlog=1024, **patience
         )
         await self._stopping.wait()
-        server.close()
+        # No more are accepted. The server is closed after those that were: asyncio (3.11) leaves the socket of one that
+        # becomes a connection later open.
+        self._loop.remove_reader(self._socket)
         while tasks := asyncio.all_tasks() - {asyncio.current_task()}:  # those of connections accepted just now, too
             for writer in list(self._connections):
                 writer.transport.abort()
@@ -142,6 +144,7 @@ class HttpServer(ABC):
         for writer in self._connections:  # of tasks that were cancelled while they closed theirs
             writer.transport.abort()
         await asyncio.sleep(0)  # in which transports close their sockets
+        server.close()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         limits = self._limits

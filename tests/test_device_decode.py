@@ -125,6 +125,18 @@ def test_a_jpeg_that_stores_rgb_goes_to_the_cpu(double: Double) -> None:
     assert double.calls == [1] and torch.equal(pixels_of(found[0]), expected(stored))
 
 
+@pytest.mark.parametrize("factors", [0x11, 0x21, 0x12, 0x22, 0x41])
+def test_a_grey_jpeg_with_sampling_factors_goes_to_the_cpu(double: Double, factors: int) -> None:
+    """nvJPEG gives wrong pixels, without an error, for what libjpeg decodes as if the factors were 1 x 1."""
+    usual = jpeg(1, mode="L")
+    at = usual.index(b"\xff\xc0") + 11
+    assert usual[at] == 0x11
+    image = usual[:at] + bytes((factors,)) + usual[at + 1 :]
+    assert (same_as_promised(image, parse_any(image).upright_size) is not None) == (factors == 0x11)
+    (found,) = decode_batch([image], open_decoder(name_of(double), CPU))
+    assert double.calls == ([1] if factors == 0x11 else []) and torch.equal(pixels_of(found), expected(usual))
+
+
 @pytest.mark.parametrize("bad", [[0], [3], [6], [2, 3], [0, 1, 2, 3, 4, 5, 6]])
 def test_a_failing_image_costs_one_image(double: Double, bad: list[int]) -> None:
     images = [jpeg(i) for i in range(7)]

@@ -72,6 +72,7 @@ ALLOWED = {  # third-party packages that a layer may name at all, lazily or not
         "h5py",
         "click",
         "lazy_loader",
+        "packaging",
         "PIL",
         "zstandard",
         "pyarrow",
