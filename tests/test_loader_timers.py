@@ -26,7 +26,7 @@ from readers.caching.store import Cached
 from readers.decode.device import DecodeStream
 from readers.loader import ImageLoader, LoaderStats
 from readers.loader.stats import LoopTimers
-from readers.sample import Buffer
+from readers.table import Buffer
 from readers.trace import TraceSlot
 
 COUNT, BATCH = 60, 5

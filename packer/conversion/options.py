@@ -22,8 +22,7 @@ from packer.formats import resolve_format
 from packer.sets.deal import deal
 from packer.workers import Workers
 from readers.augment.ops.base import Op
-from readers.layout import SplitName
-from readers.pixels import PIXELS
+from readers.layout import PIXELS, SplitName
 from readers.where import parse_where
 
 __all__ = [
@@ -106,7 +105,7 @@ class Reencode:
     """Make the images smaller while packing.
 
     codec: what to write ("keep": the codec an image has; GIF, BMP and TIFF become PNG). "raw": pixels without a codec,
-    uint8 [height, width, 3], for HDF5 shards of images that have, or get by ops, one size (`readers.pixels`).
+    uint8 [height, width, 3], for HDF5 shards of images that have, or get by ops, one size (`readers.opening.packed`).
     max_side: longest side at most this many pixels.
     resize_short: shortest side exactly this many pixels, never enlarged.
     quality: 1 to 100, of JPEG and WebP.

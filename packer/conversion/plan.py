@@ -22,8 +22,8 @@ from packer.formats.base import Format, ShardSpec
 from packer.sources.base import SourceListing, SplitListing
 from readers.headers import SUFFIX
 from readers.layout import FieldName, SplitName
-from readers.strings import repeated
-from readers.tree import Keys
+from readers.opening.tree import Keys
+from readers.table import repeated
 
 __all__ = [
     "Plan",
