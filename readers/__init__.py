@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from readers import order as order
     from readers.caching import CachedReader, CachedStats, Capacity, Coefficients, Decoded, Recoded, cached
     from readers.opening import concat
+    from readers.options import Decode, FieldOptions, Ranks, Threads, Views
     from readers.staging import Shared, ShareOptions, Staged, StageOptions, share, stage
     from readers.tree import open_folder
 
@@ -66,7 +67,9 @@ __all__ = [
     "Coefficients",
     "DamagedSampleError",
     "DatasetError",
+    "Decode",
     "Decoded",
+    "FieldOptions",
     "FormatError",
     "ImageInfo",
     "MissingExtraError",
@@ -74,6 +77,7 @@ __all__ = [
     "OutputError",
     "PackerError",
     "PipelineError",
+    "Ranks",
     "Reader",
     "Recoded",
     "RemoteError",
@@ -88,7 +92,9 @@ __all__ = [
     "StagingError",
     "StaleIndexError",
     "Table",
+    "Threads",
     "UnknownNameError",
+    "Views",
     "WorkerError",
     "cached",
     "concat",
@@ -101,6 +107,11 @@ __all__ = [
 # Imported on first use (PEP 562): every worker imports `readers`, and reading a local set needs none of these. Type
 # checkers see the imports above. `order` is a package, which `import readers` alone has always been enough for.
 _LAZY = {
+    "Views": "readers.options",
+    "Threads": "readers.options",
+    "Ranks": "readers.options",
+    "FieldOptions": "readers.options",
+    "Decode": "readers.options",
     "CachedReader": "readers.caching",
     "CachedStats": "readers.caching",
     "Capacity": "readers.caching",

@@ -22,9 +22,10 @@ from packer.conversion.plan import Reencode, renamed
 from readers.augment import Op, Recipe, ops
 from readers.augment.ops import Stage
 from readers.augment.recipe import Placement
-from readers.batch import FieldMoves, FieldOptions
+from readers.batch import FieldMoves
 from readers.fields import decode_field, encode_field
 from readers.headers import ImageHeader, sniff
+from readers.options import FieldOptions
 from readers.pixels import PIXELS
 from readers.sample import Buffer
 

@@ -34,6 +34,7 @@ from packer.sources import Source
 from packer.sources.base import Slice, SourceListing, SourceReader, StrayReader
 from packer.sources.contents import EMPTY, is_stray, reason_of
 from packer.workers import without_gc
+from readers import Ranks
 from readers.caching.form import as_form
 from readers.coefficients.compiled import load_functions, unsupported_reason
 from readers.decode import decode_image
@@ -271,7 +272,10 @@ def _time(
 
     def loaders() -> list[Any]:
         made = [_reader([trial.encoded[i] for i in few]) for trial in trials]
-        return [ImageLoader(one, len(few), augment=ops, shuffle=False, threads=1, rank=0, world_size=1) for one in made]
+        return [
+            ImageLoader(one, len(few), augment=ops, shuffle=False, threads=1, ranks=Ranks(rank=0, world_size=1))
+            for one in made
+        ]
 
     begin = time.monotonic()
     turn = loaders()
