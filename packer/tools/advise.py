@@ -40,12 +40,10 @@ from readers.caching.form import as_form
 from readers.coefficients.compiled import load_functions, unsupported_reason
 from readers.decode import decode_image
 from readers.headers import ImageHeader
-from readers.index import MemoryColumns
 from readers.layout import DATASET_FILE, read_dataset_info
 from readers.order.base import Permutation
 from readers.reader import Reader
-from readers.sample import Buffer, ImageInfo, headers_of
-from readers.table import Table
+from readers.table import Buffer, ImageInfo, MemoryColumns, Table, headers_of
 
 __all__ = [
     "READERS",
