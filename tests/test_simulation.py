@@ -51,7 +51,7 @@ class Counted:
 @pytest.fixture
 def counted(source: Path, monkeypatch: pytest.MonkeyPatch) -> Counted:
     """Without the sample that each process reads of a shard to recognise it."""
-    monkeypatch.setattr("readers.opening.Recognised._is_right", lambda *arguments: True)
+    monkeypatch.setattr("readers.opening.packed.Recognised._is_right", lambda *arguments: True)
     return Counted(source, monkeypatch)
 
 
