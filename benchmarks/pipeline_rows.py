@@ -7,7 +7,9 @@ from typing import Any
 import pipeline_sets as sets
 from pipeline_job import MANY_EPOCHS, Job, MakeLoader, pipeline
 
-__all__ = ["COEFFICIENTS", "COMPILED", "DATASET", "LOADER", "RECODED", "ops"]
+from readers import Decode
+
+__all__ = ["COEFFICIENTS", "DATASET", "LIBJPEG", "LOADER", "RECODED", "ops"]
 
 LOADER = "ours: ImageLoader"
 LIBJPEG = "ours: ImageLoader, libjpeg"
@@ -47,7 +49,7 @@ def image_loader(job: Job) -> MakeLoader:
     note='the same bytes and pixels, with decoder="cpu"',
 )
 def image_loader_libjpeg(job: Job) -> MakeLoader:
-    return _loader(job, sets.HDF5, decoder="cpu")
+    return _loader(job, sets.HDF5, decode=Decode(decoder="cpu"))
 
 
 @pipeline(f"{LOADER}, tar", kinds=["u8"], imports=_LOADER_IMPORTS, data=[sets.TAR], note="as the row above; tar shards")

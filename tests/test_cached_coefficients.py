@@ -18,13 +18,15 @@ from cached_sources import SlowReader, images
 from coefficient_cases import exact
 from gpu_doubles import install
 from image_cases import encoded, picture
+from loader_options import grouped
 from PIL import Image
 from suites.programs import run_packer
 from torch.utils.data import DataLoader
 
 import readers
-from cache.errors import BadSampleError, MissingExtraError
+from cache.errors import BadSampleError
 from packer.tools.diagnose.tiers import Tiers
+from readers import Decode, Ranks, Views
 from readers.augment import CenterCrop, Normalize, Op, RandomHorizontalFlip, RandomResizedCrop, RandomRotation, Resize
 from readers.coefficients import unsupported_reason
 from readers.dali import Source
@@ -95,7 +97,9 @@ def packed_base(folder: Path, pack: Any) -> Any:
 
 
 def batches(reader: Any, ops: list[Op], epochs: int = 1, **options: Any) -> list[bytes]:
-    loader = ImageLoader(reader, 4, augment=ops, seed=5, tail="exact", threads=2, **options)
+    loader = ImageLoader(
+        reader, 4, seed=5, **grouped({"augment": ops, "ranks": Ranks(tail="exact"), "threads": 2, **options})
+    )
     return [_digest(batch) for _ in range(epochs) for batch in loader]
 
 
@@ -138,7 +142,7 @@ def test_batches_of_other_kinds_are_those_without_a_cache(
     with readers.cached(packed_base, keep=KEEP, **place) as reader:
         reader.prefill()
         loaders = (
-            ImageLoader(each, 5, augment=ops, views=2, seed=5, dtype=dtype, layout=layout)
+            ImageLoader(each, 5, augment=Views(ops, 2), seed=5, decode=Decode(dtype=dtype, layout=layout))
             for each in (reader, packed_base)
         )
         for (ours, _), (theirs, _) in zip(*loaders, strict=True):
@@ -191,12 +195,12 @@ def test_items_are_those_without_a_cache(base: Any, output: str, place: dict[str
 
 
 def dali_source(reader: Any) -> list[bytes]:
-    source = Source(reader, 1, shuffle=False, tail="exact")
+    source = Source(reader, 1, shuffle=False, ranks=Ranks(tail="exact"))
     return [source.batch(0, step)[0][0].tobytes() for step in range(len(reader))]
 
 
 def rocal_source(reader: Any) -> list[bytes]:
-    source = external_source(reader, 2, shuffle=False, rank=0, world_size=1)
+    source = external_source(reader, 2, shuffle=False, ranks=Ranks(rank=0, world_size=1))
     fed = [bytes(image) for _ in range(len(reader) // 2) for image in next(source)[0]]
     source.close()
     return fed
@@ -215,7 +219,7 @@ def test_exact_colours(packed_base: Any, place: dict[str, Any], tmp_path: Path) 
         assert batches(reader, ops) == coarse != whole == batches(reader, ops, exact_colours=True)
         exactly, quickly = (ImageDataset(reader, ops, exact_colours=exact) for exact in (True, False))
         assert (exactly[0][0] == expected).all() and (quickly[0][0] != expected).any()
-        states = [ImageLoader(reader, 1, exact_colours=True).state_dict(), exactly.state_dict()]
+        states = [ImageLoader(reader, 1, decode=Decode(exact_colours=True)).state_dict(), exactly.state_dict()]
         states.append(EpochSampler(Sequential(1), exactly).state_dict())
         assert {state["decoder"] for state in states} == {"cpu, exact colours"}
         plain = ImageDataset(reader, output="numpy", exact_colours=True)  # whole images are decoded so in any case
@@ -391,26 +395,9 @@ def test_an_image_that_is_bad_below_the_cache_stays_bad(folder: Path, place: dic
             batches(reader, AUGMENTS["scaled"])
 
 
-@pytest.mark.parametrize(
-    ("work", "asked"),
-    [
-        (lambda base, place: readers.cached(base, keep=KEEP, **place), "a cache of coefficients"),
-        (lambda base, place: ImageLoader(base, 4, decoder="compiled"), "decoder='compiled'"),
-    ],
-)
-def test_without_the_package(
-    packed_base: Any, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch, work: Any, asked: str
-) -> None:
-    unsupported_reason.cache_clear()
-    for name in [name for name in sys.modules if name.partition(".")[0] == "numba"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "numba", None)
-    with pytest.raises(MissingExtraError, match=rf"{asked} needs numba: .*pip install .*\[coefficients\]'"):
-        work(packed_base, place)
-
-
-OLD_CPU = """
+WITHOUT_CODEC = """
 import sys, warnings
+sys.modules["readers.coefficients._native"] = None
 import readers
 from readers.augment import CenterCrop, Resize
 from readers.loader import ImageLoader
@@ -421,18 +408,18 @@ with readers.open(sys.argv[1], "train") as base, warnings.catch_warnings(record=
     print(*(str(one.message) for one in warned))
     ours, theirs = ([*ImageLoader(each, 4, augment=[Resize(64), CenterCrop(48)])] for each in (reader, base))
     print(all((a[0] == b[0]).all() for a, b in zip(ours, theirs, strict=True)), reader.stats().capacity_bytes)
+    try:
+        ImageLoader(base, 4, decode=readers.Decode(decoder="compiled"))
+    except RuntimeError as error:
+        print(error)
 """
 
 
-def test_on_a_cpu_that_cannot_decode_them(
-    packed_base: Any, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_compiled_codec(packed_base: Any, place: dict[str, Any]) -> None:
     """Everything passes through, with a warning: nodes of different kinds may run the same script."""
-    monkeypatch.setenv("NUMBA_CPU_FEATURES", "+sse2")
-    command = [sys.executable, "-c", OLD_CPU, str(packed_base.path), str(place["directory"])]
+    command = [sys.executable, "-c", WITHOUT_CODEC, str(packed_base.path), str(place["directory"])]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    warned, result = done.stdout.splitlines()
-    assert "everything passes through" in warned and "AVX2" in warned and result == "True 0"
-    warm = run_packer("cache", "warm", packed_base.path, "--keep", KEEP, "--target", place["directory"])
-    assert warm.returncode == 1 and "cannot decode DCT coefficients" in warm.stderr and "AVX2" in warm.stderr
+    warned, result, error = done.stdout.splitlines()
+    assert "everything passes through" in warned and "the compiled codec" in warned and result == "True 0"
+    assert "decoder='compiled' does not work here: the compiled codec" in error

@@ -15,11 +15,8 @@ from packer.columns import check_columns
 from packer.formats.base import Arena, png_of
 from packer.sources.base import FieldNames, NumberPlaces, SourceListing, SplitListing
 from readers.decode import decode_image
-from readers.index import decode_name
-from readers.layout import DATASET_FILE, read_dataset_info
-from readers.pixels import PIXELS
-from readers.sample import Buffer
-from readers.strings import Names
+from readers.layout import DATASET_FILE, PIXELS, read_dataset_info
+from readers.table import Buffer, Names, decode_name
 
 __all__ = ["PackedSource"]
 
@@ -66,7 +63,7 @@ def _list_split(reader: readers.Reader, number: int) -> SplitListing:
     """Place of a sample: (number of the split, index of the sample)."""
     keys, table = Names.of(reader.keys), reader.table
     names = [Names.of(map(decode_name, table.columns.names(field), keys)) for field in reader.fields]
-    sizes = sum((table.field_column(field, "length").astype(np.int64) for field in reader.fields), np.int64(0))
+    sizes = np.sum([table.field_column(field, "length").astype(np.int64) for field in reader.fields], axis=0)
     return SplitListing(
         reader.split_info.root,
         keys,

@@ -55,11 +55,11 @@ from readers.feed import (
     name_sample,
 )
 from readers.headers import MEDIA, exif_orientation, parse_header, read_header
+from readers.options import Ranks, accepts_old_names
 from readers.order import Order
 from readers.order.base import Int64s
-from readers.order.schedule import Tail
 from readers.reader import Reader
-from readers.sample import Buffer, ImageInfo, upright_sides
+from readers.table import Buffer, ImageInfo, upright_sides
 
 __all__ = ["DECODER", "BatchSource", "SampleSource", "Source", "has_flips", "has_size", "refusal"]
 
@@ -90,6 +90,7 @@ class Source:
     Raises ValueError.
     """
 
+    @accepts_old_names
     def __init__(
         self,
         reader: Reader,
@@ -99,13 +100,12 @@ class Source:
         order: Order | None = None,
         shuffle: bool = True,
         seed: int | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        tail: Tail | None = None,
+        ranks: Ranks | None = None,
         on_error: OnError = "raise",
     ) -> None:
         order = choose_order(len(reader), order, shuffle, seed)
-        options = FeedOptions(rank, world_size, choose_tail(tail, order), on_error, DECODER)
+        ranks = ranks or Ranks()
+        options = FeedOptions(ranks.rank, ranks.world_size, choose_tail(ranks.tail, order), on_error, DECODER)
         Fields(("label",), reader).refuse_targets("DALI")
         self.feed = Feed(reader, order, batch_size, options).ranked()
         self.feed.schedule()
@@ -288,15 +288,16 @@ class Source:
                 reasons[i] = self.undecodable.get(row, "its image has no bytes")
         if info is not None and plan is not None:
             for i in np.flatnonzero((info.height == 0) | (info.width == 0)).tolist():
-                if i not in faults:
-                    reasons.setdefault(i, f"its header cannot be read: {refusal(data[i])}")
+                if not isinstance(one := data[i], Exception):
+                    reasons.setdefault(i, f"its header cannot be read: {refusal(one)}")
             for i in np.flatnonzero(np.isin(info.media, _FOREIGN_CODES)).tolist():
                 reasons.setdefault(i, _FOREIGN[MEDIA[info.media[i]]])
             for i, error in plan.boxes.bad.items():
                 reasons.setdefault(i, str(error))
             # The box of an image is that of the upright one; DALI turns by EXIF, and by nothing else.
             for i in np.flatnonzero(info.orientation > 1).tolist():
-                if i not in faults and exif_orientation(data[i]) != info.orientation[i]:
+                one = data[i]
+                if not isinstance(one, Exception) and exif_orientation(one) != info.orientation[i]:
                     reasons.setdefault(i, "its orientation does not come from EXIF, and DALI reads no XMP or text")
         if self.on_error != "raise":
             for i, one in enumerate(data):
