@@ -66,7 +66,7 @@ setup(
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
     ext_modules=[
         Extension(
-            "readers.coefficients._native",
+            "readers.coefficients.native",
             [str(path) for path in sorted(_FOLDER.glob("*.c"))],
             depends=[str(path) for path in sorted(_FOLDER.glob("*.[hi]*"))],
             libraries=["m"],

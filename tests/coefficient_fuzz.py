@@ -24,9 +24,9 @@ if "CODEC" in os.environ:
     import readers.coefficients
 
     sys.path.insert(0, os.environ["CODEC"])
-    import _native  # type: ignore[import-not-found]
+    import native  # type: ignore[import-not-found]
 
-    sys.modules["readers.coefficients._native"] = readers.coefficients._native = _native  # type: ignore[attr-defined]
+    sys.modules["readers.coefficients.native"] = readers.coefficients.native = native  # type: ignore[attr-defined]
 from coefficient_cases import SAMPLINGS, made_jpeg
 from image_cases import encoded, picture
 

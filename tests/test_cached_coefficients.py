@@ -397,7 +397,7 @@ def test_an_image_that_is_bad_below_the_cache_stays_bad(folder: Path, place: dic
 
 WITHOUT_CODEC = """
 import sys, warnings
-sys.modules["readers.coefficients._native"] = None
+sys.modules["readers.coefficients.native"] = None
 import readers
 from readers.augment import CenterCrop, Resize
 from readers.loader import ImageLoader

@@ -81,7 +81,7 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "-fsanitize=address,undefined",
     ]
     include = f"-I{sysconfig.get_path('include')}"
-    command = ["gcc", *flags, include, *sources, "-o", folder / "_native.so", "-lm"]
+    command = ["gcc", *flags, include, *sources, "-o", folder / "native.so", "-lm"]
     subprocess.run(command, check=True, timeout=600)
     found = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
     return {"CODEC": str(folder), "LD_PRELOAD": found.stdout.strip(), "ASAN_OPTIONS": "detect_leaks=0"}

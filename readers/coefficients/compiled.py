@@ -1,4 +1,4 @@
-"""The compiled codec, `readers.coefficients._native`: C in the folder `_codec`, built when the package is installed."""
+"""The compiled codec, `readers.coefficients.native`: C in the folder `_codec`, built when the package is installed."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ _KEPT_TABLES = 16
 
 
 def load_codec() -> ModuleType:
-    """The extension; its functions are described in `_native.pyi`. Raises UnsupportedCpuError where it is missing."""
+    """The extension; its functions are described in `native.pyi`. Raises UnsupportedCpuError where it is missing."""
     try:
-        from readers.coefficients import _native
+        import readers.coefficients.native as native
     except ImportError as error:
         raise UnsupportedCpuError(
             f"DCT coefficients cannot be kept or decoded here: {unsupported_reason()}; keep='encoded' works"
         ) from error
-    return _native
+    return native
 
 
 @cache
 def unsupported_reason() -> str:
     """Why this installation has no compiled codec, and what would build it; "" where it has one."""
     try:
-        from readers.coefficients import _native
+        import readers.coefficients.native as native
     except ImportError as error:
         if error.name is not None and not error.path:
             return f"the compiled codec was not built when packer-vision was installed: {_missing_tool()}"
         return f"the compiled codec cannot be loaded ({error})"
-    return "" if hasattr(_native, "decode") else "the compiled codec is incomplete"
+    return "" if hasattr(native, "decode") else "the compiled codec is incomplete"
 
 
 def _missing_tool() -> str:

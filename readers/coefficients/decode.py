@@ -17,8 +17,7 @@ from cache.errors import BadSampleError
 from readers.coefficients.compiled import load_codec
 from readers.coefficients.layout import MEDIUM, Shape, check_sum, is_coefficients, parse_coefficients
 from readers.coefficients.strips import Strips, strips_of
-from readers.decode.cpu import readable_frame
-from readers.decode.region import Region, Scratch, check_header, upright
+from readers.decode.region import Region, Scratch, check_header, readable_frame, upright
 from readers.headers import ImageHeader
 from readers.headers.base import Buffer
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.errors import BadSampleError
-from readers.coefficients.compiled import load_codec, tables_of
+from readers.coefficients.compiled import load_codec, tables_of, unsupported_reason
 from readers.coefficients.layout import (
     SPARSE_ZIGZAG,
     TABLES_AT,
@@ -49,7 +49,7 @@ _REASONS = {
 def encode(data: Buffer) -> bytes | None:
     """The coefficients of a JPEG as `layout` says; None where its own bytes are to be kept.
 
-    Decoding them gives the JPEG's pixels to the bit. Raises UnsupportedCpuError without the compiled codec.
+    Decoding them gives the JPEG's pixels to the bit.
     """
     kept = lend(data)
     return None if kept is None else bytes(kept)
@@ -74,6 +74,8 @@ def encode_strictly(data: Buffer, max_ratio: float = MAX_RATIO) -> bytes:
 def _encode(data: Buffer, max_ratio: float) -> bytearray:
     if sniff(data) != "jpeg":
         raise Refused("it is not a JPEG")
+    if reason := unsupported_reason():
+        raise Refused(reason)
     codec = load_codec()
     try:
         header = parse_header(data)

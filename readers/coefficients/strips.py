@@ -21,7 +21,7 @@ from readers.coefficients.compiled import tables_of
 from readers.coefficients.encode import LARGEST
 from readers.coefficients.layout import WORKING_ZIGZAG, Shape
 from readers.coefficients.markers import Refused, read_markers
-from readers.decode.cpu import has_clean_header
+from readers.decode.region import has_clean_header
 from readers.headers import ImageHeader
 from readers.headers.base import Buffer
 

@@ -33,8 +33,8 @@ import numpy.typing as npt
 import simplejpeg
 
 from cache.errors import BadSampleError
-from readers.decode.region import Region, Scratch, check_header, pixels_of, upright
-from readers.headers import ImageHeader, read_frame, read_header
+from readers.decode.region import Region, Scratch, check_header, has_clean_header, pixels_of, readable_frame, upright
+from readers.headers import ImageHeader, read_header
 from readers.headers.base import MEDIUM as COEFFICIENTS
 from readers.headers.pillow import opened, tiles_of
 from readers.table import Buffer
@@ -46,11 +46,8 @@ __all__ = [
     "DECODER",
     "bits_of",
     "bits_of_grey",
-    "check_coding",
     "decode_image",
     "decode_unchanged",
-    "has_clean_header",
-    "readable_frame",
     "without_all_bits",
     "without_rgb",
 ]
@@ -222,8 +219,6 @@ def _array(image: Image) -> npt.NDArray[Any]:
 
 # Named in resume tokens: another decoder may give slightly different pixels.
 DECODER = "cpu"
-_BITS = 8
-_PROCESSES = (0xC0, 0xC1, 0xC2, 0xC3, 0xC9, 0xCA)
 _SEQUENTIAL = (0xC0, 0xC1)
 _height = struct.Struct(">H")
 # simplejpeg raises the first warning of libjpeg, or its error. Bytes before the end marker follow all pixels, and those
@@ -305,42 +300,6 @@ def _decode_coefficients(
     shape = (-(-region.height // region.reduce), -(-region.width // region.reduce), 3)
     count = math.prod(shape)
     return decode(data, region, np.frombuffer(scratch.pixels(count), np.uint8, count).reshape(shape))
-
-
-def readable_frame(data: Buffer, size: tuple[int, int] | None = None) -> tuple[ImageHeader, int]:
-    """The header of an image, and the byte of a JPEG that holds its height, 0 for others.
-
-    Raises BadSampleError for what no decoder here takes, and for another upright (height, width) than `size`.
-    """
-    header, frame = read_frame(data)
-    check_header(header, size)
-    if frame:
-        check_coding(data, header, frame)
-    return header, frame
-
-
-def check_coding(data: Buffer, header: ImageHeader, frame: int) -> None:
-    """Raise BadSampleError for a JPEG that neither TurboJPEG nor Pillow takes.
-
-    Other than 8 bits a sample, which the frame states before its height at `frame`; two components; hierarchical
-    JPEGs, and lossless ones of arithmetic coding.
-    """
-    bits = data[frame - 1]
-    if bits != _BITS:
-        raise BadSampleError(f"jpeg image: has {bits} bits a sample; no decoder here takes other than {_BITS}")
-    if header.components == 2:
-        raise BadSampleError("jpeg image: has 2 components; decoders here take 1, 3 or 4")
-    if header.process not in _PROCESSES:
-        raise BadSampleError(f"jpeg image: is of process SOF{header.process & 15}, which no decoder here takes")
-
-
-def has_clean_header(source: Any) -> bool:
-    """Whether libjpeg reports nothing for a JPEG before its pixels: TurboJPEG decodes no others."""
-    try:
-        simplejpeg.decode_jpeg_header(source, strict=True)
-    except ValueError:
-        return False
-    return True
 
 
 def _decode_rows(

@@ -1,4 +1,4 @@
-/* readers.coefficients._native: the functions of Python, in the limited API of 3.11.
+/* readers.coefficients.native: the functions of Python, in the limited API of 3.11.
  *
  * Each checks that its arguments fit one another, so that no caller in Python can lead it outside of its buffers, and
  * raises ValueError otherwise; what an image says is checked where it is read. The interpreter's lock is released.
@@ -18,7 +18,7 @@
 static const Codec *codec;
 
 static int refuse(const char *what) {
-    PyErr_Format(PyExc_ValueError, "_native: %s", what);
+    PyErr_Format(PyExc_ValueError, "native: %s", what);
     return 1;
 }
 
@@ -347,9 +347,9 @@ static PyObject *py_choose(PyObject *self, PyObject *args) {
 static PyMethodDef methods[] = {METHOD(decode),      METHOD(decode_resized), METHOD(decode_jpeg), METHOD(decode_jpeg_resized),
                                 METHOD(encode),      METHOD(build_codes),    METHOD(find_marker), METHOD(choose),
                                 {NULL, NULL, 0, NULL}};
-static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, methods, NULL, NULL, NULL, NULL};
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "native", NULL, -1, methods, NULL, NULL, NULL, NULL};
 
-PyMODINIT_FUNC PyInit__native(void) {
+PyMODINIT_FUNC PyInit_native(void) {
     codec_start();
     codec = codec_choose("");
     PyObject *module = PyModule_Create(&definition);
