@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sysconfig
 from functools import cache, lru_cache
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -13,30 +14,30 @@ from readers.coefficients.markers import HuffmanTable
 
 __all__ = ["load_codec", "tables_of", "unsupported_reason"]
 
+_NAME = "readers.coefficients.native"
 _KEPT_TABLES = 16
 
 
 def load_codec() -> ModuleType:
     """The extension; its functions are described in `native.pyi`. Raises UnsupportedCpuError where it is missing."""
     try:
-        import readers.coefficients.native as native
+        return import_module(_NAME)
     except ImportError as error:
         raise UnsupportedCpuError(
             f"DCT coefficients cannot be kept or decoded here: {unsupported_reason()}; keep='encoded' works"
         ) from error
-    return native
 
 
 @cache
 def unsupported_reason() -> str:
     """Why this installation has no compiled codec, and what would build it; "" where it has one."""
     try:
-        import readers.coefficients.native as native
+        import_module(_NAME)
     except ImportError as error:
         if error.name is not None and not error.path:
             return f"the compiled codec was not built when packer-vision was installed: {_missing_tool()}"
         return f"the compiled codec cannot be loaded ({error})"
-    return "" if hasattr(native, "decode") else "the compiled codec is incomplete"
+    return ""
 
 
 def _missing_tool() -> str:

@@ -44,7 +44,7 @@ from cache.errors import BadSampleError
 from readers.augment.ops import Op
 from readers.augment.recipe import Part, Plan, Recipe
 from readers.batch import Fields
-from readers.decode.cpu import has_clean_header
+from readers.decode.region import has_clean_header
 from readers.feed import (
     BadSample,
     Feed,
