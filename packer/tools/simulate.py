@@ -32,18 +32,16 @@ from cache.stores.base import Payloads
 from cache.stores.ranges import GAP_BYTES, RUN_BYTES
 from readers.caching.form import Encoded
 from readers.caching.store import Capacity, Measures, Slots, Subset, budget
-from readers.index import MemoryColumns
-from readers.opening import open_packed
+from readers.opening.packed import open_packed
+from readers.opening.remote import open_remote
 from readers.order import NodeLocal, Order, Schedule, Sequential, Shuffled, StagedFirst, block_shuffled
 from readers.order.base import Int64s, derive_keys, uniform
 from readers.order.local import shard_starts
 from readers.order.quality import quality_of, step_quality
 from readers.order.schedule import Tail
 from readers.reader import Reader
-from readers.remote import open_remote
 from readers.staging import shards_of_fraction
-from readers.strings import Strings
-from readers.table import Table
+from readers.table import MemoryColumns, Strings, Table
 
 __all__ = [
     "ORDERS",

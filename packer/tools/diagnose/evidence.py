@@ -33,7 +33,7 @@ from packer.tools.diagnose.pipeline import leaves
 from packer.tools.monitor.probes import key_values
 from readers.headers import MEDIA
 from readers.reader import Reader
-from readers.sample import ImageInfo, headers_of
+from readers.table import ImageInfo, headers_of
 
 __all__ = ["Evidence", "Facts", "Member", "Model", "fit", "gather"]
 
