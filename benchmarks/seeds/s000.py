@@ -177,9 +177,10 @@ def _rocal_files(job: Job, device: Any) -> Batches:
 
 def _rocal_loader(job: Job, device: Any) -> Batches:
     _need_rocal(device)
+    from readers import Ranks
     from readers.rocal import RocalLoader, celeba, external_source
 
-    source = external_source(job.reader(), job.batch, seed=job.seed, rank=0, world_size=1)
+    source = external_source(job.reader(), job.batch, seed=job.seed, ranks=Ranks(rank=0, world_size=1))
     with RocalLoader(celeba(source, size=SIZE, device=device, threads=job.workers), source) as loader:
         yield from systems.endless(loader)
 

@@ -133,7 +133,8 @@ def _pack(folder: Path, task: Task) -> None:
 
     items, side = list_tree(folder / "tree"), task.resize
     for form in ("hdf5", "tfrecord", "tar"):
-        packer.convert(folder / "tree", form, folder / form, samples_per_shard=-(-len(items) // SHARDS), workers=1)
+        how = {"shards": packer.Shards(samples=-(-len(items) // SHARDS)), "run": packer.Run(workers=1)}
+        packer.convert(folder / "tree", form, folder / form, **how)
     for form in ("tfrecord", "tar"):
         packer.export_index(folder / form, "dali")
     square = T.Compose([T.Resize(side), T.CenterCrop(side)])

@@ -70,20 +70,25 @@ def data_loader(dataset: Any, batch: int, workers: int, *, seed: int = 1, order:
     yield from endless(DataLoader(dataset, batch, sampler=sampler, **options))
 
 
-def image_loader(reader: Any, batch: int, ops: Any, threads: int, device: str = "cpu", **options: Any) -> Batches:
+def image_loader(
+    reader: Any, batch: int, ops: Any, threads: int, device: str = "cpu", *, layout: Any = "NCHW", **options: Any
+) -> Batches:
     need_gpu(device)
+    from readers import Decode, Ranks
     from readers.loader import ImageLoader
 
-    options = {"seed": 1, "layout": "NCHW", "rank": 0, "world_size": 1, **options}
+    how = {"seed": 1, "decode": Decode(layout=layout), "ranks": Ranks(rank=0, world_size=1)}
+    options = {**how, **options}
     return endless(ImageLoader(reader, batch, augment=ops, threads=threads, device=device, **options))
 
 
 def dali_loader(reader: Any, batch: int, ops: Any, threads: int, device: str = "cpu", **options: Any) -> Batches:
     need_gpu(device)
+    from readers import Ranks
     from readers.dali import DaliLoader, PipelineOptions
 
-    how = PipelineOptions(device=device, threads=threads, prefetch=_PREFETCH)
-    return endless(DaliLoader(reader, batch, augment=ops, options=how, rank=0, world_size=1, **{"seed": 1, **options}))
+    how = {"options": PipelineOptions(device=device, threads=threads, prefetch=_PREFETCH), "seed": 1}
+    return endless(DaliLoader(reader, batch, augment=ops, ranks=Ranks(rank=0, world_size=1), **{**how, **options}))
 
 
 def dali(
