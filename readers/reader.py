@@ -67,6 +67,7 @@ class Reader:
         self._width = len(columns.fields)
         # Where a row is the number of a payload, a store that keeps payloads by their rows needs no extent.
         self._kept = self.store.by_row if self._rows is None and self._width == 1 else None
+        self._only = self.fields[0] if self._kept is not None else None
 
     # --- properties --------------------------------------------------------------------------------------------
     @property
@@ -180,7 +181,7 @@ class Reader:
 
         Raises IndexError outside the set and UnknownNameError for a field that the set or this sample lacks.
         """
-        if self._kept is not None and field == self.fields[0]:
+        if field == self._only and self._kept is not None:
             data = self._kept.hit(index)
             if data is not None:
                 return data
@@ -205,7 +206,7 @@ class Reader:
 
         Reads are sorted by extent, and neighbours are fetched together. Views stay valid while they are referenced.
         """
-        if self._kept is not None and field == self.fields[0]:
+        if field == self._only and self._kept is not None:
             indices = checked_indices(indices, self)
             data = self._kept.hits(indices)
             missing = [i for i, one in enumerate(data) if one is None]
