@@ -113,7 +113,7 @@ def _prepare(arguments: argparse.Namespace) -> Any:
 
 @step("scan", "walk the tree: names, sizes, times; one process")
 def _scan(arguments: argparse.Namespace) -> None:
-    from readers.tree import scan
+    from readers.opening.tree import scan
 
     scan(_tree(arguments), [], 1)
 
@@ -260,9 +260,8 @@ def _indexed(arguments: argparse.Namespace) -> Path:
 def _make_part(place: Path) -> None:
     """The columns of the samples of a shard of 1.1 GB."""
     from packer.columns import PartMeta, save_part
-    from readers.index import COLUMNS, FIELD_COLUMNS
     from readers.layout import ShardInfo
-    from readers.strings import Strings
+    from readers.table import COLUMNS, FIELD_COLUMNS, Strings
 
     n = _PART
     place.mkdir(parents=True, exist_ok=True)

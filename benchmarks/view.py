@@ -53,7 +53,7 @@ def make_set(work: Path, samples: int) -> Path:
     from packer.columns import PartMeta, save_part, write_index
     from packer.conversion.commit import write_dataset_info
     from readers.layout import DatasetInfo, ShardInfo, SplitInfo, read_dataset_info
-    from readers.strings import Strings
+    from readers.table import Strings
 
     root, one = work / f"set-{samples}", work / "one"
     if (root / "dataset.json").is_file():

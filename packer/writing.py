@@ -40,7 +40,7 @@ from packer.sources.base import ListingBuilder, SourceListing, check_names
 from packer.sources.samples import EXAMINED, SampleForm, features_of
 from readers.augment.ops import Op
 from readers.layout import DatasetInfo, SplitName
-from readers.sample import Buffer
+from readers.table import Buffer
 
 __all__ = ["SetWriter", "convert_stream", "writer"]
 

@@ -44,17 +44,16 @@ from cache.errors import (
     WorkerError,
 )
 from readers import moved as moved
-from readers.opening import Backend, open_copied, open_packed
+from readers.opening.packed import Backend, open_copied, open_packed
 from readers.reader import Reader
-from readers.sample import NO_LABEL, Buffer, ImageInfo, Sample
-from readers.table import Table
+from readers.table import NO_LABEL, Buffer, ImageInfo, Sample, Table
 
 if TYPE_CHECKING:
     from readers import order as order
     from readers.caching import CachedReader, CachedStats, Capacity, Coefficients, Decoded, Recoded, cached
-    from readers.opening import concat
+    from readers.opening.packed import concat
+    from readers.opening.tree import open_folder
     from readers.staging import Shared, ShareOptions, Staged, StageOptions, share, stage
-    from readers.tree import open_folder
 
 __all__ = [
     "NO_LABEL",
@@ -112,8 +111,8 @@ _LAZY = {
     "StageOptions": "readers.staging",
     "Staged": "readers.staging",
     "cached": "readers.caching",
-    "concat": "readers.opening",
-    "open_folder": "readers.tree",
+    "concat": "readers.opening.packed",
+    "open_folder": "readers.opening.tree",
     "order": "readers.order",
     "share": "readers.staging",
     "stage": "readers.staging",
@@ -145,7 +144,7 @@ def open(
 ) -> Reader:
     """Open one split of a packed set.
 
-    path: the directory with dataset.json, or its address: s3://, gs://, az://, https://; see `readers.remote`.
+    path: the directory with dataset.json, or its address: s3://, gs://, az://, https://; see `readers.opening.remote`.
     split: None takes the only split, or "train".
     backend: "pread" copies bytes out; "mmap" gives views of the page cache.
     verify: check the CRC32C of everything that is read; bytes from an address always are.
@@ -160,7 +159,7 @@ def open(
             raise ValueError(
                 f"backend {backend!r} is for local sets; leave it out for {address.partition('://')[0]}://"
             )
-        from readers.remote import open_remote
+        from readers.opening.remote import open_remote
 
         if local is None and fallback is not None:
             raise ValueError("fallback is for local copies; the path is an address itself")

@@ -26,10 +26,8 @@ from readers.augment.geometry import Job, Pass
 from readers.augment.ops.base import Op, Stage
 from readers.augment.recipe import Placement
 from readers.fields import decode_field
-from readers.index import ABSENT
 from readers.reader import SAMPLE_ERRORS, Reader
-from readers.sample import Buffer, upright_sides
-from readers.table import Table, checked_indices
+from readers.table import ABSENT, Buffer, Table, checked_indices, upright_sides
 
 __all__ = ["FieldMoves", "FieldOptions", "Fields", "Payloads"]
 

@@ -12,7 +12,14 @@ from types import ModuleType
 
 __all__ = ["MOVED"]
 
-MOVED = {"readers.names": "readers.layout"}
+MOVED = {
+    "readers.index": "readers.table",
+    "readers.names": "readers.layout",
+    "readers.remote": "readers.opening.remote",
+    "readers.sample": "readers.table",
+    "readers.strings": "readers.table",
+    "readers.tree": "readers.opening.tree",
+}
 
 
 class _Moved(MetaPathFinder, Loader):

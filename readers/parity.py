@@ -22,7 +22,7 @@ from readers.caching.form import Coefficients
 from readers.coefficients import unsupported_reason
 from readers.decode.region import with_header
 from readers.reader import Reader
-from readers.sample import Buffer
+from readers.table import Buffer
 
 try:
     import torch

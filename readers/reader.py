@@ -29,13 +29,10 @@ import numpy.typing as npt
 from cache.errors import BadSampleError, DamagedSampleError, DatasetError, StaleIndexError, UnknownNameError
 from cache.stores import Buffer, Store
 from cache.stores.base import Payloads
-from readers.index import ABSENT as _ABSENT
 from readers.layout import FIELD_KINDS, DatasetInfo, SplitInfo
-from readers.sample import NO_LABEL, ImageInfo, Sample, headers_of, html_of
-from readers.table import Table, checked_indices
+from readers.table import ABSENT as _ABSENT
+from readers.table import NO_LABEL, ImageInfo, Sample, Table, checked_indices, headers_of, html_of
 from readers.where import Criteria
-
-__all__ = ["SAMPLE_ERRORS", "Indices", "Reader", "depth_warning", "read_good"]
 
 _BLOCK_SAMPLES = 64
 _AHEAD_BLOCKS = 4

@@ -43,54 +43,27 @@ from cache.node import detect_ranks, usable_cpus
 from cache.remote import Patience, Remote
 from cache.serving import Rendezvous, Server, ServerProcess, ServeTerms, own_address, read_token
 from cache.staging import FolderSource, Manifest, Source, StagedFile
-from cache.staging.remote import RemoteSource
+from cache.staging.sources import RemoteSource
 from cache.stores import Buffer, Int64s, Shards, Store, StoreOver
 from cache.stores.base import Payloads
 from cache.stores.copied import Copied, Neighbours, RowOwners, ShardOwners
 from cache.stores.remote import RemoteFiles
 from readers.headers import MEDIA, SUFFIX, sniff
-from readers.index import ABSENT, Columns, Index, decode_name
 from readers.layout import (
     DATASET_FILE,
     KIND_SUFFIXES,
     MAX_JSON_BYTES,
+    PIXELS,
     DatasetInfo,
     SplitInfo,
     read_dataset_info,
     shortened,
 )
-from readers.opening import Checked, open_packed
+from readers.opening.packed import Checked, open_packed
 from readers.order import NodeLocal, ResumeToken, StagedFirst
 from readers.order.local import shard_starts
-from readers.pixels import PIXELS
 from readers.reader import Reader
-from readers.sample import NO_LABEL
-
-__all__ = [
-    "AS_FILES",
-    "FORMS",
-    "LABELS_FILE",
-    "LABELS_HEADER",
-    "TREE",
-    "LabelRow",
-    "PayloadRanges",
-    "Portion",
-    "SetFiles",
-    "ShareOptions",
-    "Shared",
-    "StageOptions",
-    "Staged",
-    "are_class_folders",
-    "describe_files",
-    "label_table",
-    "original_files",
-    "set_files",
-    "shards_of_fraction",
-    "share",
-    "stage",
-    "without_apostrophe",
-]
-
+from readers.table import ABSENT, NO_LABEL, Columns, Index, decode_name
 
 # Which files of a packed set a node needs: the set as a plain list of files, and a portion of it.
 #
@@ -174,7 +147,7 @@ class SetFiles:
             return range(len(split.shards))
         node, nodes = portion.part
         order, shards = NodeLocal(split.samples, nodes=nodes), len(split.shards)
-        index = Index(self.home / split.index, split.samples)
+        index = Index(self.home / split.index, split.samples, (), self.info.separate)
         columns = [index.column("shard"), *map(index.shard_column, self.info.separate)]
         try:
             if not portion.overlap:
@@ -190,7 +163,7 @@ def _remote_set_files(url: str) -> SetFiles:
     The fingerprint covers dataset.json (and so the CRC32C of every shard), what the server reports of it, and the sizes
     of the index columns. Raises DatasetError, RemoteError, StaleIndexError, OutputError, MissingExtraError.
     """
-    from readers.remote import RemoteHome
+    from readers.opening.remote import RemoteHome
 
     remote = Remote(url)
     home = RemoteHome(remote)
@@ -651,7 +624,7 @@ class Staged:
 
     def _open_split(self, name: str) -> Reader:
         if isinstance(self.dataset, str) and "://" in self.dataset:
-            from readers.remote import open_remote
+            from readers.opening.remote import open_remote
 
             return open_remote(self.dataset, name)
         return open_packed(self.dataset, name)

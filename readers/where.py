@@ -50,28 +50,10 @@ import numpy.typing as npt
 
 from cache.errors import BadSampleError, SourceError, UnknownNameError
 from cache.messages import listed
-from readers.index import ABSENT
-from readers.sample import Buffer, ImageInfo
-from readers.table import Table, checked_indices
+from readers.table import ABSENT, Buffer, ImageInfo, Table, checked_indices
 
 if TYPE_CHECKING:
     from readers.reader import Reader
-
-__all__ = [
-    "ERASED",
-    "NUMBERS",
-    "Criteria",
-    "Facts",
-    "TableFacts",
-    "Texts",
-    "Where",
-    "complete_columns",
-    "folders_of",
-    "group_values",
-    "json_columns",
-    "json_payloads",
-    "parse_where",
-]
 
 
 Bools: TypeAlias = npt.NDArray[np.bool_]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import faulthandler
 import gc
 import importlib
 import importlib.util
@@ -13,6 +14,7 @@ import pickle
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -47,6 +49,43 @@ from packer.testing.samples import Samples, files_of, make_jpeg, turned_image  #
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # A shell's background jobs ignore Ctrl-C, and so would all programs that are started and interrupted here.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# No test takes as long on a machine that works at all. One that waits for ever fails, and says where each thread stood;
+# where not even that helps, its process ends, which fails the test, too.
+TEST_SECONDS, LAST_SECONDS = 300, 420
+_UNLIMITED = ("cluster", "corpora", "experiments", "faults", "slurm", "timing", "wheels")
+_stderr: list[int] = []
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        _stderr.append(os.dup(2))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Limits a test with its fixtures."""
+    if any(item.get_closest_marker(name) for name in _UNLIMITED):
+        return (yield)
+
+    def stop(number: int, frame: Any) -> None:
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        stacks = [
+            f"--- {names.get(ident, ident)}\n{''.join(traceback.format_stack(top))}"
+            for ident, top in sys._current_frames().items()
+        ]
+        pytest.fail(f"{item.nodeid} has not ended after {TEST_SECONDS} s\n" + "\n".join(stacks), pytrace=False)
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(TEST_SECONDS)
+    faulthandler.dump_traceback_later(LAST_SECONDS, exit=True, file=_stderr[0])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture

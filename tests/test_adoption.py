@@ -15,7 +15,7 @@ import readers
 from packer.formats import format_named
 from packer.formats.base import PackedSample, ShardSpec
 from packer.sources.shards import split_of_name
-from readers.sample import NO_LABEL
+from readers.table import NO_LABEL
 
 
 def test_shards_that_share_keys(tmp_path: Path) -> None:

@@ -365,5 +365,5 @@ def test_what_is_listed_and_left_out_is_said(tmp_path: Path, cli_run: Packer) ->
 def test_versions_of_what_matters_are_shown(cli_run: Packer) -> None:
     status, shown, _ = cli_run("--version")
     assert status == 0 and shown.startswith(f"packer {packer.__version__}\nPython ")
-    for name in ("numpy", "h5py", "pillow", "simplejpeg", "crc32c", "zstandard", "click"):
+    for name in ("numpy", "h5py", "pillow", "simplejpeg", "crc32c", "zstandard", "click", "lazy_loader"):
         assert f"{name} {metadata.version(name)}" in shown

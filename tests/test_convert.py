@@ -20,7 +20,7 @@ import packer
 import readers
 from readers.headers import MEDIA
 from readers.layout import DOCUMENTS
-from readers.tree import unique_keys
+from readers.opening.tree import unique_keys
 
 FORMATS = ("hdf5", "tfrecord", "tar")
 

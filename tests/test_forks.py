@@ -22,7 +22,7 @@ from cache.errors import TrainerError
 from packer.testing.children import end_of
 from readers.caching import cached
 from readers.loader import ImageLoader
-from readers.opening import open_copied, open_packed
+from readers.opening.packed import open_copied, open_packed
 from readers.order import Shuffled
 from readers.torch import ImageDataset
 

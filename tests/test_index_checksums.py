@@ -17,7 +17,7 @@ import readers
 from packer.formats import format_named
 from packer.formats.base import PackedSample, ShardSpec
 from readers.order import ResumeToken, Shuffled
-from readers.sample import NO_LABEL
+from readers.table import NO_LABEL
 
 HEADER_COLUMNS = ("height", "width", "components", "process", "orientation", "media", "image.name")
 
@@ -106,7 +106,7 @@ def test_a_damaged_index_at_an_address_is_detected(packed: Path, tmp_path: Path,
     for _ in range(2):  # with the index that is kept here, and without
         result = packer.verify(address)
         assert not result.ok and "width.npy" in str(result.problems[0]), result.problems
-        shutil.rmtree(readers.remote.index_cache_folder(), ignore_errors=True)
+        shutil.rmtree(readers.opening.remote.index_cache_folder(), ignore_errors=True)
 
 
 def two_images(folder: Path) -> Path:

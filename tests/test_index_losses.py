@@ -20,7 +20,7 @@ from packer.sources.shards import missing_shards
 from packer.testing.children import crashes_at
 from readers.headers import parse_header
 from readers.layout import DOCUMENTS
-from readers.sample import NO_LABEL
+from readers.table import NO_LABEL
 
 FORMATS = ("tfrecord", "tar")
 

@@ -26,7 +26,7 @@ from readers.caching.store import Cached
 from readers.decode.device import DecodeStream
 from readers.loader import ImageLoader, LoaderStats
 from readers.loader.stats import LoopTimers
-from readers.sample import Buffer
+from readers.table import Buffer
 from readers.trace import TraceSlot
 
 COUNT, BATCH = 60, 5
@@ -189,10 +189,12 @@ def test_slow_training_is_waited_for(reader: readers.Reader, monkeypatch: pytest
     stop = time.monotonic() + 300
     for _ in loader:
         before = loader.stats()
-        while loader.stats().idle_seconds - before.idle_seconds < 0.1 and time.monotonic() < stop:
-            clock.advance(MS)  # a step of the training, which ends long after all batches are ready
+        while loader.stats().idle_seconds == before.idle_seconds and time.monotonic() < stop:
+            time.sleep(0.001)
+            clock.advance(1_000)  # until all batches are ready, which this clock hardly sees
             if loader.stats().seconds == before.seconds:  # the epoch has ended with its last batch
                 break
+        clock.advance(100 * MS)  # a step of the training
     stats, steps = loader.stats(), COUNT // BATCH
     assert stats.idle_seconds >= 0.1 * (steps - 1) and stats.wait < 0.01
     assert stats.ready == (1, 1, steps - 2) and str(stats).startswith("data wait for training: 2 batches ready on 83 %")

@@ -13,7 +13,7 @@ from PIL import Image
 
 import packer
 import readers
-from readers.sample import Sample
+from readers.table import Sample
 
 
 def pictures(shown: str) -> list[tuple[int, int]]:

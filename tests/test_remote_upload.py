@@ -20,8 +20,7 @@ from suites.programs import run_packer
 
 import packer
 import readers
-from cache.remote import CRC_ATTRIBUTE, Remote
-from cache.remote.store import ObjectStore
+from cache.remote import CRC_ATTRIBUTE, ObjectStore, Remote
 
 
 @pytest.fixture

@@ -118,16 +118,16 @@ def test_opening_a_set_while_it_is_replaced(
     packed: Path, other: Path, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
     """dataset.json was read before, the index after the replacement."""
-    opened = readers.index.open_regular
+    opened = readers.table.open_regular
 
     def meanwhile(path: Path) -> Any:
-        monkeypatch.setattr("readers.index.open_regular", opened)
+        monkeypatch.setattr("readers.table.open_regular", opened)
         replace(packed, other)
         if state == "under way":
             (packed / "dataset.json").unlink()
         raise ValueError("the file has changed")
 
-    monkeypatch.setattr("readers.index.open_regular", meanwhile)
+    monkeypatch.setattr("readers.table.open_regular", meanwhile)
     with pytest.raises(StaleIndexError, match=f"(has been replaced|is being replaced).*{AGAIN}"):
         readers.open(packed, "train")
 

@@ -37,8 +37,8 @@ from packer.formats import format_named
 from packer.sources.base import SourceListing
 from packer.sources.folder import FolderSource, TreeListing
 from readers.layout import WORK_FOLDER
-from readers.strings import Names
-from readers.tree import TreeFiles, TreeSplit
+from readers.opening.tree import TreeFiles, TreeSplit
+from readers.table import Names
 
 BAD = "val/owl/owl_002.JPEG"  # in the last shard
 

@@ -14,7 +14,7 @@ import pytest
 from suites.staging import SLOWLY, assert_whole, size_of, staged, start, wait_for
 
 import readers
-from readers.opening import open_copied
+from readers.opening.packed import open_copied
 from readers.order import NodeLocal
 from readers.staging import Portion, set_files
 

@@ -21,7 +21,7 @@ import packer
 import readers
 from packer.testing.samples import make_image, turned_image
 from readers.headers import MEDIA
-from readers.sample import upright_sides
+from readers.table import upright_sides
 
 EVIL = "<img src=x onerror=alert(1)>&\x07\u202e'\""
 CLASSES = (EVIL, "ant")

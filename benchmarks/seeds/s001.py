@@ -170,7 +170,7 @@ def _by_us(url: str, folder: Path) -> None:
 contender("s5cmd", program="s5cmd", note="s5cmd cp of all objects")(partial(_downloaded, download=_by_s5cmd))
 contender(
     "ours: readers.stage",
-    imports="readers.remote cache.staging.remote readers.staging obstore",
+    imports="readers.opening.remote cache.staging.sources readers.staging obstore",
     note="the same objects; each compared with its CRC32C, and synced",
 )(partial(_downloaded, download=_by_us))
 

@@ -22,9 +22,6 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["TIERS", "Buffer", "Extents", "Int64s", "Joined", "Part", "Payloads", "Shards", "Store", "StoreOver"]
-
-
 Buffer: TypeAlias = bytes | memoryview
 Int64s: TypeAlias = npt.NDArray[np.int64]
 _S = TypeVar("_S", bound="Store")

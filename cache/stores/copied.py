@@ -26,9 +26,6 @@ from cache.staging import Arrivals
 from cache.stores.base import Buffer, Extents, Int64s, Store, StoreOver
 from cache.stores.files import Files
 
-__all__ = ["Copied", "CopyStats", "Neighbours", "RowOwners", "ShardOwners"]
-
-
 _RETRY_SECONDS = 1.0
 
 

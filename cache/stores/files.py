@@ -28,8 +28,6 @@ from cache.locks import call_after_fork
 from cache.stores.base import Buffer, Extents, Int64s, Shards, Store
 from cache.stores.ranges import GAP_BYTES, BlockPool, ReadPlan, plan_reads
 
-__all__ = ["Files", "LooseFiles", "OpenFile", "check_inside", "unreadable"]
-
 _REBUILD = "rebuild the index with  packer index"
 
 

@@ -30,8 +30,6 @@ from cache.stores.base import Buffer, Extents, Shards, Store
 from cache.stores.files import check_inside
 from cache.stores.ranges import ReadPlan, plan_reads
 
-__all__ = ["Ahead", "RemoteFiles", "Run"]
-
 _GAP_BYTES = 256 << 10  # about what passes in the time that another request would take
 _GET_BYTES = 8 << 20
 _Key = tuple[int, int, int]

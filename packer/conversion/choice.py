@@ -17,7 +17,7 @@ from packer.sets.deal import as_groups, deal, deal_groups
 from packer.sources.base import SourceListing, SplitListing
 from readers.headers import ImageHeader, read_header
 from readers.layout import SplitName
-from readers.sample import NO_LABEL, Buffer
+from readers.table import NO_LABEL, Buffer
 from readers.where import NUMBERS, Texts, Where, complete_columns, folders_of, group_values, json_columns, parse_where
 
 __all__ = ["Choice", "SampleWhere", "select"]

@@ -48,9 +48,8 @@ from packer.formats import format_named
 from packer.formats.base import Arena
 from packer.sources.base import LabellingReader, Samples, SomeSamples, Source, SourceListing
 from packer.workers import Workers, run_shards, without_gc
-from readers.index import ABSENT
 from readers.layout import WORK_FOLDER, read_dataset_info
-from readers.strings import Strings
+from readers.table import ABSENT, Strings
 
 __all__ = ["Conversion"]
 

@@ -29,8 +29,8 @@ from readers.headers import ImageHeader, frames, parse_header, read_header, snif
 from readers.headers.base import shrunk, upright_size
 from readers.headers.formats import EXIF_PREFIX, parse_frame
 from readers.headers.pillow import opened
-from readers.pixels import PIXELS
-from readers.sample import Buffer
+from readers.layout import PIXELS
+from readers.table import Buffer
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -25,8 +25,8 @@ from readers.augment.recipe import Placement
 from readers.batch import FieldMoves, FieldOptions
 from readers.fields import decode_field, encode_field
 from readers.headers import ImageHeader, sniff
-from readers.pixels import PIXELS
-from readers.sample import Buffer
+from readers.layout import PIXELS
+from readers.table import Buffer
 
 __all__ = ["DETERMINISTIC", "SHOWN", "OpWork", "check_fields", "check_ops", "one_thread", "parse_op", "recorded_op"]
 

@@ -23,9 +23,8 @@ from packer.formats.base import Arena, PackedSample, ShardSpec
 from packer.sources.base import AheadReader, LabellingReader, Samples, Slice, Source, SourceReader, StrayReader
 from packer.sources.contents import EMPTY, is_stray, reason_of
 from readers.headers import read_header
-from readers.layout import QUARANTINE_FOLDER, WORK_FOLDER, RelativePath, ShardInfo, shortened
-from readers.pixels import PIXELS
-from readers.sample import NO_LABEL, Buffer
+from readers.layout import PIXELS, QUARANTINE_FOLDER, WORK_FOLDER, RelativePath, ShardInfo, shortened
+from readers.table import NO_LABEL, Buffer
 
 __all__ = ["Cancelled", "ShardPacker", "ShardTask", "disk_full", "pack_shard"]
 

@@ -22,10 +22,9 @@ from packer.formats.base import Format, ShardSpec
 from packer.sources.base import SourceListing, SplitListing
 from readers.augment.ops.base import Op
 from readers.headers import SUFFIX
-from readers.layout import FieldName, SplitName
-from readers.pixels import PIXELS
-from readers.strings import repeated
-from readers.tree import Keys
+from readers.layout import PIXELS, FieldName, SplitName
+from readers.opening.tree import Keys
+from readers.table import repeated
 from readers.where import parse_where
 
 __all__ = [
@@ -63,7 +62,7 @@ class Reencode:
     """Make the images smaller while packing.
 
     codec: what to write ("keep": the codec an image has; GIF, BMP and TIFF become PNG). "raw": pixels without a codec,
-    uint8 [height, width, 3], for HDF5 shards of images that have, or get by ops, one size (`readers.pixels`).
+    uint8 [height, width, 3], for HDF5 shards of images that have, or get by ops, one size (`readers.opening.packed`).
     max_side: longest side at most this many pixels.
     resize_short: shortest side exactly this many pixels, never enlarged.
     quality: 1 to 100, of JPEG and WebP.

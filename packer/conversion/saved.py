@@ -43,8 +43,8 @@ from packer.formats.base import ShardSpec
 from packer.sources.base import FieldNames, NumberPlaces, Slice, SomeSamples, Source, SourceListing, SplitListing
 from packer.sources.folder import TreeListing
 from readers.layout import WORK_FOLDER, FieldName, SplitName
-from readers.strings import Names, Strings
-from readers.tree import Rows, TreeFiles, TreeSplit
+from readers.opening.tree import Rows, TreeFiles, TreeSplit
+from readers.table import Names, Strings
 
 __all__ = ["LISTING_FILE", "Prepared", "SavedSamples", "decode_rows", "encode_rows", "load", "question_of", "save"]
 
@@ -56,7 +56,7 @@ __all__ = ["LISTING_FILE", "Prepared", "SavedSamples", "decode_rows", "encode_ro
 #     header      JSON: {"root": folder of the split, "columns": [[name, dtype, numbers], …]}
 #     columns     one after the other, little-endian, as the header has them
 #
-#     folders, folders.offset    strings (`readers.strings`): folders of the files, with a "/" at the end; "" the root
+#     folders, folders.offset    strings (`readers.table`): folders of the files, with a "/" at the end; "" the root
 #     folder                     int32 [k]   which of them a file is in
 #     names, names.offset        strings: names of the files in their folders
 #     bytes, stamps, labels      int64 [k]

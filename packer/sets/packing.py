@@ -61,11 +61,8 @@ from packer.sources.tables import RESERVED_FIELDS
 from packer.workers import Workers, run_shards, without_gc
 from readers.fields import KINDS, check_field
 from readers.headers import SUFFIX
-from readers.index import ABSENT
-from readers.layout import AdoptedKeys, DatasetInfo, FieldName, ShardInfo, SplitInfo, read_dataset_info
-from readers.pixels import PIXELS
-from readers.sample import NO_LABEL, Buffer
-from readers.strings import Strings
+from readers.layout import PIXELS, AdoptedKeys, DatasetInfo, FieldName, ShardInfo, SplitInfo, read_dataset_info
+from readers.table import ABSENT, NO_LABEL, Buffer, Strings
 from readers.where import ERASED
 
 __all__ = [

@@ -17,11 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 import readers
-from readers.index import ABSENT, COLUMNS, column_names, decode_name, encode_name
 from readers.layout import DatasetInfo, ShardInfo
-from readers.opening import packed_columns
-from readers.strings import Strings
-from readers.table import Table
+from readers.opening.packed import packed_columns
+from readers.table import ABSENT, COLUMNS, Strings, Table, column_names, decode_name, encode_name
 from readers.where import TableFacts, Texts, json_columns, json_payloads
 
 __all__ = ["Piece", "PieceColumns", "SplitShards", "open_pieces", "shards_of_split"]

@@ -26,9 +26,8 @@ from cache.errors import MissingExtraError, SourceError
 from cache.messages import listed
 from packer.formats.base import Arena
 from readers.layout import same_split
-from readers.sample import Buffer
-from readers.strings import NamesBuilder, Strings
-from readers.tree import Keys, TreeNames
+from readers.opening.tree import Keys, TreeNames
+from readers.table import Buffer, NamesBuilder, Strings
 
 __all__ = [
     "AheadReader",

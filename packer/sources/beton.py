@@ -42,7 +42,7 @@ from packer.sources.streams import PlainFile
 from packer.sources.tables import json_payload
 from packer.sources.targets import Roles, choose_roles
 from readers.fields import encode_field
-from readers.sample import NO_LABEL, Buffer
+from readers.table import NO_LABEL, Buffer
 
 __all__ = ["BetonSource"]
 

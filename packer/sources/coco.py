@@ -53,9 +53,8 @@ from packer.sources.shards import split_of_name
 from packer.sources.streams import PlainFile
 from readers.fields import encode_field
 from readers.layout import RelativePath
-from readers.sample import Buffer
-from readers.strings import repeated
-from readers.tree import has_image_suffix, unique_keys
+from readers.opening.tree import has_image_suffix, unique_keys
+from readers.table import Buffer, repeated
 
 __all__ = ["json_parts"]
 

@@ -26,8 +26,7 @@ from packer.sources.base import FieldNames, NumberPlaces, SourceListing, SourceR
 from packer.sources.streams import PlainFile, UnpackedStream
 from packer.sources.tables import is_missing
 from readers.layout import SplitName, same_split
-from readers.sample import Buffer
-from readers.strings import Strings
+from readers.table import Buffer, Strings
 
 __all__ = [
     "FilesSource",

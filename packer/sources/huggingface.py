@@ -52,9 +52,8 @@ from packer.sources.targets import CAPTION_COLUMNS, Roles, Targets, choose_roles
 from readers.fields import check_field, encode_field
 from readers.headers import sniff
 from readers.layout import SplitName
-from readers.sample import NO_LABEL, Buffer
-from readers.strings import Names, Strings
-from readers.tree import unique_keys
+from readers.opening.tree import unique_keys
+from readers.table import NO_LABEL, Buffer, Names, Strings
 
 __all__ = ["HuggingFaceSource"]
 

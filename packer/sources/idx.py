@@ -33,7 +33,7 @@ from cache.messages import listed, quoted
 from packer.sources.file_sets import PixelBlock, PixelSets, PixelSource, PixelSplit, check_image_bytes
 from packer.sources.layouts import idx_folder, idx_name
 from packer.sources.streams import PlainFile, UnpackedStream, compression_of
-from readers.sample import NO_LABEL
+from readers.table import NO_LABEL
 
 __all__ = ["IdxSource"]
 

@@ -42,7 +42,7 @@ from packer.sources.targets import Roles, choose_roles
 from readers.fields import check_field, encode_field
 from readers.headers import sniff
 from readers.layout import RelativePath
-from readers.sample import Buffer
+from readers.table import Buffer
 
 __all__ = []
 

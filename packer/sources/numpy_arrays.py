@@ -31,7 +31,7 @@ from packer.sources.layouts import splits_of_arrays
 from packer.sources.shards import split_of_name
 from packer.sources.streams import PlainFile
 from packer.sources.tables import Table, number_labels
-from readers.sample import NO_LABEL
+from readers.table import NO_LABEL
 
 __all__ = ["NumpySource"]
 

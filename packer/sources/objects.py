@@ -23,7 +23,7 @@ from cache.errors import BadSampleError
 from readers.decode.region import upright
 from readers.headers import ImageHeader, read_header
 from readers.headers.base import MAX_PIXELS
-from readers.sample import Buffer
+from readers.table import Buffer
 
 __all__ = [
     "MAX_XML_BYTES",

@@ -36,8 +36,8 @@ from cache.errors import MissingExtraError, PackerError, SourceError
 from cache.files import open_regular
 from cache.messages import plural, quoted
 from readers.layout import FIELD_KINDS
-from readers.sample import NO_LABEL
 from readers.staging import LABELS_HEADER, without_apostrophe
+from readers.table import NO_LABEL
 
 __all__ = [
     "IS_VALID",

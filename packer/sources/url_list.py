@@ -44,8 +44,7 @@ from packer.sources.contents import NOT_FETCHED, is_stray
 from packer.sources.file_sets import split_of_value
 from packer.sources.tables import NamedColumns, Row, UrlTable, is_missing, json_payload, number_labels, open_url_table
 from readers.layout import RelativePath
-from readers.sample import Buffer
-from readers.strings import repeated
+from readers.table import Buffer, repeated
 
 __all__ = ["FetchOptions", "Fetcher", "Pace", "without_query"]
 

@@ -38,8 +38,8 @@ from packer.sources.objects import MAX_XML_BYTES, Grid, XmlObjects, grid_of, par
 from readers.fields import decode_field, encode_field
 from readers.headers import read_header
 from readers.layout import RelativePath
-from readers.sample import Buffer
-from readers.tree import SPLIT_NAMES, has_image_suffix, unique_keys
+from readers.opening.tree import SPLIT_NAMES, has_image_suffix, unique_keys
+from readers.table import Buffer
 
 __all__ = ["VocSource", "open_voc"]
 

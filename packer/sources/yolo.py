@@ -54,8 +54,8 @@ from packer.sources.folder import FolderSource, read_file
 from packer.sources.layouts import YOLO_NAMES, YOLO_YAMLS, yolo_folders
 from packer.sources.objects import Grid, class_mask, displayed_grid, outline_pixels
 from readers.fields import encode_field
-from readers.sample import Buffer
-from readers.tree import SPLIT_NAMES, TreeFile, TreeFiles, has_image_suffix, scan, unique_keys
+from readers.opening.tree import SPLIT_NAMES, TreeFile, TreeFiles, has_image_suffix, scan, unique_keys
+from readers.table import Buffer
 
 __all__ = ["YoloSource", "open_yolo"]
 

@@ -25,8 +25,7 @@ from packer.formats import format_named, format_of_file
 from packer.formats.base import Format, Located, LocateOptions, PackedSample, ShardSpec, ShardWriter, WrittenShard
 from packer.testing.samples import make_jpeg
 from readers.headers import ImageHeader, parse_header
-from readers.index import ABSENT
-from readers.sample import NO_LABEL
+from readers.table import ABSENT, NO_LABEL
 
 JPEG = make_jpeg(1)
 HEADER = parse_header(JPEG)

@@ -40,24 +40,7 @@ from readers.decode import Region, decode_image
 from readers.decode.region import with_header
 from readers.headers import MEDIA, read_header, sniff
 from readers.headers.base import MAGIC, PIXELS_HEADER_BYTES, VERSION, shrunk, shrunk_sides, upright_size
-from readers.sample import ImageInfo, upright_sides
-
-__all__ = [
-    "Coefficients",
-    "Decoded",
-    "Encoded",
-    "Form",
-    "KeepLike",
-    "Recoded",
-    "as_form",
-    "compress",
-    "compressed_share",
-    "decompress",
-    "may_pay",
-    "rate_of",
-    "with_rate",
-]
-
+from readers.table import ImageInfo, upright_sides
 
 _JPEG, _PIXELS = MEDIA.index("jpeg"), MEDIA.index("pixels")
 _BASELINE = 0xC0

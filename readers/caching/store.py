@@ -33,28 +33,9 @@ from cache.stores import Buffer, Extents, Int64s, Store, StoreOver
 from cache.stores.base import TIERS, Payloads
 from readers.caching.form import Coefficients, Form, compress, compressed_share, decompress, may_pay, rate_of, with_rate
 from readers.headers import MEDIA, sniff
-from readers.index import Columns
 from readers.order.base import Permutation, UInt64s, counter_hash, derive_keys
 from readers.reader import SAMPLE_ERRORS, Reader, read_good
-from readers.sample import headers_of
-
-__all__ = [
-    "CHECKS",
-    "EVERYTHING",
-    "Cached",
-    "CachedStats",
-    "Capacity",
-    "Check",
-    "Measures",
-    "Originals",
-    "Slots",
-    "Subset",
-    "Terms",
-    "agree",
-    "budget",
-    "measure",
-]
-
+from readers.table import Columns, headers_of
 
 # What the users of a cache must agree on: the process that comes first writes it into the shared memory.
 

@@ -23,7 +23,7 @@ from readers.order import Order
 from readers.order.base import Int64s
 from readers.order.schedule import Tail
 from readers.reader import SAMPLE_ERRORS, Reader
-from readers.sample import upright_sides
+from readers.table import upright_sides
 
 __all__ = ["DaliLoader"]
 

@@ -59,7 +59,7 @@ from readers.order import Order
 from readers.order.base import Int64s
 from readers.order.schedule import Tail
 from readers.reader import Reader
-from readers.sample import Buffer, ImageInfo, upright_sides
+from readers.table import Buffer, ImageInfo, upright_sides
 
 __all__ = ["DECODER", "BatchSource", "SampleSource", "Source", "has_flips", "has_size", "refusal"]
 

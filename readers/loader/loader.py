@@ -19,7 +19,6 @@ from readers.augment.ops import Normalize, Op
 from readers.augment.recipe import Recipe, recipes_of_views
 from readers.batch import FieldOptions, Fields
 from readers.decode import DECODER
-from readers.decode.device import CpuShare, Share
 from readers.feed import (
     BadSample,
     Feed,
@@ -42,6 +41,7 @@ from readers.trace import Trace, TraceSlot
 if TYPE_CHECKING:
     from readers.augment.fused import Engine
     from readers.decode.batch import DecoderName
+    from readers.decode.device import CpuShare
     from readers.loader.device import DevicePath, DeviceStage
 
 __all__ = ["ImageLoader", "Layout", "find_device"]
@@ -159,7 +159,6 @@ class ImageLoader(FeedLoader):
             check_compiled()
         pinned = torch.cuda.is_available() if pin_memory is None else pin_memory
         planar, normalize = layout == "NCHW", self.recipe.normalize
-        share = Share(cpu_share, self.threads)
         made = {
             "dtype": self.dtype,
             "planar": planar,
@@ -170,7 +169,8 @@ class ImageLoader(FeedLoader):
         }
         self._path = None
         if decode == "RGB":
-            self._path = device_path(self.device, "cpu" if decoder == "compiled" else decoder, share, **made)
+            decoder = "cpu" if decoder == "compiled" else decoder
+            self._path = device_path(self.device, decoder, cpu_share, self.threads, **made)
         if self._path is not None:
             stored: tuple[torch.dtype, bool, Normalize | None] = (torch.uint8, False, None)
         else:
@@ -319,7 +319,9 @@ def check_compiled() -> None:
         raise UnsupportedCpuError(f"decoder='compiled' does not work here: {reason}; use decoder='cpu'")
 
 
-def device_path(device: torch.device, decoder: DecoderName, share: Share, **options: Any) -> DevicePath | None:
+def device_path(
+    device: torch.device, decoder: DecoderName, cpu_share: CpuShare, threads: int, **options: Any
+) -> DevicePath | None:
     """How batches are made on a device; None where the crew does everything: on the CPU, unless a decoder of batches
     is asked for. What GPUs need is imported only here.
 
@@ -327,9 +329,9 @@ def device_path(device: torch.device, decoder: DecoderName, share: Share, **opti
     ValueError, also for what the CPU does anyway: a share of the decoding, an engine.
     """
     on_cpu = device.type != "cuda" and decoder in ("auto", "cpu")
-    if share.wanted != 0 and (on_cpu or decoder == "cpu"):
+    if cpu_share != 0 and (on_cpu or decoder == "cpu"):
         raise ValueError(
-            f"cpu_share={share.wanted!r} is a share of what a GPU decodes, but with device={str(device)!r} and "
+            f"cpu_share={cpu_share!r} is a share of what a GPU decodes, but with device={str(device)!r} and "
             f"decoder={decoder!r} the CPU decodes everything; leave cpu_share= out, or let a GPU decode"
         )
     if on_cpu:
@@ -339,9 +341,10 @@ def device_path(device: torch.device, decoder: DecoderName, share: Share, **opti
                 f"the threads crop and resize; leave engine= out"
             )
         return None
+    from readers.decode.device import Share
     from readers.loader.device import open_path
 
-    return open_path(device, decoder, share=share, **options)
+    return open_path(device, decoder, share=Share(cpu_share, threads), **options)
 
 
 class _ImageMemory:

@@ -42,7 +42,7 @@ from readers.order.base import Int64s
 from readers.order.schedule import Tail
 from readers.position import Progress
 from readers.reader import SAMPLE_ERRORS, Reader
-from readers.sample import NO_LABEL, Buffer, ImageInfo, upright_sides
+from readers.table import NO_LABEL, Buffer, ImageInfo, upright_sides
 
 __all__ = [
     "PADDING_BATCHES",

@@ -36,7 +36,7 @@ from readers.feed import (
 from readers.fields import decode_field
 from readers.headers import first_deep
 from readers.reader import SAMPLE_ERRORS, Reader, depth_warning
-from readers.sample import Buffer
+from readers.table import Buffer
 from readers.torch.rendering import OpRenderer, PerThread, Place, Task, loser_of_places
 
 __all__ = ["ImageDataset", "Place"]

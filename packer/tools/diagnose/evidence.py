@@ -32,7 +32,7 @@ from packer.tools.diagnose.ladder import Diagnosis, StageCost
 from packer.tools.diagnose.pipeline import leaves
 from readers.headers import MEDIA
 from readers.reader import Reader
-from readers.sample import ImageInfo, headers_of
+from readers.table import ImageInfo, headers_of
 
 __all__ = ["Evidence", "Facts", "Member", "Model", "fit", "gather"]
 

@@ -22,8 +22,7 @@ from packer.tools.monitor.record import (
     percentiles_table,
     read_usage,
 )
-from packer.tools.report import charts
-from packer.tools.report.page import Page
+from packer.tools.report import Page, charts
 
 __all__ = ["command_line", "comparison_page", "diagnosis_page", "usage_page"]
 

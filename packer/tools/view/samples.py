@@ -30,11 +30,11 @@ from readers.decode import Region, decode_image
 from readers.feed import Feed, FeedOptions, Start, choose_tail
 from readers.fields import decode_field
 from readers.headers import read_header, sniff
-from readers.index import MemoryColumns
+from readers.headers.base import stored_bytes
+from readers.layout import PIXELS
 from readers.order import ClassBalanced, Order, Sequential, Shuffled, block_shuffled
-from readers.pixels import PIXELS, stored_bytes
 from readers.reader import Reader
-from readers.sample import NO_LABEL, Buffer, upright_sides
+from readers.table import NO_LABEL, Buffer, MemoryColumns, upright_sides
 
 __all__ = [
     "BatchRequest",
