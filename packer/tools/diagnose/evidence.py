@@ -21,6 +21,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import psutil
 
 from cache import list_caches
 from cache.filesystem import cache_budget, filesystem_type, free_space, is_in_memory, is_local
@@ -395,8 +396,6 @@ def _of_files(owners: Sequence[Any]) -> dict[str, Any]:
 
 def _bytes_read() -> int | None:
     """Bytes that this process has read from files so far, cached or not."""
-    import psutil
-
     with suppress(Exception):
         return int(psutil.Process().io_counters().read_chars)
     return None

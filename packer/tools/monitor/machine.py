@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import psutil
+
 from cache.errors import MissingExtraError
 from cache.node import cgroup_folders
 from packer.tools.monitor.record import Series
@@ -114,8 +116,6 @@ class CpuSeconds:
 
 def cpu_seconds() -> dict[int, CpuSeconds]:
     """Of each CPU that is online, by its number."""
-    import psutil
-
     found = []
     for cpu in psutil.cpu_times(percpu=True):
         steal = getattr(cpu, "steal", 0.0)
@@ -142,8 +142,6 @@ def _cpus(readings: Readings) -> None:
 
 def _memory(readings: Readings) -> None:
     """ "memory used": of the machine, without page cache; "page cache": without what is in tmpfs."""
-    import psutil
-
     memory = psutil.virtual_memory()
     readings.gauge("memory used", memory.total - memory.available, "bytes", memory.total)
     readings.gauge("page cache", max(0, memory.cached + memory.buffers - memory.shared), "bytes", memory.total)
@@ -151,8 +149,6 @@ def _memory(readings: Readings) -> None:
 
 def _disks(readings: Readings) -> None:
     """Bytes and busy time of whole physical disks."""
-    import psutil
-
     for name, disk in psutil.disk_io_counters(perdisk=True, nowrap=False).items():
         if _exists(f"sys/block/{name}/device"):
             readings.rate(f"{name} read", disk.read_bytes)
@@ -166,8 +162,6 @@ def _network(readings: Readings) -> None:
     InfiniBand counts apart: what is read by RDMA, as Lustre does, passes no interface. Its ports count words
     of 4 bytes.
     """
-    import psutil
-
     counters, links = psutil.net_io_counters(pernic=True, nowrap=False), psutil.net_if_stats()
     cards = [name for name in counters if name != "lo"]
     kinds = ("bonding", "bridge", "team")
@@ -310,9 +304,7 @@ class _Processes:
         self._gained = [0.0, 0.0, 0.0]
 
     def __call__(self, readings: Readings) -> None:
-        import psutil
-
-        if self._count < self.FIRST or self._count % self.EVERY == 0:
+            if self._count < self.FIRST or self._count % self.EVERY == 0:
             self._processes = list(self._tree())
         self._count += 1
         now = {}
@@ -337,9 +329,7 @@ class _Processes:
 
         `psutil.Process.children` reads a file of each process of the machine: 0.1 s where there are thousands.
         """
-        import psutil
-
-        numbers = [self._first]
+            numbers = [self._first]
         for number in numbers:
             for file in _matching(f"proc/{number}/task/*/children"):
                 numbers += map(int, _text(file).split()[: self.MOST - len(numbers)])
