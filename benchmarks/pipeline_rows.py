@@ -7,6 +7,8 @@ from typing import Any
 import pipeline_sets as sets
 from pipeline_job import MANY_EPOCHS, Job, MakeLoader, pipeline
 
+from readers import Decode
+
 __all__ = ["COEFFICIENTS", "COMPILED", "DATASET", "LOADER", "RECODED", "ops"]
 
 LOADER = "ours: ImageLoader"
@@ -47,7 +49,7 @@ def image_loader(job: Job) -> MakeLoader:
     note='the same bytes and pixels, with decoder="compiled"; needs AVX2',
 )
 def image_loader_compiled(job: Job) -> MakeLoader:
-    return _loader(job, sets.HDF5, decoder="compiled")
+    return _loader(job, sets.HDF5, decode=Decode(decoder="compiled"))
 
 
 @pipeline(f"{LOADER}, tar", kinds=["u8"], imports=_LOADER_IMPORTS, data=[sets.TAR], note="as the row above; tar shards")

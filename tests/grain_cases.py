@@ -17,6 +17,7 @@ from suites.programs import run_python
 import packer
 import readers
 from cache.errors import BadSampleError, UnknownNameError
+from readers import Decode
 from readers.augment import RandomHorizontalFlip, RandomResizedCrop
 from readers.caching import cached
 from readers.decode import decode_image
@@ -67,7 +68,7 @@ def test_a_sample_is_what_the_reader_says(reader: readers.Reader) -> None:
 
 
 def test_images_are_those_of_the_loader(reader: readers.Reader) -> None:
-    images, _ = next(iter(ImageLoader(reader, BATCH, shuffle=False, layout="NHWC", threads=1)))
+    images, _ = next(iter(ImageLoader(reader, BATCH, shuffle=False, decode=Decode(layout="NHWC"), threads=1)))
     with cached(reader, keep="decoded", backend="memfd") as kept:
         for source in (GrainSource(reader), GrainSource(kept), GrainSource(kept)):
             assert all((source[i]["image"] == images[i].numpy()).all() for i in range(BATCH))

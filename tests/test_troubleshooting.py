@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import make_jpeg, tree_of
+from loader_options import grouped
 
 import packer
 import readers
@@ -56,7 +57,7 @@ class Place:
         return self.closing.enter_context(readers.open("set", split="train", **options))
 
     def loader(self, batch_size: int = 2, **options: Any) -> ImageLoader:
-        return ImageLoader(self.reader(), batch_size, **{"augment": SMALL, "threads": 1, **options})
+        return ImageLoader(self.reader(), batch_size, **grouped({"augment": SMALL, "threads": 1, **options}))
 
     def shard(self) -> Path:
         return next(self.root.glob("set/train-*.h5"))

@@ -15,6 +15,7 @@ import packer
 import readers
 from packer.tools.monitor import load
 from packer.tools.monitor.record import Buffer
+from readers import Threads
 from readers.augment import CenterCrop, Resize
 from readers.loader import ImageLoader
 
@@ -73,7 +74,7 @@ def test_a_probe_that_hangs_keeps_no_one_waiting(machine: FakeMachine, monkeypat
 
 def test_the_queue_of_a_loader_can_be_watched(tree: Path) -> None:
     reader = readers.open_folder(tree, "train")
-    loader = ImageLoader(reader, 2, augment=[Resize(8), CenterCrop(8)], prefetch=2, threads=1)
+    loader = ImageLoader(reader, 2, augment=[Resize(8), CenterCrop(8)], threads=Threads(1, prefetch=2))
     assert loader.ready == 0
     batches = iter(loader)
     next(batches)

@@ -20,6 +20,8 @@ from harness import CONTENDERS, NotHere, contender
 from machine import list_tree
 from s000_job import BOX, HEIGHT, SIZE, WIDTH, Job
 
+from readers import Decode, Ranks
+
 __all__ = ["BASELINE", "END_TO_END", "LOADER", "ROCAL_HIP", "ROCAL_HOST"]
 
 HALF = (0.5, 0.5, 0.5)
@@ -133,10 +135,9 @@ def _image_loader(job: Job, device: str) -> Batches:
             augment=celeba(SIZE),
             seed=job.seed,
             threads=job.workers,
-            layout="NCHW",
+            decode=Decode(layout="NCHW"),
             device=device,
-            rank=0,
-            world_size=1,
+            ranks=Ranks(rank=0, world_size=1),
         )
     )
 
@@ -227,7 +228,9 @@ def _dali_loader(job: Job, device: Any) -> Batches:
     options = PipelineOptions(device=device, threads=job.workers)
     reader = readers.open(job.packed)
     return _endless(
-        DaliLoader(reader, job.batch, augment=celeba(SIZE), options=options, seed=job.seed, rank=0, world_size=1)
+        DaliLoader(
+            reader, job.batch, augment=celeba(SIZE), options=options, seed=job.seed, ranks=Ranks(rank=0, world_size=1)
+        )
     )
 
 
@@ -295,7 +298,7 @@ def _rocal_loader(job: Job, device: Any) -> Batches:
     import readers
     from readers.rocal import RocalLoader, celeba, external_source
 
-    source = external_source(readers.open(job.packed), job.batch, seed=job.seed, rank=0, world_size=1)
+    source = external_source(readers.open(job.packed), job.batch, seed=job.seed, ranks=Ranks(rank=0, world_size=1))
     with RocalLoader(celeba(source, size=SIZE, device=device, threads=job.workers), source) as loader:
         yield from _endless(loader)
 

@@ -19,6 +19,8 @@ from typing import Any
 
 from harness import NotHere, contender
 
+from readers import Decode
+
 __all__ = [
     "BATCH",
     "DALI",
@@ -199,7 +201,7 @@ def _image_loader(job: Job, *, bilinear: bool = True, **options: Any) -> Iterato
         shuffle=not job.ordered,
         seed=1,
         threads=job.threads,
-        layout="NCHW",
+        decode=Decode(layout="NCHW"),
         **options,
     )
     while True:

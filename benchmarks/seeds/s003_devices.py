@@ -12,6 +12,8 @@ from machine import cpu_seconds_of_tree, has_gpu
 from s003_rows import Job, data_loader, image_loader
 from s003_sources import cached, example
 
+from readers import Decode
+
 __all__ = ["GPU_ROWS"]
 
 GPU_ROWS = (
@@ -120,7 +122,7 @@ def jax_loaded(job: Job) -> dict[str, Any]:
     task = made.Task(batch=job.batch)
     step, state = jax.jit(made.step, static_argnums=0), made.begin(task, 0)
     with readers.open(job.place.packed) as reader:
-        batches = image_loader(job, reader, layout="NHWC")
+        batches = image_loader(job, reader, decode=Decode(layout="NHWC"))
 
         def call(number: int) -> None:
             images, labels = next(batches)

@@ -26,6 +26,7 @@ import numpy as np
 from harness import NotHere, contender
 from s003_sources import SOURCES, Place, Source, cached
 
+from readers import Decode
 from readers.augment import IMAGENET_MEAN as MEAN
 from readers.augment import IMAGENET_STD as STD
 from readers.augment import Normalize, RandomHorizontalFlip
@@ -292,7 +293,7 @@ def dm_pix(job: Job) -> Iterator[Iterator[Any]]:
             yield jax.block_until_ready(made).transpose(0, 3, 1, 2), labels
 
     with readers.open_folder(job.place.tree) as reader:
-        yield changed(image_loader(job, reader, layout="NHWC"))
+        yield changed(image_loader(job, reader, decode=Decode(layout="NHWC")))
 
 
 @contender("ours: augmented, ImageLoader", imports="torch readers.loader", kind="batches", floats=True)

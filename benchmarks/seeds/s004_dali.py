@@ -16,6 +16,8 @@ from harness import NotHere, contender
 from s004_sets import EXTENSIVE, JITTER, Job
 from s004_torch import MakeEpoch, operations
 
+from readers import Decode
+
 __all__ = ["DALI_LOADER", "FORMATS", "LOADER", "SEED", "dali_row", "loader_row"]
 
 FORMATS = ("files", "HDF5", "TFRecord", "tar")
@@ -233,7 +235,7 @@ def _image_loader(form: str, device: str, job: Job) -> MakeEpoch:
     name = {"files": "tree", "MXNet RecordIO": "recordio", "RecordIO of InsightFace": "insightface"}.get(form)
     path = job.require(name or form.lower())
     reader = readers.open_folder(path) if form == "files" else readers.open(path)
-    options = {"threads": job.workers, "layout": "NCHW", "device": device}
+    options = {"threads": job.workers, "decode": Decode(layout="NCHW"), "device": device}
     loader = ImageLoader(reader, job.batch, augment=operations(job), seed=SEED, **options)
     return lambda: loader
 

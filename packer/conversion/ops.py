@@ -22,10 +22,11 @@ from packer.conversion.plan import Reencode, renamed
 from readers.augment import Op, Recipe, ops
 from readers.augment.ops import Stage
 from readers.augment.recipe import Placement
-from readers.batch import FieldMoves, FieldOptions
+from readers.batch import FieldMoves
 from readers.fields import decode_field, encode_field
 from readers.headers import ImageHeader, sniff
 from readers.layout import PIXELS
+from readers.options import FieldOptions
 from readers.table import Buffer
 
 __all__ = ["DETERMINISTIC", "SHOWN", "OpWork", "check_fields", "check_ops", "one_thread", "parse_op", "recorded_op"]
