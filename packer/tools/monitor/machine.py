@@ -304,7 +304,7 @@ class _Processes:
         self._gained = [0.0, 0.0, 0.0]
 
     def __call__(self, readings: Readings) -> None:
-            if self._count < self.FIRST or self._count % self.EVERY == 0:
+        if self._count < self.FIRST or self._count % self.EVERY == 0:
             self._processes = list(self._tree())
         self._count += 1
         now = {}
@@ -329,7 +329,7 @@ class _Processes:
 
         `psutil.Process.children` reads a file of each process of the machine: 0.1 s where there are thousands.
         """
-            numbers = [self._first]
+        numbers = [self._first]
         for number in numbers:
             for file in _matching(f"proc/{number}/task/*/children"):
                 numbers += map(int, _text(file).split()[: self.MOST - len(numbers)])
