@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 
 import psutil
 
-from cache.errors import MissingExtraError
+from cache.errors import MissingExtraError, SourceError
 from cache.node import cgroup_folders
 from packer.tools.monitor.record import Series
 
@@ -78,10 +78,12 @@ Probe: TypeAlias = Callable[[Readings], None]
 class Machine:
     """The probes of this machine, by what they read. process: the first one of the job.
 
-    note: on GPUs that cannot be read, "" for none.
+    note: on GPUs that cannot be read, "" for none. Raises SourceError where there is nothing to read.
     """
 
     def __init__(self, process: int) -> None:
+        if not _exists("proc/stat"):
+            raise SourceError(f"nothing to sample: no {ROOT / 'proc/stat'} here; utilisation is read on Linux only")
         self.note, self._close = "", contextlib.ExitStack()
         self.probes: dict[str, Probe] = {
             "CPUs": _cpus, "memory": _memory, "disks": _disks, "network": _network, "file systems": _file_systems,

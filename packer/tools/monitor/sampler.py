@@ -22,9 +22,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from cache.errors import SourceError
 from cache.node import detect_ranks
-from packer.tools.monitor import machine
+from packer.tools.monitor.machine import Machine, Readings
 from packer.tools.monitor.record import Buffer, Limits, Mark, RecordFile, Row, Series, Usage
 
 __all__ = ["INTERVAL", "Sampler", "monitor"]
@@ -58,10 +57,8 @@ class Sampler:
     ) -> None:
         if not 0.01 <= interval <= 3600:
             raise ValueError(f"interval={interval}: expected seconds from 0.01 to 3600")
-        if not (stat := machine.ROOT / "proc/stat").exists():
-            raise SourceError(f"nothing to sample: no {stat} here; utilisation is read on Linux only")
         self.interval = interval
-        self._machine, self._readings = machine.Machine(process or os.getpid()), machine.Readings()
+        self._machine, self._readings = Machine(process or os.getpid()), Readings()
         self.notes: tuple[str, ...] = (self._machine.note,) if self._machine.note else ()
         self._clock, self._host = clock, socket.gethostname()[: Limits.NAME] or "?"
         self._start = self._last = clock()
