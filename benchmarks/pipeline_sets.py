@@ -53,9 +53,9 @@ def _ours(name: str, tree: str, output: str) -> None:
     import packer
 
     # Enough shards for libraries that give each worker some of them.
-    options: dict[str, Any] = {"samples_per_shard": _SAMPLES_PER_SHARD}
+    options: dict[str, Any] = {"shards": packer.Shards(samples=_SAMPLES_PER_SHARD)}
     if name == RECODED:
-        options["reencode"] = packer.Reencode(resize_short=SHORT_SIDE, quality=QUALITY)
+        options["images"] = packer.Images(reencode=packer.Reencode(resize_short=SHORT_SIDE, quality=QUALITY))
     packer.convert(tree, name.split()[1].strip(","), output, **options)
 
 

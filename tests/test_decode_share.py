@@ -53,7 +53,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lambda i: png(i),
     ]
     images = {f"class{i % 3}/{i:03d}.{'png' if i % 6 == 5 else 'jpg'}": kinds[i % 6](i) for i in range(COUNT)}
-    packer.convert(tree_of(root, images), to="tar", output=root.parent / "set", samples_per_shard=40)
+    packer.convert(tree_of(root, images), to="tar", output=root.parent / "set", shards=packer.Shards(samples=40))
     return root.parent / "set"
 
 

@@ -39,7 +39,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "images").mkdir()
     for i in range(COUNT):
         (root / "images" / f"{i:02d}.jpg").write_bytes(make_jpeg(i))
-    packer.convert(root / "images", to="tar", output=root / "set", samples_per_shard=2)
+    packer.convert(root / "images", to="tar", output=root / "set", shards=packer.Shards(samples=2))
     return root / "set"
 
 

@@ -33,7 +33,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("frameworks")
     files = {f"train/class{i % 3}/{i:02d}.jpg": make_jpeg(i, (8, 8)) for i in range(COUNT)}
     tree_of(root / "images", files | {f"val/class{i % 3}/{i}.jpg": make_jpeg(50 + i, (8, 8)) for i in range(7)})
-    packer.convert(root / "images", to="tar", output=root / "set", workers=1)
+    packer.convert(root / "images", to="tar", output=root / "set", run=packer.Run(workers=1))
     return root / "set"
 
 

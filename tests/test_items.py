@@ -88,7 +88,7 @@ def rows_of(root: Path, missing: bool = False) -> Iterator[dict[str, Any]]:
 
 def packed_in(root: Path, missing: bool = False) -> Path:
     source = packer.open_source(table(root, list(rows_of(root, missing))), fields=KINDS)
-    packer.convert(source, "tar", root / "set", workers=1)
+    packer.convert(source, "tar", root / "set", run=packer.Run(workers=1))
     return root / "set"
 
 
@@ -325,7 +325,7 @@ def broken(tmp_path: Path) -> Iterator[readers.Reader]:
         table(tmp_path, rows),
         fields={"mask": "seg"} | {name: column for name, column in KINDS.items() if column != "seg"},
     )
-    packer.convert(source, "tar", tmp_path / "set", workers=1)
+    packer.convert(source, "tar", tmp_path / "set", run=packer.Run(workers=1))
     with readers.open(tmp_path / "set") as reader:
         yield reader.with_kinds({"mask": "mask"})
 
@@ -371,7 +371,9 @@ def test_a_data_set_treats_bad_fields_as_bad_images(broken: readers.Reader, name
 def test_rows_that_do_not_belong_to_boxes_are_named(tmp_path: Path) -> None:
     rows = list(rows_of(tmp_path))
     rows[5]["ids"] = [1]
-    packer.convert(packer.open_source(table(tmp_path, rows), fields=KINDS), "tar", tmp_path / "set", workers=1)
+    packer.convert(
+        packer.open_source(table(tmp_path, rows), fields=KINDS), "tar", tmp_path / "set", run=packer.Run(workers=1)
+    )
     with readers.open(tmp_path / "set") as reader:
         dataset = ImageDataset(reader, OPS, fields=("image", "box_labels"))
         with pytest.raises(BadSampleError, match=r"field box_labels: is \[1\], but there are 3 boxes: expected a row"):
@@ -381,7 +383,9 @@ def test_rows_that_do_not_belong_to_boxes_are_named(tmp_path: Path) -> None:
 def test_a_mask_of_another_image_is_a_bad_sample(tmp_path: Path) -> None:
     rows = list(rows_of(tmp_path))
     rows[0]["seg"] = rows[1]["seg"]
-    packer.convert(packer.open_source(table(tmp_path, rows), fields=KINDS), "tar", tmp_path / "set", workers=1)
+    packer.convert(
+        packer.open_source(table(tmp_path, rows), fields=KINDS), "tar", tmp_path / "set", run=packer.Run(workers=1)
+    )
     with readers.open(tmp_path / "set") as reader:
         dataset = ImageDataset(reader, OPS, fields=("image", "mask"))
         with pytest.raises(BadSampleError, match="field mask: has 120 x 90 pixels, the upright image 90 x 120"):
@@ -449,7 +453,7 @@ def test_arrays_of_any_type_become_tensors(dtype: str, tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", value)
     (tmp_path / "0.png").write_bytes(image_bytes(painted(0, 8, 8).astype(np.uint8)))
     source = packer.open_source(table(tmp_path, [{"path": "0.png", "a": "a.npy"}]), fields={"a:array": "a"})
-    packer.convert(source, "tar", tmp_path / "set", workers=1)
+    packer.convert(source, "tar", tmp_path / "set", run=packer.Run(workers=1))
     with readers.open(tmp_path / "set") as reader:
         (found,) = ImageDataset(reader, fields=("a",))[0]
     assert isinstance(found, torch.Tensor) and found.tolist() == value.tolist()

@@ -72,7 +72,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     images = [kinds[i % len(kinds)](i) for i in range(COUNT)]
     tree_of(root, {f"class{i % 3}/photo{i:03d}.{sniff(data)}": data for i, data in enumerate(images)})
-    packer.convert(root, to="tar", output=root.parent / "set", samples_per_shard=16)
+    packer.convert(root, to="tar", output=root.parent / "set", shards=packer.Shards(samples=16))
     return root.parent / "set"
 
 

@@ -44,7 +44,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[readers.Reader]
     tree_of(root, {f"{i:02d}.jpg": make_jpeg(i, (16 + 4 * (i % 3), 16)) for i in range(COUNT)})
     rows = ["path,label,caption", *(f"{root / f'{i:02d}.jpg'},{i % 5},text {i}" for i in range(COUNT))]
     (root / "table.csv").write_text("\n".join(rows))
-    packer.convert(root / "table.csv", to="tar", output=root / "set", samples_per_shard=20)
+    packer.convert(root / "table.csv", to="tar", output=root / "set", shards=packer.Shards(samples=20))
     with readers.open(root / "set") as opened:
         yield opened
 

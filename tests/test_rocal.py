@@ -254,7 +254,7 @@ def test_a_loop_left_early_is_judged_when_the_next_begins(rocal_double: Any, rea
 
 
 def test_a_packed_set(rocal: Any, reader: Any, tmp_path: Path) -> None:
-    packer.convert(tmp_path / "images", to="tar", output=tmp_path / "set", workers=1)
+    packer.convert(tmp_path / "images", to="tar", output=tmp_path / "set", run=packer.Run(workers=1))
     with readers.open(tmp_path / "set", backend="mmap") as packed, faces(packed, tail="exact") as loader:
         assert sorted(flat(epoch_of(loader))) == list(range(22))
 

@@ -71,7 +71,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("original")
     names = [f"{split}/{name}/{i}.jpg" for split in ("train", "val") for name in ("cat", "dog") for i in range(4)]
     tree_of(root / "images", {name: make_jpeg(i) for i, name in enumerate(names)})
-    packer.convert(root / "images", to="hdf5", output=root / "set", workers=1)
+    packer.convert(root / "images", to="hdf5", output=root / "set", run=packer.Run(workers=1))
     return root
 
 
@@ -149,7 +149,7 @@ class Dying(FolderSource):
 
 
 def a_worker_that_is_killed(place: Place) -> object:
-    return packer.convert(Dying("images"), "tar", "out", workers=2, samples_per_shard=2)
+    return packer.convert(Dying("images"), "tar", "out", run=packer.Run(workers=2), shards=packer.Shards(samples=2))
 
 
 class Stuck(FolderSource):
@@ -158,7 +158,7 @@ class Stuck(FolderSource):
 
 
 def a_source_that_does_not_pickle(place: Place) -> object:
-    return packer.convert(Stuck("images"), "tar", "out", workers=2, samples_per_shard=2)
+    return packer.convert(Stuck("images"), "tar", "out", run=packer.Run(workers=2), shards=packer.Shards(samples=2))
 
 
 def a_name_among_numbers(place: Place) -> object:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from conftest import make_jpeg, tree_of
+from conftest import by_subject, make_jpeg, tree_of
 from image_cases import encoded
 from loader_options import grouped
 from PIL import Image
@@ -72,7 +72,7 @@ def values(kind: str, number: int, channels: int = 0) -> npt.NDArray[Any]:
 def packed(root: Path, images: dict[str, bytes], **options: Any) -> readers.Reader:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        packer.convert(tree_of(root / "images", images), to="hdf5", output=root / "set", **options)
+        packer.convert(tree_of(root / "images", images), to="hdf5", output=root / "set", **by_subject(options))
     return readers.open(root / "set")
 
 

@@ -134,7 +134,13 @@ def make_sets(folder: Path, shards: int, task: Task) -> None:
 
     items = list_tree(folder / "tree")
     for form in ("hdf5", "tfrecord", "tar"):
-        packer.convert(folder / "tree", form, folder / form, samples_per_shard=-(-len(items) // shards), workers=1)
+        packer.convert(
+            folder / "tree",
+            form,
+            folder / form,
+            shards=packer.Shards(samples=-(-len(items) // shards)),
+            run=packer.Run(workers=1),
+        )
     for form in ("tfrecord", "tar"):
         packer.export_index(folder / form, "dali")
     _write_hdf5(folder, items, task)

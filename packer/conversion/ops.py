@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 from cache.errors import BadSampleError, MissingExtraError, SourceError
 from packer.conversion.images import encode_pixels
-from packer.conversion.plan import Reencode, renamed
+from packer.conversion.options import Reencode
+from packer.conversion.plan import renamed
 from readers.augment import Op, Recipe, ops
 from readers.augment.ops import Stage
 from readers.augment.recipe import Placement

@@ -30,7 +30,8 @@ from cache.messages import Silent, Watcher, human_bytes, human_seconds, plural, 
 from cache.node import usable_cpus
 from cache.stores import Store
 from packer.conversion.images import check_image, decode_fully, reencode, remarks_of
-from packer.conversion.plan import Reencode, default_shard_bytes
+from packer.conversion.options import Reencode
+from packer.conversion.plan import default_shard_bytes
 from packer.formats.base import Arena
 from packer.sources import Source, default_output_name, open_source
 from packer.sources.base import Slice, SourceListing
