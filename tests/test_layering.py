@@ -87,7 +87,7 @@ ALLOWED = {  # third-party packages that a layer may name at all, lazily or not
         "ray",
     },
 }
-ALLOWED["packer.tools"] = ALLOWED["packer"] | {"torch", "pynvml", "amdsmi", "matplotlib", "jinja2"}
+ALLOWED["packer.tools"] = ALLOWED["packer"] | {"torch", "psutil", "pynvml", "amdsmi", "matplotlib", "jinja2"}
 # What runs on torch; everything else must do without. `import readers` loads none of it.
 ON_TORCH = (
     "readers.torch",
