@@ -37,7 +37,7 @@ from packer.cli.options import (
 )
 from packer.cli.screen import with_flags
 from packer.conversion.ops import parse_op
-from packer.conversion.plan import CHECKS, CODECS, DECODES, ON_ERROR, Reencode
+from packer.conversion.options import CHECKS, CODECS, DECODES, ON_ERROR, Choose, Images, Reencode, Run, Shards
 from packer.conversion.result import ConvertResult
 from packer.conversion.run import commit, convert
 from packer.sets.deal import shares_text
@@ -153,9 +153,8 @@ def _converted(result: ConvertResult) -> list[str]:
 @click.option("--dry-run", is_flag=True, help="List and plan only, and measure what it will take.")
 @reports(_converted)
 def command(
-    sources: tuple[str, ...], to: str, output: str | None, reencode: str | None, opens: Callable[[str], Any],
-    **options: Any,
-) -> ConvertResult:  # fmt: skip
+    sources: tuple[str, ...], to: str, output: str | None, opens: Callable[[str], Any], **options: Any
+) -> ConvertResult:
     """Pack SOURCE into HDF5, TFRecord or tar shards with an index; several of them as one set.
 
     SOURCE is a folder of images (split/class/file, class/file or files), the folder of COCO, Pascal VOC, YOLO or
@@ -165,9 +164,25 @@ def command(
 
     The bytes of the images are kept exactly. After an interruption or a kill, the same command continues where it was.
     """
-    changes = {name: options.pop(name) for name in ("max_side", "resize_short", "quality")}
-    smaller = Reencode(reencode or "keep", **changes) if reencode or any(changes.values()) else None
-    return convert([opens(source) for source in sources], to, output, reencode=smaller, **options)
+
+    def of(*names: str, **renamed: str) -> dict[str, Any]:
+        return {**{name: options[name] for name in names}, **{to: options[name] for to, name in renamed.items()}}
+
+    size, count = options["shard_size"], options["samples_per_shard"]
+    codec, changes = options["reencode"], of("max_side", "resize_short", "quality")
+    smaller = Reencode(codec or "keep", **changes) if codec or any(changes.values()) else None
+    return convert(
+        [opens(source) for source in sources],
+        to,
+        output,
+        choose=Choose(**of("split", "classes", "where", "seed", "stratify", "group", fractions="split_fractions")),
+        images=Images(reencode=smaller, **of("check", "decode", "ops")),
+        shards=Shards(
+            options["shard_size"], options["samples_per_shard"], **of("shuffle", "label_offset", "checksums")
+        ),
+        run=Run(**of("workers", "engine", "on_error", "task", "work")),
+        **of("overwrite", "dry_run", "watcher"),
+    )
 
 
 @click.command("commit")

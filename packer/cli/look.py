@@ -33,7 +33,7 @@ from readers.layout import EDITS
 from readers.staging import LABELS_FILE
 
 if TYPE_CHECKING:
-    from readers.parity import Parity
+    from packer.tools.parity import Parity
 
 __all__ = [
     "export_command",
@@ -242,8 +242,8 @@ def order_command(path: str, block_bytes: str, window: tuple[int, ...], **option
 @json_option
 def parity_command(path: str, split: str | None, device: str, as_json: bool, **options: Any) -> None:
     """Show how far the pixels of each decoder and resizer are from Pillow's, on images of SET."""
+    from packer.tools.parity import compare_with_pillow
     from readers.loader.loader import find_device
-    from readers.parity import compare_with_pillow
 
     with readers.open(path, split) as reader:
         rows = compare_with_pillow(reader, device=find_device(device), **options)

@@ -35,6 +35,7 @@ from packer.cli.options import (
     where_option,
     workers_option,
 )
+from packer.conversion.options import Run, Shards
 from packer.sets.duplicates import KEEP, DedupResult, dedup
 from packer.sets.erase import EraseResult, erase
 from packer.sets.packing import EXISTING, add_field, append, reshard
@@ -83,6 +84,10 @@ def _summary(result: SaveResult) -> Iterator[str]:
             yield Emphasis(f"  {plural(count, noun)} {what}")
 
 
+def _run(options: dict[str, Any], **more: Any) -> Run:
+    return Run(options.pop("workers"), options.pop("engine"), **more)
+
+
 @click.command("append", cls=SectionedCommand, sections=SOURCE_SECTIONS)
 @source_options
 @_set
@@ -102,7 +107,8 @@ def append_command(path: str, source: str, opens: Callable[[str], Any], **option
     They go into shards of their own; the shards of SET stay as they are. Classes are unified by name. Others that
     append to SET at the same time wait.
     """
-    return append(path, opens(source), **options)
+    run = _run(options, on_error=options.pop("on_error"))
+    return append(path, opens(source), shards=Shards(options.pop("shard_size")), run=run, **options)
 
 
 @click.command("merge")
@@ -299,7 +305,7 @@ def field_command(path: str, folder: str, name: str, **options: Any) -> SaveResu
 
     The files go into shards of their own; those of SET stay as they are.
     """
-    return add_field(path, folder, name, **options)
+    return add_field(path, folder, name, shards=Shards(options.pop("shard_size")), run=_run(options), **options)
 
 
 @click.command("reshard")
@@ -315,7 +321,8 @@ def field_command(path: str, folder: str, name: str, **options: Any) -> SaveResu
 @reports(_summary)
 def reshard_command(path: str, **options: Any) -> SaveResult:
     """Pack the samples of SET again, without the bytes that no sample uses any more."""
-    return reshard(path, **options)
+    shards = Shards(options.pop("shard_size"), shuffle=options.pop("shuffle"))
+    return reshard(path, shards=shards, run=_run(options), **options)
 
 
 def _pruned(result: PruneResult) -> list[str]:
