@@ -177,9 +177,7 @@ def command(
         output,
         choose=Choose(**of("split", "classes", "where", "seed", "stratify", "group", fractions="split_fractions")),
         images=Images(reencode=smaller, **of("check", "decode", "ops")),
-        shards=Shards(
-            options["shard_size"], options["samples_per_shard"], **of("shuffle", "label_offset", "checksums")
-        ),
+        shards=Shards(size, count, **of("shuffle", "label_offset", "checksums")),
         run=Run(**of("workers", "engine", "on_error", "task", "work")),
         **of("overwrite", "dry_run", "watcher"),
     )
