@@ -60,7 +60,7 @@ def make_set(work: Path, samples: int) -> Path:
         return root
     if not (one / "dataset.json").is_file():
         make_images(work / "images")
-        packer.convert(work / "images", "tar", one, samples_per_shard=_PART, overwrite=True)
+        packer.convert(work / "images", "tar", one, shards=packer.Shards(samples=_PART), overwrite=True)
     shard = read_dataset_info(one).splits["train"].shards[0]
     count, random = samples // _PART, np.random.default_rng(2)
     parts, shards = [], []

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from readers.caching import CachedReader, CachedStats, Capacity, Coefficients, Decoded, Recoded, cached
     from readers.opening.packed import concat
     from readers.opening.tree import open_folder
+    from readers.options import Decode, FieldOptions, Ranks, Threads, Views
     from readers.staging import Shared, ShareOptions, Staged, StageOptions, share, stage
 
 __all__ = [
@@ -65,7 +66,9 @@ __all__ = [
     "Coefficients",
     "DamagedSampleError",
     "DatasetError",
+    "Decode",
     "Decoded",
+    "FieldOptions",
     "FormatError",
     "ImageInfo",
     "MissingExtraError",
@@ -73,6 +76,7 @@ __all__ = [
     "OutputError",
     "PackerError",
     "PipelineError",
+    "Ranks",
     "Reader",
     "Recoded",
     "RemoteError",
@@ -87,7 +91,9 @@ __all__ = [
     "StagingError",
     "StaleIndexError",
     "Table",
+    "Threads",
     "UnknownNameError",
+    "Views",
     "WorkerError",
     "cached",
     "concat",
@@ -100,6 +106,11 @@ __all__ = [
 # Imported on first use (PEP 562): every worker imports `readers`, and reading a local set needs none of these. Type
 # checkers see the imports above. `order` is a package, which `import readers` alone has always been enough for.
 _LAZY = {
+    "Views": "readers.options",
+    "Threads": "readers.options",
+    "Ranks": "readers.options",
+    "FieldOptions": "readers.options",
+    "Decode": "readers.options",
     "CachedReader": "readers.caching",
     "CachedStats": "readers.caching",
     "Capacity": "readers.caching",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import faulthandler
 import gc
@@ -108,7 +109,7 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         key = (source, to, *sorted(options.items()))
         if key not in made:
             made[key] = tmp_path_factory.mktemp("packed") / "set"
-            packer.convert(source, to, made[key], **{"workers": 1, **options})
+            packer.convert(source, to, made[key], **by_subject(options, workers=1))
         return made[key]
 
     return pack
@@ -165,10 +166,25 @@ def tree_of(root: Path, files: Mapping[str, bytes]) -> Path:
     return root
 
 
+_OTHER_NAMES = {"samples_per_shard": "samples", "shard_size": "size", "split_fractions": "fractions"}
+
+
+def by_subject(options: Mapping[str, Any], **defaults: Any) -> dict[str, Any]:
+    """Arguments for `packer.convert`, of the options by their own names; those of no subject as they are."""
+    options = {_OTHER_NAMES.get(name, name): value for name, value in (defaults | dict(options)).items()}
+    kinds = {"choose": packer.Choose, "images": packer.Images, "shards": packer.Shards, "run": packer.Run}
+    found: dict[str, Any] = {}
+    for subject, kind in kinds.items():
+        names = {field.name for field in dataclasses.fields(kind)} & set(options)
+        if names:
+            found[subject] = kind(**{name: options.pop(name) for name in names})
+    return found | options
+
+
 def pack_few(root: Path, count: int, size: tuple[int, int] = (40, 32), to: str = "tar", **options: Any) -> Path:
     """A packed set of JPEGs of one size in three classes, in turn."""
     tree_of(root / "images", {f"class{i % 3}/{i:02d}.jpg": make_jpeg(i, size) for i in range(count)})
-    return packer.convert(root / "images", to=to, output=root / "set", workers=1, **options).output
+    return packer.convert(root / "images", to=to, output=root / "set", **by_subject(options, workers=1)).output
 
 
 @pytest.fixture(scope="session")
@@ -190,11 +206,11 @@ def processes_end() -> Iterator[None]:
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Any:
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A fake machine to sample."""
     from usage_doubles import FakeMachine
 
-    return FakeMachine(tmp_path / "root")
+    return FakeMachine(tmp_path / "root", monkeypatch)
 
 
 class Hanging(Protocol):

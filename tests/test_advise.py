@@ -24,7 +24,7 @@ from packer.cli.convert import command as convert_command
 from packer.cli.group import cli
 from packer.cli.index import export_command
 from packer.cli.verify import command as verify_command
-from packer.conversion.plan import Reencode
+from packer.conversion.options import Reencode
 from packer.tools.advise import (
     READERS,
     Choices,
@@ -237,7 +237,12 @@ def tar_of(root: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "made", [Path, tar_of, lambda root: packer.convert(root, "hdf5", root.with_suffix(".set"), workers=1).output]
+    "made",
+    [
+        Path,
+        tar_of,
+        lambda root: packer.convert(root, "hdf5", root.with_suffix(".set"), run=packer.Run(workers=1)).output,
+    ],
 )
 def test_any_source_is_measured_as_packing_would_make_it(images: Path, made: Callable[[Path], Any]) -> None:
     found = packer.advise(made(images), **QUICK)

@@ -76,9 +76,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (root / "masks" / name).rename(root / name)
     shutil.make_archive(str(root / "images"), "tar", root / "images")
     for to in ("hdf5", "tar", "tfrecord"):
-        packer.convert(root / "images", to, root / f"images-{to}", workers=1)
+        packer.convert(root / "images", to, root / f"images-{to}", run=packer.Run(workers=1))
     tree_of(root / "other", {"train/owl/17.jpg": make_jpeg(52)})
-    packer.convert(root / "other", "hdf5", root / "other-hdf5", workers=1)
+    packer.convert(root / "other", "hdf5", root / "other-hdf5", run=packer.Run(workers=1))
     tree_of(root, {"keys.txt": b"dog/3\n", "labels.csv": b"key,label\ncat/0,dog\n"})
     tree_of(root / "captions", {"cat/0.txt": b"a cat"})
     (root / "masks/cat/0.png").unlink()

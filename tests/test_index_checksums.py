@@ -27,7 +27,7 @@ def packed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """Three samples with masks, one of them without; read-only."""
     root = tmp_path_factory.mktemp("checksums")
     tree_of(root / "in", {f"train/cat/{number}.JPEG": make_jpeg(number) for number in range(3)})
-    return packer.convert(root / "in", to=request.param, output=root / "set", workers=1).output
+    return packer.convert(root / "in", to=request.param, output=root / "set", run=packer.Run(workers=1)).output
 
 
 def copy_of(packed: Path, tmp_path: Path) -> Path:
@@ -88,7 +88,7 @@ def test_nothing_is_extracted_or_converted_by_a_damaged_index(packed: Path, tmp_
     with pytest.raises(readers.DatasetError, match=r"image\.name\.npy: its CRC32C is .*rebuild it with  packer index"):
         packer.extract(root, tmp_path / "out")
     with pytest.raises(readers.DatasetError, match=r"image\.name\.npy: its CRC32C is"):
-        packer.convert(root, to="tar", output=tmp_path / "other", workers=1)
+        packer.convert(root, to="tar", output=tmp_path / "other", run=packer.Run(workers=1))
     with pytest.raises(readers.StagingError, match=r"image\.name\.npy"), readers.stage(root, target=tmp_path / "to"):
         pytest.fail("a damaged index was staged")
 

@@ -20,7 +20,8 @@ from conftest import make_jpeg
 import packer
 import readers.opening.tree
 from cache.errors import SourceError
-from packer.conversion.plan import ConvertOptions, make_plan
+from packer.conversion.options import ConvertOptions, Shards
+from packer.conversion.plan import make_plan
 from packer.formats import format_named
 from packer.sources.base import SomeSamples, SourceListing
 from packer.sources.folder import FolderSource, list_tree
@@ -208,7 +209,7 @@ def deep(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("to", ["hdf5", "tar"])
 def test_trees_may_be_1500_folders_deep(deep: Path, tmp_path: Path, to: str) -> None:
-    assert packer.convert(deep, to, tmp_path / "out", workers=1).samples == 1
+    assert packer.convert(deep, to, tmp_path / "out", run=packer.Run(workers=1)).samples == 1
     with readers.open(tmp_path / "out", verify=True) as reader, readers.open_folder(deep) as folder:
         assert [bytes(sample.image) for sample in reader] == [make_jpeg(1)]
         assert folder.keys == list(reader.keys) == ["d/" * 1500 + "1"]
@@ -245,7 +246,7 @@ def test_a_listing_takes_at_most_100_bytes_a_sample() -> None:
     try:
         before, _ = tracemalloc.get_traced_memory()
         listing = list_tree(TreeFiles.of([f"train/{name}" for name in names], [100_000] * len(names)), None, "x", [])
-        plan = make_plan(listing, ConvertOptions("tar", shuffle=0), format_named("tar"))
+        plan = make_plan(listing, ConvertOptions("tar", shards=Shards(shuffle=0)), format_named("tar"))
         gc.collect()
         after, _ = tracemalloc.get_traced_memory()
     finally:

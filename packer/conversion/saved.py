@@ -36,8 +36,8 @@ import numpy.typing as npt
 from cache.checksums import crc32c
 from cache.errors import DatasetError, SourceError
 from cache.files import Folder
-from packer.conversion.choice import Choice
-from packer.conversion.plan import ConvertOptions, Plan, PlannedShard
+from packer.conversion.options import Choose, ConvertOptions
+from packer.conversion.plan import Plan, PlannedShard
 from packer.formats import format_named
 from packer.formats.base import ShardSpec
 from packer.sources.base import FieldNames, NumberPlaces, Slice, SomeSamples, Source, SourceListing, SplitListing
@@ -235,7 +235,7 @@ class Prepared:
             yield from source.paths(replace(self.listing, splits={shard.split: rows.listing()}))
 
 
-def question_of(source: Source, options: ConvertOptions, choice: Choice) -> str:
+def question_of(source: Source, options: ConvertOptions, choice: Choose) -> str:
     """A digest of what listing and plan follow from, other than files; "" for a source whose listing is not saved."""
     identity = getattr(source, "identity", "")
     if not identity:
@@ -346,7 +346,7 @@ def _plan(
     rows = iter(table.tolist())
     for split, count in counts.items():
         specs[split] = ShardSpec(
-            split, options.packed_fields(listing.fields), listing.classes, options.label_offset, count
+            split, options.packed_fields(listing.fields), listing.classes, options.shards.label_offset, count
         )
         first = 0
         for number in range(count):

@@ -407,7 +407,7 @@ class FormatSuite:
             image = tmp_path / "in" / "train" / "cat" / f"{number}.jpg"
             image.parent.mkdir(parents=True, exist_ok=True)
             image.write_bytes(make_jpeg(number))
-        packer.convert(tmp_path / "in", to=self.name, output=tmp_path / "out", workers=1)
+        packer.convert(tmp_path / "in", to=self.name, output=tmp_path / "out", run=packer.Run(workers=1))
         (path,) = (tmp_path / "out").glob("train-*")
         assert packer.verify(tmp_path / "out", deep=True, workers=1).ok, "the undamaged set does not verify"
         data = path.read_bytes()

@@ -30,7 +30,8 @@ from cache.messages import Silent, Watcher, human_bytes, human_seconds, plural, 
 from cache.node import usable_cpus
 from cache.stores import Store
 from packer.conversion.images import check_image, decode_fully, reencode, remarks_of
-from packer.conversion.plan import Reencode, default_shard_bytes
+from packer.conversion.options import Reencode
+from packer.conversion.plan import default_shard_bytes
 from packer.formats.base import Arena
 from packer.sources import Source, default_output_name, open_source
 from packer.sources.base import Slice, SourceListing
@@ -41,6 +42,7 @@ from readers.coefficients.compiled import load_functions, unsupported_reason
 from readers.decode import decode_image
 from readers.headers import ImageHeader
 from readers.layout import DATASET_FILE, read_dataset_info
+from readers.options import Ranks
 from readers.order.base import Permutation
 from readers.reader import Reader
 from readers.table import Buffer, ImageInfo, MemoryColumns, Table, headers_of
@@ -486,7 +488,7 @@ def _time(
         columns = {name: np.asarray(getattr(info, name)) for name in ImageInfo._fields}
         table = Table(MemoryColumns([str(i) for i in images], columns, title="the sample"))
         return ImageLoader(
-            Reader(table, _Memory(data)), len(data), augment=ops, shuffle=False, threads=1, rank=0, world_size=1
+            Reader(table, _Memory(data)), len(data), augment=ops, shuffle=False, threads=1, ranks=Ranks(0, 1)
         )
 
     begin = time.monotonic()

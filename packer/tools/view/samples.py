@@ -23,6 +23,7 @@ from cache.node import usable_cpus
 from packer.conversion.ops import SHOWN, parse_op
 from packer.formats.base import png_of
 from packer.verification import header_difference
+from readers import Decode, Ranks, Threads
 from readers.augment import Recipe
 from readers.augment.geometry import Plan
 from readers.augment.ops import Op, Stage
@@ -307,12 +308,10 @@ class Batches:
             request.batch_size,
             augment=augment,
             order=feed.order,
-            rank=request.rank,
-            world_size=request.ranks,
+            ranks=Ranks(rank=request.rank, world_size=request.ranks),
             fields=("image",),
-            layout="NHWC",
-            prefetch=1,
-            decoder="cpu",
+            decode=Decode(layout="NHWC", decoder="cpu"),
+            threads=Threads(prefetch=1),
         )
         start = feed.after(step, request.epoch) if step else Start(request.epoch)
         with warnings.catch_warnings():
