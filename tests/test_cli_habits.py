@@ -22,6 +22,7 @@ import pytest
 from conftest import make_jpeg, tree_of
 
 import packer
+from packer.cli.group import COMMANDS as ENTRIES
 from packer.cli.group import WORDS, cli, run
 from packer.cli.options import Emphasis, show
 from packer.cli.screen import ProgressDisplay
