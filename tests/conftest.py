@@ -28,9 +28,12 @@ import packer
 from cache import list_caches
 
 pytest.register_assert_rewrite("suites")
-# How long an example takes says how busy the machine is, and nothing of the code.
+# How long an example takes says how busy the machine is, and nothing of the code. EXAMPLES=1000 tries more of them.
 hypothesis.settings.register_profile(
-    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "any machine",
+    max_examples=int(os.environ.get("EXAMPLES", "40")),
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("any machine")
 
@@ -204,11 +207,11 @@ def processes_end() -> Iterator[None]:
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Any:
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A fake machine to sample."""
     from usage_doubles import FakeMachine
 
-    return FakeMachine(tmp_path / "root")
+    return FakeMachine(tmp_path / "root", monkeypatch)
 
 
 class Hanging(Protocol):
