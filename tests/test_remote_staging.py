@@ -78,7 +78,7 @@ def test_patience_for_nothing(address: str, packed: Path, tmp_path: Path) -> Non
     local = staged(address, tmp_path, part=(1, 2), splits=("train",))
     with readers.open(local, "train", fallback=address, patience_seconds=1000) as reader:
         assert len(reader.read_many(range(36))) == 36, "the other half does not arrive"
-        counted = layer(reader.store, Copied).stats()
+        counted = reader.store.stats()
         assert counted.local + counted.source == 36 and counted.local > 0 < counted.source
 
 

@@ -137,9 +137,9 @@ def test_caches_of_a_part_each_read_the_source_once(cluster: Any, truth: list[by
     for node, reader in enumerate(made.readers):
         part = NodeLocal(len(truth), nodes).local_part(node)
         assert set(made.counted[node].rows) == set(part), "the owner reads it, whichever node asks first"
-        stats = layer(reader.store, Copied).stats()
+        stats = reader.store.stats()
         assert stats.own + stats.near > 0 == stats.far == stats.failures and stats.left_out == ()
-    assert sum(layer(reader.store, Copied).stats().near for reader in made.readers) > len(truth)
+    assert sum(reader.store.stats().near for reader in made.readers) > len(truth)
 
 
 @pytest.mark.parametrize("nodes", [2, 4])
@@ -157,7 +157,7 @@ def test_staged_parts_read_the_source_once(
     assert set(times) == {path.name for path in source.glob("train-*.tar")}
     assert max(times.values()) == (2 if overlap and len(truth) // nodes % 4 else 1)
     for reader in made.readers:
-        stats = layer(reader.store, Copied).stats()
+        stats = reader.store.stats()
         assert stats.near > 0 == stats.far and stats.own + stats.near == 4 * len(truth) // nodes
 
 
@@ -168,7 +168,7 @@ def test_what_this_node_has_is_not_asked_for(cluster: Any, truth: list[bytes], t
         whole = readers.open(local, "train", fallback=source)
         with readers.share(whole, tmp_path / "job", node=0, nodes=2, **_LOCAL) as reader:
             assert list(map(bytes, reader.read_many(range(len(truth))))) == truth
-            assert layer(reader.store, Copied).stats().near == 0 and reader.store.stats().own == len(truth)
+            assert reader.store.stats().near == 0 and reader.store.stats().own == len(truth)
             reader.close()
     (tmp_path / "above").mkdir()
     with readers.cached(made.readers[0], 1.0, directory=tmp_path / "above") as above:
@@ -267,7 +267,7 @@ def test_a_node_that_was_started_again_is_asked_again(cluster: Any, truth: list[
     made.shared[1].close()
     with pytest.warns(UserWarning, match="node 1 is left out"):
         reader.read_many(part)
-    assert layer(reader.store, Copied).stats().left_out == (1,)
+    assert reader.store.stats().left_out == (1,)
     made.servers[1] = made.shared[1].serve(Server)
     made.own[1].prefill()
     before = made.counted[1].rows.copy()
@@ -275,11 +275,11 @@ def test_a_node_that_was_started_again_is_asked_again(cluster: Any, truth: list[
     def until_it_answers() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # it has been said
-            while not layer(reader.store, Copied).stats().near:
+            while not reader.store.stats().near:
                 assert [bytes(data) for data in reader.read_many(part)] == [truth[row] for row in part]
 
     hanging(until_it_answers)
-    assert layer(reader.store, Copied).stats().left_out == () and made.counted[1].rows == before
+    assert reader.store.stats().left_out == () and made.counted[1].rows == before
 
 
 def test_nodes_killed_at_random_lose_no_sample(cluster: Any, truth: list[bytes], trials: int = 6) -> None:
@@ -335,7 +335,7 @@ def test_jobs_in_one_folder_do_not_mix(
     with pytest.warns(UserWarning, match=r"1 node \(0\) of 2 have not said where they listen"), made[1] as reader:
         with pytest.warns(UserWarning, match="node 0 is left out .* it has not said where it listens"):
             assert list(map(bytes, reader.read_many(range(len(truth))))) == truth
-        assert layer(reader.store, Copied).stats().near == 0
+        assert reader.store.stats().near == 0
     made[0].close()
     assert len(list(tmp_path.iterdir())) == 2 and [path.name for path in tmp_path.glob("*/[0-9]*")] == []
 

@@ -45,7 +45,7 @@ with readers.open(url, "train") as plain:
             schedule = make_schedule(order, epoch, 4, node, 2, "exact")
             rows = [int(i) for step in range(schedule.steps()) for i in order.indices(epoch, schedule.positions(step))]
             digests = {row: hashlib.sha256(reader.read(row)).hexdigest() for row in rows}
-            stats = layer(reader.store, Copied).stats()
+            stats = reader.store.stats()
             print(json.dumps({"digests": digests, "near": stats.near, "far": stats.far}), flush=True)
 """
 
@@ -182,7 +182,7 @@ def test_serve_in_the_foreground(source: Path, tmp_path: Path) -> None:
         part = NodeLocal(len(plain), 2).local_part(0)
         for row in part:
             assert bytes(reader.read(row)) == bytes(plain.read(row))
-        assert layer(reader.store, Copied).stats().near == len(part)
+        assert reader.store.stats().near == len(part)
         reader.close()
         served.send_signal(signal.SIGTERM)
         assert served.wait(300) == 0

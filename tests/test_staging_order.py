@@ -71,12 +71,12 @@ def test_most_reads_are_local_while_a_global_shuffle_reads_the_source(
     with readers.stage(source, tmp_path / "a", background=True, bytes_per_second=SLOWLY / 4) as local:
         reader = open_staged(local, source)
         read_epoch(reader, Shuffled(len(reader), 3))
-        plain = layer(reader.store, Copied).stats()
+        plain = reader.store.stats()
     staging = readers.stage(source, tmp_path / "b", background=True, order=order, bytes_per_second=SLOWLY)
     with staging as local:
         reader = open_staged(local, source, FOREVER)
         read_epoch(reader, order)
-        first = layer(reader.store, Copied).stats()
+        first = reader.store.stats()
     assert plain.local + plain.source == first.local + first.source == 36
     assert plain.local_share < 0.5 and plain.waited_seconds == 0
     assert first.local_share > 0.9 and first.waited_seconds > 0
@@ -111,7 +111,7 @@ def test_in_step_with_staging_it_reads_the_copy_without_waiting(
                 reader.store.close()  # check the copy now, not in a second
 
             read_epoch(reader, one, one_more)
-            shares[name] = layer(reader.store, Copied).stats().local_share
+            shares[name] = reader.store.stats().local_share
     assert shares["first"] == 1.0 and 0.3 < shares["global"] < 0.8
 
 
@@ -144,7 +144,7 @@ def test_an_epoch_is_resumed_on_another_node(source: Path, order: StagedFirst, t
             loader.load_state_dict(states[0])
             for _, indices in loader:
                 seen += indices.tolist()
-            assert loader.layer(reader.store, Copied).stats().local_share == 1
+            assert loader.reader.store.stats().local_share == 1
         assert staging.wait(300)
         assert order_of_arrival(local)[:9] == names(source, order.shards(0, 16))
     assert sorted(seen) == list(range(36)) and order.shards(0, 16).tolist() != order.shards().tolist()
@@ -158,10 +158,10 @@ def test_patience_ends(source: Path, order: StagedFirst, tmp_path: Path) -> None
         assert not held or lock.take()
         reader = open_staged(local, source, patience)
         assert len(reader.read(0))
-        waited = layer(reader.store, Copied).stats().waited_seconds
+        waited = reader.store.stats().waited_seconds
         read_epoch(reader, order)
-        assert layer(reader.store, Copied).stats().source == 37 and reader.store.stats().local == 0
-        assert layer(reader.store, Copied).stats().waited_seconds == waited >= 0.2
+        assert reader.store.stats().source == 37 and reader.store.stats().local == 0
+        assert reader.store.stats().waited_seconds == waited >= 0.2
         lock.release()
 
 
@@ -196,7 +196,7 @@ def test_nothing_waits_for_a_shard_that_is_not_wanted(source: Path, tmp_path: Pa
         assert lock.take()
         reader = open_staged(local, source, FOREVER)
         read_epoch(reader, Shuffled(36))
-        assert 0 < layer(reader.store, Copied).stats().local < 36 and reader.store.stats().waited_seconds < 1
+        assert 0 < reader.store.stats().local < 36 and reader.store.stats().waited_seconds < 1
         lock.release()
     nothing = open_staged(tmp_path / "nothing", source, FOREVER)
     read_epoch(nothing, Shuffled(36))
@@ -216,29 +216,29 @@ def test_a_wait_outlives_the_leader(source: Path, order: StagedFirst, tmp_path: 
 
         read_epoch(reader, order, kill)
         first.communicate()
-        assert layer(reader.store, Copied).stats().local_share > 0.9
+        assert reader.store.stats().local_share > 0.9
 
 
 @pytest.mark.parametrize("backend", ["pread", "mmap"])
 def test_every_way_to_read_is_counted(source: Path, tmp_path: Path, backend: Any) -> None:
     with readers.stage(source, tmp_path, fraction=0.3) as local:
         reader = readers.open(local, "train", fallback=source, backend=backend)
-        assert isinstance(reader, readers.Reader) and layer(reader.store, Copied).stats() == CopyStats()
-        assert layer(reader.store, Copied).stats().local_share == 0
+        assert isinstance(reader, readers.Reader) and reader.store.stats() == CopyStats()
+        assert reader.store.stats().local_share == 0
         here = sum(shard.samples for n, shard in enumerate(reader.split_info.shards) if reader.store.copy.has(n))
         reader.read_many(list(range(-36, 0)))
-        assert (layer(reader.store, Copied).stats().local, reader.store.stats().source) == (here, 36 - here) and 0 < here < 36
+        assert (reader.store.stats().local, reader.store.stats().source) == (here, 36 - here) and 0 < here < 36
         assert len(list(reader.stream())) == len(list(reader)) == 36
         for index in (0, -1):
             reader.read(index)
-        assert (layer(reader.store, Copied).stats().local, reader.store.stats().source) == (3 * here + 1, 3 * (36 - here) + 1)
-        assert layer(reader.store, Copied).stats().local_share == (3 * here + 1) / 110
+        assert (reader.store.stats().local, reader.store.stats().source) == (3 * here + 1, 3 * (36 - here) + 1)
+        assert reader.store.stats().local_share == (3 * here + 1) / 110
         assert pickle.loads(pickle.dumps(reader)).store.stats() == CopyStats()
         for index in (36, -37):
             for read in (reader.read, lambda i: reader.read_many([i])):
                 with pytest.raises(IndexError):
                     read(index)
-        assert layer(reader.store, Copied).stats().local + reader.store.stats().source == 110
+        assert reader.store.stats().local + reader.store.stats().source == 110
 
 
 def test_what_does_not_go_together(source: Path, order: StagedFirst, tmp_path: Path) -> None:
@@ -276,6 +276,6 @@ def test_a_disk_that_fills_up_ends_all_waiting(
     with staging as local:
         reader = open_staged(local, source, FOREVER)
         read_epoch(reader, order)
-        assert layer(reader.store, Copied).stats().local <= 8 and reader.store.stats().source >= 28
+        assert reader.store.stats().local <= 8 and reader.store.stats().source >= 28
         with pytest.raises(readers.StagingError, match="No space left on device in the middle of copying; make room"):
             staging.wait(300)

@@ -112,9 +112,9 @@ def test_training_starts_while_staging_goes_on(source: Path, tmp_path: Path) -> 
         borrowed = reader.byte_range(len(reader) - 1)
         assert borrowed is not None and borrowed[0].parent == source
         assert staging.wait(300) and reader.store.copy.has(7)
-        before = layer(reader.store, Copied).stats().local
+        before = reader.store.stats().local
         wait_for(
-            lambda: reader.read(len(reader) - 1) and layer(reader.store, Copied).stats().local > before, "the reader to move over"
+            lambda: reader.read(len(reader) - 1) and reader.store.stats().local > before, "the reader to move over"
         )
         assert reader.byte_range(len(reader) - 1)[0] == local / "train-000007.tar"  # type: ignore[index]
         assert staging.counts.copied_bytes == size_of(source)

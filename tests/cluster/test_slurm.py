@@ -119,7 +119,7 @@ reader = readers.open(os.environ["PACKER_STAGED"], "train", fallback=sys.argv[1]
 samples = [int(i) for i in EpochSampler(NodeLocal(len(reader), nodes=2))]
 for i in samples:
     reader.read(i)
-stats = layer(reader.store, Copied).stats()
+stats = reader.store.stats()
 found = {"slurm": os.environ["SLURM_NODEID"], "torchrun": os.environ["GROUP_RANK"], "samples": samples,
         "source": stats.source}
 with open(f"parts.{os.environ['RANK']}", "w") as file:
