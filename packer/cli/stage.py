@@ -16,7 +16,7 @@ import readers
 from cache.launchers import scratch_variables
 from cache.messages import Done, plural
 from cache.node import detect_ranks
-from cache.staging import CLEANUPS
+from cache.staging.sources import CLEANUPS
 from packer.cli.held import HeldSignals, undisturbed
 from packer.cli.text import (
     ProgressDisplay,
