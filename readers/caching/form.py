@@ -216,7 +216,7 @@ class Coefficients(Form):
         return np.where(info.media == _JPEG, np.ceil(original * self.rate).astype(np.int64), original)
 
     def convert(self, image: Buffer) -> Buffer:
-        """Coefficients that a cache below has made already stay as they are. Raises MissingExtraError."""
+        """Coefficients that a cache below has made already stay as they are."""
         kept = self.lend(image)
         return kept if kept is image else bytes(kept)
 
