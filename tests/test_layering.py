@@ -37,8 +37,6 @@ OPTIONAL = (
     "obstore",
     "matplotlib",
     "jinja2",
-    "numba",
-    "llvmlite",
     "lightning",
     "pytorch_lightning",
     "timm",
@@ -58,9 +56,7 @@ ALLOWED = {  # third-party packages that a layer may name at all, lazily or not
         "zstandard",
         "amd",
         "nvidia",
-        "numba",
         "lightning",
-        "llvmlite",
         "pytorch_lightning",
         "timm",
         "transformers",
@@ -91,7 +87,7 @@ ALLOWED["packer.tools"] = ALLOWED["packer"] | {"torch", "psutil", "pynvml", "amd
 # What runs on torch; everything else must do without. `import readers` loads none of it.
 ON_TORCH = (
     "readers.torch",
-    "readers.lightning",
+    "readers.frameworks.lightning",
     "readers.loader",
     "readers.augment.cpu",
     "readers.augment.fused",
@@ -104,15 +100,15 @@ ON_TORCH = (
     "packer.tools.diagnose.dataloader",
     "packer.tools.diagnose.imageloader",
     "packer.tools.diagnose.tiers",
-    "readers.parity",
-    "readers.transformers",
+    "packer.tools.parity",
+    "readers.frameworks.transformers",
 )
 KERNELS = (
     "readers.augment.kernel",
     *(f"readers.coefficients.device.{name}" for name in ("pixels", "rows", "transforms")),
 )
 # Their classes derive from those of the frameworks.
-FRAMEWORKS = ("readers.lightning", "readers.transformers")
+FRAMEWORKS = ("readers.frameworks.lightning", "readers.frameworks.transformers")
 # What may be imported inside a function besides optional packages, and why; a name stands for what is below it, too.
 LAZY = {
     "PIL": "21 ms; decoders seldom need it",
@@ -129,7 +125,6 @@ LAZY = {
     "readers.augment": "14 ms and more; kernels need triton",
     "readers.collate": "torch",
     "readers.coefficients": "crc32c, as below; few caches keep coefficients",
-    "readers.coefficients.kernels": "numba: 0.5 s, and all functions are compiled when they are imported",
     "readers.caching.form": "60 ms: decoders",
     "readers.decode.device": "torch",
     "packer.tools.diagnose.dataloader": "torch",
@@ -137,7 +132,7 @@ LAZY = {
     "readers.headers": "6 ms: 12 modules; an index has the header facts",
     "readers.loader": "torch",
     "readers.order.base": "numpy's random generators, for readers that never shuffle",
-    "readers.parity": "torch",
+    "packer.tools.parity": "torch",
     "readers.torch": "torch",
     "readers.opening.remote": "30 ms: subprocess, concurrent.futures",
     "zstandard": "9 ms; few caches and archives are compressed",
@@ -283,8 +278,6 @@ def test_heavy_packages_are_imported_where_they_are_used(path: Path) -> None:
         at_import.discard("torch")
     if name in KERNELS:  # a kernel is compiled from the text of its module
         at_import.discard("triton")
-    if name.startswith("readers.coefficients.kernels"):  # so are these functions
-        at_import -= {"numba", "llvmlite"}
     if name in FRAMEWORKS:
         at_import -= {"lightning", "pytorch_lightning", "transformers"}
     optional = {"PIL", *OPTIONAL, *GPU}

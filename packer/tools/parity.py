@@ -1,0 +1,199 @@
+"""How far decoders and resizers are from Pillow, on images of a set. Needs torch: `pip install 'packer-vision[torch]'`.
+
+Training on one and evaluating with another changes the data in a way that no loss curve shows. Every decoder and
+resizer that runs here is compared with what Pillow makes of the same bytes, or of the same pixels and boxes.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from cache.errors import BadSampleError, DeviceError, MissingExtraError
+from readers.augment import RandomResizedCrop, Recipe
+from readers.augment.recipe import Job
+from readers.caching.form import Coefficients
+from readers.coefficients import unsupported_reason
+from readers.decode.region import with_header
+from readers.reader import Reader
+from readers.table import Buffer
+
+try:
+    import torch
+except ImportError as error:
+    raise MissingExtraError("torch", "torch", "packer.tools.parity") from error
+
+from readers.augment.cpu import Renderer
+from readers.augment.fused import BatchRenderer, Engine, triton_fault
+from readers.decode.batch import DECODERS, Decoder, decode_batch, device_takes, open_decoder
+from readers.decode.device import Picture, upright_tensor
+from readers.headers import read_header
+
+__all__ = ["Parity", "compare_with_pillow"]
+
+_BATCH = 16
+_Pixels: TypeAlias = npt.NDArray[np.uint8]
+
+
+class _Batch(NamedTuple):
+    """Encoded images, Pillow's pixels of each, jobs, and Pillow's pixels of each box."""
+
+    encoded: list[Buffer]
+    decoded: list[_Pixels]
+    jobs: list[Job]
+    boxes: list[_Pixels]
+
+
+# Our pixels, Pillow's, and whether the decoder itself took the image.
+_Compared: TypeAlias = Iterator[tuple[_Pixels, _Pixels, bool]]
+_Contender: TypeAlias = tuple[str, str, Callable[[_Batch], _Compared]]
+
+
+@dataclass(frozen=True, slots=True)
+class Parity:
+    """One contender against Pillow, in steps of 255 over all values of all images.
+
+    what: "decoder", "resizer", or "both", for a box decoded and resized as the loader does it. images: how many were
+    compared; by_device: how many of them the decoder itself took, the others having gone to the CPU. mean: absolute
+    difference; worst_image: the largest mean of one image; largest: of one value. reason: why it did not run, else "".
+    """
+
+    what: str
+    name: str
+    images: int = 0
+    by_device: int = 0
+    mean: float = 0.0
+    worst_image: float = 0.0
+    largest: int = 0
+    reason: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def compare_with_pillow(
+    reader: Reader, *, samples: int = 200, size: int = 224, seed: int = 0, device: torch.device | str = "cpu"
+) -> list[Parity]:
+    """Compare everything that runs here, on `samples` images drawn by `seed`; boxes are RandomResizedCrop(size)'s.
+
+    Images that Pillow cannot decode are left out. Raises ValueError for no samples, and BadSampleError where a decoder
+    gives another size than Pillow does.
+    """
+    if samples < 1 or not len(reader):
+        raise ValueError(f"{samples} of {len(reader)} samples leave nothing to compare")
+    rng = np.random.default_rng(seed)
+    chosen = np.sort(rng.choice(len(reader), min(samples, len(reader)), replace=False))
+    contenders, missing = _contenders(torch.device(device))
+    rows: list[list[tuple[float, int, int, bool]]] = [[] for _ in contenders]
+    for start in range(0, len(chosen), _BATCH):
+        batch = _batch(reader, chosen[start : start + _BATCH], size, seed)
+        for (_, name, compare), found in zip(contenders, rows, strict=True):
+            for ours, pillows, by_device in compare(batch):
+                if ours.shape != pillows.shape:
+                    raise BadSampleError(f"{name}: expected {pillows.shape} pixels as Pillow's, found {ours.shape}")
+                apart = np.abs(ours.astype(np.int16) - pillows)
+                found.append((float(apart.mean()), apart.size, int(apart.max()), by_device))
+    return [_parity(what, name, found) for (what, name, _), found in zip(contenders, rows, strict=True)] + missing
+
+
+def _parity(what: str, name: str, rows: Sequence[tuple[float, int, int, bool]]) -> Parity:
+    """rows: the mean difference of each image, its number of values, the largest difference, whether on the device."""
+    if not rows:
+        return Parity(what, name)
+    means, values, largest, by_device = zip(*rows, strict=True)
+    mean = float(np.average(means, weights=values))
+    return Parity(what, name, len(rows), sum(by_device), mean, max(means), max(largest))
+
+
+def _contenders(device: torch.device) -> tuple[list[_Contender], list[Parity]]:
+    """Everything that runs here, and why the others do not."""
+    found: list[_Contender] = []
+    missing = []
+    for decoder_name in DECODERS[1:]:
+        try:
+            decoder = open_decoder(decoder_name, device)
+        except (MissingExtraError, DeviceError) as error:
+            missing.append(Parity("decoder", decoder_name, reason=str(error)))
+        else:
+            found.append(("decoder", decoder.name, partial(_decode, decoder)))
+    found.append(("resizer", "cpu", partial(_render, decoded=True)))
+    engines: tuple[Engine, ...] = ("torch", "triton")
+    for engine in engines:
+        if engine == "triton" and (fault := triton_fault(device)):
+            missing.append(Parity("resizer", engine, reason=fault))
+        else:
+            renderer = BatchRenderer(device, dtype=torch.uint8, engine=engine)
+            found.append(("resizer", engine, partial(_resize, renderer)))
+    found.append(("both", "cpu", partial(_render, decoded=False)))
+    found.append(("both", "cpu, exact colours", partial(_render, decoded=False, exact_colours=True)))
+    reason = unsupported_reason()
+    if reason:
+        missing.append(Parity("both", "coefficients", reason=reason))
+    else:
+        found.append(("both", "coefficients", partial(_render, decoded=False, form=Coefficients())))
+    return found, missing
+
+
+def _batch(reader: Reader, indices: npt.NDArray[np.int64], size: int, seed: int) -> _Batch:
+    from PIL import Image
+
+    encoded: list[Buffer] = []
+    decoded: list[_Pixels] = []
+    for data in reader.read_many(indices):
+        pixels = _by_pillow(data)
+        if pixels is not None:
+            encoded.append(data)
+            decoded.append(pixels)
+    heights, widths = (np.array([pixels.shape[axis] for pixels in decoded], np.int64) for axis in (0, 1))
+    jobs = Recipe([RandomResizedCrop(size)]).plan(seed, 0, indices[: len(decoded)], heights, widths).jobs()
+    boxes = []
+    for pixels, ((top, left, height, width, *_), *_) in zip(decoded, jobs, strict=True):
+        box = Image.fromarray(pixels).crop((left, top, left + width, top + height))
+        boxes.append(np.asarray(box.resize((size, size), Image.Resampling.BILINEAR)))
+    return _Batch(encoded, decoded, jobs, boxes)
+
+
+def _by_pillow(data: Buffer) -> _Pixels | None:
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+    except (OSError, SyntaxError, ValueError):
+        return None
+
+
+def _decode(decoder: Decoder, batch: _Batch) -> _Compared:
+    decoded = decode_batch(batch.encoded, decoder)
+    for found, data, pillows in zip(decoded, batch.encoded, batch.decoded, strict=True):
+        if isinstance(found, Picture):
+            yield upright_tensor(found).permute(1, 2, 0).cpu().numpy(), pillows, device_takes(read_header(data))
+
+
+def _resize(renderer: BatchRenderer, batch: _Batch) -> _Compared:
+    if batch.boxes:
+        tensors = (torch.from_numpy(pixels.copy()).to(renderer.device) for pixels in batch.decoded)
+        pictures = [Picture(tensor.permute(2, 0, 1)) for tensor in tensors]
+        height, width, _ = batch.boxes[0].shape
+        made = renderer.render(pictures, batch.jobs, (height, width)).permute(0, 2, 3, 1).cpu().numpy()
+        yield from ((ours, pillows, False) for ours, pillows in zip(made, batch.boxes, strict=True))
+
+
+def _render(
+    batch: _Batch, *, decoded: bool, exact_colours: bool = False, form: Coefficients | None = None
+) -> _Compared:
+    """On the CPU. decoded: from Pillow's pixels; else from the encoded images, or what a cache keeps of them."""
+    renderer = Renderer()
+    images = [with_header(pixels) for pixels in batch.decoded] if decoded else batch.encoded
+    for image, pixels, planned, box in zip(images, batch.decoded, batch.jobs, batch.boxes, strict=True):
+        job = ((*planned[0][:5], False), *planned[1:]) if exact_colours else planned
+        image = image if form is None else form.convert(image)
+        out = torch.empty((1, *box.shape), dtype=torch.uint8).permute(0, 3, 1, 2)
+        renderer.render(image, job, (pixels.shape[0], pixels.shape[1]), out)
+        yield out[0].permute(1, 2, 0).numpy(), box, False
