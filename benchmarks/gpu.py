@@ -138,7 +138,7 @@ def dali_external(task: Task) -> MakeBatches:
 
 # --- the ladder: where the bytes come from, and who decodes them ----------------------------------------------------
 def _ladder(name: str, keep: str, decoder: str) -> None:
-    needed = "torch numba triton" if keep == "coefficients" else "torch"
+    needed = "torch triton" if keep == "coefficients" else "torch"
 
     @contender(name, imports=needed, data=[HDF5 if keep else "tree"], apart=True)
     def rung(task: Task) -> MakeBatches:
@@ -364,7 +364,7 @@ def kernel(task: Task) -> dict[str, Any]:
 
 @contender(
     COEFFICIENTS,
-    imports="torch triton numba",
+    imports="torch triton",
     figures=True,
     data=["tree"],
     note="boxes of one batch, their tables and the wait for the device included; the upload apart",
