@@ -58,13 +58,13 @@ typedef struct {
 
 /* A Huffman code. A step says what the next bits are: bits of code and value | bits of the code << 8 | bits of the
  * value << 16 | coefficients << 24, where an end of block is END_OF_BLOCK coefficients; 0: no code. */
-enum { LOOK_BITS = 11, SKIP_BITS = 12, PAIR_BITS = 12, END_OF_BLOCK = 128 };
+enum { LOOK_BITS = 10, END_OF_BLOCK = 128 }; /* more bits cost a photograph more to tabulate than they save */
 typedef struct {
     u32 look[1 << LOOK_BITS];
-    i64 largest[16], offsets[16], number[16]; /* of codes of 1 to 16 bits: the largest, -1 for none; from code to symbol */
+    i64 largest[16], offsets[16]; /* of codes of 1 to 16 bits: the largest, -1 for none; from code to symbol */
     u8 symbols[256];
-    u16 skips[1 << SKIP_BITS]; /* of AC: whole codes with their values in the next bits, their bits and coefficients */
-    u64 pairs[1 << PAIR_BITS]; /* of AC: the next one or two codes, see `read_pair` */
+    u16 skips[1 << LOOK_BITS]; /* of AC: whole codes with their values in the next bits, their bits and coefficients */
+    u64 pairs[1 << LOOK_BITS]; /* of AC: the next one or two codes, see `read_pair` */
 } Codes;
 
 /* The entropy-coded bytes of a JPEG of one scan, and for each component its codes, multipliers and the largest values,
