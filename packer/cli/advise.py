@@ -81,7 +81,8 @@ def _flags(ctx: click.Context) -> tuple[str, ...]:
     """The options with which `packer convert` opens the same source."""
     words: list[str] = []
     for option in ctx.command.params:
-        name, value = str(option.name), ctx.params[str(option.name)]
+        name = str(option.name)
+        value = ctx.params.get(name)
         unset = ctx.get_parameter_source(name) is click.core.ParameterSource.DEFAULT
         if unset or value is None or name not in (*flags.SOURCE_OPTIONS, "split"):
             continue
