@@ -80,7 +80,7 @@ def kernel(task: Task) -> dict[str, Any]:
     recipe = Recipe([RandomResizedCrop(SIZE), RandomHorizontalFlip(), Normalize(MEAN, STD)])
     jobs = recipe.plan(0, 0, np.arange(len(pictures)), sizes[:, 0], sizes[:, 1]).jobs()
     # What must be read and written at least: the pixels of the boxes once, and the batch.
-    moved = sum(3 * job[0][2] * job[0][3] for job in jobs) + len(jobs) * 3 * SIZE * SIZE * 2
+    moved = sum(3 * job.last.region.height * job.last.region.width for job in jobs) + len(jobs) * 3 * SIZE * SIZE * 2
     figures: dict[str, Any] = {}
     for tiling in TILINGS:
         renderer = BatchRenderer(
@@ -111,7 +111,6 @@ def coefficients(task: Task) -> dict[str, Any]:
     from readers.augment import RandomResizedCrop, Recipe
     from readers.coefficients import encode
     from readers.coefficients.device.decoder import CoefficientDecoder, vetted_shape
-    from readers.decode import Region
 
     task.cuda()
     images = []
@@ -125,7 +124,7 @@ def coefficients(task: Task) -> dict[str, Any]:
     shapes = [vetted_shape(image) for image in images]
     sizes = np.array([shape.header.upright_size for shape in shapes])
     jobs = Recipe([RandomResizedCrop(SIZE)]).plan(0, 0, np.arange(len(images)), sizes[:, 0], sizes[:, 1]).jobs()
-    regions = [Region(*job[0]) for job in jobs]
+    regions = [job.last.region for job in jobs]
     decoder = CoefficientDecoder(torch.device("cuda", 0))
     uploaded = decoder.upload(images, shapes)
     found = decoder.decode(uploaded, regions)

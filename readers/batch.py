@@ -186,18 +186,12 @@ class Fields:
         return values
 
     def placement(
-        self,
-        reader: Reader,
-        index: int,
-        job: Job | None = None,
-        size: tuple[int, int] = (0, 0),
-        result: tuple[int, int] = (0, 0),
+        self, reader: Reader, index: int, job: Job | None = None, size: tuple[int, int] = (0, 0)
     ) -> Placement | None:
         """Where the pixels of the image of a sample end up; None where they stay, and where no field follows.
 
         job: what is done to it; None for nothing.
         size: (height, width) of the upright image before that, (0, 0) where it is unknown.
-        result: (height, width) after it.
         """
         if not self.moving:
             return None
@@ -207,7 +201,7 @@ class Fields:
             size, before = _conversions(table, index)
         if not all(size) or (job is None and not before):
             return None
-        return Placement(size, before) if job is None else Placement.of_job(size, job, result, before)
+        return Placement(size, before if job is None else (*before, *job.before, job.last))
 
 
 def _kinds_of(reader: Any) -> dict[str, str]:

@@ -95,13 +95,12 @@ class FieldBatches:
     def _make(self, source: Source, epoch: int, positions: Int64s, rows: Int64s) -> list[_Values | Exception]:
         """The values of some samples, or why one has none."""
         reader, fields = source.feed.reader, self._fields
-        moved: list[tuple[Job, tuple[int, int], tuple[int, int]] | tuple[()]] = [()] * len(rows)
+        moved: list[tuple[Job, tuple[int, int]] | tuple[()]] = [()] * len(rows)
         if fields.moving:
             info, plan = source.plan(epoch, positions, rows)
             if info is not None and plan is not None:
-                sizes, boxes = zip(*(some.tolist() for some in upright_sides(info)), strict=True), plan.boxes
-                results = zip(boxes.out_height.tolist(), boxes.out_width.tolist(), strict=True)
-                moved = list(zip(plan.jobs(), sizes, results, strict=True))
+                sizes = zip(*(side.tolist() for side in upright_sides(info)), strict=True)
+                moved = list(zip(plan.jobs(), sizes, strict=True))
         made: list[_Values | Exception] = []
         for row, payloads, how in zip(rows.tolist(), fields.read(reader, rows), moved, strict=True):
             try:

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, default_collate
 from cache.errors import BadSampleError, ResumeError
 from readers.augment.cpu import check_unchanged, decode_own, kind_of_first, pixels_to_tensor
 from readers.augment.ops import Op
-from readers.augment.recipe import Job, Recipe
+from readers.augment.recipe import Recipe
 from readers.batch import Fields, Payloads
 from readers.collate import stack_masks, to_tensor
 from readers.decode import DECODER, Scratch, decode_image
@@ -77,9 +77,9 @@ class ItemMaker:
         index: int,
         payloads: Payloads,
         image: Any = None,
-        done: tuple[Job, tuple[int, int], tuple[int, int]] | None = None,
+        done: Task | None = None,
     ) -> Any:
-        """One item. done: what ops did to its image: (job, size before it, size after it). Raises BadSampleError."""
+        """One item. done: what ops did to its image. Raises BadSampleError."""
         fields = self.fields
         if not fields.stored and not self._sees_sample:
             return fields.collect(lambda name: image if name == "image" else self._plain(reader, index, name))
