@@ -17,7 +17,7 @@ from readers.batch import Fields
 from readers.dali.pipelines import Graph, Output, PipelineOptions, Run, as_output, empty_batch, pipeline, start_run
 from readers.dali.source import Source, refusal
 from readers.decode import decode_image
-from readers.feed import BadSample, Feed, OnError, Start, check_choice
+from readers.feed import BadSample, Feed, OnError, Start, bad_sample, check_choice
 from readers.loop import FeedLoader, Maker
 from readers.options import FieldOptions, Ranks, accepts_old_names
 from readers.order import Order
@@ -354,7 +354,7 @@ class _Batches:
     def _leave_out(self, row: int, position: int, error: Exception) -> None:
         """Let the next pipeline begin at this step without a sample. Raises BadSampleError under on_error="raise"."""
         feed = self._source.feed
-        feed.bad(row, position, error)
+        bad_sample(feed.reader, feed.options.on_error, row, position, error)
         self._undecodable[row] = str(error)
         self._source = self._source.without(self._undecodable).over(feed.at(feed.after(self._step, self._number)))
         self._epoch = self._step = 0

@@ -19,7 +19,7 @@ from readers.augment.geometry import Job, Plan
 from readers.augment.recipe import Recipe
 from readers.batch import Fields, Payloads
 from readers.collate import stack_masks, stack_targets, to_tensor
-from readers.feed import BadSample, Feed, drop_damaged, for_decoding, read_samples
+from readers.feed import BadSample, Feed, for_decoding, read_samples, substitute
 from readers.headers import ImageHeader, first_deep
 from readers.loader.stats import ThreadClock
 from readers.order.base import Int64s
@@ -80,27 +80,23 @@ class FieldWork:
 
     def fill_alone(self, batch: Batch, feed: Feed) -> None:
         """All of a batch without images: nothing moves, and masks differ in size."""
-        values = []
-        for row, payloads in enumerate(self.read(batch.indices)):
-            try:
-                values.append(self._tensors(self._fields.decode(payloads)))
-            except SAMPLE_ERRORS as error:
-                position = int(batch.positions[row])
-                batch.bad.append(feed.bad(int(batch.indices[row]), position, error))
-                if feed.options.on_error == "skip":
-                    batch.skipped.append(row)
-                    continue
-                taken, other = feed.substitute(feed.start.epoch, position, error, self._alone)
-                batch.indices[row] = taken
-                values.append(other)
-        batch.indices = np.delete(batch.indices, batch.skipped)
-        columns = {name: [some[name] for some in values] for name in self._fields.stored}
+        values = map(self._alone, self.read(batch.indices))
+        settled = feed.settle(feed.start.epoch, batch.positions, batch.indices, values, self._taken)
+        batch.indices = settled.rows
+        batch.bad += settled.bad
+        columns = {name: [some[name] for some in settled.values] for name in self._fields.stored}
         batch.columns = {
             name: self._stacked(name, column) if name in self._fields.targets else column
             for name, column in columns.items()
         }
 
-    def _alone(self, index: int) -> dict[str, Any]:
+    def _alone(self, payloads: Payloads) -> dict[str, Any] | Exception:
+        try:
+            return self._tensors(self._fields.decode(payloads))
+        except SAMPLE_ERRORS as error:
+            return error
+
+    def _taken(self, index: int, position: int) -> dict[str, Any]:
         (payloads,) = self.read(np.array([index], np.int64))
         return self._tensors(self._fields.decode(payloads))
 
@@ -374,10 +370,9 @@ class EpochWork:
         if self.feed.options.on_error != "substitute":
             return 1, 1
         try:
+            others = self.feed.others(self._epoch, position)[0].tolist()
             error = BadSampleError("no sample of a batch is good")
-            _, (jobs, _) = self.feed.substitute(
-                self._epoch, int(position[0]), error, lambda row: self._plan_one(position, row)
-            )
+            _, (jobs, _) = substitute(others, error, lambda row: self._plan_one(position, row))
         except BadSampleError:
             return 1, 1
         return jobs[view].last.size
@@ -385,15 +380,22 @@ class EpochWork:
     def _render_again(
         self, batch: Batch, row: int, error: Exception, tools: Renderer, places: Sequence[torch.Tensor]
     ) -> list[Job | None]:
-        """Decode an image from below a cache where its copy there was damaged; otherwise it is bad. Returns what is
-        left to do."""
-        index = int(batch.indices[row])
-        if drop_damaged(self._images, index):
-            try:
-                return self._render_another(batch, row, index, tools, places)
-            except SAMPLE_ERRORS as again:
-                error = again
-        return self._treat_bad(batch, row, error, tools, places)
+        """Decode an image from below a cache where its copy there was damaged, or another one in its place. Returns
+        what is left to do; nothing where the row is skipped."""
+        treated = self.feed.treat(
+            self._epoch,
+            int(batch.indices[row]),
+            int(batch.positions[row]),
+            error,
+            lambda index: self._render_another(batch, row, index, tools, places),
+            self._images,
+        )
+        batch.bad += treated.bad
+        if treated.value is None:
+            batch.skipped.append(row)
+            return [None] * len(places)
+        batch.indices[row] = treated.row
+        return treated.value
 
     def _render_another(
         self, batch: Batch, row: int, index: int, tools: Renderer, places: Sequence[torch.Tensor]
@@ -409,22 +411,6 @@ class EpochWork:
         batch.values[row] = values
         for jobs, job in zip(batch.jobs, planned, strict=True):
             jobs[row] = job
-        return left
-
-    def _treat_bad(
-        self, batch: Batch, row: int, error: Exception, tools: Renderer, places: Sequence[torch.Tensor]
-    ) -> list[Job | None]:
-        """What is left to do of another sample, which is in `places`; nothing where the row is skipped."""
-        position = batch.positions[row : row + 1]
-        batch.bad.append(self.feed.bad(int(batch.indices[row]), int(position[0]), error))
-        if self.feed.options.on_error == "skip":
-            batch.skipped.append(row)
-            return [None] * len(places)
-
-        def render(index: int) -> list[Job | None]:
-            return self._render_another(batch, row, index, tools, places)
-
-        batch.indices[row], left = self.feed.substitute(self._epoch, int(position[0]), error, render)
         return left
 
     def _plan_one(self, position: Int64s, index: int) -> tuple[list[Job], tuple[int, int]]:

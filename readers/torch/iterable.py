@@ -59,7 +59,7 @@ class ImageStream(IterableDataset[Any]):
         if not isinstance(sampler, EpochSampler):
             raise ValueError("a stream cuts single samples into batches: give it an EpochSampler, not a batch sampler")
         self.dataset, self.sampler, self.batch_size = dataset, sampler, batch_size
-        self.drop_last = choose_tail(None, sampler.order) == "drop_last" if drop_last is None else drop_last
+        self.drop_last = choose_tail(sampler.order) == "drop_last" if drop_last is None else drop_last
         self.collate = dataset.collate if collate is None else collate
         self._place = _SharedPlace(sampler)
         self._process, self._iterations = os.getpid(), 0  # of this process
