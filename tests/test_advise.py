@@ -22,8 +22,7 @@ import readers
 from cache.errors import SourceError
 from packer.cli.convert import command as convert_command
 from packer.cli.group import cli
-from packer.cli.index import export_command
-from packer.cli.verify import command as verify_command
+from packer.cli.look import export_command, verify_command
 from packer.conversion.options import Reencode
 from packer.tools.advise import (
     READERS,
@@ -41,7 +40,6 @@ from packer.tools.advise import (
 )
 from readers.headers import ImageHeader
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
 GB = 10**9
 TRAIN, VAL = 100_000, 5_000
 

@@ -18,7 +18,16 @@ from packer.sets.deal import as_groups, deal, deal_groups
 from packer.sources.base import SourceListing, SplitListing
 from readers.headers import ImageHeader, read_header
 from readers.table import NO_LABEL, Buffer
-from readers.where import NUMBERS, Texts, Where, complete_columns, folders_of, group_values, json_columns, parse_where
+from readers.where import (
+    NUMBERS,
+    Facts,
+    Texts,
+    Where,
+    complete_columns,
+    group_values,
+    json_columns,
+    parse_where,
+)
 
 __all__ = ["SampleWhere", "choose", "select"]
 
@@ -67,7 +76,7 @@ def select(listing: SourceListing, text: str) -> SourceListing:
     )
 
 
-def listed_facts(listing: SourceListing) -> dict[str, Listed]:
+def listed_facts(listing: SourceListing) -> dict[str, Facts]:
     """What a listing says of the samples of each split."""
 
     @cache
@@ -82,7 +91,7 @@ def listed_facts(listing: SourceListing) -> dict[str, Listed]:
         return lambda names: columns(frozenset(names))[name]
 
     return {
-        name: Listed(part.keys, part.labels, listing.classes, name, columns_of(name))
+        name: Facts(part.keys, part.labels, listing.classes, name, columns_of(name))
         for name, part in listing.splits.items()
     }
 
@@ -91,50 +100,14 @@ def _payloads(part: SplitListing) -> Iterator[tuple[str, Buffer | None]]:
     return ((key, place[-1]) for some in part.slices() for key, place in zip(some.keys, some.places, strict=True))
 
 
-def _select(part: SplitListing, facts: Listed, wanted: Sequence[Where]) -> SplitListing:
+def _select(part: SplitListing, facts: Facts, wanted: Sequence[Where]) -> SplitListing:
     mask = np.ones(len(part), np.bool_)
     for where in wanted:
         mask &= where.mask(facts)
     return part if mask.all() else part.take(np.flatnonzero(mask))
 
 
-class Listed:
-    """What a listing says of n samples; see `readers.where.Facts`."""
-
-    def __init__(
-        self,
-        keys: Sequence[str],
-        labels: npt.NDArray[Any],
-        classes: Sequence[str],
-        split: str,
-        columns: Callable[[Collection[str]], Mapping[str, Sequence[Any]]],
-    ) -> None:
-        self.classes, self._keys, self._labels, self._split, self.columns = classes, keys, labels, split, columns
-
-    def __len__(self) -> int:
-        return len(self._labels)
-
-    def labels(self) -> npt.NDArray[Any]:
-        return self._labels
-
-    def texts(self, name: str) -> Texts:
-        if name == "key":
-            return Texts(self._keys)
-        if name == "folder":
-            return folders_of(self._keys)
-        if name == "split":
-            return Texts((self._split,), np.zeros(len(self), np.int64))
-        count, labels = len(self.classes), self._labels
-        return Texts((*self.classes, ""), np.where((labels >= 0) & (labels < count), labels, count))
-
-    def numbers(self, name: str) -> npt.NDArray[Any]:
-        raise LookupError(name)  # a listing says nothing of images
-
-    def has(self, field: str) -> npt.NDArray[np.bool_]:
-        raise UnknownNameError(f"the source has no field {field!r}, and its table no such column")
-
-
-class _Read(Listed):
+class _Read(Facts):
     """What is known of one sample that has been read. payloads: by field."""
 
     def __init__(
@@ -175,7 +148,7 @@ class _Read(Listed):
         """Every column may be there in another sample."""
         if "json" not in self._payloads:
             return {}
-        found = json_columns([(self._keys[0], self._payloads["json"])], names)
+        found = json_columns([(self.keys[0], self._payloads["json"])], names)
         self._seen.update(dict.fromkeys(name for name in found if name in names or len(self._seen) < _MOST_NAMES))
         return {name: found.get(name, (None,)) for name in names}
 
