@@ -29,9 +29,6 @@ from readers.options import FieldOptions
 from readers.reader import SAMPLE_ERRORS, Reader
 from readers.table import ABSENT, Buffer, Table, checked_indices, upright_sides
 
-__all__ = ["FieldMoves", "Fields", "Payloads"]
-
-
 _KNOWN_FIELDS = ("image", "label", "key", "index")
 # The bytes of the fields of a sample by name, None for one that it lacks; or why they could not be read.
 Payloads: TypeAlias = Mapping[str, Buffer | None] | Exception

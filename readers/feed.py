@@ -38,27 +38,6 @@ from readers.order.schedule import Tail, make_schedule
 from readers.reader import SAMPLE_ERRORS, Reader
 from readers.table import Buffer
 
-__all__ = [
-    "ON_ERROR",
-    "BadSample",
-    "Feed",
-    "FeedOptions",
-    "OnError",
-    "Start",
-    "bad_sample",
-    "check_choice",
-    "choose_order",
-    "choose_tail",
-    "decoder_name",
-    "for_decoding",
-    "name_sample",
-    "read_sample",
-    "read_samples",
-    "substitute",
-    "substitutes_of_row",
-    "summarise",
-]
-
 OnError: TypeAlias = Literal["raise", "skip", "substitute"]
 ON_ERROR = ("raise", "skip", "substitute")
 _DONE = {"raise": "reported", "skip": "skipped", "substitute": "replaced"}

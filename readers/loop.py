@@ -47,19 +47,6 @@ from readers.trainers import (
     keep_environment,
 )
 
-__all__ = [
-    "Ahead",
-    "FeedLoader",
-    "FeedPosition",
-    "Maker",
-    "Place",
-    "Position",
-    "Progress",
-    "Stopped",
-    "check_batches",
-    "ended_by_fork",
-]
-
 _T = TypeVar("_T")
 _JOIN_SECONDS = 10.0
 _WAKE_SECONDS = 1.0

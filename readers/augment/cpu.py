@@ -37,21 +37,6 @@ from readers.table import Buffer
 if TYPE_CHECKING:
     from readers.coefficients import Scaling
 
-__all__ = [
-    "Finish",
-    "Renderer",
-    "Stack",
-    "UnchangedRenderer",
-    "box_of",
-    "check_unchanged",
-    "decode_own",
-    "dtype_of",
-    "kind_of_first",
-    "pixels_to_tensor",
-    "render_pass",
-]
-
-
 # Images of one size, decoded side by side: boxes at the same place of each are one array, resized by one call.
 
 

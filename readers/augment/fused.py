@@ -34,8 +34,6 @@ from readers.augment.ops.color import Normalize, channel_factors
 from readers.decode.device import Picture, layout, upright_tensor
 from readers.decode.region import Region
 
-__all__ = ["TILING", "BatchRenderer", "Engine", "Tiling", "triton_fault"]
-
 Engine: TypeAlias = Literal["auto", "triton", "torch"]
 # (rows of a tile, columns of a tile, rows of a block, columns of a block, warps)
 Tiling: TypeAlias = tuple[int, int, int, int, int]

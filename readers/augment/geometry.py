@@ -21,8 +21,6 @@ from readers.decode.region import Region
 if TYPE_CHECKING:
     from readers.augment.ops.base import Op
 
-__all__ = ["Boxes", "Job", "Pass", "Plan", "Planner", "Step"]
-
 _MAX_REDUCE_LOG2 = 3
 _FLIP_AXES = ((), (3,), (2,), (2, 3))
 _Ints = npt.NDArray[np.int64]

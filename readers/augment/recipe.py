@@ -31,9 +31,6 @@ from readers.order.base import derive_keys, mix64
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Draws", "Part", "Placement", "Plan", "Recipe", "recipes_of_views"]
-
-
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _11 = np.uint64(11)
 _Ints = npt.NDArray[np.int64]

@@ -25,9 +25,6 @@ from readers.order.base import Int64s
 from readers.reader import SAMPLE_ERRORS, Reader
 from readers.table import upright_sides
 
-__all__ = ["DaliLoader"]
-
-
 # The other fields of the batches of a DALI pipeline: decoded by threads beside it, and moved as it moves the images.
 #
 # DALI gets images alone: it decodes neither palettes nor masks of 16 or 32 bits, and has no operator for boxes that are

@@ -41,8 +41,9 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.errors import BadSampleError
+from readers.augment.geometry import Plan
 from readers.augment.ops import Op
-from readers.augment.recipe import Part, Plan, Recipe
+from readers.augment.recipe import Part, Recipe
 from readers.batch import Fields
 from readers.decode.region import has_clean_header
 from readers.feed import (
@@ -59,8 +60,6 @@ from readers.order import Order
 from readers.order.base import Int64s
 from readers.reader import Reader
 from readers.table import Buffer, ImageInfo, upright_sides
-
-__all__ = ["DECODER", "BatchSource", "SampleSource", "Source", "has_flips", "has_size", "refusal"]
 
 DECODER = "dali"  # named in resume tokens
 # What only our own decoder decodes.

@@ -19,8 +19,6 @@ from readers.decode import decode_image
 from readers.feed import check_choice, for_decoding, substitutes_of_row, treat
 from readers.reader import SAMPLE_ERRORS, Reader
 
-__all__ = ["GrainSource"]
-
 
 class GrainSource:
     """Samples as dictionaries: "image" (uint8 [h, w, 3]), "label" (int, -1 without one), and other fields by name.

@@ -46,9 +46,6 @@ from readers.order.base import Int64s
 from readers.reader import Reader
 from readers.table import Buffer
 
-__all__ = ["DevicePath", "DeviceStage", "open_path"]
-
-
 # The crew's part of batches that a device finishes: which images it decodes itself, and what it checks of the others.
 #
 # Of the images that the device could decode the crew decodes a share (`readers.decode.device`), and all others. Those

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from readers.decode.device import CpuShare
     from readers.loader.device import DevicePath, DeviceStage
 
-__all__ = ["ImageLoader", "find_device"]
-
 _LAYOUTS = ("channels_last", "NCHW", "NHWC")
 # A thread takes some milliseconds of work at a time: fewer small images would cost more in handing over than they do.
 _VALUES_AT_ONCE = 2 << 20

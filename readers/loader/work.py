@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from readers.coefficients.layout import Shape
     from readers.decode.device import Ready
 
-__all__ = ["Allocate", "Batch", "EpochWork", "FieldWork", "IndexWork", "UnchangedWork", "without_memory"]
-
-
 # The other fields of the images of a batch: read with them, and decoded and moved row by row by the same threads.
 
 

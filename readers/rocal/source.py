@@ -44,20 +44,6 @@ from readers.order.base import Int64s
 from readers.reader import SAMPLE_ERRORS, Reader
 from readers.table import NO_LABEL, Buffer, ImageInfo, upright_sides
 
-__all__ = [
-    "PADDING_BATCHES",
-    "PREFETCH",
-    "Limits",
-    "RocalSource",
-    "SourceBatch",
-    "Vetted",
-    "decodable",
-    "external_source",
-    "limits_of",
-    "vet",
-]
-
-
 # What rocAL may be given: JPEGs that its decoder decodes, and nothing else.
 #
 # rocAL decodes external sources by TurboJPEG and does not report when that fails: an image without a readable header

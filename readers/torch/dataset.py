@@ -38,9 +38,6 @@ from readers.reader import SAMPLE_ERRORS, Reader, depth_warning
 from readers.table import Buffer
 from readers.torch.rendering import OpRenderer, PerThread, Place, Task, loser_of_places
 
-__all__ = ["ImageDataset", "Place"]
-
-
 # What an item of `ImageDataset` is made of, from its image and its other fields, and a batch of items.
 
 

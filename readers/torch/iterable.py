@@ -24,8 +24,6 @@ from readers.torch.dataset import ImageDataset
 from readers.torch.sampler import EpochSampler
 from readers.trainers import Trainer, calling_package, check_persistent, find_trainer
 
-__all__ = ["ImageStream"]
-
 _ROWS = 1024  # ranks that share memory are those of one node, and numbered one after the other
 _ITERATIONS = 8  # that are looked up: more never begin at once
 _VERSION, _BEGUN, _NEXT, _COUNT, _HEADER = 0, slice(1, 4), slice(4, 6), 6, 8  # columns of the shared position

@@ -21,8 +21,6 @@ from readers.headers import read_header
 from readers.headers.base import upright_size
 from readers.table import Buffer
 
-__all__ = ["OpRenderer", "PerThread", "Place", "Task", "loser_of_places", "one_core"]
-
 
 @contextmanager
 def one_core() -> Iterator[None]:

@@ -20,11 +20,9 @@ from readers.order import Order
 from readers.order.base import Int64s, Stepped
 from readers.order.schedule import Tail
 from readers.reader import Reader
-from readers.torch.dataset import ImageDataset, Place
+from readers.torch.dataset import ImageDataset
+from readers.torch.rendering import Place
 from readers.trainers import LIGHTNING, Trainer, calling_package, find_trainer
-
-__all__ = ["EpochBatchSampler", "EpochSampler"]
-
 
 # What the samplers of a DataLoader share: epoch after epoch of a feed, states, and what trainers do with them.
 #
