@@ -239,7 +239,7 @@ def _conversions(table: Table, index: int) -> tuple[tuple[int, int], list[Pass]]
     """(height, width) of an upright image as it was packed, and what caches have done to it since."""
     info = table.stored_headers(np.array([index], np.int64))
     heights, widths = upright_sides(info)
-    passes = []
+    passes: list[Pass] = []
     for form in table.forms:
         passes += form.passes(info)
         info = form.info(info)

@@ -23,7 +23,7 @@ import torch
 from numpy.lib.stride_tricks import as_strided
 
 from cache.errors import BadSampleError
-from readers.augment.geometry import Job, Pass
+from readers.augment.geometry import Change, Job, Pass
 from readers.augment.ops.base import Interpolation, Op, window
 from readers.augment.ops.color import Normalize, channel_factors
 from readers.augment.recipe import Recipe
@@ -404,7 +404,7 @@ def box_of(image: torch.Tensor, region: Sequence[int]) -> torch.Tensor:
     return image[:, :, top : top + height, left : left + width]
 
 
-def apply_steps(image: torch.Tensor, steps: Sequence[tuple[Op, list[float]]]) -> torch.Tensor:
+def apply_steps(image: torch.Tensor, steps: Sequence[tuple[Change, list[float]]]) -> torch.Tensor:
     """The ops on pixels, on one image [1, 3, height, width]: float32, of whole values from 0 to 255."""
     image = image.contiguous().to(torch.float32)
     for op, parameters in steps:
@@ -571,7 +571,7 @@ def _computable(pixels: npt.NDArray[Any]) -> torch.Tensor:
     return pixels_to_tensor(values)[None]
 
 
-def _stepped(image: torch.Tensor, steps: Sequence[tuple[Op, list[float]]], kind: str) -> torch.Tensor:
+def _stepped(image: torch.Tensor, steps: Sequence[tuple[Change, list[float]]], kind: str) -> torch.Tensor:
     """The ops on pixels, on one image; in the same dtype, rounded to whole values unless they are floats."""
     dtype = image.dtype
     values = image.contiguous().to(torch.float32)

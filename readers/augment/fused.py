@@ -28,8 +28,8 @@ import torch.nn.functional as F
 from cache.errors import install_command
 from cache.messages import shortened
 from readers.augment.cpu import box_of, render_pass
-from readers.augment.geometry import Job, Pass
-from readers.augment.ops.base import Interpolation, Op, Rows, window
+from readers.augment.geometry import Change, Job, Pass
+from readers.augment.ops.base import Interpolation, Rows, window
 from readers.augment.ops.color import Normalize, channel_factors
 from readers.decode.device import Picture, layout, upright_tensor
 from readers.decode.region import Region
@@ -180,7 +180,7 @@ class BatchRenderer:
             image = render_pass(box_of(image, made.region), made, self._resized)
         return Picture(image[0])
 
-    def _finish(self, pixels: torch.Tensor, steps: Sequence[tuple[Op, Rows]]) -> torch.Tensor:
+    def _finish(self, pixels: torch.Tensor, steps: Sequence[tuple[Change, Rows]]) -> torch.Tensor:
         """Apply what the kernel leaves to torch: pixel ops, or all of the arithmetic where it did not run."""
         if not steps and self.dtype == torch.uint8:
             return pixels

@@ -8,9 +8,9 @@ list that crops or resizes what an op on pixels has changed is several such part
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,19 +18,30 @@ import numpy.typing as npt
 from cache.errors import BadSampleError
 from readers.decode.region import Region
 
-if TYPE_CHECKING:
-    from readers.augment.ops.base import Op
-
 _MAX_REDUCE_LOG2 = 3
 _FLIP_AXES = ((), (3,), (2,), (2, 3))
 _Ints = npt.NDArray[np.int64]
 _Bools = npt.NDArray[np.bool_]
 _Floats = npt.NDArray[np.float64]
-Step: TypeAlias = "tuple[Op, _Floats]"
+
+
+class Change(Protocol):
+    """An op of `readers.augment.ops`, as far as plans and jobs use it."""
+
+    flip_axis: ClassVar[int]
+
+    def apply(self, images: Any, rows: Any) -> Any: ...
+
+    def moves(self, parameters: Sequence[float], height: int, width: int) -> Sequence[Any]: ...
+
+    def dali_parameters(self, parameters: _Floats, heights: _Floats, widths: _Floats) -> _Floats: ...
+
+
+Step: TypeAlias = tuple[Change, _Floats]
 
 
 _Pair: TypeAlias = tuple[int, int]
-_Steps: TypeAlias = "tuple[tuple[Op, list[float]], ...]"
+_Steps: TypeAlias = tuple[tuple[Change, list[float]], ...]
 
 
 class Pass(NamedTuple):
@@ -170,7 +181,7 @@ class Planner:
 
     def crop(
         self,
-        op: Op,
+        op: Change,
         top: _Ints | int,
         left: _Ints | int,
         height: _Ints | int,
@@ -202,7 +213,7 @@ class Planner:
         self._window = [zeros, zeros, *self._resized]
         self._align = align
 
-    def flip(self, op: Op, which: _Bools) -> None:
+    def flip(self, op: Change, which: _Bools) -> None:
         """Flip some of the images (bool [n]) along the axis of `op`."""
         if self._steps and not self._flips_first:
             self.step(op, which[:, None].astype(np.float64))
@@ -210,7 +221,7 @@ class Planner:
             self._flips[op.flip_axis] = self._flips[op.flip_axis] ^ which
             self._flipped = True
 
-    def step(self, op: Op, parameters: _Floats) -> None:
+    def step(self, op: Change, parameters: _Floats) -> None:
         """Have `op.apply` change the pixels of the images, by these parameters, float64 [n, k]."""
         self._steps.append((op, parameters))
 
