@@ -67,6 +67,11 @@ class TestHuggingFace(SourceSuite):
         write(root / names["test"][0], [row(7), row(8)], use_dictionary=False)
         return root
 
+    def open(self, root: Path) -> Any:
+        source: Any = super().open(root)
+        source.isolated = False  # listed in this process, which is quicker; other tests do otherwise
+        return source
+
     @pytest.fixture
     def truth(self) -> Found:
         def one(number: int) -> tuple[str, int, tuple[bytes, bytes]]:

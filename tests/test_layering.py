@@ -74,6 +74,7 @@ ALLOWED = {  # third-party packages that a layer may name at all, lazily or not
         "lazy_loader",
         "PIL",
         "zstandard",
+        "lmdb",
         "pyarrow",
         "matplotlib",
         "jinja2",

@@ -38,6 +38,7 @@ __all__ = [
     "check_layout",
     "coco_files",
     "find_solution",
+    "head_of",
     "idx_folder",
     "idx_name",
     "ilsvrc_tars",
@@ -344,8 +345,8 @@ def coco_files(root: Path) -> dict[str, dict[str, Path]]:
 
 
 def is_coco(root: Path) -> bool:
-    """Whether a directory has annotations of COCO."""
-    return bool(coco_files(root))
+    """Whether a directory has annotations of COCO, or is a file of JSON."""
+    return bool(coco_files(root)) or (root.is_file() and root.name.lower().endswith(".json"))
 
 
 def is_voc(root: Path) -> bool:

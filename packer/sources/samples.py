@@ -40,7 +40,7 @@ from cache.files import read_regular
 from cache.messages import listed
 from packer.formats.base import Arena
 from packer.sources.base import FieldNames, NumberPlaces, SourceListing, SplitListing
-from packer.sources.targets import Targets
+from packer.sources.columns import Targets
 from readers.fields import KINDS, check_field, encode_field
 from readers.headers import sniff
 from readers.layout import FieldName

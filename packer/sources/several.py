@@ -54,6 +54,10 @@ class SeveralSources:
         return self._sources
 
     @property
+    def isolated(self) -> bool:
+        return any(getattr(source, "isolated", False) for source in self._sources)
+
+    @property
     def title(self) -> str:
         return listed([source.title for source in self._sources], _MOST_TITLES)
 

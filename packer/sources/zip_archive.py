@@ -15,7 +15,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
 
@@ -49,13 +49,13 @@ class ZipSource(FileSource):
         super().__init__(root)
         self.layout = layout
 
-    def list_file(self, split: str | None) -> SourceListing:
+    def list_files(self, split: str | None) -> SourceListing:
         left_out: list[tuple[str, str]] = []
         return list_members(_members(self.root, left_out), split, self.root, left_out, self.layout)
 
     @contextmanager
-    def open_file(self) -> Iterator[ZipReader]:
-        with closing(PlainFile(self.root)) as file:
+    def open_files(self) -> Iterator[ZipReader]:
+        with PlainFile(self.root) as file:
             yield ZipReader(file)
 
 
