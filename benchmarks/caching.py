@@ -26,6 +26,8 @@ from harness import CONTENDERS, Benchmark, Contender, NotHere, base_parser, cont
 from machine import prime, warm
 from report import Claim, Column
 
+from readers import Ranks
+
 __all__ = ["measure"]
 
 _BATCH = 64
@@ -63,7 +65,9 @@ def _loader(dataset: Any, arguments: argparse.Namespace) -> Any:
         if not hasattr(dataset, "transform"):
             raise NotHere("has no reader for ImageLoader")
         ops = dataset.transform
-        return ImageLoader(dataset.reader, _BATCH, augment=ops, threads=arguments.threads, rank=0, world_size=1)
+        return ImageLoader(
+            dataset.reader, _BATCH, augment=ops, threads=arguments.threads, ranks=Ranks(rank=0, world_size=1)
+        )
     from torch.utils.data import DataLoader
 
     workers = arguments.workers

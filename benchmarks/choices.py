@@ -31,7 +31,7 @@ def cpu_seconds(work: Callable[[], object]) -> float:
 def measure(source: Any, to: str, place: Path, order: list[int], shards: int) -> tuple[float, float, float]:
     """CPU seconds of packing, and of reading all samples in this order, one by one and 64 at a time."""
     shutil.rmtree(place, ignore_errors=True)
-    options: dict[str, Any] = {"samples_per_shard": -(-len(order) // shards), "workers": 1}
+    options: dict[str, Any] = {"shards": packer.Shards(samples=-(-len(order) // shards)), "run": packer.Run(workers=1)}
     pack = cpu_seconds(lambda: packer.convert(source, to, place, **options))
     parts = [order[start : start + 64] for start in range(0, len(order), 64)]
     with readers.open(place, "train") as reader:

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from readers import Ranks
+
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 __all__ = ["STEPS"]
@@ -82,7 +84,9 @@ def beside(options: Options) -> Figures:
         reader = readers.cached(base, options["kept"], KEEP, backend="memfd")
         if options["filled"]:
             reader.prefill(order=Sequential(round(len(base) * options["filled"])))
-    loader = ImageLoader(reader, _BATCH, augment=_ops(), threads=options["threads"], seed=1, rank=0, world_size=1)
+    loader = ImageLoader(
+        reader, _BATCH, augment=_ops(), threads=options["threads"], seed=1, ranks=Ranks(rank=0, world_size=1)
+    )
     rates, spent = [], []
     for epoch in range(options["epochs"]):
         if options["ahead"] and not epoch:
@@ -129,7 +133,9 @@ def first_batch(options: Options) -> Figures:
 
     with _reader(options) as reader:
         opened = time.time() - options["started"]
-        loader = ImageLoader(reader, _BATCH, augment=_ops(), threads=options["threads"], seed=1, rank=0, world_size=1)
+        loader = ImageLoader(
+            reader, _BATCH, augment=_ops(), threads=options["threads"], seed=1, ranks=Ranks(rank=0, world_size=1)
+        )
         times = [time.time() - options["started"] for _ in loader]
     return {"open_s": opened, "first_s": times[0], "epoch_s": times[-1]}
 
@@ -166,7 +172,9 @@ def _rank(options: Options, rank: int, barrier: Any, queue: Any) -> None:
     from readers.loader import ImageLoader
 
     with _reader(options) as reader:
-        loader = ImageLoader(reader, _BATCH, augment=_ops(), threads=1, seed=1, rank=rank, world_size=2, tail="exact")
+        loader = ImageLoader(
+            reader, _BATCH, augment=_ops(), threads=1, seed=1, ranks=Ranks(rank=rank, world_size=2, tail="exact")
+        )
         rates = []
         for _ in range(options["epochs"]):
             barrier.wait(_WAIT)

@@ -26,6 +26,8 @@ from machine import folder_bytes, prime, warm
 from report import Claim, Column
 from slow_source import SlowSource
 
+from readers import Ranks
+
 __all__ = ["measure"]
 
 SOURCE, STAGED, LIMIT = "source, global shuffle", "ours: staged before", "limit: local from the start"
@@ -137,7 +139,13 @@ def _epochs(reader: Any, order: Any, threads: int) -> Iterator[int]:
 
     ops = [RandomResizedCrop(_CROP), RandomHorizontalFlip()]
     loader = ImageLoader(
-        reader, _BATCH, augment=ops, order=order, seed=_SEED, tail="exact", rank=0, world_size=1, threads=threads
+        reader,
+        _BATCH,
+        augment=ops,
+        order=order,
+        seed=_SEED,
+        ranks=Ranks(tail="exact", rank=0, world_size=1),
+        threads=threads,
     )
     for epoch in range(2):
         for _ in loader:

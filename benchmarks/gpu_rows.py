@@ -17,6 +17,8 @@ from harness import NotHere, contender, slug
 from machine import list_tree
 from pipeline_sets import HDF5, TAR
 
+from readers import Decode
+
 __all__ = ["CODEC", "LADDER", "SIZE", "V2", "MakeBatches", "Task", "index_of"]
 
 SIZE = 224
@@ -67,11 +69,9 @@ def _ours(task: Task, reader: Any, decoder: Any, cpu_share: Any = 0) -> MakeBatc
             reader,
             task.batch,
             augment=[RandomResizedCrop(SIZE), RandomHorizontalFlip(), Normalize(MEAN, STD)],
-            dtype=torch.float16,
+            decode=Decode(dtype=torch.float16, decoder=decoder, cpu_share=cpu_share),
             threads=task.threads,
             device=task.device,
-            decoder=decoder,
-            cpu_share=cpu_share,
         )
     except MissingExtraError as error:
         raise NotHere(str(error)) from error

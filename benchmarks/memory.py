@@ -18,9 +18,9 @@ __all__ = ["BENCHMARK"]
 
 FORMATS = ("hdf5", "tfrecord", "tar")
 _SIZES = {
-    "one shard": {"samples_per_shard": 1 << 40},
-    "64 MiB": {"shard_size": 64 << 20},
-    "4 MiB": {"shard_size": 4 << 20},
+    "one shard": {"samples": 1 << 40},
+    "64 MiB": {"size": 64 << 20},
+    "4 MiB": {"size": 4 << 20},
 }
 
 
@@ -29,7 +29,7 @@ def _register(container: str, title: str) -> None:
     def convert(tree: str, output: str) -> Any:
         import packer
 
-        return packer.convert(tree, container, output, workers=2, **_SIZES[title])
+        return packer.convert(tree, container, output, run=packer.Run(workers=2), shards=packer.Shards(**_SIZES[title]))
 
 
 for _container in FORMATS:

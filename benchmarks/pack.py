@@ -54,7 +54,7 @@ def _register_ours(container: str) -> None:
     def pack(tree: str, output: str) -> dict[str, float]:
         import packer
 
-        result = packer.convert(tree, container, output, workers=2)
+        result = packer.convert(tree, container, output, run=packer.Run(workers=2))
         return {"shard_bytes": result.shard_bytes}
 
     @contender(f"ours: {container}, not synced", imports=f"packer.conversion.run packer.formats.{container}", note=LIKE)

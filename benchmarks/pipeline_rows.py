@@ -7,6 +7,8 @@ from typing import Any
 import pipeline_sets as sets
 from pipeline_job import MANY_EPOCHS, Job, MakeLoader, pipeline
 
+from readers import Decode
+
 __all__ = ["COEFFICIENTS", "COMPILED", "DATASET", "LOADER", "RECODED", "ops"]
 
 LOADER = "ours: ImageLoader"
@@ -47,7 +49,7 @@ def image_loader(job: Job) -> MakeLoader:
     note='the same bytes and pixels, with decoder="compiled"; needs AVX2',
 )
 def image_loader_compiled(job: Job) -> MakeLoader:
-    return _loader(job, sets.HDF5, decoder="compiled")
+    return _loader(job, sets.HDF5, decode=Decode(decoder="compiled"))
 
 
 @pipeline(f"{LOADER}, tar", kinds=["u8"], imports=_LOADER_IMPORTS, data=[sets.TAR], note="as the row above; tar shards")
@@ -96,15 +98,3 @@ def _data_loader(job: Job, transform: Any) -> MakeLoader:
 @pipeline(DATASET, imports=_DATASET_IMPORTS, data=[sets.HDF5], note="our ops; worker processes")
 def image_dataset(job: Job) -> MakeLoader:
     return _data_loader(job, ops(job))
-
-
-@pipeline(
-    "ours: ImageDataset + transforms.v2 + DataLoader",
-    imports=f"{_DATASET_IMPORTS} torchvision.transforms.v2",
-    data=[sets.HDF5],
-    note="whole images decoded; torchvision's transforms on tensors, antialiased",
-)
-def image_dataset_v2(job: Job) -> MakeLoader:
-    from pipeline_peers import tensor_transforms
-
-    return _data_loader(job, tensor_transforms(job))

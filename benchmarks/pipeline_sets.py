@@ -19,11 +19,10 @@ from typing import Any
 from harness import CONTENDERS, REPOSITORY, slug
 from machine import list_tree
 
-__all__ = ["FFCV_FULL", "FFCV_SHORT", "HDF5", "LITDATA", "MDS", "RECODED", "TAR", "TFRECORD", "make"]
+__all__ = ["FFCV_FULL", "FFCV_SHORT", "HDF5", "RECODED", "TAR", "TFRECORD", "make"]
 
 HDF5, TAR, TFRECORD = "ours: hdf5", "ours: tar", "ours: tfrecord"
 RECODED = "ours: hdf5, short side 256, quality 90"
-LITDATA, MDS = "litdata optimize", "MosaicML MDS"
 FFCV_FULL, FFCV_SHORT = "FFCV jpg", "FFCV jpg, short side 256"
 SHORT_SIDE, QUALITY = 256, 90
 _SAMPLES_PER_SHARD = 1000
@@ -53,9 +52,9 @@ def _ours(name: str, tree: str, output: str) -> None:
     import packer
 
     # Enough shards for libraries that give each worker some of them.
-    options: dict[str, Any] = {"samples_per_shard": _SAMPLES_PER_SHARD}
+    options: dict[str, Any] = {"shards": packer.Shards(samples=_SAMPLES_PER_SHARD)}
     if name == RECODED:
-        options["reencode"] = packer.Reencode(resize_short=SHORT_SIDE, quality=QUALITY)
+        options["images"] = packer.Images(reencode=packer.Reencode(resize_short=SHORT_SIDE, quality=QUALITY))
     packer.convert(tree, name.split()[1].strip(","), output, **options)
 
 

@@ -59,7 +59,9 @@ def main() -> None:
         ops = [Resize(options.side), CenterCrop(options.side)]
         opened = {}
         for name, codec in CODECS.items():
-            packer.convert(source, "hdf5", work / name, ops=ops, reencode=codec, workers=1)
+            packer.convert(
+                source, "hdf5", work / name, images=packer.Images(ops=ops, reencode=codec), run=packer.Run(workers=1)
+            )
             opened[name] = readers.open(work / name)
             seconds(opened[name], options.crop)
         times: dict[str, list[float]] = {name: [] for name in CODECS}

@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from readers import Ranks
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 OWN = "rocAL's file reader"
 
@@ -73,7 +75,9 @@ def our_source(arguments: argparse.Namespace, path: str) -> Callable[[], Iterato
     from readers.rocal import RocalLoader, external_source, resnet_train
 
     limits = {"max_height": arguments.side, "max_width": arguments.side}
-    source = external_source(readers.open(path), arguments.batch, tail="exact", rank=0, world_size=1, **limits)
+    source = external_source(
+        readers.open(path), arguments.batch, ranks=Ranks(tail="exact", rank=0, world_size=1), **limits
+    )
     loader = RocalLoader(resnet_train(source, size=arguments.size, threads=arguments.threads), source)
     return lambda: (len(images) for images, _ in loader)
 

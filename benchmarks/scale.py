@@ -91,10 +91,10 @@ def _set(arguments: argparse.Namespace) -> Path:
 
 # --- the steps ----------------------------------------------------------------------------------------------------
 def _options(arguments: argparse.Namespace) -> Any:
-    from packer.conversion.plan import ConvertOptions
+    from packer.conversion.options import ConvertOptions, Shards
 
     per_shard = max(1, -(-arguments.samples // 64))
-    return ConvertOptions("hdf5", shuffle=0 if arguments.shuffle else None, samples_per_shard=per_shard)
+    return ConvertOptions("hdf5", shards=Shards(samples=per_shard, shuffle=0 if arguments.shuffle else None))
 
 
 def _prepare(arguments: argparse.Namespace) -> Any:
@@ -113,7 +113,7 @@ def _prepare(arguments: argparse.Namespace) -> Any:
 
 @step("scan", "walk the tree: names, sizes, times; one process")
 def _scan(arguments: argparse.Namespace) -> None:
-    from readers.tree import scan
+    from readers.opening.tree import scan
 
     scan(_tree(arguments), [], 1)
 
@@ -167,11 +167,11 @@ def _saved(arguments: argparse.Namespace) -> Path:
 
 
 def _question(arguments: argparse.Namespace) -> str:
-    from packer.conversion.choice import Choice
+    from packer.conversion.options import Choose
     from packer.conversion.saved import question_of
     from packer.sources.folder import FolderSource
 
-    return question_of(FolderSource(_tree(arguments)), _options(arguments), Choice())
+    return question_of(FolderSource(_tree(arguments)), _options(arguments), Choose())
 
 
 @step("convert", "all of it: list, plan, pack (read from the page cache, check headers, CRC32C, fsync), commit")
@@ -184,8 +184,7 @@ def _convert(arguments: argparse.Namespace) -> None:
         _tree(arguments),
         "hdf5",
         _set(arguments),
-        samples_per_shard=options.samples_per_shard,
-        shuffle=options.shuffle,
+        shards=options.shards,
     )
 
 
@@ -194,8 +193,8 @@ def _tasks(arguments: argparse.Namespace) -> None:
     shutil.rmtree(_set(arguments), ignore_errors=True)
     options = _options(arguments)
     command = [*_PACKER, "convert", _tree(arguments), "--to", "hdf5", "-o", _set(arguments), "--workers", "1"]
-    command += ["--samples-per-shard", str(options.samples_per_shard)]
-    command += ["--shuffle", str(options.shuffle)] * arguments.shuffle
+    command += ["--samples-per-shard", str(options.shards.samples)]
+    command += ["--shuffle", str(options.shards.shuffle)] * arguments.shuffle
     running = [subprocess.Popen([*command, "--task", f"{i}/{_TASKS}"], stdout=sys.stderr) for i in range(_TASKS)]
     codes = [one.wait() for one in running]
     assert not any(codes)
@@ -260,9 +259,8 @@ def _indexed(arguments: argparse.Namespace) -> Path:
 def _make_part(place: Path) -> None:
     """The columns of the samples of a shard of 1.1 GB."""
     from packer.columns import PartMeta, save_part
-    from readers.index import COLUMNS, FIELD_COLUMNS
     from readers.layout import ShardInfo
-    from readers.strings import Strings
+    from readers.table import COLUMNS, FIELD_COLUMNS, Strings
 
     n = _PART
     place.mkdir(parents=True, exist_ok=True)

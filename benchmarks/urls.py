@@ -54,7 +54,7 @@ def convert(job: Job) -> None:
     import packer
 
     source = packer.open_source(job.table, private=True, host_rate=1e6, threads=job.threads)
-    packer.convert(source, to="tar", output=job.to, samples_per_shard=PER_SHARD)
+    packer.convert(source, to="tar", output=job.to, shards=packer.Shards(samples=PER_SHARD))
 
 
 @contender(SCRIPT, imports="urllib3", note="bytes as they come, names only; no check, no retry, no fsync")

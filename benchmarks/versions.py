@@ -40,7 +40,7 @@ def packed():
     import packer
     place = root / f"set-{os.path.basename(sys.argv[4])}"
     if not (place / "dataset.json").exists():
-        packer.convert(images, to="tar", output=place, workers=1)
+        packer.convert(images, to="tar", output=place, run=packer.Run(workers=1))
     return readers.open(place)
 
 def loader(reader, ops, **options):

@@ -53,14 +53,14 @@ def make_set(work: Path, samples: int) -> Path:
     from packer.columns import PartMeta, save_part, write_index
     from packer.conversion.commit import write_dataset_info
     from readers.layout import DatasetInfo, ShardInfo, SplitInfo, read_dataset_info
-    from readers.strings import Strings
+    from readers.table import Strings
 
     root, one = work / f"set-{samples}", work / "one"
     if (root / "dataset.json").is_file():
         return root
     if not (one / "dataset.json").is_file():
         make_images(work / "images")
-        packer.convert(work / "images", "tar", one, samples_per_shard=_PART, overwrite=True)
+        packer.convert(work / "images", "tar", one, shards=packer.Shards(samples=_PART), overwrite=True)
     shard = read_dataset_info(one).splits["train"].shards[0]
     count, random = samples // _PART, np.random.default_rng(2)
     parts, shards = [], []

@@ -16,11 +16,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from crc32c import crc32c
+from crc32c import crc32c as crc32c
 
 from cache.files import open_regular
-
-__all__ = ["JoinedChecksum", "crc32c", "crc32c_combine", "crc32c_shift", "file_checksum", "file_sha256"]
 
 _CHUNK_BYTES = 1 << 20
 _BLOCK_PARTS = 4096

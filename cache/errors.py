@@ -55,52 +55,6 @@ from typing import Any
 
 from cache.messages import quoted
 
-__all__ = [
-    "DISTRIBUTION",
-    "AddressError",
-    "BadNameError",
-    "BadSampleError",
-    "CacheBusyError",
-    "CacheDirectoryError",
-    "CacheError",
-    "CacheFullError",
-    "CertificateError",
-    "ChangedError",
-    "ClosedCacheError",
-    "DamagedSampleError",
-    "DatasetError",
-    "DeniedError",
-    "DeviceError",
-    "ExistsError",
-    "ForeignCacheError",
-    "FormatError",
-    "MissingError",
-    "MissingExtraError",
-    "NoBucketError",
-    "NoRoomError",
-    "NoTargetError",
-    "NotFlatError",
-    "OutputError",
-    "PackerError",
-    "PipelineError",
-    "RemoteError",
-    "ResumeError",
-    "ServingError",
-    "SlowError",
-    "SourceError",
-    "StagingError",
-    "StagingSourceError",
-    "StaleIndexError",
-    "StoppedError",
-    "TrainerError",
-    "TruncatedError",
-    "UnknownNameError",
-    "UnsupportedCpuError",
-    "UnsupportedError",
-    "WorkerError",
-    "install_command",
-]
-
 DISTRIBUTION = "packer-vision"
 
 

@@ -23,21 +23,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TypeAlias
 
-from cache.locks import BusyError, Lock, is_at, take_lock
-
-__all__ = [
-    "BusyError",
-    "FileState",
-    "Folder",
-    "Lock",
-    "PathError",
-    "atomic_write",
-    "is_temporary",
-    "open_regular",
-    "read_regular",
-    "read_with_state",
-    "sync_file",
-]
+from cache.locks import BusyError as BusyError
+from cache.locks import Lock as Lock
+from cache.locks import is_at, take_lock
 
 _Bytes: TypeAlias = bytes | bytearray | memoryview
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

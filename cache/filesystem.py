@@ -21,20 +21,6 @@ from pathlib import Path
 from cache.errors import CacheDirectoryError
 from cache.node import available_memory_bytes
 
-__all__ = [
-    "Budget",
-    "Free",
-    "cache_budget",
-    "cached_share",
-    "drop",
-    "filesystem_type",
-    "free_space",
-    "is_in_memory",
-    "is_local",
-    "prefetch",
-    "write_behind",
-]
-
 _REMOTE = frozenset((
     "nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "9p", "virtiofs", "vboxsf", "vmhgfs", "prl_fs", "davfs", "ncpfs",
     "lustre", "gpfs", "mmfs", "beegfs", "ceph", "cephfs", "glusterfs", "pvfs2", "orangefs", "panfs", "wekafs", "dvs",

@@ -46,21 +46,6 @@ except ImportError:
         f"README in each set shows how"
     ) from None
 
-__all__ = [
-    "BusyError",
-    "ByteLocks",
-    "ByteMutex",
-    "FlockFile",
-    "Lock",
-    "alone",
-    "call_after_fork",
-    "copy_event",
-    "is_at",
-    "is_locked",
-    "locked",
-    "take_lock",
-    "wait_shared",
-]
 
 _BUSY = (errno.EAGAIN, errno.EACCES)
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)

@@ -16,25 +16,6 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 from typing import Protocol
 
-__all__ = [
-    "Counter",
-    "Done",
-    "Silent",
-    "Watcher",
-    "bar",
-    "human_bytes",
-    "human_seconds",
-    "json_printable",
-    "listed",
-    "parse_size",
-    "plural",
-    "printable",
-    "quoted",
-    "shortened",
-    "table",
-    "wrapped",
-]
-
 Done = Callable[[], "tuple[int, int] | tuple[int, int, int]"]  # (samples, bytes) so far; of some, samples left out
 # C0 (but for tab and newline), DEL, C1, what turns the direction of text round, separators, and halves of surrogates.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")

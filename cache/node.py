@@ -26,16 +26,6 @@ from typing import Any
 
 from cache.launchers import Ranks, batch_task, job_cpus, launched, splits_its_task
 
-__all__ = [
-    "available_memory_bytes",
-    "cgroup_folders",
-    "detect_ranks",
-    "find_library",
-    "own_gpu",
-    "rank_and_world_size",
-    "usable_cpus",
-]
-
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 

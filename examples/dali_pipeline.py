@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 import readers
+from readers import Ranks
 from readers.dali import DaliLoader, PipelineOptions, classification, external_source
 
 BATCH, SIZE = 50, 160
@@ -49,7 +50,9 @@ def own_pipeline(reader: readers.Reader, options: PipelineOptions) -> None:
         py_start_method="spawn",
     )
     def thumbnails() -> Any:
-        encoded, label = external_source(reader, BATCH, shuffle=False, tail="exact", parallel=options.workers > 0)
+        encoded, label = external_source(
+            reader, BATCH, shuffle=False, ranks=Ranks(tail="exact"), parallel=options.workers > 0
+        )
         images = fn.decoders.image(encoded, device="mixed" if gpu else "cpu", output_type=types.RGB)
         return fn.resize(images, size=[32, 32]), label
 

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 import readers
+from readers import Decode, Ranks
 from readers.augment import CenterCrop, Resize
 from readers.loader import ImageLoader
 
@@ -23,7 +24,9 @@ OPS = [Resize(64), CenterCrop(64)]
 def mean_colours(reader: readers.Reader) -> torch.Tensor:
     """float32 [classes, 3]: what this model knows."""
     colours = torch.zeros(len(reader.classes), 3)
-    whole = ImageLoader(reader, 64, augment=OPS, dtype=torch.float32, shuffle=False, rank=0, world_size=1)
+    whole = ImageLoader(
+        reader, 64, augment=OPS, decode=Decode(dtype=torch.float32), shuffle=False, ranks=Ranks(rank=0, world_size=1)
+    )
     for images, labels in whole:
         colours.index_add_(0, labels, images.mean((2, 3)))
     return colours / torch.bincount(torch.tensor(reader.labels), minlength=len(colours))[:, None].clamp(min=1)
@@ -39,7 +42,9 @@ def main() -> None:
         dist.init_process_group("gloo")
     model = mean_colours(readers.open(options.set, split="train"))
     reader = readers.open(options.set, split=options.split)
-    loader = ImageLoader(reader, 64, augment=OPS, dtype=torch.float32, shuffle=False, fields=("image", "index"))
+    loader = ImageLoader(
+        reader, 64, augment=OPS, decode=Decode(dtype=torch.float32), shuffle=False, fields=("image", "index")
+    )
     guesses = torch.full((len(reader),), -1)
     for images, indices in loader:  # with shuffle=False an epoch has every sample once: tail="exact"
         guesses[indices] = torch.cdist(images.mean((2, 3)), model).argmin(1)

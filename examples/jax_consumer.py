@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 import readers
+from readers import Decode
 from readers.augment import RandomHorizontalFlip, RandomResizedCrop
 from readers.loader import ImageLoader
 
@@ -23,7 +24,7 @@ SIDE = 32
 
 
 def lent(tensor: Any) -> jax.Array:
-    """A tensor as a JAX array in the same memory. JAX takes contiguous ones: hence layout="NHWC"."""
+    """A tensor as a JAX array in the same memory. JAX takes contiguous ones: hence Decode(layout="NHWC")."""
     return jnp.from_dlpack(tensor)
 
 
@@ -50,7 +51,9 @@ def main() -> None:
     packed = (arguments.set / "dataset.json").is_file()
     reader = (readers.open if packed else readers.open_folder)(arguments.set, split="train")
     augment = [RandomResizedCrop(SIDE), RandomHorizontalFlip()]
-    loader = ImageLoader(reader, arguments.batch_size, augment=augment, layout="NHWC", device=arguments.device)
+    loader = ImageLoader(
+        reader, arguments.batch_size, augment=augment, decode=Decode(layout="NHWC"), device=arguments.device
+    )
     weights, done = jnp.zeros((SIDE * SIDE * 3, len(reader.classes))), 0
     while done < arguments.steps:
         for images, labels in loader:

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import readers
+from readers import Decode
 from readers.augment import RandomHorizontalFlip, RandomResizedCrop
 from readers.loader import ImageLoader
 
@@ -27,7 +28,7 @@ def main() -> None:
     options = parser.parse_args()
     accelerator, ops = Accelerator(), [RandomResizedCrop(options.size), RandomHorizontalFlip()]
     reader, share = readers.open(options.set, split="train"), options.batch_size // accelerator.num_processes
-    loader = ImageLoader(reader, share, augment=ops, dtype=torch.float32, device=accelerator.device)
+    loader = ImageLoader(reader, share, augment=ops, decode=Decode(dtype=torch.float32), device=accelerator.device)
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten())
     network.append(nn.Linear(256, len(reader.classes)))

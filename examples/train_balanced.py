@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import readers
+from readers import Decode
 from readers.augment import RandomHorizontalFlip, RandomResizedCrop
 from readers.loader import ImageLoader
 from readers.order import ClassBalanced, Weighted
@@ -33,7 +34,7 @@ def main() -> None:
     else:
         order = ClassBalanced(reader.labels, seed=1)
     ops = [RandomResizedCrop(64, scale=(0.5, 1.0)), RandomHorizontalFlip()]
-    loader = ImageLoader(reader, 32, order=order, augment=ops, dtype=torch.float32)
+    loader = ImageLoader(reader, 32, order=order, augment=ops, decode=Decode(dtype=torch.float32))
     seen = (nn.Conv2d(3, 32, 5, 2), nn.ReLU(), nn.Conv2d(32, 64, 5, 2), nn.ReLU(), nn.AdaptiveMaxPool2d(1))
     model = nn.Sequential(*seen, nn.Flatten(), nn.Linear(64, len(reader.classes)))
     optimizer = torch.optim.AdamW(model.parameters(), 2e-3)

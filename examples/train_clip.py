@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, normalize
 
 import readers
+from readers import Decode
 from readers.augment import RandomResizedCrop
 from readers.loader import ImageLoader
 
@@ -42,7 +43,9 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=5)
     options = parser.parse_args()
     ops, fields = [RandomResizedCrop(64, scale=(0.6, 1.0))], {"images": "image", "texts": "caption"}
-    loader = ImageLoader(readers.open(options.set, split="train"), 32, augment=ops, fields=fields, dtype=torch.float32)
+    loader = ImageLoader(
+        readers.open(options.set, split="train"), 32, augment=ops, fields=fields, decode=Decode(dtype=torch.float32)
+    )
     optimizer = torch.optim.AdamW((model := network()).parameters(), 2e-3)
     for epoch in range(options.epochs):
         for batch in loader:  # float32 [n, 3, 64, 64], and a list of str

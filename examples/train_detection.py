@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import readers
+from readers import Decode
 from readers.augment import RandomHorizontalFlip, RandomResizedCrop
 from readers.loader import FieldOptions, ImageLoader
 
@@ -42,9 +43,10 @@ def main() -> None:
     parser.add_argument("--classes", type=int, required=True)
     parser.add_argument("--epochs", type=int, default=5)
     options = parser.parse_args()
-    ops, rule = [RandomResizedCrop(SIZE, scale=(0.5, 1.0)), RandomHorizontalFlip()], FieldOptions(min_visible=0.3)
-    fields, reader = ("image", "boxes", "box_labels"), readers.open(options.set, split="train")
-    loader = ImageLoader(reader, 16, augment=ops, fields=fields, field_options=rule, dtype=torch.float32)
+    ops = [RandomResizedCrop(SIZE, scale=(0.5, 1.0)), RandomHorizontalFlip()]
+    reader = readers.open(options.set, split="train")
+    rule = FieldOptions(names=("image", "boxes", "box_labels"), min_visible=0.3)
+    loader = ImageLoader(reader, 16, augment=ops, fields=rule, decode=Decode(dtype=torch.float32))
     optimizer = torch.optim.AdamW((model := network(options.classes + 4)).parameters(), 2e-3)
     for epoch in range(options.epochs):
         for images, boxes, labels in loader:  # float32 [n, 3, 128, 128]; lists of float32 [k, 4] and int64 [k]

@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.nn.functional import cross_entropy
 
 import readers
+from readers import Decode
 from readers.augment import RandomHorizontalFlip, RandomResizedCrop
 from readers.loader import ImageLoader
 
@@ -27,7 +28,9 @@ def main() -> None:
     dist.init_process_group("gloo")
     saving, ranks = None, dist.new_group(backend="gloo")  # of threads, which save while the training goes on
     reader, ops = readers.open(options.set, split="train"), [RandomResizedCrop(options.size), RandomHorizontalFlip()]
-    loader = ImageLoader(reader, options.batch_size // dist.get_world_size(), augment=ops, dtype=torch.float32)
+    loader = ImageLoader(
+        reader, options.batch_size // dist.get_world_size(), augment=ops, decode=Decode(dtype=torch.float32)
+    )
     torch.manual_seed(0)
     layers = [torch.nn.Conv2d(3, 16, 3, 2, 1), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(4), torch.nn.Flatten()]
     network = torch.nn.Sequential(*layers, torch.nn.Linear(256, len(reader.classes)))

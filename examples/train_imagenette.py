@@ -28,6 +28,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import readers
+from readers import Ranks
 from readers.augment import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -108,7 +109,7 @@ def validation_loader(args: argparse.Namespace) -> ImageLoader:
     """Every sample once, with any number of ranks."""
     reader = readers.open(args.dataset, args.val_split)
     augment = [Resize(round(args.size * 256 / 224)), CenterCrop(args.size), Normalize(IMAGENET_MEAN, IMAGENET_STD)]
-    return ImageLoader(reader, args.batch_size, augment=augment, shuffle=False, tail="exact")
+    return ImageLoader(reader, args.batch_size, augment=augment, shuffle=False, ranks=Ranks(tail="exact"))
 
 
 class Normalized(nn.Module):

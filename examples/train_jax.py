@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import readers
+from readers import Decode, Ranks
 from readers.augment import RandomHorizontalFlip, RandomResizedCrop
 from readers.loader import ImageLoader
 
@@ -37,8 +38,8 @@ def step(weights: jax.Array, images: jax.Array, labels: jax.Array) -> tuple[jax.
 def main(place: str, checkpoint: Path, steps: int) -> None:
     reader = readers.open(place, "train")
     ops = [RandomResizedCrop(SIDE), RandomHorizontalFlip()]
-    ranks = {"rank": jax.process_index(), "world_size": jax.process_count()}
-    loader = ImageLoader(reader, BATCH, augment=ops, layout="NHWC", seed=1, **ranks)
+    ranks = Ranks(jax.process_index(), jax.process_count())
+    loader = ImageLoader(reader, BATCH, augment=ops, decode=Decode(layout="NHWC"), seed=1, ranks=ranks)
     rows = NamedSharding(Mesh(np.array(jax.devices()), ("rows",)), PartitionSpec("rows"))
     weights, done = jnp.zeros((SIDE * SIDE * 3, len(reader.classes))), 0
     if checkpoint.exists():

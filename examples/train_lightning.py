@@ -15,8 +15,9 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from readers import Decode
 from readers.augment import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
-from readers.lightning import PackerDataModule
+from readers.frameworks.lightning import PackerDataModule
 
 
 class Classifier(lightning.LightningModule):
@@ -49,7 +50,7 @@ def main() -> None:
         [Resize(options.size), CenterCrop(options.size)],
     )
     ranks, ops = int(os.environ.get("WORLD_SIZE", "1")), {"augment": train, "eval_augment": val}
-    data = PackerDataModule(options.set, options.batch_size // ranks, dtype=torch.float32, **ops)
+    data = PackerDataModule(options.set, options.batch_size // ranks, decode=Decode(dtype=torch.float32), **ops)
     saver = ModelCheckpoint(options.folder, every_n_train_steps=options.save_every, save_last=True, save_top_k=0)
     trainer = lightning.Trainer(max_epochs=options.epochs, devices=ranks, callbacks=[saver], logger=False)
     trainer.fit(Classifier(options.classes), data, ckpt_path="last")

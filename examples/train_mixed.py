@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import readers
+from readers import Decode, Ranks
 from readers.augment import RandomHorizontalFlip, RandomResizedCrop
 from readers.loader import ImageLoader
 from readers.order import Mixed
@@ -28,7 +29,15 @@ def main() -> None:
     reader, sizes = readers.concat(parts), [len(part) for part in parts]
     order = Mixed(sizes, weights=options.weights, samples=options.samples, seed=1)
     ops, fields = [RandomResizedCrop(64, scale=(0.5, 1.0)), RandomHorizontalFlip()], ("image", "label", "index")
-    loader = ImageLoader(reader, 32, order=order, augment=ops, fields=fields, dtype=torch.float32, tail="exact")
+    loader = ImageLoader(
+        reader,
+        32,
+        order=order,
+        augment=ops,
+        fields=fields,
+        decode=Decode(dtype=torch.float32),
+        ranks=Ranks(tail="exact"),
+    )
     seen = (nn.Conv2d(3, 32, 5, 2), nn.ReLU(), nn.Conv2d(32, 64, 5, 2), nn.ReLU(), nn.AdaptiveMaxPool2d(1))
     model = nn.Sequential(*seen, nn.Flatten(), nn.Linear(64, len(reader.classes)))
     optimizer, ends = torch.optim.AdamW(model.parameters(), 2e-3), torch.tensor(sizes).cumsum(0)

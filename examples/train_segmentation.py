@@ -39,9 +39,9 @@ def main() -> None:
     options = parser.parse_args()
     crop, turn = RandomResizedCrop(options.size, scale=(0.25, 1.0)), RandomRotation(15)
     ops = [crop, RandomHorizontalFlip(), turn, ColorJitter(0.2, 0.2), Normalize(IMAGENET_MEAN, IMAGENET_STD)]
-    rule = FieldOptions(mask_fill=IGNORED)  # of what a rotation brings into view
+    rule = FieldOptions(names=("image", "mask"), mask_fill=IGNORED)  # of what a rotation brings into view
     reader = readers.open(options.set, split="train")
-    loader = ImageLoader(reader, 16, augment=ops, fields=("image", "mask"), field_options=rule)
+    loader = ImageLoader(reader, 16, augment=ops, fields=rule)
     optimizer = torch.optim.AdamW((model := network(options.classes)).parameters(), 2e-3)
     for epoch in range(options.epochs):
         right = known = 0

@@ -3,7 +3,7 @@
     python examples/train_simclr.py images-hdf5
 
 A sample is read once for all of its views. For DINO's crops of several sizes, give a list of ops for each view:
-views=[wide, wide, *[small] * 6].
+augment=Views([wide, wide, *[small] * 6]).
 """
 
 import argparse
@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, normalize
 
 import readers
+from readers import Decode, Views
 from readers.augment import ColorJitter, GaussianBlur, RandomGrayscale, RandomHorizontalFlip, RandomResizedCrop
 from readers.loader import ImageLoader
 
@@ -39,7 +40,7 @@ def main() -> None:
     crop, colours = RandomResizedCrop(options.size, scale=(0.2, 1.0)), ColorJitter(0.4, 0.4, 0.4, 0.1)
     ops = [crop, RandomHorizontalFlip(), colours, RandomGrayscale(0.2), GaussianBlur((0.1, 2.0), p=0.5)]
     reader = readers.open(options.set, split="train")
-    loader = ImageLoader(reader, 32, augment=ops, views=2, fields=["image"], dtype=torch.float32)
+    loader = ImageLoader(reader, 32, augment=Views(ops, 2), fields=["image"], decode=Decode(dtype=torch.float32))
     optimizer = torch.optim.AdamW((model := network()).parameters(), 2e-3)
     for epoch in range(options.epochs):
         for ((first, second),) in loader:  # float32 [32, 3, size, size], twice

@@ -15,9 +15,10 @@ from torch.nn.functional import cross_entropy
 from transformers import TrainingArguments, set_seed
 
 import readers
+from readers import Decode
 from readers.augment import RandomHorizontalFlip, RandomResizedCrop
+from readers.frameworks.transformers import LoaderTrainer, last_checkpoint
 from readers.loader import ImageLoader
-from readers.transformers import LoaderTrainer, last_checkpoint
 
 
 class Classifier(nn.Module):
@@ -44,7 +45,7 @@ def main() -> None:
     reader, ops = readers.open(options.set, split="train"), [RandomResizedCrop(options.size), RandomHorizontalFlip()]
     share = options.batch_size // int(os.environ.get("WORLD_SIZE", "1")) // options.accumulate
     names = {"pixel_values": "image", "labels": "label"}
-    loader = ImageLoader(reader, share, augment=ops, fields=names, dtype=torch.float32)
+    loader = ImageLoader(reader, share, augment=ops, fields=names, decode=Decode(dtype=torch.float32))
     saved = {"save_strategy": "steps", "save_steps": options.save_every, "save_total_limit": 2}
     quiet = {"report_to": "none", "disable_tqdm": True, "gradient_accumulation_steps": options.accumulate}
     arguments = TrainingArguments(options.folder, num_train_epochs=options.epochs, learning_rate=0.01, **saved, **quiet)

@@ -1,7 +1,7 @@
 """The public names of packer and where they are; `packer/__init__.py` reads this file to load each on first use."""
 
 from .adoption import IndexResult, index, open_shard
-from .conversion.plan import Reencode
+from .conversion.options import Choose, Images, Reencode, Run, Shards
 from .conversion.result import ConvertResult
 from .conversion.run import commit, convert
 from .engines import open_engine
@@ -27,6 +27,7 @@ __version__: str
 
 __all__ = [
     "Advice",
+    "Choose",
     "CleanResult",
     "ConvertResult",
     "CopyLeft",
@@ -35,14 +36,17 @@ __all__ = [
     "EraseResult",
     "ExportResult",
     "ExtractResult",
+    "Images",
     "IndexResult",
     "InspectResult",
     "OrderReport",
     "PruneResult",
     "Reencode",
+    "Run",
     "SaveResult",
     "SetTable",
     "SetWriter",
+    "Shards",
     "Simulation",
     "StagedCopy",
     "UploadResult",

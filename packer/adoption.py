@@ -59,10 +59,10 @@ from packer.sources.shards import (
 )
 from packer.workers import Workers, run_shards
 from readers.headers import ImageHeader
-from readers.index import ABSENT, MemoryColumns
 from readers.layout import (
     DATASET_FILE,
     EDITS,
+    PIXELS,
     AdoptedKeys,
     DatasetInfo,
     FieldName,
@@ -72,11 +72,8 @@ from readers.layout import (
     SplitName,
     read_dataset_info,
 )
-from readers.pixels import PIXELS
 from readers.reader import Reader
-from readers.sample import NO_LABEL
-from readers.strings import Strings
-from readers.table import Table
+from readers.table import ABSENT, NO_LABEL, MemoryColumns, Strings, Table
 
 __all__ = [
     "AdoptTask",

@@ -1,6 +1,6 @@
 """The index of a split: its columns while a shard is made, the file of each shard's columns, and the folder of all.
 
-part     <shard>.part      NumPy .npz (no pickle): the columns of `readers.index` for the samples of one shard,
+part     <shard>.part      NumPy .npz (no pickle): the columns of `readers.table` for the samples of one shard,
                            except `shard`; and `meta`, the facts of the shard as UTF-8 JSON
 index    <split>.index/    the parts of a split joined, column by column, in constant memory
 """
@@ -27,9 +27,8 @@ from cache.files import Folder, open_regular, sync_file
 from cache.messages import quoted
 from packer.formats.base import PackedSample, Payloads, Window
 from readers.headers import MEDIA, ImageHeader
-from readers.index import ABSENT, COLUMNS, FIELD_COLUMNS, column_names, encode_name
 from readers.layout import ColumnFile, ShardInfo, SplitInfo
-from readers.sample import NO_LABEL
+from readers.table import ABSENT, COLUMNS, FIELD_COLUMNS, NO_LABEL, column_names, encode_name
 
 __all__ = [
     "HEADER_COLUMNS",
@@ -219,7 +218,7 @@ def write_index(
     separate: Sequence[str] = (),
     numbers: Sequence[int] | None = None,
 ) -> dict[str, ColumnFile]:
-    """Write every column of `readers.index` to the folder `name` in `place`, durably; an index there is replaced.
+    """Write every column of `readers.table` to the folder `name` in `place`, durably; an index there is replaced.
 
     parts: in order, the part of one shard, or columns from elsewhere, which name their shards themselves.
     samples: how many each of them has.

@@ -38,10 +38,7 @@ from packer.formats.base import png_of
 from packer.output import Result, local_output, output_errors
 from packer.workers import Workers, run_shards
 from readers.decode import decode_image
-from readers.index import ABSENT
-from readers.layout import DatasetInfo, RelativePath, read_dataset_info, shortened
-from readers.pixels import PIXELS
-from readers.sample import Buffer
+from readers.layout import PIXELS, DatasetInfo, RelativePath, read_dataset_info, shortened
 from readers.staging import (
     LABELS_FILE,
     LABELS_HEADER,
@@ -51,7 +48,7 @@ from readers.staging import (
     original_files,
     without_apostrophe,
 )
-from readers.strings import repeated
+from readers.table import ABSENT, Buffer, repeated
 
 __all__ = ["ExtractResult", "extract"]
 

@@ -22,7 +22,7 @@ from readers.headers import MEDIA
 from readers.layout import read_dataset_info
 from readers.order import Order, Sequential, Shuffled, block_shuffled
 from readers.order.quality import read_amplification, shuffle_quality
-from readers.sample import NO_LABEL
+from readers.table import NO_LABEL
 
 __all__ = ["InspectResult", "OrderReport", "SplitReport", "compare_orders", "inspect"]
 

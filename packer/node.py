@@ -21,19 +21,6 @@ from cache.staging import Copy, Store, candidates, find_store, remove_copies, sw
 from packer.output import Result, set_title
 from readers.staging import AS_FILES, TREE
 
-__all__ = [
-    "DIRECTORY",
-    "CacheReport",
-    "CleanResult",
-    "StagedCopy",
-    "WarmResult",
-    "clean_caches",
-    "clean_staged",
-    "list_caches",
-    "staged_copies",
-    "warm_cache",
-]
-
 DIRECTORY = "/dev/shm"
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from cache.errors import OutputError, PackerError
 from cache.remote import SCHEMES, Remote, is_remote, parse_url
-from readers.remote import RemoteHome
+from readers.opening.remote import RemoteHome
 
 __all__ = ["Result", "local_output", "output_errors", "set_root", "set_title"]
 

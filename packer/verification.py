@@ -39,7 +39,7 @@ from cache.files import read_regular
 from cache.messages import Counter, Silent, Watcher, human_bytes, plural, quoted
 from cache.remote import Remote, is_remote
 from cache.staging import StagedFile, work_off
-from cache.staging.remote import RemoteSource
+from cache.staging.sources import RemoteSource
 from packer.adoption import key_prefix
 from packer.columns import HEADER_COLUMNS, damaged_columns, header_values
 from packer.conversion.images import decode_fully
@@ -52,12 +52,11 @@ from packer.sources.shards import located_samples
 from packer.workers import Workers, run_shards
 from readers.fields import check_field
 from readers.headers import read_header, sniff
-from readers.index import ABSENT, Index, decode_name, encode_name
-from readers.layout import DATASET_FILE, MAX_JSON_BYTES, REPORT_FILE, DatasetInfo, ShardInfo, read_dataset_info
-from readers.opening import open_packed
-from readers.pixels import PIXELS, stored_bytes
-from readers.remote import RemoteHome
-from readers.sample import Buffer, ImageInfo
+from readers.headers.base import stored_bytes
+from readers.layout import DATASET_FILE, MAX_JSON_BYTES, PIXELS, REPORT_FILE, DatasetInfo, ShardInfo, read_dataset_info
+from readers.opening.packed import open_packed
+from readers.opening.remote import RemoteHome
+from readers.table import ABSENT, Buffer, ImageInfo, Index, decode_name, encode_name
 
 __all__ = [
     "MAX_PROBLEMS",
@@ -124,7 +123,7 @@ def check_index(root: Path, info: DatasetInfo, split: str, found: Problems, reme
         found.add(Problem(split, f"{files.index}/{name}", f"{what}; {remedy}"))
     try:
         with readers.open(root, split) as reader:
-            Index(root / files.index, files.samples).check(reader.fields, info.separate)
+            Index(root / files.index, files.samples, reader.fields, info.separate).check()
             counts = [shard.samples for shard in files.shards]
             expected = np.repeat(np.arange(len(counts), dtype=np.uint32), counts)
             wrong = [] if np.array_equal(reader.table.column("shard"), expected) else ["shard"]

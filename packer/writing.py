@@ -23,24 +23,24 @@ from types import TracebackType
 from typing import Any
 
 from cache.errors import BadNameError, BadSampleError, OutputError, SourceError
-from cache.messages import Watcher, parse_size
+from cache.messages import Watcher
 from packer import __version__
 from packer.columns import PartMeta
 from packer.conversion.commit import commit, replaced_set
 from packer.conversion.images import remarks_of
 from packer.conversion.journal import Journal
 from packer.conversion.ops import check_ops
+from packer.conversion.options import ConvertOptions, Images, Shards, refuse_others, takes_old_names
 from packer.conversion.pack import ShardPacker, disk_full
-from packer.conversion.plan import ConvertOptions, Plan, PlannedShard, Reencode, default_shard_bytes
+from packer.conversion.plan import Plan, PlannedShard, default_shard_bytes
 from packer.conversion.result import count_by_action, refuse_unknown, refuse_unlike
 from packer.formats import format_named
 from packer.formats.base import ShardSpec
 from packer.output import local_output
 from packer.sources.base import ListingBuilder, SourceListing, check_names
 from packer.sources.samples import EXAMINED, SampleForm, features_of
-from readers.augment.ops import Op
 from readers.layout import DatasetInfo, SplitName
-from readers.sample import Buffer
+from readers.table import Buffer
 
 __all__ = ["SetWriter", "convert_stream", "writer"]
 
@@ -174,7 +174,7 @@ class SetWriter:
             self._finish(split, part)
         if part.open is None:
             fields = self._options.packed_fields(form.fields)
-            spec = ShardSpec(split, fields, form.classes, self._options.label_offset)
+            spec = ShardSpec(split, fields, form.classes, self._options.shards.label_offset)
             name, where = self._name(split, len(part.whole)), self._options.where or ""
             part.open = ShardPacker(self._journal.folder, name, spec, self._options, where)
         if not part.open.add(key, number, payloads, ("",) * len(payloads)):
@@ -185,9 +185,9 @@ class SetWriter:
 
     def _is_full(self, part: _Split, size: int) -> bool:
         assert part.open is not None
-        if self._options.samples_per_shard is not None:
-            return len(part.open.columns) >= self._options.samples_per_shard
-        return part.bytes + size > (self._options.shard_bytes or default_shard_bytes(1 << 62))
+        if self._options.shards.samples is not None:
+            return len(part.open.columns) >= self._options.shards.samples
+        return part.bytes + size > (self._options.shards.bytes or default_shard_bytes(1 << 62))
 
     @staticmethod
     def _name(split: str, number: int) -> str:
@@ -255,7 +255,7 @@ class SetWriter:
                 self._rename(part, number, self._format.shard_name(split, number, count))
                 shards.append(PlannedShard(split, part.whole[number].shard.path, range(0), 0))
             fields = self._options.packed_fields(self._form.fields)
-            specs[split] = ShardSpec(split, fields, self._form.classes, self._options.label_offset, count)
+            specs[split] = ShardSpec(split, fields, self._form.classes, self._options.shards.label_offset, count)
             listed[split] = ListingBuilder().build()
         metas = [meta for split in specs for meta in self._splits[split].whole]
         refuse_unlike("what was written", metas)
@@ -302,6 +302,7 @@ class SetWriter:
         return self._count
 
 
+@takes_old_names
 def writer(
     output: str | os.PathLike[str],
     to: str,
@@ -309,14 +310,8 @@ def writer(
     fields: Mapping[str, str] | None = None,
     classes: Iterable[str] = (),
     split: str | None = None,
-    shard_size: int | str | None = None,
-    samples_per_shard: int | None = None,
-    check: str = "header",
-    decode: str = "RGB",
-    reencode: Reencode | None = None,
-    ops: Sequence[Op] = (),
-    label_offset: int = 0,
-    checksums: bool = True,
+    images: Images = Images(),
+    shards: Shards = Shards(),
     overwrite: bool = False,
 ) -> SetWriter:
     """A writer of a new set in the directory `output`, to be used in a `with` statement.
@@ -326,25 +321,14 @@ def writer(
         first sample lacks some.
     classes: names of the classes; the position is the label.
     split: of samples that are written without one, default "train".
-    shard_size: bytes of a shard at most, or "512MiB"; default 1 GiB. samples_per_shard: instead of it.
-    check, decode, reencode, ops, label_offset, checksums: as of `packer.convert`.
+    images, shards: as of `packer.convert`, without shuffle.
     overwrite: replace the set in `output`, when the block ends without an error.
 
     Memory: some 60 bytes a sample for the keys, and 100 for each sample of a shard. Raises OutputError, ValueError.
     """
-    options = ConvertOptions(
-        to=to,
-        split=split,
-        shard_bytes=parse_size(shard_size) if isinstance(shard_size, str) else shard_size,
-        samples_per_shard=samples_per_shard,
-        check=check,
-        decode=decode,
-        reencode=reencode,
-        label_offset=label_offset,
-        checksums=checksums,
-        ops=tuple(ops),
-    )
-    check_ops(ops)
+    refuse_others(shards, "size", "samples", "label_offset", "checksums")
+    check_ops(images.ops)
+    options = ConvertOptions(to, split, images=images, shards=shards)
     return SetWriter(local_output(output), options, fields, tuple(classes), overwrite=overwrite)
 
 

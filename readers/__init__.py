@@ -44,17 +44,17 @@ from cache.errors import (
     WorkerError,
 )
 from readers import moved as moved
-from readers.opening import Backend, open_copied, open_packed
+from readers.opening.packed import Backend, open_copied, open_packed
 from readers.reader import Reader
-from readers.sample import NO_LABEL, Buffer, ImageInfo, Sample
-from readers.table import Table
+from readers.table import NO_LABEL, Buffer, ImageInfo, Sample, Table
 
 if TYPE_CHECKING:
     from readers import order as order
     from readers.caching import CachedReader, CachedStats, Capacity, Coefficients, Decoded, Recoded, cached
-    from readers.opening import concat
+    from readers.opening.packed import concat
+    from readers.opening.tree import open_folder
+    from readers.options import Decode, FieldOptions, Ranks, Threads, Views
     from readers.staging import Shared, ShareOptions, Staged, StageOptions, share, stage
-    from readers.tree import open_folder
 
 __all__ = [
     "NO_LABEL",
@@ -66,7 +66,9 @@ __all__ = [
     "Coefficients",
     "DamagedSampleError",
     "DatasetError",
+    "Decode",
     "Decoded",
+    "FieldOptions",
     "FormatError",
     "ImageInfo",
     "MissingExtraError",
@@ -74,6 +76,7 @@ __all__ = [
     "OutputError",
     "PackerError",
     "PipelineError",
+    "Ranks",
     "Reader",
     "Recoded",
     "RemoteError",
@@ -88,7 +91,9 @@ __all__ = [
     "StagingError",
     "StaleIndexError",
     "Table",
+    "Threads",
     "UnknownNameError",
+    "Views",
     "WorkerError",
     "cached",
     "concat",
@@ -101,6 +106,11 @@ __all__ = [
 # Imported on first use (PEP 562): every worker imports `readers`, and reading a local set needs none of these. Type
 # checkers see the imports above. `order` is a package, which `import readers` alone has always been enough for.
 _LAZY = {
+    "Views": "readers.options",
+    "Threads": "readers.options",
+    "Ranks": "readers.options",
+    "FieldOptions": "readers.options",
+    "Decode": "readers.options",
     "CachedReader": "readers.caching",
     "CachedStats": "readers.caching",
     "Capacity": "readers.caching",
@@ -112,8 +122,8 @@ _LAZY = {
     "StageOptions": "readers.staging",
     "Staged": "readers.staging",
     "cached": "readers.caching",
-    "concat": "readers.opening",
-    "open_folder": "readers.tree",
+    "concat": "readers.opening.packed",
+    "open_folder": "readers.opening.tree",
     "order": "readers.order",
     "share": "readers.staging",
     "stage": "readers.staging",
@@ -145,7 +155,7 @@ def open(
 ) -> Reader:
     """Open one split of a packed set.
 
-    path: the directory with dataset.json, or its address: s3://, gs://, az://, https://; see `readers.remote`.
+    path: the directory with dataset.json, or its address: s3://, gs://, az://, https://; see `readers.opening.remote`.
     split: None takes the only split, or "train".
     backend: "pread" copies bytes out; "mmap" gives views of the page cache.
     verify: check the CRC32C of everything that is read; bytes from an address always are.
@@ -160,7 +170,7 @@ def open(
             raise ValueError(
                 f"backend {backend!r} is for local sets; leave it out for {address.partition('://')[0]}://"
             )
-        from readers.remote import open_remote
+        from readers.opening.remote import open_remote
 
         if local is None and fallback is not None:
             raise ValueError("fallback is for local copies; the path is an address itself")

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,12 +25,11 @@ from readers.augment.geometry import Job, Pass
 from readers.augment.ops.base import Op, Stage
 from readers.augment.recipe import Placement
 from readers.fields import decode_field
-from readers.index import ABSENT
+from readers.options import FieldOptions
 from readers.reader import SAMPLE_ERRORS, Reader
-from readers.sample import Buffer, upright_sides
-from readers.table import Table, checked_indices
+from readers.table import ABSENT, Buffer, Table, checked_indices, upright_sides
 
-__all__ = ["FieldMoves", "FieldOptions", "Fields", "Payloads"]
+__all__ = ["FieldMoves", "Fields", "Payloads"]
 
 
 _KNOWN_FIELDS = ("image", "label", "key", "index")
@@ -51,9 +49,9 @@ class Fields:
     Raises UnknownNameError for a field that the set lacks, TypeError for what is not a reader, and ValueError.
     """
 
-    def __init__(
-        self, fields: Sequence[str] | Mapping[str, str], reader: Reader, options: FieldOptions | None = None
-    ) -> None:
+    def __init__(self, fields: Sequence[str] | Mapping[str, str] | FieldOptions, reader: Reader) -> None:
+        options = fields if isinstance(fields, FieldOptions) else FieldOptions(names=fields)
+        fields = options.names
         if isinstance(fields, str):
             raise UnknownNameError(f"fields are a list of names, not {fields!r}: write  fields=({fields!r},)")
         if isinstance(reader, str | os.PathLike):
@@ -67,7 +65,7 @@ class Fields:
         for name in self.wanted:
             if name not in known:
                 raise UnknownNameError(f"no field {name!r}; a batch can have {', '.join(known)}")
-        self.options = options or FieldOptions()
+        self.options = options
         self.stored = tuple(dict.fromkeys(name for name in self.wanted if name not in _KNOWN_FIELDS))
         self._moves = FieldMoves(self._kinds, self.stored, self.options)
         self._read = self._moves.order
@@ -267,27 +265,6 @@ def _conversions(table: Table, index: int) -> tuple[tuple[int, int], list[Pass]]
 
 
 MOVING = ("mask", "boxes", "points")
-
-
-@dataclass(frozen=True)
-class FieldOptions:
-    """How masks and boxes follow their image. Raises ValueError.
-
-    min_visible: the share of its area, 0 to 1, of which a box is left out if less is visible; one that is not visible
-        at all is left out in any case.
-    keep_boxes: leave out none; nothing is left of the area of a box that would be.
-    mask_fill: the number in a mask where the image has no pixels: 0, or what the loss ignores.
-    """
-
-    min_visible: float = 0.0
-    keep_boxes: bool = False
-    mask_fill: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.min_visible <= 1:
-            raise ValueError(f"min_visible is a share from 0 to 1, not {self.min_visible!r}")
-        if not 0 <= self.mask_fill <= 255:
-            raise ValueError(f"mask_fill is a number from 0 to 255, not {self.mask_fill!r}")
 
 
 class FieldMoves:

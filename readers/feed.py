@@ -34,7 +34,7 @@ from readers.order import Order, ResumeToken, Schedule, Sequential, Shuffled
 from readers.order.base import Int64s
 from readers.order.schedule import Tail, make_schedule
 from readers.reader import SAMPLE_ERRORS, Reader
-from readers.sample import Buffer
+from readers.table import Buffer
 
 __all__ = [
     "ON_ERROR",

@@ -7,7 +7,7 @@
     boxes   .npy                                                     float32 [k, 4]: x0, y0, x1, y1
     points  .npy                                                     float32 [..., 2]: x, y; NaN for one that is missing
     array   .npy of booleans, integers, floating point or complex    the array
-    pixels  raw pixels in place of encoded images             uint8 [h, w, 3] (`readers.pixels`)
+    pixels  raw pixels in place of encoded images             uint8 [h, w, 3] (`readers.opening.packed`)
     target  .npy of plain numbers, of one dtype and shape     the array, [] or [k]: the label, where that is not a
             in all samples of a set                          class number (`readers.batch`)
     text    UTF-8; several captions are one a line                   str
@@ -43,9 +43,7 @@ from readers.decode.cpu import bits_of
 from readers.decode.region import check_header
 from readers.headers import read_header, sniff
 from readers.headers.pillow import opened
-from readers.sample import Buffer
-
-__all__ = ["KINDS", "Kind", "check_field", "decode_field", "encode_field", "parse_npy"]
+from readers.table import Buffer
 
 _MAGIC = b"\x93NUMPY"
 _LENGTHS = {1: struct.Struct("<H"), 2: struct.Struct("<I"), 3: struct.Struct("<I")}

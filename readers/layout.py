@@ -40,40 +40,7 @@ from typing import Any, ClassVar, TypeVar
 
 from cache.errors import BadNameError, DatasetError, UnknownNameError
 from cache.files import FileState, PathError, read_with_state
-from readers.index import column_names
-
-__all__ = [
-    "CLASSES_FILE",
-    "DATASET_FILE",
-    "DOCUMENTS",
-    "EDITS",
-    "FIELD_KINDS",
-    "KIND_SUFFIXES",
-    "MAX_JSON_BYTES",
-    "QUARANTINE_FOLDER",
-    "README_FILE",
-    "REPORT_FILE",
-    "SUMS_FILE",
-    "WORK_FOLDER",
-    "AdoptedKeys",
-    "ColumnFile",
-    "DatasetInfo",
-    "FieldName",
-    "IndexPath",
-    "Operation",
-    "RelativePath",
-    "Retired",
-    "ShardInfo",
-    "ShardPath",
-    "SplitInfo",
-    "SplitName",
-    "now",
-    "parse_dataset_info",
-    "read_dataset_info",
-    "same_split",
-    "shortened",
-]
-
+from readers.table import column_names
 
 # Names from outside, each checked once, where it enters: a value of one of these types is valid.
 #
@@ -209,6 +176,7 @@ def _is_utf8(text: str) -> bool:
 
 
 KIND = "packer-dataset"
+PIXELS = "pixels"  # the kind of images that are raw pixels
 VERSION = 1
 EDITED_VERSION = 2  # earlier versions of packer would take the shards' word for what the index says otherwise
 FIELD_KINDS = ("image", "file", "json", "mask", "boxes", "points", "array", "text", "target", "pixels")

@@ -12,7 +12,17 @@ from types import ModuleType
 
 __all__ = ["MOVED"]
 
-MOVED = {"readers.names": "readers.layout"}
+_FRAMEWORKS = ("grain", "lightning", "notebook", "timm", "transformers")
+MOVED = {
+    **{f"readers.{name}": f"readers.frameworks.{name}" for name in _FRAMEWORKS},
+    "readers.position": "readers.loop",
+    "readers.index": "readers.table",
+    "readers.names": "readers.layout",
+    "readers.remote": "readers.opening.remote",
+    "readers.sample": "readers.table",
+    "readers.strings": "readers.table",
+    "readers.tree": "readers.opening.tree",
+}
 
 
 class _Moved(MetaPathFinder, Loader):

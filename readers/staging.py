@@ -43,54 +43,27 @@ from cache.node import detect_ranks, usable_cpus
 from cache.remote import Patience, Remote
 from cache.serving import Rendezvous, Server, ServerProcess, ServeTerms, own_address, read_token
 from cache.staging import FolderSource, Manifest, Source, StagedFile
-from cache.staging.remote import RemoteSource
-from cache.stores import Buffer, Int64s, Shards, Store, StoreOver
-from cache.stores.base import Payloads
+from cache.staging.sources import RemoteSource
+from cache.stores import Buffer, Int64s, Shards, Store
+from cache.stores.base import Payloads, layer
 from cache.stores.copied import Copied, Neighbours, RowOwners, ShardOwners
 from cache.stores.remote import RemoteFiles
 from readers.headers import MEDIA, SUFFIX, sniff
-from readers.index import ABSENT, Columns, Index, decode_name
 from readers.layout import (
     DATASET_FILE,
     KIND_SUFFIXES,
     MAX_JSON_BYTES,
+    PIXELS,
     DatasetInfo,
     SplitInfo,
     read_dataset_info,
     shortened,
 )
-from readers.opening import Checked, open_packed
+from readers.opening.packed import Checked, open_packed
 from readers.order import NodeLocal, ResumeToken, StagedFirst
 from readers.order.local import shard_starts
-from readers.pixels import PIXELS
 from readers.reader import Reader
-from readers.sample import NO_LABEL
-
-__all__ = [
-    "AS_FILES",
-    "FORMS",
-    "LABELS_FILE",
-    "LABELS_HEADER",
-    "TREE",
-    "LabelRow",
-    "PayloadRanges",
-    "Portion",
-    "SetFiles",
-    "ShareOptions",
-    "Shared",
-    "StageOptions",
-    "Staged",
-    "are_class_folders",
-    "describe_files",
-    "label_table",
-    "original_files",
-    "set_files",
-    "shards_of_fraction",
-    "share",
-    "stage",
-    "without_apostrophe",
-]
-
+from readers.table import ABSENT, NO_LABEL, Columns, Index, decode_name
 
 # Which files of a packed set a node needs: the set as a plain list of files, and a portion of it.
 #
@@ -174,7 +147,7 @@ class SetFiles:
             return range(len(split.shards))
         node, nodes = portion.part
         order, shards = NodeLocal(split.samples, nodes=nodes), len(split.shards)
-        index = Index(self.home / split.index, split.samples)
+        index = Index(self.home / split.index, split.samples, (), self.info.separate)
         columns = [index.column("shard"), *map(index.shard_column, self.info.separate)]
         try:
             if not portion.overlap:
@@ -190,7 +163,7 @@ def _remote_set_files(url: str) -> SetFiles:
     The fingerprint covers dataset.json (and so the CRC32C of every shard), what the server reports of it, and the sizes
     of the index columns. Raises DatasetError, RemoteError, StaleIndexError, OutputError, MissingExtraError.
     """
-    from readers.remote import RemoteHome
+    from readers.opening.remote import RemoteHome
 
     remote = Remote(url)
     home = RemoteHome(remote)
@@ -651,7 +624,7 @@ class Staged:
 
     def _open_split(self, name: str) -> Reader:
         if isinstance(self.dataset, str) and "://" in self.dataset:
-            from readers.remote import open_remote
+            from readers.opening.remote import open_remote
 
             return open_remote(self.dataset, name)
         return open_packed(self.dataset, name)
@@ -901,12 +874,12 @@ def _check(reader: Reader) -> None:
     """Raise ValueError for a reader that cannot be shared."""
     if reader.table.rows is not None:
         raise ValueError("share the whole reader, and select from what share returns: nodes own parts of the whole")
-    if reader.table.forms or reader.store.for_decoding() is not reader.store:
+    if reader.table.forms or reader.decoding is not None:
         raise ValueError(
             "this reader's cache converts images, and nodes share them as they are: share the reader below it, and "
             "cache what share returns, as  readers.cached(shared, keep=…)"
         )
-    if not reader.table.columns.has_checksums or reader.store.tracks_files:
+    if not reader.table.columns.has_checksums or reader.store.state:
         raise ValueError(
             f"{reader.table.title}: has no checksums, by which wrong bytes of another node would be noticed; pack it "
             f"with  packer convert"
@@ -925,10 +898,7 @@ def _prefix(reader: Reader, node: int, nodes: int) -> str:
 def _owners(reader: Reader, nodes: int) -> RowOwners | ShardOwners:
     """Of a staged copy, which has whole shards, by shard; otherwise by sample."""
     columns, order = reader.table.columns, NodeLocal(len(reader), nodes)
-    store = reader.store
-    while isinstance(store, StoreOver) and not isinstance(store, Copied):
-        store = store.source
-    if isinstance(store, Copied):
+    if layer(reader.store, Copied) is not None:
         numbers = [columns.column("shard"), *map(columns.shard_column, columns.separate)]
         return ShardOwners(np.maximum(shard_owners(numbers, order, len(columns.shard_bytes)), 0))
     starts = [order.local_part(node).start for node in range(nodes)]

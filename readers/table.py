@@ -2,8 +2,8 @@
 
 A table is columns and, if it has only some of their rows or another order, the numbers of these rows:
 
-    packed     columns of an index, mapped                        readers.index, readers.opening
-    folder     columns of a scan                                  readers.tree
+    packed     columns of an index, mapped                        readers.opening.packed
+    folder     columns of a scan                                  readers.opening.tree
     in memory  of a shard located elsewhere, of anything else     Table.of(…)
     take       other rows of the same columns: 8 bytes a sample
     concat     one table after the other
@@ -14,28 +14,651 @@ selection keeps the same samples as a cache below the whole.
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import importlib
+import itertools
 import mmap
+import operator
+import os
+import re
+from abc import ABC, abstractmethod
+from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from cache.errors import DatasetError, StaleIndexError, UnknownNameError
+from cache.errors import BadSampleError, DatasetError, StaleIndexError, UnknownNameError
+from cache.files import open_regular
+from cache.stores import Buffer as Buffer
 from cache.stores import Extents, Int64s
 from cache.stores.base import Payloads
-from readers.index import ABSENT, Columns, MemoryColumns, decode_name
-from readers.sample import NO_LABEL, ImageInfo
-from readers.strings import LazySequence, Strings
+
+# A column of strings: one UTF-8 blob and n + 1 offsets, so that a billion keys are two mapped files.
+#
+#     blob     uint8  [total bytes]   the strings one after the other, UTF-8, without terminators
+#     offsets  uint64 [n + 1]         string i is blob[offsets[i]:offsets[i + 1]]
+
+
+_BLOCK = 4096
+_T = TypeVar("_T")
+_S = TypeVar("_S", bound="Strings")
+
+
+class LazySequence(Sequence[_T]):
+    """A read-only sequence whose items are built on use; equal to any sequence of the same items.
+
+    A subclass defines `__len__`, and `_at` or `_between` or both.
+    """
+
+    __slots__ = ()
+
+    def _at(self, number: int) -> _T:
+        """Item `number`, 0 <= number < len."""
+        return next(self._between(number, number + 1))
+
+    def _between(self, first: int, stop: int) -> Iterator[_T]:
+        """The items [first, stop)."""
+        return map(self._at, range(first, stop))
+
+    def __iter__(self) -> Iterator[_T]:
+        return self._between(0, len(self))
+
+    @overload
+    def __getitem__(self, index: int) -> _T: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[_T]: ...
+    def __getitem__(self, index: int | slice) -> _T | list[_T]:
+        n = len(self)
+        if isinstance(index, slice):
+            first, stop, step = index.indices(n)
+            numbers = range(first, stop, step)
+            return list(self._between(first, max(first, stop)) if step == 1 else map(self._at, numbers))
+        if not -n <= index < n:
+            raise IndexError(f"index {index} is outside the {n} items")
+        return self._at(index + n if index < 0 else index)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence) or isinstance(other, (str, bytes)):
+            return NotImplemented
+        return len(self) == len(other) and all(map(operator.eq, self, other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Strings(LazySequence[str]):
+    """A read-only sequence of strings over a blob and its offsets, each decoded on use.
+
+    Raises DatasetError where the offsets are not a rising sequence inside the blob.
+    """
+
+    __slots__ = ("blob", "offsets")
+    _errors: ClassVar[str] = "strict"
+
+    def __init__(self, blob: npt.NDArray[np.uint8], offsets: npt.NDArray[np.uint64]) -> None:
+        if len(offsets) == 0:
+            raise DatasetError("a string column needs at least one offset, found none")
+        if int(offsets[0]) != 0 or int(offsets[-1]) != len(blob):
+            raise DatasetError(
+                f"string offsets must run from 0 to the blob's {len(blob)} bytes, "
+                f"found {int(offsets[0])} to {int(offsets[-1])}"
+            )
+        self.blob = blob
+        self.offsets = offsets
+
+    @classmethod
+    def of(cls, strings: Iterable[str]) -> Strings:
+        """A column from Python strings. Lone surrogates (names that are not UTF-8) raise UnicodeEncodeError."""
+        encoded = [text.encode("utf-8", cls._errors) for text in strings]
+        offsets = np.zeros(len(encoded) + 1, np.uint64)
+        np.cumsum([len(text) for text in encoded], out=offsets[1:])
+        return cls(np.frombuffer(b"".join(encoded), np.uint8), offsets)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def _at(self, number: int) -> str:
+        start, stop = int(self.offsets[number]), int(self.offsets[number + 1])
+        if not start <= stop <= len(self.blob):
+            raise DatasetError(
+                f"string {number} has the offsets {start} to {stop}, outside the blob of {len(self.blob)}"
+            )
+        try:
+            return str(self.blob[start:stop].tobytes(), "utf-8", self._errors)
+        except UnicodeDecodeError as error:
+            raise DatasetError(f"string {number} is not UTF-8: {error}") from error
+
+    def _between(self, first: int, stop: int) -> Iterator[str]:
+        """The strings [first, stop), a block of them in memory at a time."""
+        bounds = self.offsets
+        if len(bounds) > 2 and bool((bounds[first + 1 : stop + 1] < bounds[first:stop]).any()):
+            raise DatasetError("the offsets of a string column fall instead of rising")
+        for start in range(first, stop, _BLOCK):
+            part = bounds[start : min(start + _BLOCK, stop) + 1].tolist()
+            base = part[0]
+            data = self.blob[base : part[-1]].tobytes()
+            if data.isascii():
+                text = data.decode("ascii")
+                for begin, end in itertools.pairwise(part):
+                    yield text[begin - base : end - base]
+                continue
+            for begin, end in itertools.pairwise(part):
+                try:
+                    yield str(data[begin - base : end - base], "utf-8", self._errors)
+                except UnicodeDecodeError as error:
+                    raise DatasetError(f"a string of this column is not UTF-8: {error}") from error
+
+    def take(self: _S, indices: npt.NDArray[Any]) -> _S:
+        """The strings at `indices` (int64 [k]) as a new column."""
+        offsets = np.zeros(len(indices) + 1, np.uint64)
+        for first in range(0, len(indices), _BLOCK):
+            part = indices[first : first + _BLOCK]
+            starts, stops = self.offsets[part], self.offsets[part + 1]
+            if bool(((starts > stops) | (stops > len(self.blob))).any()):
+                raise DatasetError(
+                    f"the offsets of a string column fall, or lead out of its blob of {len(self.blob)} bytes"
+                )
+            offsets[first + 1 : first + len(part) + 1] = stops - starts
+        np.cumsum(offsets, out=offsets)
+        blob = np.empty(int(offsets[-1]), np.uint8)
+        for first in range(0, len(indices), _BLOCK):
+            starts = self.offsets[indices[first : first + _BLOCK]].astype(np.int64)
+            bounds = offsets[first : first + len(starts) + 1].astype(np.int64)
+            # byte j of the new blob comes from byte j + shift of the old one, where shift is constant per string
+            shift = np.repeat(starts - bounds[:-1], np.diff(bounds))
+            blob[bounds[0] : bounds[-1]] = self.blob[shift + np.arange(bounds[0], bounds[-1])]
+        return type(self)(blob, offsets)
+
+    def __repr__(self) -> str:
+        shown = ", ".join(repr(text) for text in self[:3])
+        return f"Strings([{shown}{', …' if len(self) > 3 else ''}], n={len(self)})"
+
+
+class Names(Strings):
+    """File names: lone surrogates, which stand for bytes that are not UTF-8, are allowed."""
+
+    __slots__ = ()
+    _errors = "surrogatepass"
+
+
+class NamesBuilder:
+    """A column of names that grows by appending; it takes the memory of the column and at most an eighth more."""
+
+    def __init__(self) -> None:
+        self._blob = bytearray()
+        self._offsets = array("Q", (0,))
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def append(self, name: str) -> None:
+        """Add one name."""
+        self._blob += name.encode("utf-8", "surrogatepass")
+        self._offsets.append(len(self._blob))
+
+    def extend(self, names: Sequence[str]) -> None:
+        """Add a list of names."""
+        start = len(self._blob)
+        joined = "".join(names)
+        if joined.isascii():
+            self._blob += joined.encode("ascii")
+            lengths = map(len, names)
+        else:
+            encoded = [name.encode("utf-8", "surrogatepass") for name in names]
+            self._blob += b"".join(encoded)
+            lengths = map(len, encoded)
+        ends = itertools.accumulate(lengths, initial=start)
+        next(ends)
+        self._offsets.extend(ends)
+
+    def extend_encoded(self, blob: bytes, lengths: bytes) -> None:
+        """Add names as `encoded` gives them."""
+        ends = np.cumsum(np.frombuffer(lengths, np.uint16), dtype=np.uint64)
+        ends += np.uint64(len(self._blob))
+        self._blob += blob
+        self._offsets.frombytes(ends.tobytes())
+
+    def encoded(self, first: int = 0, stop: int | None = None) -> tuple[bytes, bytes]:
+        """The names [first, stop), as a process sends them to another one: their UTF-8, uint16 lengths."""
+        offsets = self._offsets[first : None if stop is None else stop + 1]
+        return bytes(self._blob[offsets[0] : offsets[-1]]), _lengths(np.frombuffer(offsets, np.uint64))
+
+    def build(self) -> Names:
+        """The column, over the memory of this builder: nothing can be appended while it is in use."""
+        return Names(np.frombuffer(self._blob, np.uint8), np.frombuffer(self._offsets, np.uint64))
+
+
+def encoded(names: Names) -> tuple[bytes, bytes]:
+    """Names of at most 65,535 bytes each, as `NamesBuilder.extend_encoded` takes them: their UTF-8, uint16 lengths."""
+    return names.blob.tobytes(), _lengths(names.offsets)
+
+
+def _lengths(offsets: npt.NDArray[np.uint64]) -> bytes:
+    return np.diff(offsets).astype(np.uint16).tobytes()
+
+
+def repeated(strings: Callable[[], Iterable[str]], count: int) -> npt.NDArray[np.int64]:
+    """Positions of the strings, of `count`, that occur more than once, in rising order; takes 8 bytes a string.
+
+    They are found by their hashes, which two different strings may share: compare them before you raise.
+    """
+    hashes = np.fromiter(map(hash, strings()), np.int64, count)
+    hashes.sort()
+    doubles = hashes[1:][hashes[1:] == hashes[:-1]]
+    if not len(doubles):
+        return np.empty(0, np.int64)
+    return np.flatnonzero(np.isin(np.fromiter(map(hash, strings()), np.int64, count), doubles))
+
+
+NO_LABEL = -1
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Sample:
+    """One sample: its key, its label (None without one) and the bytes of each field it has."""
+
+    key: str
+    label: int | None
+    fields: Mapping[str, Buffer]
+
+    @property
+    def image(self) -> Buffer:
+        """The encoded image: the field "image"."""
+        return self.fields["image"]
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{name}: {len(data):,} bytes" for name, data in self.fields.items())
+        return f"Sample({self.key!r}, label={self.label}, {{{sizes}}})"
+
+    def _repr_html_(self) -> str:
+        return html_of(self)
+
+
+class ImageInfo(NamedTuple):
+    """What the header of each image says; arrays of length n. Sizes are as stored, before EXIF orientation.
+
+    media is the position in `readers.headers.MEDIA`; process is the JPEG SOF marker's low byte (0xC0 baseline,
+    0xC2 progressive, 0 for other media); orientation is EXIF's 1..8. All are 0 where the header cannot be read.
+    """
+
+    height: npt.NDArray[np.uint32]
+    width: npt.NDArray[np.uint32]
+    components: npt.NDArray[np.uint8]
+    process: npt.NDArray[np.uint8]
+    orientation: npt.NDArray[np.uint8]
+    media: npt.NDArray[np.uint8]
+
+
+def html_of(shown: object) -> str:
+    """What a notebook shows of a reader or a sample, by a module that draws on those that import this."""
+    return str(importlib.import_module("readers.frameworks.notebook").html_of(shown))
+
+
+def headers_of(images: Iterable[Buffer | None]) -> ImageInfo:
+    """What the headers of images say; zeros for None, and for a header that cannot be read: decoding says why."""
+    from readers.headers import MEDIA, read_header
+
+    facts = []
+    for image in images:
+        fact = (0, 0, 0, 0, 0, 0)
+        with suppress(BadSampleError):
+            if image is not None:
+                header = read_header(image)
+                fact = (*header[1:], MEDIA.index(header.media))
+        facts.append(fact)
+    columns = np.array(facts, np.int64).reshape(-1, len(ImageInfo._fields)).T
+    dtypes = (np.uint32, np.uint32, np.uint8, np.uint8, np.uint8, np.uint8)
+    return ImageInfo._make(column.astype(dtype) for column, dtype in zip(columns, dtypes, strict=True))
+
+
+def upright_sides(info: ImageInfo) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """(heights, widths) of the upright images, int64 [n]; 0 where the header cannot be read."""
+    stored = np.array([info.height, info.width], np.int64)
+    heights, widths = np.where(info.orientation >= 5, stored[::-1], stored)
+    return heights, widths
+
+
+# What is known of n samples, column by column: in memory, or as the index of a split, mapped and never loaded.
+#
+# An index is one `.npy` file per column in `<split>.index/`:
+#
+#     shard.npy               uint32 [n]      position in the split's list of shards
+#     <field>.shard.npy       uint32 [n]      the same, of a field with shards of its own (`separate` in dataset.json)
+#     <field>.offset.npy      uint64 [n]      byte offset of the field in its shard; 2^64 - 1 where a sample lacks it
+#     <field>.length.npy      uint64 [n]      bytes; 0 is legal
+#     <field>.crc32c.npy      uint32 [n]      CRC32C (Castagnoli) of those bytes
+#     <field>.name.npy        uint8  [bytes]  original file names, UTF-8, one after the other; see `encode_name`
+#     <field>.name.offset.npy uint64 [n + 1]
+#     label.npy               int64  [n]      class number from 0; -1 for none (the shards store label + label_offset)
+#     key.npy                 uint8  [bytes]  keys, UTF-8, one after the other
+#     key.offset.npy          uint64 [n + 1]
+#     height.npy, width.npy   uint32 [n]      pixels as stored, before EXIF orientation; 0 where unknown
+#     components.npy          uint8  [n]
+#     process.npy             uint8  [n]      JPEG: low byte of the SOF marker (0xC0 baseline, 0xC2 progressive); else 0
+#     orientation.npy         uint8  [n]      EXIF 1..8
+#     media.npy               uint8  [n]      position in readers.headers.MEDIA
+#
+# All little-endian, C order, in NumPy's format 1.0 (numpy.lib.format). Opening costs the same for a thousand samples
+# and for a billion, and processes share the pages.
+
+
+_C = TypeVar("_C", bound="Columns")
+_I = TypeVar("_I", bound="Index")
+ABSENT = 2**64 - 1
+REBUILD = "unless the set is being replaced right now, rebuild it with  packer index"
+COLUMNS: dict[str, str] = {
+    "shard": "<u4",
+    "label": "<i8",
+    "height": "<u4",
+    "width": "<u4",
+    "components": "|u1",
+    "process": "|u1",
+    "orientation": "|u1",
+    "media": "|u1",
+}
+FIELD_COLUMNS: dict[str, str] = {"offset": "<u8", "length": "<u8", "crc32c": "<u4"}
+
+
+def column_names(fields: Iterable[str], separate: Iterable[str] = ()) -> list[str]:
+    """The files that every index of these fields has. separate: fields that have shards of their own."""
+    names = [*COLUMNS, "key", "key.offset", *(f"{field}.shard" for field in separate)]
+    for field in fields:
+        names += [f"{field}.{name}" for name in (*FIELD_COLUMNS, "name", "name.offset")]
+    return [f"{name}.npy" for name in names]
+
+
+def encode_name(name: str, key: str) -> str:
+    """A field's file name as stored: "+rest" for key + rest, "=name" for any other, "" for no file."""
+    if not name:
+        return ""
+    return "+" + name[len(key) :] if name.startswith(key) else "=" + name
+
+
+def decode_name(stored: str, key: str) -> str:
+    """The inverse of `encode_name`."""
+    if not stored:
+        return ""
+    if stored[0] not in "+=":
+        raise DatasetError(f"the stored file name {stored!r:.80} of sample {key!r:.80} starts with neither + nor =")
+    return key + stored[1:] if stored[0] == "+" else stored[1:]
+
+
+class Columns(ABC):
+    """Columns of n rows, each loaded on first use; a table takes rows of them. They pickle, by path if they are files.
+
+    title: what messages call the set: its directory or address, and the split.
+    place: the directory or address, as commands take it.
+    separate: fields that have shards of their own.
+    kinds: what the bytes of fields are (`readers.fields`), where that is known.
+    """
+
+    fields: tuple[str, ...] = ("image",)
+    separate: tuple[str, ...] = ()
+    kinds: Mapping[str, str] = {}
+    classes: tuple[str, ...] = ()
+    title: str = ""
+    place: str = ""
+    has_headers: bool = True
+    has_checksums: bool = True
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """One of `COLUMNS`, or "<field>.<name>" of FIELD_COLUMNS; length n."""
+
+    @abstractmethod
+    def keys(self) -> Strings: ...
+
+    @abstractmethod
+    def names(self, field: str) -> Strings:
+        """Original file names as `encode_name` stores them."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """A short text that differs for other columns."""
+
+    @property
+    def shard_bytes(self) -> Sequence[int] | npt.NDArray[np.int64]:
+        """Size of each shard."""
+        return ()
+
+    def field_column(self, field: str, name: str) -> npt.NDArray[Any]:
+        """One of `FIELD_COLUMNS` of a field, length n."""
+        return self.column(f"{field}.{name}")
+
+    def shard_column(self, field: str) -> npt.NDArray[Any]:
+        """The shard that has a field of each sample, length n."""
+        return self.column(f"{field}.shard" if field in self.separate else "shard")
+
+    def with_kinds(self: _C, kinds: Mapping[str, str]) -> _C:
+        """The same columns, with these kinds of fields."""
+        other = copy.copy(self)
+        other.kinds = kinds
+        return other
+
+    def shard_place(self, shard: int) -> str:
+        """The shard as messages name it."""
+        return f"{self.place or self.title}, shard {shard}"
+
+    def explained(self, error: Exception) -> Exception:
+        """The exception to raise for `error`, which occurred while the set was opened or read."""
+        return error
+
+    def update(self, digest: Any) -> None:
+        """Add to a digest the columns that decide which bytes and label a sample has, but for their shards."""
+        digest.update(np.ascontiguousarray(self.column("label")).data)
+        for field in self.fields:
+            for name in FIELD_COLUMNS:
+                digest.update(np.ascontiguousarray(self.field_column(field, name)).data)
+
+
+def _dtype_of(name: str) -> str:
+    """Of a column, by its name."""
+    return COLUMNS.get(name) or (FIELD_COLUMNS | COLUMNS)[name.rpartition(".")[2]]
+
+
+class MemoryColumns(Columns):
+    """Columns in memory; a column that is not given is 0 everywhere, and -1 for labels.
+
+    columns: by the names of `COLUMNS` and "<field>.<name>" of FIELD_COLUMNS; "<field>.shard" of a field that has shards
+    of its own.
+    names: file names by field, as `encode_name` stores them.
+    kinds: of the fields, where they are known.
+    shard_bytes: size of each shard; default: where its last sample ends.
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[str],
+        columns: Mapping[str, npt.ArrayLike],
+        fields: tuple[str, ...] = ("image",),
+        classes: tuple[str, ...] = (),
+        *,
+        names: Mapping[str, Strings] | None = None,
+        kinds: Mapping[str, str] | None = None,
+        shard_bytes: Sequence[int] | npt.NDArray[np.int64] | None = None,
+        title: str = "",
+    ) -> None:
+        self._keys = keys if isinstance(keys, Strings) else Strings.of(keys)
+        self.fields, self.classes, self.title, self.place = fields, classes, title, title
+        self.separate = tuple(field for field in fields if f"{field}.shard" in columns)
+        self.has_headers = all(name in columns for name in ImageInfo._fields)
+        self.has_checksums = all(f"{field}.crc32c" in columns for field in fields)
+        self._names, self.kinds = dict(names or {}), kinds or {}
+        self._shard_bytes = shard_bytes
+        self._columns = {name: np.ascontiguousarray(values, _dtype_of(name)) for name, values in columns.items()}
+        for name, values in self._columns.items():
+            if values.shape != (len(self._keys),):
+                raise ValueError(f"column {name} has the shape {values.shape}, expected ({len(self._keys)},)")
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        if name not in self._columns:
+            unknown = NO_LABEL if name == "label" else 0
+            return np.broadcast_to(np.array(unknown, _dtype_of(name)), (len(self),))
+        return self._columns[name]
+
+    def keys(self) -> Strings:
+        return self._keys
+
+    def names(self, field: str) -> Strings:
+        if field not in self._names:
+            self._names[field] = Strings(np.zeros(0, np.uint8), np.zeros(len(self) + 1, np.uint64))
+        return self._names[field]
+
+    def fingerprint(self) -> str:
+        digest = hashlib.blake2b(repr((self.title, self.fields, self.classes)).encode(), digest_size=16)
+        for column in (self._keys.blob, self._keys.offsets):
+            digest.update(np.ascontiguousarray(column).data)
+        self.update(digest)
+        return digest.hexdigest()
+
+    @property
+    def shard_bytes(self) -> Sequence[int] | npt.NDArray[np.int64]:
+        if self._shard_bytes is None:
+            shards = [self.shard_column(field) for field in self.fields]
+            sizes = np.zeros(max(int(shard.max(initial=0)) for shard in shards) + 1, np.int64)
+            for field, shard in zip(self.fields, shards, strict=True):
+                end = self.field_column(field, "offset").astype(np.int64) + self.field_column(field, "length")
+                np.maximum.at(sizes, shard, np.where(end < 0, 0, end))
+            self._shard_bytes = sizes.tolist()
+        return self._shard_bytes
+
+
+class Index(Columns):
+    """The mapped columns of one split, opened on first use and checked against `samples`."""
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        samples: int,
+        fields: Iterable[str] = ("image",),
+        separate: Iterable[str] = (),
+    ) -> None:
+        self.directory, self.samples = Path(directory), samples
+        self.fields, self.separate = tuple(fields), tuple(separate)
+        self._mapped: dict[str, npt.NDArray[Any]] = {}
+        self._texts: dict[str, Strings] = {}
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_mapped": {}, "_texts": {}}
+
+    def __copy__(self: _I) -> _I:
+        other = self.__class__.__new__(self.__class__)
+        other.__dict__.update(self.__dict__)
+        return other
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        array = self._mapped.get(name)
+        if array is None:
+            with self._opening():
+                array = self._map(name, _dtype_of(name), self.samples)
+            self._mapped[name] = array
+        return array
+
+    def keys(self) -> Strings:
+        return self._strings("key")
+
+    def names(self, field: str) -> Strings:
+        return self._strings(f"{field}.name")
+
+    def fingerprint(self) -> str:
+        """16 hex digits over the columns that decide which bytes and label a sample has."""
+        digest = hashlib.blake2b(self.column("shard").data, digest_size=8)
+        self.update(digest)
+        return digest.hexdigest()
+
+    def check(self) -> None:
+        """Open every column once. Raises DatasetError for the first that is missing or wrong."""
+        for field in self.separate:
+            self.shard_column(field)
+        for name in COLUMNS:
+            self.column(name)
+        self.keys()
+        for field in self.fields:
+            for name in FIELD_COLUMNS:
+                self.field_column(field, name)
+            self.names(field)
+
+    def check_set(self) -> None:
+        """Called when a column was opened, and when it could not be; raises where the set is another one by now."""
+
+    def _strings(self, name: str) -> Strings:
+        if name not in self._texts:
+            with self._opening():
+                blob = self._map(name, "|u1")
+                offsets = self._map(f"{name}.offset", "<u8", self.samples + 1)
+                try:
+                    self._texts[name] = Strings(blob, offsets)
+                except DatasetError as error:
+                    raise DatasetError(f"{self.directory / name}.npy: {error}") from error
+        return self._texts[name]
+
+    def _map(self, name: str, dtype: str, entries: int | None = None) -> npt.NDArray[Any]:
+        array = _map_npy(self.directory / f"{name}.npy", dtype)
+        if entries is not None and len(array) != entries:
+            raise DatasetError(
+                f"{self.directory / name}.npy: {len(array)} entries, expected {entries} by dataset.json; {REBUILD}"
+            )
+        return array
+
+    @contextmanager
+    def _opening(self) -> Iterator[None]:
+        """Around the opening of columns: what they are, or what is wrong with them, counts in an unchanged set only."""
+        try:
+            yield
+        finally:
+            self.check_set()
+
+
+# The header as numpy.save writes it for one dimension. NumPy's own parser compiles it as Python, which bytes from
+# outside do not deserve, and which fails in a process forked while another thread was compiling (CPython gh-106905).
+_MAGIC = b"\x93NUMPY\x01\x00"
+_HEADER = re.compile(rb"\{'descr': '([<|][a-z]\d)', 'fortran_order': False, 'shape': \((\d{1,19}),\), \} *\n")
+
+
+def _map_npy(path: Path, dtype: str) -> npt.NDArray[Any]:
+    """Map a one-dimensional .npy of a known dtype. Raises DatasetError where its header is not true of the file."""
+    try:
+        with open_regular(path) as file:
+            magic, length = file.read(len(_MAGIC)), int.from_bytes(file.read(2), "little")
+            if magic != _MAGIC:
+                raise ValueError(f"it starts with {magic!r}, expected {_MAGIC!r}")
+            header = _HEADER.fullmatch(file.read(length))
+            if header is None:
+                raise ValueError("its header is not that of a one-dimensional array")
+            start, samples = file.tell(), int(header[2])
+            size = os.fstat(file.fileno()).st_size
+            expected = np.dtype(dtype)
+            if header[1].decode() != expected.str:
+                raise ValueError(f"dtype {header[1].decode()}, expected {expected.str}")
+            if start + samples * expected.itemsize != size:
+                raise ValueError(f"{size} bytes, its header says {start + samples * expected.itemsize}")
+            if samples == 0:
+                return np.zeros(0, expected)
+            view = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+    except FileNotFoundError as error:
+        raise DatasetError(f"{path}: missing index column; {REBUILD}") from error
+    except (OSError, ValueError) as error:
+        raise DatasetError(f"{path}: not the index column it should be: {error}") from error
+    return np.frombuffer(view, expected, count=samples, offset=start)
+
 
 if TYPE_CHECKING:
     from readers.augment.geometry import Pass
-
-__all__ = ["Form", "Table", "checked_indices"]
-
-_BLOCK = 4096
 
 
 class Form(Protocol):
@@ -148,12 +771,12 @@ class Table:
         return self._fingerprint
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """One of `readers.index.COLUMNS`, length n."""
+        """One of `readers.table.COLUMNS`, length n."""
         column = self.columns.column(name)
         return column if self.rows is None else column[self.rows]
 
     def field_column(self, field: str, name: str) -> npt.NDArray[Any]:
-        """One of `readers.index.FIELD_COLUMNS` of a field, length n. Raises UnknownNameError."""
+        """One of `readers.table.FIELD_COLUMNS` of a field, length n. Raises UnknownNameError."""
         self.number(field)
         column = self.columns.field_column(field, name)
         return column if self.rows is None else column[self.rows]
@@ -197,7 +820,7 @@ class Table:
         return self.columns.has_headers
 
     def names(self, field: str = "image") -> Strings:
-        """Original file names of a field as `readers.index.encode_name` stores them."""
+        """Original file names of a field as `readers.table.encode_name` stores them."""
         self.number(field)
         names = self.columns.names(field)
         return names if self.rows is None else names.take(self.rows)

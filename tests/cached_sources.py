@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from conftest import by_subject
+
 import packer
 from cache.stores import Buffer, Extents, Store, StoreOver
 from readers.reader import Reader
@@ -16,7 +18,7 @@ __all__ = ["SlowReader", "SlowStore", "images", "pack_set"]
 
 
 def pack_set(source: Path, output: Path, **options: Any) -> Path:
-    packer.convert(source, to="tar", output=output, workers=1, samples_per_shard=7, **options)
+    packer.convert(source, to="tar", output=output, **by_subject(options, workers=1, samples=7))
     return output
 
 

@@ -17,10 +17,12 @@ from coefficient_fuzz import Guarded
 from gpu_doubles import Double, install
 from image_cases import encoded, picture
 from jpeg_maker import Jpeg, random_blocks
+from loader_options import grouped
 from triton.runtime.interpreter import InterpretedFunction
 
 import readers
 from cache.errors import BadSampleError
+from readers import Decode
 from readers.augment import Op, RandomHorizontalFlip, RandomResizedCrop, RandomRotation, RandomVerticalFlip
 from readers.coefficients import decode, encode_strictly, parse_coefficients
 from readers.coefficients.device.decoder import CoefficientDecoder, Uploaded, vetted_shape
@@ -163,7 +165,9 @@ def loaders(reader: readers.Reader, base: readers.Reader, **more: Any) -> tuple[
     """One that decodes on the device, and one that does not."""
     options: dict[str, Any] = {"seed": 4, "tail": "exact", "exact_colours": True, "augment": CROP, **more}
     plain = {name: value for name, value in options.items() if name != "cpu_share"}
-    return ImageLoader(reader, 4, decoder="torchvision", **options), ImageLoader(base, 4, **plain)
+    return ImageLoader(reader, 4, **grouped({"decode": Decode(decoder="torchvision"), **options})), ImageLoader(
+        base, 4, **grouped(plain)
+    )
 
 
 def compare(ours: ImageLoader, plain: ImageLoader) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
+import faulthandler
 import gc
 import importlib
 import importlib.util
@@ -13,6 +15,7 @@ import pickle
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -49,6 +52,43 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# No test takes as long on a machine that works at all. One that waits for ever fails, and says where each thread stood;
+# where not even that helps, its process ends, which fails the test, too.
+TEST_SECONDS, LAST_SECONDS = 300, 420
+_UNLIMITED = ("cluster", "corpora", "experiments", "faults", "slurm", "timing", "wheels")
+_stderr: list[int] = []
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        _stderr.append(os.dup(2))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Limits a test with its fixtures."""
+    if any(item.get_closest_marker(name) for name in _UNLIMITED):
+        return (yield)
+
+    def stop(number: int, frame: Any) -> None:
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        stacks = [
+            f"--- {names.get(ident, ident)}\n{''.join(traceback.format_stack(top))}"
+            for ident, top in sys._current_frames().items()
+        ]
+        pytest.fail(f"{item.nodeid} has not ended after {TEST_SECONDS} s\n" + "\n".join(stacks), pytrace=False)
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(TEST_SECONDS)
+    faulthandler.dump_traceback_later(LAST_SECONDS, exit=True, file=_stderr[0])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
 @pytest.fixture
 def jpeg() -> Callable[..., bytes]:
     return make_jpeg
@@ -69,7 +109,7 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         key = (source, to, *sorted(options.items()))
         if key not in made:
             made[key] = tmp_path_factory.mktemp("packed") / "set"
-            packer.convert(source, to, made[key], **{"workers": 1, **options})
+            packer.convert(source, to, made[key], **by_subject(options, workers=1))
         return made[key]
 
     return pack
@@ -126,10 +166,25 @@ def tree_of(root: Path, files: Mapping[str, bytes]) -> Path:
     return root
 
 
+_OTHER_NAMES = {"samples_per_shard": "samples", "shard_size": "size", "split_fractions": "fractions"}
+
+
+def by_subject(options: Mapping[str, Any], **defaults: Any) -> dict[str, Any]:
+    """Arguments for `packer.convert`, of the options by their own names; those of no subject as they are."""
+    options = {_OTHER_NAMES.get(name, name): value for name, value in (defaults | dict(options)).items()}
+    kinds = {"choose": packer.Choose, "images": packer.Images, "shards": packer.Shards, "run": packer.Run}
+    found: dict[str, Any] = {}
+    for subject, kind in kinds.items():
+        names = {field.name for field in dataclasses.fields(kind)} & set(options)
+        if names:
+            found[subject] = kind(**{name: options.pop(name) for name in names})
+    return found | options
+
+
 def pack_few(root: Path, count: int, size: tuple[int, int] = (40, 32), to: str = "tar", **options: Any) -> Path:
     """A packed set of JPEGs of one size in three classes, in turn."""
     tree_of(root / "images", {f"class{i % 3}/{i:02d}.jpg": make_jpeg(i, size) for i in range(count)})
-    return packer.convert(root / "images", to=to, output=root / "set", workers=1, **options).output
+    return packer.convert(root / "images", to=to, output=root / "set", **by_subject(options, workers=1)).output
 
 
 @pytest.fixture(scope="session")
@@ -151,11 +206,11 @@ def processes_end() -> Iterator[None]:
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Any:
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A fake machine to sample."""
     from usage_doubles import FakeMachine
 
-    return FakeMachine(tmp_path / "root")
+    return FakeMachine(tmp_path / "root", monkeypatch)
 
 
 class Hanging(Protocol):

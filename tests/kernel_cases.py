@@ -14,8 +14,10 @@ import torch
 import torch.nn.functional as F
 from conftest import make_jpeg
 from gpu_doubles import install
+from loader_options import grouped
 
 import readers
+from readers import Decode
 from readers.augment import (
     Normalize,
     RandomCrop,
@@ -167,7 +169,7 @@ def test_a_loader_that_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     install(monkeypatch, "torchcodec")
     reader = readers.open_folder(tmp_path)
     options: dict[str, Any] = {"augment": [RandomResizedCrop(40, (0.5, 1.0)), RandomHorizontalFlip()], "seed": 2}
-    ours = ImageLoader(reader, 4, decoder="torchcodec", **options)
-    for (images, labels), (expected, others) in zip(ours, ImageLoader(reader, 4, **options), strict=True):
+    ours = ImageLoader(reader, 4, **grouped({"decode": Decode(decoder="torchcodec"), **options}))
+    for (images, labels), (expected, others) in zip(ours, ImageLoader(reader, 4, **grouped(options)), strict=True):
         assert torch.equal(labels, others) and images.stride() == expected.stride()
         assert difference(images, expected)[0] <= 1

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from loader_options import grouped
 from PIL import Image
 
 import readers
@@ -77,7 +78,7 @@ def numbers_of(images: npt.NDArray[np.float32], mean: float = 127.5, std: float 
 def faces(reader: Any, **options: Any) -> RocalLoader:
     """A pipeline whose images keep their colours: only flips are drawn."""
     fields = options.pop("fields", ("image", "label"))
-    source = external_source(reader, BATCH, **{"seed": 3, "world_size": 1, "rank": 0, **options})
+    source = external_source(reader, BATCH, **grouped({"seed": 3, "world_size": 1, "rank": 0, **options}))
     return RocalLoader(celeba(source, size=16, crop=MIDDLE, threads=1), source, fields=fields)
 
 

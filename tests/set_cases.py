@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from conftest import make_jpeg, tree_of
+from conftest import by_subject, make_jpeg, tree_of
 
 import packer
 import readers
@@ -54,7 +54,7 @@ def pack_tree(root: Path, to: str, counts: Mapping[str, Mapping[str, int]], seed
         for number in range(count)
     }
     tree = tree_of(root.with_name(f"{root.name}-images"), files)
-    packer.convert(tree, to, root, workers=1, **{"samples_per_shard": 4, **options})
+    packer.convert(tree, to, root, **by_subject(options, workers=1, samples=4))
     return root
 
 

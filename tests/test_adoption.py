@@ -15,7 +15,7 @@ import readers
 from packer.formats import format_named
 from packer.formats.base import PackedSample, ShardSpec
 from packer.sources.shards import split_of_name
-from readers.sample import NO_LABEL
+from readers.table import NO_LABEL
 
 
 def test_shards_that_share_keys(tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ def test_shards_that_share_keys(tmp_path: Path) -> None:
         assert list(reader.keys)[2:4] == ["train-000000/0002", "train-000001/0000"]
         assert bytes(reader.read(3)) == make_jpeg(10)
     assert packer.verify(shards, deep=True, workers=1).ok
-    packed = packer.convert(shards, to="hdf5", output=tmp_path / "out-hdf5", workers=1)
+    packed = packer.convert(shards, to="hdf5", output=tmp_path / "out-hdf5", run=packer.Run(workers=1))
     assert packed.samples == 6
 
 
@@ -63,7 +63,9 @@ def test_a_key_twice_in_one_shard(tmp_path: Path) -> None:
 
 
 def test_links_and_the_folder_elsewhere(tree: Path, tmp_path: Path) -> None:
-    packed = packer.convert(tree, to="tar", output=tmp_path / "set", workers=1, samples_per_shard=12).output
+    packed = packer.convert(
+        tree, to="tar", output=tmp_path / "set", run=packer.Run(workers=1), shards=packer.Shards(samples=12)
+    ).output
     before = {path.name: path.stat().st_mtime_ns for path in packed.iterdir()}
     adopted = packer.index([packed], tmp_path / "elsewhere", workers=2).output
     assert {path.name: path.stat().st_mtime_ns for path in packed.iterdir()} == before, "the shards' folder has changed"
@@ -81,7 +83,9 @@ def test_links_and_the_folder_elsewhere(tree: Path, tmp_path: Path) -> None:
 def test_a_lost_index_is_rebuilt_as_it_was(tree: Path, tmp_path: Path, to: str) -> None:
     """With the names of the classes, which are in the shards; only tfrecords do not state what was added to labels."""
     offset = int(to == "tfrecord")
-    packed = packer.convert(tree, to=to, output=tmp_path / to, workers=1, label_offset=offset).output
+    packed = packer.convert(
+        tree, to=to, output=tmp_path / to, run=packer.Run(workers=1), shards=packer.Shards(label_offset=offset)
+    ).output
     before = files_of(packed)
     (packed / "dataset.json").unlink()
     shutil.rmtree(packed / "train.index")
@@ -98,7 +102,13 @@ def test_a_lost_index_is_rebuilt_as_it_was(tree: Path, tmp_path: Path, to: str) 
 def test_an_unfinished_conversion_is_not_adopted(tmp_path: Path) -> None:
     tree_of(tmp_path / "src", {"c/1.jpg": make_jpeg(1), "c/2.jpg": b"broken"})
     with pytest.raises(readers.BadSampleError):
-        packer.convert(tmp_path / "src", to="tar", output=tmp_path / "out", workers=1, samples_per_shard=1)
+        packer.convert(
+            tmp_path / "src",
+            to="tar",
+            output=tmp_path / "out",
+            run=packer.Run(workers=1),
+            shards=packer.Shards(samples=1),
+        )
     write(tmp_path / "out/train-0.tar", tar_of(("a.jpg", make_jpeg(1))))
     with pytest.raises(readers.OutputError, match="holds an unfinished conversion"):
         packer.index([tmp_path / "out/train-0.tar"], workers=1)

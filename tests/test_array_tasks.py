@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import by_subject
 from suites.programs import Notes, run_packer
 
 import packer
@@ -48,7 +49,9 @@ class Unsaved(Counted):
 
 @pytest.fixture(scope="module")
 def expected(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    return files_of(Path(packer.convert(tree, output=tmp_path_factory.mktemp("whole") / "out", **OPTIONS).output))
+    return files_of(
+        Path(packer.convert(tree, output=tmp_path_factory.mktemp("whole") / "out", **by_subject(OPTIONS)).output)
+    )
 
 
 @pytest.fixture
@@ -62,7 +65,9 @@ def run(photos: Path, tmp_path: Path) -> Callable[..., ConvertResult]:
     """Runs a task, into tmp_path/out."""
 
     def run(number: int, count: int, source: type[FolderSource] = Counted, **options: Any) -> ConvertResult:
-        return packer.convert(source(photos), output=tmp_path / "out", task=(number, count), **OPTIONS | options)
+        return packer.convert(
+            source(photos), output=tmp_path / "out", **by_subject(OPTIONS | options, task=(number, count))
+        )
 
     return run
 
@@ -117,7 +122,7 @@ def test_a_commit_names_the_tasks_that_are_missing(run: Callable[..., ConvertRes
     assert files_of(out) == before
     done = run_packer("commit", out)
     assert done.returncode == 1 and "--array=0,2-5" in done.stderr
-    packer.convert(Counted(tmp_path / "images"), output=out, **OPTIONS)  # all the rest, and the commit
+    packer.convert(Counted(tmp_path / "images"), output=out, **by_subject(OPTIONS))  # all the rest, and the commit
     assert packer.verify(out, workers=1).ok
 
 
@@ -137,7 +142,7 @@ def test_what_else_writes_waits_or_is_refused(run: Callable[..., ConvertResult],
     out = tmp_path / "out"
     run(0, 2)
     with Journal(out, shared=True):  # as of a task that runs
-        for work in (partial(packer.commit, out), partial(packer.convert, photos, output=out, **OPTIONS)):
+        for work in (partial(packer.commit, out), partial(packer.convert, photos, output=out, **by_subject(OPTIONS))):
             with pytest.raises(OutputError, match="another command is writing here"):
                 work()
         assert run(1, 2).shards == 6
@@ -152,7 +157,7 @@ def test_what_else_writes_waits_or_is_refused(run: Callable[..., ConvertResult],
 
 def test_a_set_is_replaced_by_the_commit(tree: Path, run: Callable[..., ConvertResult], tmp_path: Path) -> None:
     out = tmp_path / "out"
-    packer.convert(tree, "tfrecord", out, workers=1)
+    packer.convert(tree, "tfrecord", out, run=packer.Run(workers=1))
     with pytest.raises(OutputError, match="holds a set made from another source"):
         run(0, 2)
     for number in range(2):
@@ -258,12 +263,12 @@ def test_a_late_part_of_another_plan_is_not_used(run: Callable[..., ConvertResul
 )
 def test_tasks_that_cannot_be(tree: Path, tmp_path: Path, options: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
-        packer.convert(tree, **{"to": "tar", "output": tmp_path / "out", **options})
+        packer.convert(tree, **by_subject(options, to="tar", output=tmp_path / "out"))
 
 
 def test_a_stream_has_no_tasks(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="one process: no engine=, no task="):
-        packer.convert(iter([]), "tar", tmp_path / "out", task=(0, 2))
+        packer.convert(iter([]), "tar", tmp_path / "out", run=packer.Run(task=(0, 2)))
 
 
 def test_an_empty_share_and_an_empty_set(run: Callable[..., ConvertResult], photos: Path, tmp_path: Path) -> None:

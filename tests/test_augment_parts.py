@@ -15,10 +15,12 @@ from conftest import tree_of
 from gpu_doubles import install
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loader_options import grouped
 from torch.utils.data import DataLoader
 
 import readers
 from packer.testing.samples import make_image, turned_image
+from readers import Decode, Ranks, Views
 from readers.augment import (
     CenterCrop,
     ColorJitter,
@@ -198,13 +200,15 @@ def batches(loader: ImageLoader) -> list[torch.Tensor]:
 
 def test_loaders_make_the_same_of_any_file(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = {"augment": OPS, "shuffle": False, "seed": 3, "tail": "exact"}
-    made = torch.cat(batches(ImageLoader(reader, 5, threads=1, **options)))
+    made = torch.cat(batches(ImageLoader(reader, 5, **grouped({"threads": 1, **options}))))
     for position, image in enumerate(made):
         expected = step_by_step(OPS, decode_image(reader.read(position)), position, seed=3)
         assert np.array_equal(expected, image.permute(1, 2, 0).numpy())
-    assert torch.equal(torch.cat(batches(ImageLoader(reader, 3, threads=3, **options))), made)
+    assert torch.equal(torch.cat(batches(ImageLoader(reader, 3, **grouped({"threads": 3, **options})))), made)
     install(monkeypatch, "torchcodec")  # a double: whole pictures, which the renderer for devices continues with
-    assert torch.equal(torch.cat(batches(ImageLoader(reader, 5, decoder="torchcodec", **options))), made)
+    assert torch.equal(
+        torch.cat(batches(ImageLoader(reader, 5, **grouped({"decode": Decode(decoder="torchcodec"), **options})))), made
+    )
     order = Shuffled(len(reader), 3)
     dataset = ImageDataset(reader, transform=OPS)
     rows = order.indices(0, np.arange(len(reader))).tolist()
@@ -217,7 +221,7 @@ def test_loaders_make_the_same_of_any_file(reader: readers.Reader, monkeypatch: 
 
 def test_views_and_values(reader: readers.Reader) -> None:
     small: list[Op] = [RandomRotation(20), RandomResizedCrop(16), Normalize((0.5,) * 3, (0.5,) * 3)]
-    loader = ImageLoader(reader, 13, views=[[*OPS, small[2]], small], shuffle=False, seed=3)
+    loader = ImageLoader(reader, 13, augment=Views([[*OPS, small[2]], small]), shuffle=False, seed=3)
     ((first, second), _) = next(iter(loader))
     alone = next(iter(ImageLoader(reader, 13, augment=[*OPS, small[2]], shuffle=False, seed=3)))[0]
     assert torch.equal(first, alone) and second.shape == (13, 3, 16, 16) and second.dtype == torch.float32
@@ -228,7 +232,7 @@ def test_a_resume_and_replaced_samples(reader: readers.Reader, tmp_path: Path) -
     damaged = readers.open_folder(tmp_path)
 
     def loader() -> ImageLoader:
-        return ImageLoader(damaged, 4, augment=OPS, seed=5, tail="exact", on_error="substitute", threads=2)
+        return ImageLoader(damaged, 4, augment=OPS, seed=5, ranks=Ranks(tail="exact"), on_error="substitute", threads=2)
 
     with pytest.warns(UserWarning, match="1 bad samples were replaced"):
         whole = batches(loader())

@@ -182,7 +182,7 @@ def test_labels_that_are_not_class_numbers(tmp_path: Path, field: Any, labels: l
         beton.rows.append((image(beton, value), place))
     count = len(beton.rows)
     source = packer.open_source(beton.write(tmp_path / "train.beton"), label_column=field[0])
-    packer.convert(source, "tar", tmp_path / "set", workers=1)
+    packer.convert(source, "tar", tmp_path / "set", run=packer.Run(workers=1))
     with readers.open(tmp_path / "set") as reader:
         batches = ImageLoader(reader, count, fields=("label",), shuffle=False, threads=1)
         (found_labels,) = next(iter(batches))

@@ -172,7 +172,8 @@ import sys, tempfile, packer
 def made(*_, **__):
     raise AssertionError("a file that a kill would leave")
 tempfile.mkstemp = tempfile.mkdtemp = made
-print(packer.convert(sys.argv[1], "tar", sys.argv[2], workers=2, samples_per_shard=9).samples)
+shards, run = packer.Shards(samples=9), packer.Run(workers=2)
+print(packer.convert(sys.argv[1], "tar", sys.argv[2], shards=shards, run=run).samples)
 """
 
 

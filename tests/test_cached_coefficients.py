@@ -18,6 +18,7 @@ from cached_sources import SlowReader, images
 from coefficient_cases import exact
 from gpu_doubles import install
 from image_cases import encoded, picture
+from loader_options import grouped
 from PIL import Image
 from suites.programs import run_packer
 from torch.utils.data import DataLoader
@@ -25,6 +26,7 @@ from torch.utils.data import DataLoader
 import readers
 from cache.errors import BadSampleError, MissingExtraError
 from packer.tools.diagnose.tiers import Tiers
+from readers import Decode, Ranks, Views
 from readers.augment import CenterCrop, Normalize, Op, RandomHorizontalFlip, RandomResizedCrop, RandomRotation, Resize
 from readers.coefficients import unsupported_reason
 from readers.dali import Source
@@ -97,7 +99,9 @@ def packed_base(folder: Path, pack: Any) -> Any:
 
 
 def batches(reader: Any, ops: list[Op], epochs: int = 1, **options: Any) -> list[bytes]:
-    loader = ImageLoader(reader, 4, augment=ops, seed=5, tail="exact", threads=2, **options)
+    loader = ImageLoader(
+        reader, 4, seed=5, **grouped({"augment": ops, "ranks": Ranks(tail="exact"), "threads": 2, **options})
+    )
     return [_digest(batch) for _ in range(epochs) for batch in loader]
 
 
@@ -140,7 +144,7 @@ def test_batches_of_other_kinds_are_those_without_a_cache(
     with readers.cached(packed_base, keep=KEEP, **place) as reader:
         reader.prefill()
         loaders = (
-            ImageLoader(each, 5, augment=ops, views=2, seed=5, dtype=dtype, layout=layout)
+            ImageLoader(each, 5, augment=Views(ops, 2), seed=5, decode=Decode(dtype=dtype, layout=layout))
             for each in (reader, packed_base)
         )
         for (ours, _), (theirs, _) in zip(*loaders, strict=True):
@@ -193,12 +197,12 @@ def test_items_are_those_without_a_cache(base: Any, output: str, place: dict[str
 
 
 def dali_source(reader: Any) -> list[bytes]:
-    source = Source(reader, 1, shuffle=False, tail="exact")
+    source = Source(reader, 1, shuffle=False, ranks=Ranks(tail="exact"))
     return [source.batch(0, step)[0][0].tobytes() for step in range(len(reader))]
 
 
 def rocal_source(reader: Any) -> list[bytes]:
-    source = external_source(reader, 2, shuffle=False, rank=0, world_size=1)
+    source = external_source(reader, 2, shuffle=False, ranks=Ranks(rank=0, world_size=1))
     fed = [bytes(image) for _ in range(len(reader) // 2) for image in next(source)[0]]
     source.close()
     return fed
@@ -217,7 +221,7 @@ def test_exact_colours(packed_base: Any, place: dict[str, Any], tmp_path: Path) 
         assert batches(reader, ops) == coarse != whole == batches(reader, ops, exact_colours=True)
         exactly, quickly = (ImageDataset(reader, ops, exact_colours=exact) for exact in (True, False))
         assert (exactly[0][0] == expected).all() and (quickly[0][0] != expected).any()
-        states = [ImageLoader(reader, 1, exact_colours=True).state_dict(), exactly.state_dict()]
+        states = [ImageLoader(reader, 1, decode=Decode(exact_colours=True)).state_dict(), exactly.state_dict()]
         states.append(EpochSampler(Sequential(1), exactly).state_dict())
         assert {state["decoder"] for state in states} == {"cpu, exact colours"}
         plain = ImageDataset(reader, output="numpy", exact_colours=True)  # whole images are decoded so in any case
@@ -397,7 +401,7 @@ def test_an_image_that_is_bad_below_the_cache_stays_bad(folder: Path, place: dic
     ("work", "asked"),
     [
         (lambda base, place: readers.cached(base, keep=KEEP, **place), "a cache of coefficients"),
-        (lambda base, place: ImageLoader(base, 4, decoder="compiled"), "decoder='compiled'"),
+        (lambda base, place: ImageLoader(base, 4, decode=Decode(decoder="compiled")), "decoder='compiled'"),
     ],
 )
 def test_without_the_package(

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 from cached_sources import SlowReader, images
+from loader_options import grouped
 from PIL import Image
 from suites.shared_caches import HAS_MPI, MPIEXEC
 
 import readers
 from cache import list_caches
-from readers import augment
+from readers import Ranks, augment
 from readers.order import Shuffled
 
 METHODS = ("fork", "spawn")
@@ -135,7 +136,9 @@ def test_a_persistent_cache_outlives_its_job(packed: Path, tmp_path: Path, monke
 def batches(reader: Any, epochs: int = 1, **options: Any) -> list[tuple[np.ndarray, list[int]]]:
     loader_module = pytest.importorskip("readers.loader")
     ops = options.pop("augment", [augment.RandomResizedCrop(12), augment.RandomHorizontalFlip()])
-    loader = loader_module.ImageLoader(reader, 8, augment=ops, seed=4, rank=0, world_size=1, threads=2, **options)
+    loader = loader_module.ImageLoader(
+        reader, 8, seed=4, **grouped({"augment": ops, "ranks": Ranks(rank=0, world_size=1), "threads": 2, **options})
+    )
     return [(images.numpy().copy(), labels.tolist()) for _ in range(epochs) for images, labels in loader]
 
 

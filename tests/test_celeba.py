@@ -83,7 +83,7 @@ class TestCelebA(SourceSuite):
     ],
 )
 def test_labels_are_given_on_request(column: str | None, expected: list[int], root: Path, tmp_path: Path) -> None:
-    packer.convert(packer.open_source(root, label_column=column), "tar", tmp_path / "set", workers=1)
+    packer.convert(packer.open_source(root, label_column=column), "tar", tmp_path / "set", run=packer.Run(workers=1))
     labels = [label for split in SPLITS for label in readers.open(tmp_path / "set", split).labels.tolist()]
     assert labels == expected
     with readers.open(tmp_path / "set", "val") as reader:
@@ -113,8 +113,8 @@ def test_the_folders_can_be_taken_for_classes(root: Path) -> None:
 def test_a_missing_image_is_a_bad_sample(root: Path, tmp_path: Path) -> None:
     (root / "img_align_celeba" / NAMES[1]).unlink()
     with pytest.raises(BadSampleError, match=NAMES[1]):
-        packer.convert(root, "tar", tmp_path / "set", workers=1)
-    packer.convert(root, "tar", tmp_path / "other", workers=1, on_error="skip")
+        packer.convert(root, "tar", tmp_path / "set", run=packer.Run(workers=1))
+    packer.convert(root, "tar", tmp_path / "other", run=packer.Run(workers=1, on_error="skip"))
     assert len(readers.open(tmp_path / "other", "train")) == 2
 
 

@@ -76,9 +76,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (root / "masks" / name).rename(root / name)
     shutil.make_archive(str(root / "images"), "tar", root / "images")
     for to in ("hdf5", "tar", "tfrecord"):
-        packer.convert(root / "images", to, root / f"images-{to}", workers=1)
+        packer.convert(root / "images", to, root / f"images-{to}", run=packer.Run(workers=1))
     tree_of(root / "other", {"train/owl/17.jpg": make_jpeg(52)})
-    packer.convert(root / "other", "hdf5", root / "other-hdf5", workers=1)
+    packer.convert(root / "other", "hdf5", root / "other-hdf5", run=packer.Run(workers=1))
     tree_of(root, {"keys.txt": b"dog/3\n", "labels.csv": b"key,label\ncat/0,dog\n"})
     tree_of(root / "captions", {"cat/0.txt": b"a cat"})
     (root / "masks/cat/0.png").unlink()
@@ -365,5 +365,5 @@ def test_what_is_listed_and_left_out_is_said(tmp_path: Path, cli_run: Packer) ->
 def test_versions_of_what_matters_are_shown(cli_run: Packer) -> None:
     status, shown, _ = cli_run("--version")
     assert status == 0 and shown.startswith(f"packer {packer.__version__}\nPython ")
-    for name in ("numpy", "h5py", "pillow", "simplejpeg", "crc32c", "zstandard", "click"):
+    for name in ("numpy", "h5py", "pillow", "simplejpeg", "crc32c", "zstandard", "click", "lazy_loader"):
         assert f"{name} {metadata.version(name)}" in shown

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import files_of, make_jpeg, tree_of
+from conftest import by_subject, files_of, make_jpeg, tree_of
 from PIL import Image
 from suites.programs import run_packer, run_python
 
@@ -20,13 +20,13 @@ import packer
 import readers
 from readers.headers import MEDIA
 from readers.layout import DOCUMENTS
-from readers.tree import unique_keys
+from readers.opening.tree import unique_keys
 
 FORMATS = ("hdf5", "tfrecord", "tar")
 
 
 def convert(source: Any, output: Path, to: str = "tar", **options: Any) -> Path:
-    return Path(packer.convert(source, to, output, **{"workers": 1, **options}).output)
+    return Path(packer.convert(source, to, output, **by_subject(options, workers=1)).output)
 
 
 def contents(path: Path, split: str) -> dict[str, tuple[bytes, int]]:
@@ -36,7 +36,9 @@ def contents(path: Path, split: str) -> dict[str, tuple[bytes, int]]:
 
 @pytest.mark.parametrize("to", FORMATS)
 def test_tree_round_trip(tree: Path, tmp_path: Path, to: str) -> None:
-    result = packer.convert(tree, to=to, output=tmp_path / "out", workers=1, samples_per_shard=10)
+    result = packer.convert(
+        tree, to=to, output=tmp_path / "out", run=packer.Run(workers=1), shards=packer.Shards(samples=10)
+    )
     assert (result.samples, result.splits, result.classes, result.shards) == (45, {"train": 36, "val": 9}, 3, 5)
     assert result.payload_bytes == sum(len(data) for data in files_of(tree).values())
     for split in ("train", "val"):
@@ -72,7 +74,7 @@ def test_output_is_the_same_for_any_number_of_workers(tree: Path, tmp_path: Path
     for workers in (1, 2, 3):
         time.sleep(0.6)  # a time stamp anywhere would show
         out = tmp_path / str(workers)
-        packer.convert(tree, to=to, output=out, workers=workers, samples_per_shard=7)
+        packer.convert(tree, to=to, output=out, run=packer.Run(workers=workers), shards=packer.Shards(samples=7))
         outputs.append(files_of(out))
     assert outputs[0] == outputs[1] == outputs[2]
 
@@ -85,7 +87,8 @@ def test_spawned_workers(tree: Path, tmp_path: Path) -> None:
         "if __name__ == '__main__':\n"
         "    event = threading.Event()\n"
         "    thread = threading.Thread(target=event.wait); thread.start()\n"
-        "    try: packer.convert(sys.argv[1], to='tar', output=sys.argv[2], workers=2, samples_per_shard=9)\n"
+        "    shards, run = packer.Shards(samples=9), packer.Run(workers=2)\n"
+        "    try: packer.convert(sys.argv[1], to='tar', output=sys.argv[2], shards=shards, run=run)\n"
         "    finally: event.set()\n"
     )
     run_python(script, tree, tmp_path / "spawned", check=True)
@@ -97,8 +100,10 @@ def test_spawned_workers(tree: Path, tmp_path: Path) -> None:
 )
 def test_formats_have_other_names(tmp_path: Path, written: str, meant: str) -> None:
     source = tree_of(tmp_path / "in", {"a/1.jpg": make_jpeg(1)})
-    assert packer.convert(source, written, tmp_path / "out", workers=1).format == meant
-    assert packer.convert(source, meant, tmp_path / "out", workers=1).already_done, "the same set by each name"
+    assert packer.convert(source, written, tmp_path / "out", run=packer.Run(workers=1)).format == meant
+    assert packer.convert(source, meant, tmp_path / "out", run=packer.Run(workers=1)).already_done, (
+        "the same set by each name"
+    )
     assert run_packer("convert", source, "--to", written, "-o", tmp_path / "out").returncode == 0
 
 
@@ -110,10 +115,10 @@ def test_other_things_than_sources_are_a_type_error(source: Any, tmp_path: Path)
 
 def test_default_output_is_named_after_the_source(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert packer.convert(tree, to="tar", workers=1).output == Path("images-tar")
+    assert packer.convert(tree, to="tar", run=packer.Run(workers=1)).output == Path("images-tar")
     assert (tmp_path / "images-tar" / "dataset.json").exists()
     (tmp_path / "mine").symlink_to(tree)
-    assert packer.convert("mine", workers=1).output == Path("mine-hdf5"), "as the user called it"
+    assert packer.convert("mine", run=packer.Run(workers=1)).output == Path("mine-hdf5"), "as the user called it"
     monkeypatch.chdir(tree)
     with pytest.raises(readers.OutputError, match="images-hdf5: is inside the source"):
         packer.convert(".")
@@ -150,7 +155,7 @@ def test_split_option(tree: Path, tmp_path: Path) -> None:
 
 def test_images_outside_the_splits_are_never_lost_silently(tree: Path, tmp_path: Path) -> None:
     source = tree_of(shutil.copytree(tree, tmp_path / "src"), {"noisy.csv": b"path,label\n"})
-    assert packer.convert(source, "tar", tmp_path / "out", workers=1).samples == 45
+    assert packer.convert(source, "tar", tmp_path / "out", run=packer.Run(workers=1)).samples == 45
     line = json.loads((tmp_path / "out/left-out.jsonl").read_text())
     assert (line["name"], line["action"]) == ("noisy.csv", "not packed")
     tree_of(source, {"extra/cat/1.jpg": make_jpeg(1)})
@@ -163,7 +168,7 @@ def test_files_that_are_not_packed_are_reported(tmp_path: Path) -> None:
     source = tree_of(tmp_path / "src", {"a/notes.txt": b"no image", **images})
     (source / "a/loop").symlink_to(source)
     (source / "a/linked.jpg").symlink_to(source / "a/1.jpg")
-    result = packer.convert(source, "tar", tmp_path / "out", workers=1)
+    result = packer.convert(source, "tar", tmp_path / "out", run=packer.Run(workers=1))
     lines = [json.loads(line) for line in (tmp_path / "out/left-out.jsonl").read_text().splitlines()]
     assert {line["name"]: line["reason"] for line in lines} == {
         ".cache": "hidden",
@@ -221,7 +226,7 @@ class TestBadImages:
 
     @pytest.mark.parametrize("to", FORMATS)
     def test_skip(self, source: Path, tmp_path: Path, to: str) -> None:
-        result = packer.convert(source, to=to, output=tmp_path / "out", workers=1, on_error="skip")
+        result = packer.convert(source, to=to, output=tmp_path / "out", run=packer.Run(workers=1, on_error="skip"))
         assert result.left_out == {"skipped": 3}
         assert sorted(contents(tmp_path / "out", "train")) == ["c/0.jpg", "c/1.jpg", "c/2.jpg", "c/5.jpg"]
         check = packer.verify(tmp_path / "out", against=source, workers=1)
@@ -239,7 +244,9 @@ class TestBadImages:
     def test_another_policy_continues_with_the_same_shards(self, source: Path, tmp_path: Path) -> None:
         with pytest.raises(readers.BadSampleError):
             convert(source, tmp_path / "out", samples_per_shard=1)
-        result = packer.convert(source, "tar", tmp_path / "out", workers=1, samples_per_shard=1, on_error="skip")
+        result = packer.convert(
+            source, "tar", tmp_path / "out", run=packer.Run(workers=1, on_error="skip"), shards=packer.Shards(samples=1)
+        )
         assert (result.shards_resumed, result.samples) == (3, 4)
         again = convert(source, tmp_path / "b", samples_per_shard=1, on_error="skip")
         assert files_of(tmp_path / "out") == files_of(again)
@@ -269,7 +276,9 @@ def _broken_png() -> bytes:
 def test_shuffle_is_seeded_and_loses_nothing(tree: Path, tmp_path: Path) -> None:
     keys = {}
     for name, seed in (("a", 7), ("b", 7), ("c", 8)):
-        out = packer.convert(tree, to="tfrecord", output=tmp_path / name, workers=1, shuffle=seed).output
+        out = packer.convert(
+            tree, to="tfrecord", output=tmp_path / name, run=packer.Run(workers=1), shards=packer.Shards(shuffle=seed)
+        ).output
         with readers.open(out, "train") as reader:
             keys[name] = list(reader.keys)
     assert keys["a"] == keys["b"] != keys["c"]
@@ -279,7 +288,9 @@ def test_shuffle_is_seeded_and_loses_nothing(tree: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("to", FORMATS)
 def test_label_offset_is_in_the_shards_and_not_in_the_reader(tree: Path, tmp_path: Path, to: str) -> None:
-    out = packer.convert(tree, to=to, output=tmp_path / "out", workers=1, label_offset=1).output
+    out = packer.convert(
+        tree, to=to, output=tmp_path / "out", run=packer.Run(workers=1), shards=packer.Shards(label_offset=1)
+    ).output
     with readers.open(out, "val") as reader:
         assert reader.labels.tolist() == [0] * 3 + [1] * 3 + [2] * 3
     assert packer.verify(out, against=tree, workers=1).ok
@@ -330,7 +341,7 @@ def test_names_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
 class TestOutputs:
     def test_the_same_command_again_does_nothing(self, tree: Path, tmp_path: Path) -> None:
         before = files_of(convert(tree, tmp_path / "out"))
-        result = packer.convert(tree, to="tar", output=tmp_path / "out", workers=1)
+        result = packer.convert(tree, to="tar", output=tmp_path / "out", run=packer.Run(workers=1))
         assert result.already_done and result.samples == 45
         assert files_of(tmp_path / "out") == before
 
@@ -360,7 +371,7 @@ class TestOutputs:
             convert(source, source / "packed")
 
     def test_dry_run_writes_nothing(self, tree: Path, tmp_path: Path) -> None:
-        result = packer.convert(tree, to="tar", output=tmp_path / "out", dry_run=True, samples_per_shard=10)
+        result = packer.convert(tree, to="tar", output=tmp_path / "out", dry_run=True, shards=packer.Shards(samples=10))
         assert result.dry_run and (result.samples, result.shards) == (45, 5)
         assert not (tmp_path / "out").exists()
 

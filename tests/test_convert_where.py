@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import files_of, make_jpeg, tree_of
+from conftest import by_subject, files_of, make_jpeg, tree_of
 from suites.programs import run_packer
 
 import packer
@@ -46,15 +46,29 @@ def keys_of(path: Path) -> dict[str, list[str]]:
     ],
 )
 def test_it_takes_what_subset_takes_and_depends_on_no_worker(source: Path, tmp_path: Path, where: str) -> None:
-    packer.convert(source, "hdf5", tmp_path / "whole", workers=1)
+    packer.convert(source, "hdf5", tmp_path / "whole", run=packer.Run(workers=1))
     packer.subset(tmp_path / "whole", tmp_path / "expected", lambda table: table.where(where))
     for workers in (1, 2):
         out = tmp_path / f"by-{workers}"
-        made = packer.convert(source, "hdf5", out, where=where, samples_per_shard=3, workers=workers)
+        made = packer.convert(
+            source,
+            "hdf5",
+            out,
+            choose=packer.Choose(where=where),
+            shards=packer.Shards(samples=3),
+            run=packer.Run(workers=workers),
+        )
         assert keys_of(out) == keys_of(tmp_path / "expected")
         assert made.left_out == {"not chosen": 17 - made.samples} and packer.verify(out, deep=True).ok
         assert json.loads((out / "dataset.json").read_text())["made"]["options"]["where"] == where
-        again = packer.convert(source, "hdf5", out, where=where, samples_per_shard=3, workers=workers)
+        again = packer.convert(
+            source,
+            "hdf5",
+            out,
+            choose=packer.Choose(where=where),
+            shards=packer.Shards(samples=3),
+            run=packer.Run(workers=workers),
+        )
         assert again.already_done and again.left_out == made.left_out
     one, other = (files_of(tmp_path / f"by-{workers}") for workers in (1, 2))
     assert one == other
@@ -62,20 +76,33 @@ def test_it_takes_what_subset_takes_and_depends_on_no_worker(source: Path, tmp_p
 
 def test_only_what_the_listing_says_is_planned(source: Path, tmp_path: Path) -> None:
     where = "label == 'dog' and (min_side > 8 and split == 'train')"
-    planned = packer.convert(source, "tar", tmp_path / "out", where=where, dry_run=True)
+    planned = packer.convert(source, "tar", tmp_path / "out", choose=packer.Choose(where=where), dry_run=True)
     assert planned.splits == {"train": 5} and planned.undecided == "(min_side > 8)"
     ended = run_packer("convert", source, "--to", "tar", "-o", tmp_path / "out", "--where", where, "--dry-run")
     assert "would hold at most 5 samples" in ended.stdout and "(min_side > 8) is not known before" in ended.stdout
     ended = run_packer("convert", source, "--to", "tar", "-o", tmp_path / "out", "--where", where)
     assert ended.returncode == 0 and "left out: 13 not chosen\n" in ended.stdout
-    assert packer.convert(source, "tar", tmp_path / "none", where="label == 'cat'", dry_run=True).undecided == ""
+    assert (
+        packer.convert(
+            source, "tar", tmp_path / "none", choose=packer.Choose(where="label == 'cat'"), dry_run=True
+        ).undecided
+        == ""
+    )
 
 
 def test_a_bad_image_is_not_passed_over(source: Path, tmp_path: Path) -> None:
     (source / "train" / "cat" / "5.jpg").write_bytes(b"\xff\xd8\xff no image")
     with pytest.raises(BadSampleError, match=r"cat/5\.jpg"):
-        packer.convert(source, "tar", tmp_path / "out", where="min_side > 8", workers=1)
-    made = packer.convert(source, "tar", tmp_path / "out", where="min_side > 8", on_error="skip", workers=1)
+        packer.convert(
+            source, "tar", tmp_path / "out", choose=packer.Choose(where="min_side > 8"), run=packer.Run(workers=1)
+        )
+    made = packer.convert(
+        source,
+        "tar",
+        tmp_path / "out",
+        choose=packer.Choose(where="min_side > 8"),
+        run=packer.Run(on_error="skip", workers=1),
+    )
     assert made.left_out == {"not chosen": 4, "skipped": 1}
     assert made.left_out_reasons["for which `where` is false"] == 4
 
@@ -93,7 +120,7 @@ def test_a_bad_image_is_not_passed_over(source: Path, tmp_path: Path) -> None:
 )
 def test_what_cannot_be_chosen(source: Path, tmp_path: Path, options: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
-        packer.convert(source, "tar", tmp_path / "out", workers=1, **options)
+        packer.convert(source, "tar", tmp_path / "out", **by_subject(options, workers=1))
     assert not (tmp_path / "out").exists()
 
 
@@ -114,10 +141,19 @@ def test_samples_of_a_program(tmp_path: Path, indexed: bool) -> None:
     pictures: Any = Pictures() if indexed else iter(Pictures()[i] for i in range(9))
     classes = None if indexed else Pictures.classes
     where = "label == 'odd' and width > 10"
-    made = packer.convert(pictures, "hdf5", tmp_path / "out", where=where, classes=classes, workers=1)
+    made = packer.convert(
+        pictures,
+        "hdf5",
+        tmp_path / "out",
+        choose=packer.Choose(where=where),
+        classes=classes,
+        run=packer.Run(workers=1),
+    )
     assert made.samples == 3 and made.left_out == {"not chosen": 6}
     with readers.open(tmp_path / "out") as reader:
         assert [int(key) for key in reader.keys] == [3, 5, 7] and reader.labels.tolist() == [1, 1, 1]
     if indexed:
         with pytest.raises(SourceError, match="leave stratify out"):
-            packer.convert(Pictures(), "tar", tmp_path / "no", split_fractions={"a": 1.0}, stratify=True)
+            packer.convert(
+                Pictures(), "tar", tmp_path / "no", choose=packer.Choose(fractions={"a": 1.0}, stratify=True)
+            )

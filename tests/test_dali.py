@@ -18,6 +18,7 @@ import packer
 import readers
 from cache.errors import BadSampleError, ResumeError
 from packer.testing.samples import make_image
+from readers import Decode, Ranks
 from readers.augment import (
     CenterCrop,
     Crop,
@@ -67,7 +68,7 @@ def test_samples_labels_and_crops_are_those_of_our_loader(
         reader = reader.select(labels=["bee"])
     if kind == "cached":
         reader = readers.cached(reader, **place)
-    ours = ImageLoader(reader, 8, augment=CROPS, seed=3, layout="NCHW", threads=1)
+    ours = ImageLoader(reader, 8, augment=CROPS, seed=3, decode=Decode(layout="NCHW"), threads=1)
     theirs = DaliLoader(reader, 8, augment=CROPS, seed=3)
     same_epochs(ours, theirs)
     del ours, theirs
@@ -79,10 +80,10 @@ def test_whole_images_are_ours_to_the_bit(reader: readers.Reader) -> None:
 
     @dali.pipeline_def(batch_size=7, num_threads=2, device_id=None)
     def whole() -> Any:
-        encoded, label = external_source(reader, 7, seed=1, tail="exact")
+        encoded, label = external_source(reader, 7, seed=1, ranks=Ranks(tail="exact"))
         return encoded, fn.decoders.image(encoded, output_type=dali.types.RGB), label
 
-    pipe, source = whole(), Source(reader, 7, seed=1, tail="exact")
+    pipe, source = whole(), Source(reader, 7, seed=1, ranks=Ranks(tail="exact"))
     for epoch in range(2):
         for step in range(source.steps(epoch)):
             encoded, images, labels = pipe.run()
@@ -109,14 +110,14 @@ def test_whole_images_are_ours_to_the_bit(reader: readers.Reader) -> None:
 )
 def test_lists_of_ops(reader: readers.Reader, ops: list[Any]) -> None:
     scale = 255 * 0.225 if isinstance(ops[-1], Normalize) else 1.0
-    ours = ImageLoader(reader, 8, augment=ops, seed=5, layout="NCHW", threads=1)
+    ours = ImageLoader(reader, 8, augment=ops, seed=5, decode=Decode(layout="NCHW"), threads=1)
     same_epochs(ours, DaliLoader(reader, 8, augment=ops, seed=5, output="numpy"), epochs=1, scale=scale)
 
 
 def test_layouts_and_dtypes(reader: readers.Reader) -> None:
     ops = [*CROPS, Normalize((0.5,) * 3, (0.5,) * 3)]
     for layout in ("NCHW", "NHWC"):
-        ours = ImageLoader(reader, 8, augment=ops, seed=5, layout=layout, threads=1)
+        ours = ImageLoader(reader, 8, augment=ops, seed=5, decode=Decode(layout=layout), threads=1)
         options = PipelineOptions(layout=layout, dtype="float16", fused_decoding=False)
         theirs = DaliLoader(reader, 8, augment=ops, seed=5, options=options)
         images, labels = next(iter(theirs))
@@ -177,7 +178,7 @@ def test_the_graph_for_a_gpu_can_be_defined(reader: readers.Reader) -> None:
 @pytest.mark.parametrize("output", ["torch", "numpy"])
 def test_a_rank_without_samples_in_the_last_step(reader: readers.Reader, output: Any) -> None:
     some = reader.select(indices=list(range(26)))
-    loader = DaliLoader(some, 4, augment=CROPS, output=output, rank=0, world_size=3, tail="exact")
+    loader = DaliLoader(some, 4, augment=CROPS, output=output, ranks=Ranks(rank=0, world_size=3, tail="exact"))
     *_, (images, labels) = iter(loader)
     assert len(loader) == 3 and images.shape == (0, 3, 32, 32) and len(labels) == 0
     assert str(images.dtype).endswith("uint8") and len(labels_of(loader)) == 3
@@ -196,7 +197,7 @@ def test_a_resumed_epoch_has_the_same_crops(reader: readers.Reader) -> None:
 
 
 def test_states_are_shared_with_our_loader(reader: readers.Reader) -> None:
-    ours = ImageLoader(reader, 8, augment=CROPS, seed=7, layout="NCHW", threads=1)
+    ours = ImageLoader(reader, 8, augment=CROPS, seed=7, decode=Decode(layout="NCHW"), threads=1)
     batches = iter(ours)
     next(batches)
     state = ours.state_dict()

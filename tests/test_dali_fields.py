@@ -11,10 +11,12 @@ import pytest
 import torch
 from conftest import make_jpeg, tree_of
 from dali_cases import MEAN_DIFFERENCE, WITH_PROCESSES
+from loader_options import grouped
 from test_items import COUNT, NAMES, OPS, TURNED, by_index, check_aligned, packed_in, same
 
 import readers
 from cache.errors import BadSampleError, UnknownNameError
+from readers import Decode, Ranks
 from readers.augment import (
     AspectBuckets,
     CenterCrop,
@@ -48,10 +50,10 @@ def reader(place: Path) -> Iterator[readers.Reader]:
 # --- fields -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("ops", [OPS, TURNED, [RandomRotation(30), *OPS, ColorJitter(0.2)]], ids=repr)
 def test_fields_are_those_of_our_loader_and_on_their_images(reader: readers.Reader, ops: list[Any]) -> None:
-    options: dict[str, Any] = {"augment": ops, "fields": NAMES, "seed": 3, "tail": "exact"}
-    options["field_options"] = FieldOptions(min_visible=0.2)
-    ours = ImageLoader(reader, 7, threads=1, layout="NCHW", **options)
-    theirs = DaliLoader(reader, 7, options=PipelineOptions(threads=2), **options)
+    fields = FieldOptions(names=NAMES, min_visible=0.2)
+    options: dict[str, Any] = {"augment": ops, "fields": fields, "seed": 3, "tail": "exact"}
+    ours = ImageLoader(reader, 7, **grouped({"threads": 1, "decode": Decode(layout="NCHW"), **options}))
+    theirs = DaliLoader(reader, 7, options=PipelineOptions(threads=2), **grouped(options))
     for epoch in range(2):
         expected, found = by_index(ours), by_index(theirs)
         assert list(found) == list(expected) and sorted(found) == list(range(COUNT)), epoch
@@ -82,7 +84,10 @@ def test_arrays_and_dictionaries(tmp_path: Path) -> None:
     with readers.open(packed_in(tmp_path, missing=True)) as reader:
         some = reader.select(indices=[0, 1, 2, 4, 6])
         options: dict[str, Any] = {"augment": OPS, "fields": names, "output": "numpy", "shuffle": False}
-        ranks = [DaliLoader(some, 2, rank=rank, world_size=2, options=TWO, **options) for rank in range(2)]
+        ranks = [
+            DaliLoader(some, 2, options=TWO, **grouped({"ranks": Ranks(rank=rank, world_size=2), **options}))
+            for rank in range(2)
+        ]
         batches = [list(rank) for rank in ranks]
         assert [list(batch) for batch in batches[0]] == [list(names)] * 2
         assert [len(batch["pixels"]) for rank in batches for batch in rank] == [2, 0, 2, 1]
@@ -91,7 +96,7 @@ def test_arrays_and_dictionaries(tmp_path: Path) -> None:
         assert {**empty, "pixels": 0, "number": 0} == {"pixels": 0, "classes": [], "text": [], "ids": [], "number": 0}
         assert empty["pixels"].shape == (0, 48, 48, 3) and middle["number"].tolist() == [2, 3]
         assert isinstance(last["ids"][0], np.ndarray) and last["text"] == ["6 is shown"]
-        whole = DaliLoader(some.select(indices=[0, 2, 3]), 3, **{**options, "shuffle": True})
+        whole = DaliLoader(some.select(indices=[0, 2, 3]), 3, **grouped({**options, "shuffle": True}))
         assert next(iter(whole))["number"].dtype == np.int64
 
 
@@ -111,7 +116,7 @@ def test_a_bad_field_makes_a_bad_sample(
 
     monkeypatch.setattr(type(reader), "read_many", damaged)
     options: dict[str, Any] = {"augment": OPS, "fields": NAMES, "shuffle": False, "on_error": on_error}
-    loader = DaliLoader(reader, 6, options=PipelineOptions(threads=2), **options)
+    loader = DaliLoader(reader, 6, options=PipelineOptions(threads=2), **grouped(options))
     if on_error == "raise":
         with pytest.raises(BadSampleError, match=r"sample 5 \(05\): field mask: .*packer verify --deep"):
             list(loader)
@@ -124,7 +129,7 @@ def test_a_bad_field_makes_a_bad_sample(
     ]
     rows = [row for batch in found for row in batch[NAMES.index("index")].tolist()]
     with pytest.warns(UserWarning, match="2 bad samples were"):
-        ours = list(ImageLoader(reader, 6, threads=1, **options))
+        ours = list(ImageLoader(reader, 6, **grouped({"threads": 1, **options})))
     assert rows == [row for batch in ours for row in batch[NAMES.index("index")].tolist()] and not {5, 9} & {*rows}
     for name in FIELDS:
         column, expected = ([one for batch in some for one in batch[NAMES.index(name)]] for some in (found, ours))
@@ -150,7 +155,7 @@ def test_a_bad_field_makes_a_bad_sample(
 )
 def test_what_cannot_be(reader: readers.Reader, options: dict[str, Any], error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
-        DaliLoader(reader, 4, **{"augment": OPS, **options})
+        DaliLoader(reader, 4, **grouped({"augment": OPS, **options}))
 
 
 # --- orders -------------------------------------------------------------------------------------------------------
@@ -164,9 +169,11 @@ def test_a_mixture(reader: readers.Reader) -> None:
     both = readers.concat([reader, reader.select(indices=range(5))])
     order = Mixed([COUNT, 5], [0.5, 0.5], samples=20, seed=2)
     options: dict[str, Any] = {"augment": OPS, "order": order, "fields": ("image", "index", "mask")}
-    ours = ImageLoader(both, 5, layout="NHWC", threads=1, exact_colours=True, **options)
+    ours = ImageLoader(
+        both, 5, **grouped({"decode": Decode(layout="NHWC", exact_colours=True), "threads": 1, **options})
+    )
     for _ in range(2):
-        for first, second in zip(ours, DaliLoader(both, 5, options=TWO, **options), strict=True):
+        for first, second in zip(ours, DaliLoader(both, 5, options=TWO, **grouped(options)), strict=True):
             assert torch.equal(first[1], second[1]) and torch.equal(first[2], second[2])
             check_images(first[0], second[0])
         ours.set_epoch(0)
@@ -198,8 +205,10 @@ def test_buckets(shapes: Path, ops: list[Any]) -> None:
         order = Bucketed(SHAPES.of(reader.info), (2, 4, 3), 1, seed=5)
         options: dict[str, Any] = {"augment": ops, "order": order, "fields": ("image", "index")}
         scale = 127.5 if any(isinstance(op, Normalize) for op in ops) else 1.0
-        ours = ImageLoader(reader, 4, threads=1, layout="NHWC", exact_colours=True, **options)
-        theirs = DaliLoader(reader, 4, options=TWO, **options)
+        ours = ImageLoader(
+            reader, 4, **grouped({"threads": 1, "decode": Decode(layout="NHWC", exact_colours=True), **options})
+        )
+        theirs = DaliLoader(reader, 4, options=TWO, **grouped(options))
         seen, found = [], set()
         for _ in range(2):
             for (images, rows), (others, same_rows) in zip(ours, theirs, strict=True):
@@ -219,7 +228,12 @@ def test_buckets_resumed_on_other_ranks(shapes: Path) -> None:
                 "fields": ("image", "index"),
                 "options": TWO,
             }
-            return DaliLoader(reader, order.largest_batch, order=order, rank=rank, world_size=world_size, **options)
+            return DaliLoader(
+                reader,
+                order.largest_batch,
+                order=order,
+                **grouped({"ranks": Ranks(rank=rank, world_size=world_size), **options}),
+            )
 
         began = [loader(1, rank, 2) for rank in range(2)]
         loops = [iter(rank) for rank in began]

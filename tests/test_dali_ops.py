@@ -13,7 +13,7 @@ from image_cases import encoded
 from PIL import Image
 
 import readers
-from readers import augment
+from readers import Ranks, augment
 from readers.augment import (
     CenterCrop,
     ColorJitter,
@@ -129,7 +129,7 @@ def test_several_changes_are_made_in_their_order(reader: readers.Reader) -> None
 
 def test_a_resumed_epoch_is_augmented_alike(reader: readers.Reader) -> None:
     ops: list[Op] = [RandomRotation(20), Resize(48), CenterCrop(40), ColorJitter(0.4, 0.4, 0.4, 0.1), RandAugment()]
-    whole, begun, resumed = (DaliLoader(reader, 8, augment=ops, seed=7, tail="exact") for _ in range(3))
+    whole, begun, resumed = (DaliLoader(reader, 8, augment=ops, seed=7, ranks=Ranks(tail="exact")) for _ in range(3))
     expected = [images for images, _ in whole]
     for _ in zip(range(1), begun, strict=False):
         state = begun.state_dict()

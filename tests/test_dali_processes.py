@@ -15,11 +15,13 @@ import pytest
 import torch
 from dali_cases import CROPS, WITH_PROCESSES, dali, fn, labels_of, same_epochs
 from image_cases import encoded
+from loader_options import grouped
 from PIL import Image
 from suites.programs import run_python
 
 import readers
 from cache.errors import BadSampleError, MissingExtraError, WorkerError
+from readers import Decode, Ranks
 from readers.augment import (
     CenterCrop,
     MixUp,
@@ -45,9 +47,9 @@ def reader(packed: Callable[[str], Path]) -> Iterator[readers.Reader]:
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
 def test_two_workers_make_the_same_batches_as_none(reader: readers.Reader, start_method: Any) -> None:
-    alone = DaliLoader(reader, 8, augment=CROPS, seed=3, tail="exact")
+    alone = DaliLoader(reader, 8, augment=CROPS, seed=3, ranks=Ranks(tail="exact"))
     options = PipelineOptions(workers=2, start_method=start_method)
-    together = DaliLoader(reader, 8, augment=CROPS, seed=3, tail="exact", options=options)
+    together = DaliLoader(reader, 8, augment=CROPS, seed=3, ranks=Ranks(tail="exact"), options=options)
     for _ in range(2):
         for (images, labels), (others, other_labels) in zip(alone, together, strict=True):
             assert torch.equal(images, others) and torch.equal(labels, other_labels)
@@ -153,8 +155,8 @@ def test_bad_samples_are_skipped(packed: Callable[[str], Path], tmp_path: Path, 
     with readers.open(damaged(packed, tmp_path / "set", bad)) as reader:
         options = PipelineOptions(workers=workers, start_method="fork")
         given: dict[str, Any] = {"augment": CROPS, "shuffle": False, "on_error": "skip", "seed": 3}
-        theirs = DaliLoader(reader, 8, options=options, output=output, **given)
-        ours = ImageLoader(reader, 8, layout="NCHW", threads=1, **given)
+        theirs = DaliLoader(reader, 8, options=options, output=output, **grouped(given))
+        ours = ImageLoader(reader, 8, **grouped({"decode": Decode(layout="NCHW"), "threads": 1, **given}))
         for epoch in range(2):
             with pytest.warns(UserWarning, match=rf"epoch {epoch}: 4 bad samples were skipped, the first is sample 3 "):
                 same_epochs(ours, theirs, epochs=1)
@@ -167,7 +169,7 @@ def test_bad_samples_are_replaced_also_after_a_resume(packed: Callable[[str], Pa
     with readers.open(damaged(packed, tmp_path / "set", tuple(bad))) as reader:
 
         def loader() -> DaliLoader:
-            return DaliLoader(reader, 8, augment=CROPS, seed=7, tail="exact", on_error="substitute")
+            return DaliLoader(reader, 8, augment=CROPS, seed=7, ranks=Ranks(tail="exact"), on_error="substitute")
 
         with pytest.warns(UserWarning, match="epoch 0: 3 bad samples were replaced"):
             whole = list(loader())
@@ -248,7 +250,7 @@ def test_wrong_options(reader: readers.Reader, options: dict[str, Any], message:
     with pytest.raises(ValueError, match=message):
         if options.keys() & {"dtype", "device", "prefetch"}:
             options = {"augment": classification(32), "options": PipelineOptions(**options)}
-        DaliLoader(reader, 8, **options)
+        DaliLoader(reader, 8, **grouped(options))
 
 
 def test_an_old_dali_is_refused(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,6 +268,6 @@ def test_wrong_use_of_nodes(reader: readers.Reader) -> None:
         with pytest.raises(ValueError, match="the pipeline has batches of 4, the source of 8"):
             external_source(reader, 8)
         with pytest.raises(ValueError, match="samples one by one make no short batches"):
-            external_source(reader, 4, tail="pad", per="sample")
+            external_source(reader, 4, ranks=Ranks(tail="pad"), per="sample")
         with pytest.raises(ValueError, match="no short batches, as on_error='skip' needs"):
             external_source(reader, 4, on_error="skip", per="sample")

@@ -15,6 +15,7 @@ from PIL import Image
 
 import readers
 from cache.errors import BadSampleError, MissingExtraError
+from readers import Ranks
 from readers.augment import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from readers.dali import BatchSource, SampleSource, Source
 from readers.order import NodeLocal
@@ -36,7 +37,7 @@ def indices(source: Source, epoch: int = 0) -> list[int]:
 
 
 def test_every_sample_once_an_epoch_and_then_stop_iteration(reader: readers.Reader) -> None:
-    source = Source(reader, 5, seed=3, tail="exact")
+    source = Source(reader, 5, seed=3, ranks=Ranks(tail="exact"))
     assert sorted(indices(source)) == sorted(indices(source, 1)) == list(range(36))
     assert indices(source) != indices(source, 1) and source.steps() == 8
     call = BatchSource(source)
@@ -102,8 +103,8 @@ def test_the_state_between_epochs(reader: readers.Reader) -> None:
 
 def test_an_epoch_of_other_nodes_is_finished_as_it_began(reader: readers.Reader) -> None:
     old, new = NodeLocal(36, 2, exchange_every=1), NodeLocal(36, 3, exchange_every=1)
-    state = Source(reader, 4, order=old, rank=0, world_size=2).state_after(0, 1)
-    resumed = Source(reader, 4, order=new, rank=0, world_size=3).resumed(state)
+    state = Source(reader, 4, order=old, ranks=Ranks(rank=0, world_size=2)).state_after(0, 1)
+    resumed = Source(reader, 4, order=new, ranks=Ranks(rank=0, world_size=3)).resumed(state)
     assert resumed.feed.start.order.spec() == old.spec() and resumed.feed.order.spec() == new.spec()
 
 

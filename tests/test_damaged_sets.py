@@ -16,9 +16,8 @@ import pytest
 import readers
 from cache.errors import DamagedSampleError, DatasetError, StaleIndexError
 from packer.testing.formats import bounded
-from readers.index import Index
 from readers.layout import parse_dataset_info
-from readers.strings import Strings
+from readers.table import Index, Strings
 
 BACKENDS = pytest.mark.parametrize("backend", ["pread", "mmap"])
 
@@ -291,7 +290,7 @@ def test_index_columns_are_never_unpickled(mine: Path, column: str) -> None:
     np.save(mine / "train.index" / f"{column}.npy", array, allow_pickle=True)
     with pytest.raises(DatasetError, match=column):
         reader = readers.open(mine, verify=True)
-        reader.table.columns.index.check(reader.fields)
+        reader.table.columns.check()
     assert not trap.exists(), "a column was unpickled: opening a set ran its code"
     np.load(mine / "train.index" / f"{column}.npy", allow_pickle=True)
     assert trap.exists(), "the trap does not work, so this test shows nothing"
@@ -305,12 +304,12 @@ def test_every_column_is_missed_and_every_cut_is_noticed(mine: Path) -> None:
         for size in {0, 1, 9, 40, len(data) - 1}:
             path.write_bytes(data[:size])
             with pytest.raises(DatasetError, match=path.name):
-                readers.open(mine).table.columns.index.check(["image"])
+                readers.open(mine).table.columns.check()
         path.unlink()
         with pytest.raises(DatasetError, match=f"{path.name}.*missing index column.*packer index"):
-            readers.open(mine).table.columns.index.check(["image"])
+            readers.open(mine).table.columns.check()
         path.write_bytes(data)
-    readers.open(mine).table.columns.index.check(["image"])
+    readers.open(mine).table.columns.check()
 
 
 def edit_column(root: Path, name: str, index: int, value: int) -> None:
@@ -376,7 +375,7 @@ def test_string_columns_of_another_length(mine: Path, column: str, count: int) -
     np.save(mine / "train.index" / f"{column}.npy", strings.blob)
     np.save(mine / "train.index" / f"{column}.offset.npy", strings.offsets)
     with pytest.raises(DatasetError, match=rf"{column}\.offset\.npy: {count + 1} entries, expected 37"):
-        readers.open(mine).table.columns.index.check(["image"])
+        readers.open(mine).table.columns.check()
 
 
 def test_keys_that_are_not_utf8(mine: Path) -> None:

@@ -43,7 +43,7 @@ def faces(tmp_path_factory: pytest.TempPathFactory) -> Path:
         first, last = draw.uniform(0, 255, (2, 1, 1, 3))
         pixels = np.broadcast_to(first + (last - first) * down, (218, 178, 3)).astype(np.uint8)
         Image.fromarray(pixels).save(root / "images" / "face" / f"{number}.jpg")
-    packer.convert(root / "images", "hdf5", root / "set", workers=1)
+    packer.convert(root / "images", "hdf5", root / "set", run=packer.Run(workers=1))
     return root / "set"
 
 
@@ -124,7 +124,7 @@ def test_images_of_other_sizes_need_another_crop(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     tree_of(tmp_path / "images", {f"a/{number}.jpg": make_jpeg(number) for number in range(8)})
-    packer.convert(tmp_path / "images", "tar", tmp_path / "set", workers=1)
+    packer.convert(tmp_path / "images", "tar", tmp_path / "set", run=packer.Run(workers=1))
     words = [str(tmp_path / "set"), "--tiny", "--batch-size", "4", "--epochs", "1", "--samples", "0"]
     with pytest.raises(SystemExit, match=r"for images of 178 x 218 pixels, and a/0 has .*: take --crop middle"):
         script.main(words)

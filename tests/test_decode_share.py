@@ -17,6 +17,7 @@ import pytest
 import torch
 from conftest import tree_of
 from gpu_doubles import Double, install
+from loader_options import grouped
 from test_device_decode import jpeg, png, turned
 from test_loader_device import compare
 from test_loader_timers import Clock
@@ -25,6 +26,7 @@ import packer
 import readers
 from cache.errors import BadSampleError
 from packer.tools.diagnose.imageloader import ImageLoaderPipeline
+from readers import Decode, Ranks
 from readers.augment import RandomHorizontalFlip, RandomResizedCrop, cpu
 from readers.decode.batch import PROBE, routes
 from readers.decode.device import DecodeStream, Share, Spent
@@ -51,7 +53,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lambda i: png(i),
     ]
     images = {f"class{i % 3}/{i:03d}.{'png' if i % 6 == 5 else 'jpg'}": kinds[i % 6](i) for i in range(COUNT)}
-    packer.convert(tree_of(root, images), to="tar", output=root.parent / "set", samples_per_shard=40)
+    packer.convert(tree_of(root, images), to="tar", output=root.parent / "set", shards=packer.Shards(samples=40))
     return root.parent / "set"
 
 
@@ -102,15 +104,15 @@ def test_it_follows_from_seed_epoch_and_position_alone() -> None:
 @pytest.mark.parametrize("share", [-0.1, 1.5, math.nan, math.inf, "half", "0.5", True, None, [0.5]])
 def test_what_is_no_share(reader: readers.Reader, double: Double, share: Any) -> None:
     with pytest.raises(ValueError, match=r"^cpu_share is 'auto' or a number from 0 to 1, not "):
-        ImageLoader(reader, 4, cpu_share=share, **OPTIONS)
+        ImageLoader(reader, 4, **grouped({"decode": Decode(cpu_share=share), **OPTIONS}))
 
 
 @pytest.mark.parametrize("share", [0.25, "auto"])
 @pytest.mark.parametrize("decoder", ["auto", "cpu"])
 def test_there_is_nothing_to_share_where_the_cpu_decodes(reader: readers.Reader, share: Any, decoder: Any) -> None:
     with pytest.raises(ValueError, match=rf"^cpu_share='?{share}'? is .* device='cpu' and decoder='{decoder}'"):
-        ImageLoader(reader, 4, augment=CROP, decoder=decoder, cpu_share=share)
-    assert ImageLoader(reader, 4, augment=CROP, decoder=decoder, cpu_share=0).decoder == "cpu"
+        ImageLoader(reader, 4, augment=CROP, decode=Decode(decoder=decoder, cpu_share=share))
+    assert ImageLoader(reader, 4, augment=CROP, decode=Decode(decoder=decoder, cpu_share=0)).decoder == "cpu"
 
 
 # --- nothing else changes -----------------------------------------------------------------------------------------
@@ -122,8 +124,8 @@ def test_the_same_batches_for_each_share(
 ) -> None:
     """Also where the device refuses images, which costs no other image its place there."""
     double.refuse = {bytes(reader.read(i)) for i in refused}
-    loader = ImageLoader(reader, 12, cpu_share=share, threads=3, **OPTIONS)
-    compare(list(loader), list(ImageLoader(reader, 12, **{**OPTIONS, "decoder": "cpu"})), 0)
+    loader = ImageLoader(reader, 12, **grouped({"decode": Decode(cpu_share=share), "threads": 3, **OPTIONS}))
+    compare(list(loader), list(ImageLoader(reader, 12, **grouped({**OPTIONS, "decoder": "cpu"}))), 0)
     able, stats = int(routes(reader.info).sum()), loader.stats()
     failed = able - stats.device_images - stats.shared_images
     assert failed == len(refused) if share == 0 else 0 <= failed <= len(refused)
@@ -139,7 +141,7 @@ def test_a_number_gives_the_same_pixels_after_a_resume(
     """The device decodes the same images, also in other batches, by other threads and on more ranks."""
     seen: list[bytes] = []
     listen(monkeypatch, double, seen.append)
-    loader = ImageLoader(reader, 8, cpu_share=0.4, threads=3, **OPTIONS)
+    loader = ImageLoader(reader, 8, **grouped({"decode": Decode(cpu_share=0.4), "threads": 3, **OPTIONS}))
     batches = iter(loader)
     for _ in range(3):
         next(batches)
@@ -149,7 +151,13 @@ def test_a_number_gives_the_same_pixels_after_a_resume(
     seen.clear()
     resumed: list[torch.Tensor] = []
     for rank in range(2):
-        other = ImageLoader(reader, 4, cpu_share=0.4, threads=1, rank=rank, world_size=2, **OPTIONS)
+        other = ImageLoader(
+            reader,
+            4,
+            **grouped(
+                {"decode": Decode(cpu_share=0.4), "threads": 1, "ranks": Ranks(rank=rank, world_size=2), **OPTIONS}
+            ),
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             other.load_state_dict(state)
@@ -161,19 +169,21 @@ def test_a_number_gives_the_same_pixels_after_a_resume(
 
 @pytest.mark.parametrize(("share", "name"), [(0, ""), (0.25, ", cpu_share=0.25"), ("auto", ", cpu_share=auto")])
 def test_states_name_the_share(reader: readers.Reader, double: Double, share: Any, name: str) -> None:
-    loader = ImageLoader(reader, 8, cpu_share=share, **OPTIONS)
+    loader = ImageLoader(reader, 8, **grouped({"decode": Decode(cpu_share=share), **OPTIONS}))
     state = loader.state_dict()
     assert loader.decoder == state["decoder"] == f"torchcodec/cpu{name}"
     for other in (0, 0.25, "auto"):
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
-            loader.with_options(cpu_share=other).load_state_dict(state)
+            loader.with_options(decode=Decode(decoder="torchcodec", cpu_share=other)).load_state_dict(state)
         began = [f"began with the decoder 'torchcodec/cpu{name}'" in str(warning.message) for warning in warned]
         assert began == ([] if other == share else [True])
 
 
 def test_a_diagnosis_names_the_share(reader: readers.Reader, double: Double) -> None:
-    pipeline = ImageLoaderPipeline(ImageLoader(reader, 8, cpu_share="auto", **OPTIONS), distinct=1)
+    pipeline = ImageLoaderPipeline(
+        ImageLoader(reader, 8, **grouped({"decode": Decode(cpu_share="auto"), **OPTIONS})), distinct=1
+    )
     assert [stage.what for stage in pipeline.stages if stage.name == "decode"] == ["torchcodec/cpu, cpu_share=auto"]
 
 
@@ -189,7 +199,7 @@ def test_an_image_of_its_share_that_the_cpu_cannot_decode_is_a_bad_sample(
         return decode_image(data, *more, **named)
 
     monkeypatch.setattr(cpu, "decode_image", failing)
-    loader = ImageLoader(reader, 12, cpu_share=1, on_error="substitute", **OPTIONS)
+    loader = ImageLoader(reader, 12, on_error="substitute", **grouped({"decode": Decode(cpu_share=1), **OPTIONS}))
     with pytest.warns(UserWarning, match="1 bad samples .*planted"):
         assert sum(len(batch[0]) for batch in loader) == COUNT
     assert [sample.index for sample in loader.bad_samples] == [0]
@@ -353,7 +363,7 @@ def test_a_loader_finds_the_share(
 ) -> None:
     rates = {"device": device, "cpu": cpu_rate}
     plant(monkeypatch, double, rates)
-    loader = ImageLoader(reader, 24, cpu_share="auto", threads=threads, **OPTIONS)
+    loader = ImageLoader(reader, 24, **grouped({"decode": Decode(cpu_share="auto"), "threads": threads, **OPTIONS}))
     loader.stats()
     for epoch in range(12):
         assert sum(len(batch[0]) for batch in loader) == COUNT
@@ -387,7 +397,7 @@ def test_a_device_that_works_on_after_the_call_says_itself_how_long_it_took(
     listen(monkeypatch, double, work)
     monkeypatch.setattr(DecodeStream, "tick", lambda self: worked[0])
     monkeypatch.setattr(DecodeStream, "elapsed", staticmethod(lambda start, end: end - start))
-    loader = ImageLoader(reader, 24, cpu_share="auto", threads=1, **OPTIONS)
+    loader = ImageLoader(reader, 24, **grouped({"decode": Decode(cpu_share="auto"), "threads": 1, **OPTIONS}))
     for _ in range(12):
         list(loader)
     assert loader.stats().cpu_share == pytest.approx(expected({"device": 300, "cpu": 100}, 1), abs=0.06)
@@ -395,6 +405,6 @@ def test_a_device_that_works_on_after_the_call_says_itself_how_long_it_took(
 
 def test_stats_say_nothing_of_a_share_without_one(reader: readers.Reader, double: Double) -> None:
     for decoder, share in (("cpu", None), ("torchcodec", 0)):
-        loader = ImageLoader(reader, 24, **{**OPTIONS, "decoder": decoder})
+        loader = ImageLoader(reader, 24, **grouped({**OPTIONS, "decoder": decoder}))
         list(loader)
         assert loader.stats().cpu_share == share and "share" not in str(loader.stats())

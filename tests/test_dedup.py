@@ -41,7 +41,7 @@ def packed(tmp_path: Path) -> Path:
         "val/a/again.jpg": first,
         "val/b/large.webp": encoded_again(second, (384, 288), format="WEBP", quality=80),
     }
-    packer.convert(tree_of(tmp_path / "images", files), "tar", tmp_path / "set", workers=1)
+    packer.convert(tree_of(tmp_path / "images", files), "tar", tmp_path / "set", run=packer.Run(workers=1))
     return tmp_path / "set"
 
 
@@ -94,7 +94,7 @@ def test_images_that_look_alike(packed: Path, options: dict[str, str], kept: lis
 
 def test_equal_checksums_are_not_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {f"train/a/{seed}.png": make_image(seed, (16, 16), format="BMP") for seed in range(3)}
-    packer.convert(tree_of(tmp_path / "images", files), "tar", tmp_path / "set", workers=1)
+    packer.convert(tree_of(tmp_path / "images", files), "tar", tmp_path / "set", run=packer.Run(workers=1))
     column = readers.Table.field_column
     monkeypatch.setattr(
         readers.Table,

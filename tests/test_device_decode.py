@@ -29,7 +29,7 @@ from readers.decode.batch import PROBE, CpuDecoder, decode_batch, device_takes, 
 from readers.decode.device import DecodeStream, Picture, has_jpeg_engine, upright_tensor
 from readers.decode.region import with_header
 from readers.headers import MEDIA, ImageHeader, parse_any
-from readers.sample import Buffer, ImageInfo
+from readers.table import Buffer, ImageInfo
 
 CPU = torch.device("cpu")
 NAMES = ("torchcodec", "torchvision")
@@ -123,6 +123,18 @@ def test_a_jpeg_that_stores_rgb_goes_to_the_cpu(double: Double) -> None:
     assert same_as_promised(with_segments(usual, ycc, marker=0xEE), (72, 80)) is not None
     found = decode_batch([stored, usual], open_decoder(name_of(double), CPU))
     assert double.calls == [1] and torch.equal(pixels_of(found[0]), expected(stored))
+
+
+@pytest.mark.parametrize("factors", [0x11, 0x21, 0x12, 0x22, 0x41])
+def test_a_grey_jpeg_with_sampling_factors_goes_to_the_cpu(double: Double, factors: int) -> None:
+    """nvJPEG gives wrong pixels, without an error, for what libjpeg decodes as if the factors were 1 x 1."""
+    usual = jpeg(1, mode="L")
+    at = usual.index(b"\xff\xc0") + 11
+    assert usual[at] == 0x11
+    image = usual[:at] + bytes((factors,)) + usual[at + 1 :]
+    assert (same_as_promised(image, parse_any(image).upright_size) is not None) == (factors == 0x11)
+    (found,) = decode_batch([image], open_decoder(name_of(double), CPU))
+    assert double.calls == ([1] if factors == 0x11 else []) and torch.equal(pixels_of(found), expected(usual))
 
 
 @pytest.mark.parametrize("bad", [[0], [3], [6], [2, 3], [0, 1, 2, 3, 4, 5, 6]])

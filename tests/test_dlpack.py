@@ -11,6 +11,7 @@ import pytest
 from suites.programs import run_python
 
 import readers
+from readers import Decode, Threads
 from readers.augment import RandomResizedCrop
 from readers.loader import ImageLoader
 
@@ -21,10 +22,14 @@ NO_JAX = pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="jax
 def test_an_array_outlives_the_loader_and_is_not_overwritten(tree: Path) -> None:
     """NumPy reads DLPack as the other libraries do."""
     reader = readers.open_folder(tree, split="train")
-    loader = ImageLoader(reader, 4, augment=[RandomResizedCrop(16)], layout="NHWC", prefetch=1, seed=1)
+    loader = ImageLoader(
+        reader, 4, augment=[RandomResizedCrop(16)], decode=Decode(layout="NHWC"), threads=Threads(prefetch=1), seed=1
+    )
     batches = [images for images, _ in loader]
     kept, copies = [], []
-    for images, _ in ImageLoader(reader, 4, augment=[RandomResizedCrop(16)], layout="NHWC", prefetch=1, seed=1):
+    for images, _ in ImageLoader(
+        reader, 4, augment=[RandomResizedCrop(16)], decode=Decode(layout="NHWC"), threads=Threads(prefetch=1), seed=1
+    ):
         kept.append(np.from_dlpack(images))
         copies.append(kept[-1].copy())
         assert kept[-1].ctypes.data == images.data_ptr(), "the memory is shared"

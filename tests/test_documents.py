@@ -124,16 +124,16 @@ def test_hostile_names_stay_one_a_line_and_inside_their_quotes(tmp_path: Path, m
 def test_without_checksums_there_are_none_and_changes_add_none(one: Path, tmp_path: Path) -> None:
     root = pack_tree(tmp_path / "plain", "tar", {"train": {"eel": 2}}, seed=1, checksums=False)
     images = tree_of(tmp_path / "more", {"train/eel/new.jpg": make_jpeg(77)})
-    packer.append(root, images, workers=1)
-    packer.reshard(root, tmp_path / "again", workers=1)
+    packer.append(root, images, run=packer.Run(workers=1))
+    packer.reshard(root, tmp_path / "again", run=packer.Run(workers=1))
     packer.merge([one, root], tmp_path / "both")
     for place in (root, tmp_path / "again", tmp_path / "both"):
         assert not (place / "SHA256SUMS").exists() and (place / "classes.txt").exists() and wrong(place) == []
         shards = [shard for split in read_dataset_info(place).splits.values() for shard in split.shards]
         assert "".join(shard.sha256 for shard in shards) == "" or place.name == "both"
-    packer.append(one, root, workers=1)
+    packer.append(one, root, run=packer.Run(workers=1))
     assert not (one / "SHA256SUMS").exists(), "shards whose checksum is unknown"
-    with packer.writer(tmp_path / "written", to="hdf5", checksums=False) as out:
+    with packer.writer(tmp_path / "written", to="hdf5", shards=packer.Shards(checksums=False)) as out:
         out.write("a", image=make_jpeg(1))
     assert {path.name for path in (tmp_path / "written").iterdir()} & {*DOCUMENTS} == {"README.md"}
 
@@ -181,7 +181,7 @@ def test_what_people_write_into_a_readme_stays(one: Path, tmp_path: Path) -> Non
     changed = (one / "README.md").read_text()
     assert changed.startswith("# Photos of Ada\n\n<!--") and changed.endswith("\nLicence: CC0\n")
     assert "This set was changed after it was packed" in changed and changed.count(BEGIN) == 1
-    packer.convert(tmp_path / "set-images", "hdf5", one, workers=1, overwrite=True)
+    packer.convert(tmp_path / "set-images", "hdf5", one, run=packer.Run(workers=1), overwrite=True)
     replaced = (one / "README.md").read_text()
     assert replaced.startswith("# Photos of Ada\n\n") and "h5py" in replaced and "Licence" in replaced
     (one / "README.md").write_text("mine alone")
@@ -202,7 +202,7 @@ def test_files_of_others_beside_adopted_shards_are_left_alone(tmp_path: Path) ->
         packer.relabel(root, names={"cat": "lynx"} if "cat" in read_dataset_info(root).classes else {"lynx": "cat"})
         assert {name: (root / name).read_bytes() for name in DOCUMENTS} == theirs
         assert read_dataset_info(root).documents == () and wrong(root) == []
-        packer.reshard(root, workers=1)
+        packer.reshard(root, run=packer.Run(workers=1))
 
 
 def test_overwriting_and_starting_over_leave_no_old_document(tmp_path: Path) -> None:
@@ -212,10 +212,10 @@ def test_overwriting_and_starting_over_leave_no_old_document(tmp_path: Path) -> 
     out = tmp_path / "out"
     crashed, step = True, 5
     while crashed:
-        crashed = crashes_at(step, lambda: packer.convert(first, "tar", out, workers=1, overwrite=True))
+        crashed = crashes_at(step, lambda: packer.convert(first, "tar", out, run=packer.Run(workers=1), overwrite=True))
         if (out / "dataset.json").exists():
             assert wrong(out) == [] and sha256sum(out).returncode == 0
-        packer.convert(second, "tar", out, workers=1, overwrite=True)
+        packer.convert(second, "tar", out, run=packer.Run(workers=1), overwrite=True)
         assert not unlisted(out) and (out / "classes.txt").read_text() == "c\n", step
         step += 9
     assert step > 30

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import make_jpeg, tree_of
+from conftest import by_subject, make_jpeg, tree_of
 from suites.programs import run_packer
 
 import packer
-from packer.conversion.plan import Reencode
+from packer.conversion.options import Reencode
 
 
 @pytest.fixture
@@ -27,11 +27,11 @@ def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("to", ["hdf5", "tfrecord", "tar"])
 def test_the_expected_size_is_about_right(images: Path, tmp_path: Path, to: str, reencode: Reencode | None) -> None:
     options = {"to": to, "output": tmp_path / "out", "reencode": reencode, "workers": 1, "samples_per_shard": 100}
-    planned = packer.convert(images, dry_run=True, **options)
+    planned = packer.convert(images, dry_run=True, **by_subject(options))
     assert planned.expected_bytes is not None and planned.expected_seconds is not None
     assert planned.expected_seconds > 0 and not (tmp_path / "out").exists()
     assert list((tmp_path / "temporary").iterdir()) == []
-    made = packer.convert(images, **options)
+    made = packer.convert(images, **by_subject(options))
     assert planned.expected_bytes == pytest.approx(made.shard_bytes, rel=0.1)
 
 

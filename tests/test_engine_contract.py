@@ -202,7 +202,7 @@ def test_engines_that_cannot_be_opened(engine: str, error: type[Exception], matc
 
 def test_what_is_no_engine(tree: Path, tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"engine is an Executor, as packer.open_engine gives, not 'dask'"):
-        packer.convert(tree, "tar", tmp_path / "out", engine="dask")  # type: ignore[arg-type]
+        packer.convert(tree, "tar", tmp_path / "out", run=packer.Run(engine="dask"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import by_subject
 from suites.shared_caches import HAS_MPI, MPIEXEC
 from test_engine_contract import HAS_DASK, environ
 
@@ -27,14 +28,15 @@ import sys, packer
 from packer.testing.engines import Slow
 with packer.open_engine("mpi") as engine:
     if engine is not None:
-        packer.convert(Slow(sys.argv[1]), "tar", sys.argv[2], samples_per_shard=2, engine=engine)
+        run = packer.Run(engine=engine)
+        packer.convert(Slow(sys.argv[1]), "tar", sys.argv[2], shards=packer.Shards(samples=2), run=run)
 """
 
 
 @pytest.fixture(scope="module")
 def expected(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     out = tmp_path_factory.mktemp("whole") / "out"
-    packer.convert(tree, output=out, workers=1, **OPTIONS)
+    packer.convert(tree, output=out, **by_subject(OPTIONS, workers=1))
     return data_of(files_of(out))
 
 
@@ -93,6 +95,6 @@ def test_ranks_of_mpi(tree: Path, tmp_path: Path, expected: dict[str, bytes], ki
         os.kill(victim, signal.SIGKILL)
         assert job.wait(DEADLINE) != 0
         wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks), "the ranks to end")  # noqa: B023
-        result = packer.convert(Slow(tree), output=out, workers=1, **OPTIONS)
+        result = packer.convert(Slow(tree), output=out, **by_subject(OPTIONS, workers=1))
         assert result.shards_resumed >= after and data_of(files_of(out)) == expected
     print(f"\n{kills} ranks killed")

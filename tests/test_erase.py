@@ -78,9 +78,9 @@ def test_what_earlier_changes_left_behind_is_erased_too(to: str, tmp_path: Path)
     """Old states, shards that two splits share, fields in shards of their own, samples that were dropped before."""
     root = pack(tmp_path / "set", to)
     masks_for(tmp_path / "masks", ["cat/cat0t1", "cat/cat0t2", "dog/dog0t3", "dog/dog0v0"])
-    packer.add_field(root, tmp_path / "masks", "mask", workers=1)
+    packer.add_field(root, tmp_path / "masks", "mask", run=packer.Run(workers=1))
     pack_tree(tmp_path / "more", to, {"train": {"cat": 2}}, seed=3)
-    packer.append(root, tmp_path / "more-images", workers=1)
+    packer.append(root, tmp_path / "more-images", run=packer.Run(workers=1))
     packer.split(root, {"a": 0.5, "b": 0.5}, split="train", seed=1)
     packer.relabel(root, names={"cat": "felis"})
     packer.drop(root, where='key == "dog/dog0t5"')
@@ -97,7 +97,7 @@ def test_what_earlier_changes_left_behind_is_erased_too(to: str, tmp_path: Path)
     expected, payloads = without(expected, "cat/cat0t2")
     check(root, expected)
     assert not files_with(root, *payloads, b"cat0t2") and not [name for name in shards(root) if ".2.2" in name]
-    assert packer.reshard(root, tmp_path / "out", workers=1).samples == len(expected)
+    assert packer.reshard(root, tmp_path / "out", run=packer.Run(workers=1)).samples == len(expected)
 
 
 def test_raw_pixels_stay_raw(tmp_path: Path) -> None:
@@ -126,7 +126,13 @@ def test_one_person_of_a_table(tmp_path: Path) -> None:
         csv.writer(file).writerows([["path", "patient"], *([f"{i}.jpg", f"person-{i // 2}"] for i in range(6))])
     where = 'patient != "person-2" and width > 0'
     root = tmp_path / "set"
-    packer.convert(tmp_path / "scans" / "scans.csv", "tar", root, where='patient != "nobody"', workers=1)
+    packer.convert(
+        tmp_path / "scans" / "scans.csv",
+        "tar",
+        root,
+        choose=packer.Choose(where='patient != "nobody"'),
+        run=packer.Run(workers=1),
+    )
     packer.drop(root, where='patient == "person-2"')
     packer.relabel(root, classes=["scan"])
     assert not files_with(root / "dataset.json", b"person-2") and "person" not in (root / "dataset.json").read_text()
@@ -144,7 +150,7 @@ def test_a_class_without_samples_keeps_its_name_and_that_is_said(tmp_path: Path)
     result = packer.erase(root, where='label == "cat"', workers=1)
     assert read_dataset_info(root).classes == ("cat", "dog") and wrong(root) == []
     assert [(copy.what, copy.where) for copy in result.copies] == [("class", "cat")]
-    packer.convert(root, "tar", tmp_path / "dogs", classes=["dog"], workers=1)
+    packer.convert(root, "tar", tmp_path / "dogs", choose=packer.Choose(classes=["dog"]), run=packer.Run(workers=1))
     assert not files_with(tmp_path / "dogs", b"cat")
 
 
@@ -236,7 +242,7 @@ def test_shards_of_others_are_neither_written_nor_removed(tmp_path: Path) -> Non
     with pytest.raises(readers.SourceError, match=r"made elsewhere.*packer reshard .* -o DIR"):
         packer.erase(root, keys=GONE, workers=1)
     assert shards(root) == before
-    packer.reshard(root, tmp_path / "ours", workers=1)
+    packer.reshard(root, tmp_path / "ours", run=packer.Run(workers=1))
     expected, payloads = without(content(tmp_path / "ours"), *GONE)
     packer.erase(tmp_path / "ours", keys=GONE, workers=1)
     check(tmp_path / "ours", expected)
@@ -329,8 +335,12 @@ def test_an_erasure_that_is_killed_at_any_step_is_completed(tmp_path: Path) -> N
 def test_samples_are_not_appended_by_an_expression_that_has_lost_its_values(tmp_path: Path) -> None:
     source = tree_of(tmp_path / "images", {f"train/cat/{i}.jpg": make_jpeg(i) for i in range(3)})
     where = 'width > 1 and key != "train/cat/9"'
-    root = Path(packer.convert(source, "tar", tmp_path / "set", workers=1, where=where).output)
+    root = Path(
+        packer.convert(
+            source, "tar", tmp_path / "set", run=packer.Run(workers=1), choose=packer.Choose(where=where)
+        ).output
+    )
     packer.erase(root, keys=["cat/0"], workers=1)
     more = tree_of(tmp_path / "more", {"train/cat/5.jpg": make_jpeg(5)})
     with pytest.raises(readers.SourceError, match="has lost its values"):
-        packer.append(root, more, workers=1)
+        packer.append(root, more, run=packer.Run(workers=1))

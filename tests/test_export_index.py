@@ -26,7 +26,13 @@ Content = list[tuple[bytes, int]]
 @pytest.fixture
 def packed(tree: Path, tmp_path: Path) -> Callable[[str], Path]:
     def pack(to: str) -> Path:
-        packer.convert(tree, to=to, output=tmp_path / to, workers=1, samples_per_shard=16, label_offset=2)
+        packer.convert(
+            tree,
+            to=to,
+            output=tmp_path / to,
+            run=packer.Run(workers=1),
+            shards=packer.Shards(samples=16, label_offset=2),
+        )
         return tmp_path / to
 
     return pack

@@ -30,7 +30,9 @@ def packed(tree: Path, pack: Callable[..., Path]) -> Path:
 
 @pytest.mark.parametrize("to", ["hdf5", "tfrecord", "tar"])
 def test_the_tree_comes_back(tree: Path, tmp_path: Path, to: str) -> None:
-    packed = packer.convert(tree, to=to, output=tmp_path / "set", workers=1, shuffle=3).output
+    packed = packer.convert(
+        tree, to=to, output=tmp_path / "set", run=packer.Run(workers=1), shards=packer.Shards(shuffle=3)
+    ).output
     result = packer.extract(packed, tmp_path / "back")
     assert files_of(tmp_path / "back") == files_of(tree)
     assert (result.files, result.kept, result.labels_file) == (45, 0, False)
@@ -56,7 +58,7 @@ def test_files_in_the_way(tree: Path, packed: Path, tmp_path: Path) -> None:
 
 
 def test_damage_is_never_extracted(tree: Path, tmp_path: Path) -> None:
-    packed = packer.convert(tree, to="tar", output=tmp_path / "set", workers=1).output
+    packed = packer.convert(tree, to="tar", output=tmp_path / "set", run=packer.Run(workers=1)).output
     with readers.open(packed, "train") as reader:
         place = reader.byte_range(0)
         assert place is not None
@@ -69,7 +71,7 @@ def test_damage_is_never_extracted(tree: Path, tmp_path: Path) -> None:
 
 def test_a_hostile_set_writes_nothing_outside(tmp_path: Path) -> None:
     source = tree_of(tmp_path / "src", {"c/xx.jpg": make_jpeg(1)})
-    packed = packer.convert(source, to="tar", output=tmp_path / "set", workers=1).output
+    packed = packer.convert(source, to="tar", output=tmp_path / "set", run=packer.Run(workers=1)).output
     key = packed / "train.index" / "key.npy"
     key.write_bytes(key.read_bytes().replace(b"c/xx", b"../x"))
     content = json.loads((packed / "dataset.json").read_text())
@@ -91,7 +93,9 @@ def test_links_in_the_output_are_not_followed(tree: Path, packed: Path, tmp_path
 
 def test_only_files_are_overwritten(tree: Path, tmp_path: Path, hanging: Hanging) -> None:
     """A link, FIFO or folder under the name of a file, or of labels.csv; --overwrite or not."""
-    packed = packer.convert(tree / "val", to="tar", output=tmp_path / "set", workers=1, split="val").output
+    packed = packer.convert(
+        tree / "val", to="tar", output=tmp_path / "set", run=packer.Run(workers=1), choose=packer.Choose(split="val")
+    ).output
     target = tmp_path / "back/cat/cat_000.JPEG"
     theirs = tmp_path / "thesis.tex"
     theirs.write_bytes(b"precious")
@@ -120,7 +124,7 @@ def labelled(tree: Path, tmp_path: Path) -> Path:
     rows.append(f"{tree}/train/cat/cat_001.JPEG,cat,val")
     (tmp_path / "m.csv").write_text("\n".join(["path,label,split", *rows]) + "\n")
     source = packer.open_source(tmp_path / "m.csv", folder=tree)
-    return Path(packer.convert(source, to="tar", output=tmp_path / "set", workers=1).output)
+    return Path(packer.convert(source, to="tar", output=tmp_path / "set", run=packer.Run(workers=1)).output)
 
 
 def rows_of(folder: Path) -> list[list[str]]:
@@ -134,7 +138,7 @@ def test_an_image_in_two_splits_comes_back_once_with_both_its_labels(tree: Path,
     assert (result.files, result.kept, result.labels_file) == (12, 1, True)
     both = [row for row in rows_of(tmp_path / "back") if row[0] == "train/cat/cat_001.JPEG"]
     assert both == [["train/cat/cat_001.JPEG", "0", "cat", "train"], ["train/cat/cat_001.JPEG", "0", "cat", "val"]]
-    again = packer.convert(tmp_path / "back/labels.csv", to="tar", output=tmp_path / "again", workers=1)
+    again = packer.convert(tmp_path / "back/labels.csv", to="tar", output=tmp_path / "again", run=packer.Run(workers=1))
     assert again.splits == {"train": 6, "val": 7}
 
 
@@ -200,7 +204,7 @@ def test_a_spreadsheet_finds_no_formula_in_labels_csv_and_the_names_come_back(tm
     assert not [cell for cell in cells if cell[:1] in "=+-@\t\r"]
     tree_of(tmp_path / "tree", {"labels.csv": text} | {row.path: make_jpeg(i) for i, row in enumerate(rows)})
     source = packer.open_source(tmp_path / "tree" / "labels.csv", label_column="class")
-    packer.convert(source, "tar", tmp_path / "set", workers=1)
+    packer.convert(source, "tar", tmp_path / "set", run=packer.Run(workers=1))
     with readers.open(tmp_path / "set") as reader:
         found = {key: reader.classes[label] for key, label in zip(reader.keys, reader.labels, strict=True)}
     assert found == {f"={i}": name.strip() for i, name in enumerate(names)}

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from conftest import files_of, make_jpeg, tree_of
+from conftest import by_subject, files_of, make_jpeg, tree_of
 
 import packer
 import readers
@@ -82,7 +82,7 @@ def parts(out: Path) -> list[Path]:
 
 
 def reference(tree: Path, out: Path, to: str = "tar") -> dict[str, bytes]:
-    packer.convert(tree, to=to, output=out, workers=1, samples_per_shard=4)
+    packer.convert(tree, to=to, output=out, run=packer.Run(workers=1), shards=packer.Shards(samples=4))
     return files_of(out)
 
 
@@ -110,7 +110,12 @@ def test_a_conversion_that_ends_early_is_resumed(tree: Path, tmp_path: Path, to:
     assert [path.name for path in out.iterdir()] == [".packing"], "shards or dataset.json are there already"
     with pytest.raises(readers.DatasetError, match=r"unfinished conversion.*same  packer convert  again"):
         readers.open(out)
-    assert packer.convert(tree, to=to, output=out, workers=2, samples_per_shard=4).shards_resumed >= 2
+    assert (
+        packer.convert(
+            tree, to=to, output=out, run=packer.Run(workers=2), shards=packer.Shards(samples=4)
+        ).shards_resumed
+        >= 2
+    )
     assert files_of(out) == reference(tree, tmp_path / "reference", to)
 
 
@@ -121,8 +126,8 @@ class _Unsendable(FolderSource):
 
 def test_a_source_that_cannot_be_sent_to_workers(tree: Path, tmp_path: Path) -> None:
     with pytest.raises(readers.SourceError, match=r"cannot be sent to worker processes: not for others; use workers=1"):
-        packer.convert(_Unsendable(tree), to="tar", output=tmp_path / "out", workers=2)
-    assert packer.convert(_Unsendable(tree), to="tar", output=tmp_path / "out", workers=1).samples == 45
+        packer.convert(_Unsendable(tree), to="tar", output=tmp_path / "out", run=packer.Run(workers=2))
+    assert packer.convert(_Unsendable(tree), to="tar", output=tmp_path / "out", run=packer.Run(workers=1)).samples == 45
 
 
 class _SentOnce:
@@ -157,7 +162,14 @@ def test_two_conversions_into_one_output_refuse_each_other(tree: Path, tmp_path:
         wait_for(lambda: (out / ".packing" / "plan.json").exists(), "the first conversion to begin")
         for overwrite in (False, True):
             with pytest.raises(readers.OutputError, match="another command is writing here"):
-                packer.convert(tree, to="tar", output=out, workers=1, samples_per_shard=4, overwrite=overwrite)
+                packer.convert(
+                    tree,
+                    to="tar",
+                    output=out,
+                    run=packer.Run(workers=1),
+                    shards=packer.Shards(samples=4),
+                    overwrite=overwrite,
+                )
     finally:
         _, errors = process.communicate(timeout=DEADLINE)
     assert process.returncode == 0, errors
@@ -194,7 +206,7 @@ def test_a_changed_source_does_not_mix_with_the_old_one(tmp_path: Path) -> None:
         (source / "c").mkdir(parents=True, exist_ok=True)
         (source / "c" / f"{number}.jpg").write_bytes(make_jpeg(number))
     (source / "c/7.jpg").write_bytes(b"broken")
-    options = {"to": "tar", "output": tmp_path / "out", "workers": 1, "samples_per_shard": 2}
+    options = by_subject({}, to="tar", output=tmp_path / "out", workers=1, samples=2)
     with pytest.raises(readers.BadSampleError):
         packer.convert(source, **options)
     (source / "c/7.jpg").write_bytes(make_jpeg(7))
@@ -211,12 +223,12 @@ def test_a_file_size_limit_is_one_clear_error(tree: Path, tmp_path: Path, to: st
     def convert() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
         with pytest.raises(readers.OutputError, match=r"File too large; make room and run the same command again"):
-            packer.convert(tree, to=to, output=tmp_path / "out", workers=1)
+            packer.convert(tree, to=to, output=tmp_path / "out", run=packer.Run(workers=1))
 
     in_child(convert)
     left = [path.name for path in (tmp_path / "out").rglob("*") if path.is_file()]
     assert sorted(left) == ["listing", "lock", "plan.json"]
-    packer.convert(tree, to=to, output=tmp_path / "out", workers=1)
+    packer.convert(tree, to=to, output=tmp_path / "out", run=packer.Run(workers=1))
     assert packer.verify(tmp_path / "out", against=tree, workers=1).ok
 
 
@@ -230,11 +242,18 @@ def test_a_full_filesystem(tree: Path, tmp_path: Path) -> None:
         pytest.skip("mounting a tmpfs needs root")
     try:
         with pytest.raises(readers.OutputError, match=r"No space left on device") as caught:
-            packer.convert(tree, to="tar", output=small / "out", workers=2, samples_per_shard=4)
+            packer.convert(
+                tree, to="tar", output=small / "out", run=packer.Run(workers=2), shards=packer.Shards(samples=4)
+            )
         assert caught.value.errno == errno.ENOSPC
         assert not (small / "out/dataset.json").exists()
         subprocess.run(["mount", "-o", "remount,size=64m", small], check=True)
-        assert packer.convert(tree, to="tar", output=small / "out", workers=2, samples_per_shard=4).shards_resumed > 0
+        assert (
+            packer.convert(
+                tree, to="tar", output=small / "out", run=packer.Run(workers=2), shards=packer.Shards(samples=4)
+            ).shards_resumed
+            > 0
+        )
         assert files_of(small / "out") == reference(tree, tmp_path / "reference")
     finally:
         subprocess.run(["umount", small], check=True)
@@ -252,7 +271,7 @@ def test_a_filesystem_that_is_full_at_any_moment_of_an_hdf5_shard(tmp_path: Path
         for room in range(payload, payload + 400_000, 4096):
             (small / "fill").write_bytes(bytes(shutil.disk_usage(small).free - room))
             try:
-                packer.convert(tree, to="hdf5", output=small / "out", workers=1)
+                packer.convert(tree, to="hdf5", output=small / "out", run=packer.Run(workers=1))
                 ended.add("packed")
             except readers.OutputError as error:
                 ended.add("full" if "No space left on device; make room and run" in str(error) else "known before")
@@ -266,9 +285,9 @@ def test_a_filesystem_that_is_full_at_any_moment_of_an_hdf5_shard(tmp_path: Path
 @pytest.mark.parametrize("replaced", [False, True])
 def test_a_crash_at_every_step_that_changes_the_disk(tree: Path, tmp_path: Path, replaced: bool) -> None:
     """After any step: no set looks complete that is not, and the same command ends with the same bytes."""
-    options = {"to": "tar", "workers": 1, "samples_per_shard": 40}
+    options = by_subject({}, to="tar", workers=1, samples=40)
     expected = files_of(packer.convert(tree, output=tmp_path / "reference", **options).output)
-    old = packer.convert(tree, to="tfrecord", output=tmp_path / "old", workers=1).output
+    old = packer.convert(tree, to="tfrecord", output=tmp_path / "old", run=packer.Run(workers=1)).output
     crashes = 0
     for step in range(1, 400):
         out = tmp_path / "out"

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from loader_options import grouped
 from suites.feeds import SIDE, Feed, FeedSuite, Options, Rows
 from torch.utils.data import DataLoader
 
+from readers import Decode
 from readers.augment import Crop, Resize
 from readers.loader import ImageLoader
 from readers.order import Sequential, Shuffled
@@ -69,10 +71,17 @@ class TestImageLoader(FeedSuite):
         loader = ImageLoader(
             options.reader,
             options.batch_size,
-            augment=OPS,
-            threads=2,
-            layout="NCHW",
-            **{name: getattr(options, name) for name in ("rank", "world_size", "seed", "shuffle", "tail", "on_error")},
+            **grouped(
+                {
+                    "augment": OPS,
+                    "threads": 2,
+                    "decode": Decode(layout="NCHW"),
+                    **{
+                        name: getattr(options, name)
+                        for name in ("rank", "world_size", "seed", "shuffle", "tail", "on_error")
+                    },
+                }
+            ),
         )
         return OurOwn(loader)
 
@@ -110,7 +119,9 @@ class TestDali(FeedSuite):
         from readers.dali import DaliLoader
 
         ranks = {name: getattr(options, name) for name in ("rank", "world_size", "seed", "shuffle", "tail", "on_error")}
-        return OurOwn(DaliLoader(options.reader, options.batch_size, augment=OPS, output="numpy", **ranks))
+        return OurOwn(
+            DaliLoader(options.reader, options.batch_size, output="numpy", **grouped({"augment": OPS, **ranks}))
+        )
 
 
 @pytest.mark.rocal
@@ -125,6 +136,8 @@ class TestRocal(FeedSuite):
         from readers.rocal import RocalLoader, celeba, external_source
 
         names = ("rank", "world_size", "seed", "shuffle", "tail", "on_error")
-        source = external_source(options.reader, options.batch_size, **{name: getattr(options, name) for name in names})
+        source = external_source(
+            options.reader, options.batch_size, **grouped({name: getattr(options, name) for name in names})
+        )
         loader = RocalLoader(celeba(source, size=SIDE, crop=Crop(4, 8, 32, 32), threads=1), source)
         return OurOwn(loader, 127.5, 127.5)

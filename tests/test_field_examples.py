@@ -45,7 +45,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         row = {"path": f"{n}.jpg", "seg": f"{n}.png", "bbox": boxes, "ids": [[*COLOURS].index(name) for name in names]}
         rows.append(row | {"title": " and ".join(names), "tags": names, "split": "train"})
     packer.convert(
-        packer.open_source(table(root, rows), fields=FIELDS, label_column="tags"), "tar", root / "set", workers=1
+        packer.open_source(table(root, rows), fields=FIELDS, label_column="tags"),
+        "tar",
+        root / "set",
+        run=packer.Run(workers=1),
     )
     return root / "set"
 

@@ -17,7 +17,7 @@ from PIL import Image
 import packer
 import readers
 from cache.errors import BadSampleError, DatasetError, FormatError, SourceError, UnknownNameError
-from packer.conversion.plan import Reencode
+from packer.conversion.options import Reencode
 from readers.fields import KINDS, check_field, decode_field, encode_field, parse_npy
 from readers.layout import FIELD_KINDS
 
@@ -288,9 +288,9 @@ def pictures(root: Path, count: int = 3, side: int = 40) -> list[dict[str, Any]]
 @pytest.mark.parametrize("to", ["tar", "tfrecord", "hdf5"])
 def test_every_format_keeps_fields_and_their_kinds(to: str, tmp_path: Path) -> None:
     source = packer.open_source(table(tmp_path, pictures(tmp_path)), fields=FIELDS)
-    packer.convert(source, to, tmp_path / "set", workers=1)
+    packer.convert(source, to, tmp_path / "set", run=packer.Run(workers=1))
     assert packer.verify(tmp_path / "set", deep=True, against=source, workers=1).ok
-    packer.convert(tmp_path / "set", "tar", tmp_path / "again", workers=1)
+    packer.convert(tmp_path / "set", "tar", tmp_path / "again", run=packer.Run(workers=1))
     for name in ("set", "again"):
         with readers.open(tmp_path / name) as reader:
             kinds = {name.partition(":")[0]: name.partition(":")[2] for name in FIELDS}
@@ -304,7 +304,7 @@ def test_every_format_keeps_fields_and_their_kinds(to: str, tmp_path: Path) -> N
 
 def test_extracted_values_have_the_suffix_of_their_kind(tmp_path: Path) -> None:
     source = packer.open_source(table(tmp_path, pictures(tmp_path)), fields=FIELDS)
-    packer.convert(source, "tar", tmp_path / "set", workers=1)
+    packer.convert(source, "tar", tmp_path / "set", run=packer.Run(workers=1))
     packer.extract(tmp_path / "set", tmp_path / "out")
     files = {path.name for path in (tmp_path / "out").rglob("*") if path.is_file()}
     assert {"1.boxes.npy", "1.box_labels.npy", "1.caption.txt", "1.json", "1.png", "1.jpg"} <= files
@@ -325,8 +325,8 @@ def test_a_field_of_another_kind_is_refused_when_it_is_packed(
     rows[1] |= change
     source = packer.open_source(table(tmp_path, rows), fields=FIELDS)
     with pytest.raises(BadSampleError, match=message):
-        packer.convert(source, "tar", tmp_path / "set", workers=1)
-    packer.convert(source, "tar", tmp_path / "set", workers=1, on_error="skip", overwrite=True)
+        packer.convert(source, "tar", tmp_path / "set", run=packer.Run(workers=1))
+    packer.convert(source, "tar", tmp_path / "set", run=packer.Run(workers=1, on_error="skip"), overwrite=True)
     with readers.open(tmp_path / "set") as reader:
         assert list(reader.keys) == ["0", "2"]
 
@@ -346,12 +346,18 @@ def test_wrong_values_of_a_table_are_named_with_their_line(
     (tmp_path / "0.jpg").write_bytes(make_jpeg(0))
     source = packer.open_source(table(tmp_path, [{"path": "0.jpg", **row} for row in rows]), fields=fields)
     with pytest.raises(SourceError, match=message):
-        packer.convert(source, "tar", tmp_path / "set", workers=1)
+        packer.convert(source, "tar", tmp_path / "set", run=packer.Run(workers=1))
 
 
 def test_boxes_and_points_follow_images_that_are_packed_smaller(tmp_path: Path) -> None:
     source = packer.open_source(table(tmp_path, pictures(tmp_path)), fields=FIELDS)
-    packer.convert(source, "tar", tmp_path / "set", workers=1, reencode=Reencode(resize_short=20))
+    packer.convert(
+        source,
+        "tar",
+        tmp_path / "set",
+        run=packer.Run(workers=1),
+        images=packer.Images(reencode=Reencode(resize_short=20)),
+    )
     with readers.open(tmp_path / "set") as reader:
         assert (int(reader.info.width[2]), int(reader.info.height[2])) == (30, 20)
         assert decode_field("boxes", reader.read(2, "boxes")).tolist() == [[0, 2, 3, 5], [1, 2, 4, 5]]
@@ -361,7 +367,7 @@ def test_boxes_and_points_follow_images_that_are_packed_smaller(tmp_path: Path) 
 
 def test_a_deep_check_finds_a_field_that_is_not_what_it_should_be(tmp_path: Path) -> None:
     source = packer.open_source(table(tmp_path, pictures(tmp_path)), fields={"seg": "seg", "note": "words"})
-    packer.convert(source, "tar", tmp_path / "set", workers=1, checksums=False)
+    packer.convert(source, "tar", tmp_path / "set", run=packer.Run(workers=1), shards=packer.Shards(checksums=False))
     info = json.loads((tmp_path / "set/dataset.json").read_text())
     info["fields"] |= {"seg": "mask", "note": "boxes"}
     (tmp_path / "set/dataset.json").write_text(json.dumps(info))
@@ -371,7 +377,7 @@ def test_a_deep_check_finds_a_field_that_is_not_what_it_should_be(tmp_path: Path
 
 def test_kinds_can_be_given_to_a_set_that_does_not_say_them(tmp_path: Path) -> None:
     source = packer.open_source(table(tmp_path, pictures(tmp_path)), fields={"seg": "seg"})
-    packer.convert(source, "tar", tmp_path / "set", workers=1)
+    packer.convert(source, "tar", tmp_path / "set", run=packer.Run(workers=1))
     with readers.open(tmp_path / "set") as reader:
         given = reader.with_kinds({"seg": "mask"})
         assert (reader.kinds["seg"], given.kinds["seg"]) == ("file", "mask")
@@ -386,7 +392,9 @@ def test_kinds_can_be_given_to_a_set_that_does_not_say_them(tmp_path: Path) -> N
 
 
 def test_unknown_kinds_in_files_are_refused(tmp_path: Path) -> None:
-    packer.convert(packer.open_source(table(tmp_path, pictures(tmp_path))), "hdf5", tmp_path / "set", workers=1)
+    packer.convert(
+        packer.open_source(table(tmp_path, pictures(tmp_path))), "hdf5", tmp_path / "set", run=packer.Run(workers=1)
+    )
     shard = next((tmp_path / "set").glob("*.h5"))
     with h5py.File(shard, "r+") as file:
         kinds = file.attrs["field_kinds"]

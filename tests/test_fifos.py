@@ -22,13 +22,13 @@ def whole(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("fifos")
     shutil.copytree(tree / "val", root / "source/val")
     (root / "source/val/cat/broken.jpg").write_bytes(b"\xff\xd8\xff")
-    packer.convert(root / "source", to="tar", output=root / "set", workers=1, on_error="skip")
+    packer.convert(root / "source", to="tar", output=root / "set", run=packer.Run(workers=1, on_error="skip"))
     return root / "set"
 
 
 def read_all(root: Path) -> None:
     with readers.open(root) as reader:
-        reader.table.columns.index.check(reader.fields)
+        reader.table.columns.check()
         for i in range(len(reader)):
             reader.read(i)
 
@@ -44,7 +44,7 @@ COMMANDS: dict[str, Callable[[Path, Path], object]] = {
     "inspect": lambda root, out: packer.inspect(root),
     "verify": lambda root, out: checked(root),
     "extract": lambda root, out: packer.extract(root, out),
-    "convert": lambda root, out: packer.convert(root, to="hdf5", output=out, workers=1),
+    "convert": lambda root, out: packer.convert(root, to="hdf5", output=out, run=packer.Run(workers=1)),
     "overwrite": lambda root, out: packer.convert(root.parent / "source", to="hdf5", output=root, overwrite=True),
     "export-index": lambda root, out: packer.export_index(root, "dali", output=out),
     "stage": lambda root, out: set_files(root),

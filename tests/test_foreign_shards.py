@@ -12,7 +12,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from conftest import make_jpeg
+from conftest import by_subject, make_jpeg
 from PIL import Image
 from suites.containers import HDF5_LAYOUTS, example, hdf5_of, rec_of, record, tar_of, write
 
@@ -48,7 +48,7 @@ def listed(path: Path, **options: Any) -> SourceListing:
 
 
 def convert(source: Any, out: Path, to: str = "tar", **options: Any) -> Path:
-    return packer.convert(source, to, out, **{"workers": 1, **options}).output
+    return packer.convert(source, to, out, **by_subject(options, workers=1)).output
 
 
 def ranges_with_names(file: Any) -> None:

@@ -20,9 +20,10 @@ import packer
 import readers
 from cache.errors import TrainerError
 from packer.testing.children import end_of
+from readers import Threads
 from readers.caching import cached
 from readers.loader import ImageLoader
-from readers.opening import open_copied, open_packed
+from readers.opening.packed import open_copied, open_packed
 from readers.order import Shuffled
 from readers.torch import ImageDataset
 
@@ -38,7 +39,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "images").mkdir()
     for i in range(COUNT):
         (root / "images" / f"{i:02d}.jpg").write_bytes(make_jpeg(i))
-    packer.convert(root / "images", to="tar", output=root / "set", samples_per_shard=2)
+    packer.convert(root / "images", to="tar", output=root / "set", shards=packer.Shards(samples=2))
     return root / "set"
 
 
@@ -120,7 +121,7 @@ def test_workers_start_while_a_loader_is_under_way(packed: Path, monkeypatch: py
     slow_opens(monkeypatch)
     reader = open_packed(packed, open_shards=2)
     for seed in range(4):
-        under_way = iter(ImageLoader(reader, 2, threads=3, prefetch=4, seed=seed))
+        under_way = iter(ImageLoader(reader, 2, threads=Threads(3, prefetch=4), seed=seed))
         next(under_way)
         with threads_that(lambda: read_all(reader), 1):
             loader = DataLoader(ImageDataset(reader), 10, num_workers=2, timeout=SECONDS)

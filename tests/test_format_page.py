@@ -13,7 +13,7 @@ import pytest
 
 import packer
 import readers
-from readers.index import Index
+from readers.table import Index
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "format.md").read_text(encoding="utf-8")
@@ -56,8 +56,7 @@ def test_the_table_of_columns_is_what_packing_writes(source: Path, tmp_path: Pat
 def test_readers_accept_columns_as_the_table_has_them(tmp_path: Path) -> None:
     for name, (dtype, length) in columns_of({"image": False, "note": True}).items():
         np.save(tmp_path / name, np.zeros({"n": 3, "n + 1": 4, "bytes": 0}[length], dtype))
-    index = Index(tmp_path, 3)
-    index.check(["image", "note"], ["note"])
+    Index(tmp_path, 3, ["image", "note"], ["note"]).check()
 
 
 def test_the_program_of_the_page_reads_a_sample(

@@ -27,7 +27,7 @@ from packer.testing.formats import (
     sample,
     two_samples,
 )
-from readers.sample import NO_LABEL
+from readers.table import NO_LABEL
 
 X = example(image__encoded=b"x")
 

@@ -185,7 +185,7 @@ def newer(unpacked: Callable[[Path], Path], tmp_path: Path) -> Path:
         lambda place: packer.inspect(place),
         lambda place: packer.extract(place, place.parent / "out", workers=1),
         lambda place: packer.drop(place, keys=["image-0"]),
-        lambda place: packer.append(place, place, workers=1),
+        lambda place: packer.append(place, place, run=packer.Run(workers=1)),
         lambda place: readers.stage(place, place.parent / "copy", any_filesystem=True).__enter__(),
     ],
     ids=["open", "verify", "inspect", "extract", "drop", "append", "stage"],

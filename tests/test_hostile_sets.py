@@ -39,7 +39,9 @@ COLUMN_BYTES = [b"\xff" * 8, b"\0" * 8, b"\x01" + b"\0" * 7]
 def sets(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A set of each format; read-only."""
     root = tmp_path_factory.mktemp("hostile")
-    return {to: packer.convert(tree / "val", to=to, output=root / to, workers=1).output for to in FORMATS}
+    return {
+        to: packer.convert(tree / "val", to=to, output=root / to, run=packer.Run(workers=1)).output for to in FORMATS
+    }
 
 
 def edit(root: Path, change: Callable[[dict[str, Any]], None]) -> None:
@@ -62,8 +64,8 @@ def commands(root: Path, tree: Path, scratch: Path, to: str) -> dict[str, Callab
         "verify": lambda: packer.verify(root, workers=1, deep=True),
         "verify against": lambda: packer.verify(root, against=tree, workers=1),
         "extract": lambda: packer.extract(root, scratch / "tree"),
-        "convert from": lambda: packer.convert(root, to="tar", output=scratch / "set", workers=1),
-        "convert again": lambda: packer.convert(tree, to=to, output=root, workers=1),
+        "convert from": lambda: packer.convert(root, to="tar", output=scratch / "set", run=packer.Run(workers=1)),
+        "convert again": lambda: packer.convert(tree, to=to, output=root, run=packer.Run(workers=1)),
         "select": lambda: list(readers.open(root).select(indices=range(2)).keys),
         "index": lambda: packer.index([root], workers=1),
     }

@@ -148,7 +148,7 @@ def damaged(data: bytes, rng: random.Random) -> bytes:
 def attempt(source: Path, out: Path) -> str:
     """Convert, and look at what came of it: "packed", "refused", or raises."""
     try:
-        packer.convert(source, "tar", out, workers=1, on_error="skip")
+        packer.convert(source, "tar", out, run=packer.Run(workers=1, on_error="skip"))
     except PackerError as error:
         assert source.name in str(error), f"an error that does not name the source: {error}"
         return "refused"
@@ -202,7 +202,7 @@ def limited(tmp_path: Path, source: Path) -> str:
 
     def work() -> str:
         try:
-            packer.convert(source, "tar", tmp_path / "out", workers=1)
+            packer.convert(source, "tar", tmp_path / "out", run=packer.Run(workers=1))
         except PackerError as error:
             report.write_text(str(error))
             return "refused"
@@ -304,7 +304,7 @@ def test_no_other_file_is_read(tmp_path: Path, make: Callable[..., None], pipe: 
     hdf5_of(path, make, secret)
     with bounded(120), pytest.raises(PackerError, match=r"another file|external file|other files"):
         if command == "convert":
-            packer.convert(path, "tar", tmp_path / "out", workers=1, on_error="quarantine")
+            packer.convert(path, "tar", tmp_path / "out", run=packer.Run(workers=1, on_error="quarantine"))
         else:
             packer.index([path], tmp_path / "out", workers=1)
     assert not any(SECRET in found.read_bytes() for found in (tmp_path / "out").rglob("*") if found.is_file())
@@ -316,7 +316,7 @@ def test_soft_links_that_lead_in_circles_are_named(tmp_path: Path) -> None:
         file["one"], file["two"] = h5py.SoftLink("/two"), h5py.SoftLink("/one")
 
     with pytest.raises(SourceError, match=r"loop\.h5: /one is a soft link that leads back to itself"):
-        packer.convert(hdf5_of(tmp_path / "loop.h5", loop), "tar", tmp_path / "out", workers=1)
+        packer.convert(hdf5_of(tmp_path / "loop.h5", loop), "tar", tmp_path / "out", run=packer.Run(workers=1))
 
 
 def test_soft_links_that_lead_nowhere_are_left_out(tmp_path: Path) -> None:
@@ -324,5 +324,5 @@ def test_soft_links_that_lead_nowhere_are_left_out(tmp_path: Path) -> None:
         ranges(file)
         file["image"] = h5py.SoftLink("/gone")
 
-    result = packer.convert(hdf5_of(tmp_path / "old.h5", broken), "tar", tmp_path / "out", workers=1)
+    result = packer.convert(hdf5_of(tmp_path / "old.h5", broken), "tar", tmp_path / "out", run=packer.Run(workers=1))
     assert (result.samples, sum(result.left_out.values())) == (4, 1)

@@ -267,7 +267,13 @@ def test_a_page_whose_header_lies(tmp_path: Path) -> None:
 
 def test_rows_are_read_in_their_order(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"cannot be read in shuffled order; convert it as it is, and then"):
-        packer.convert(packer.open_source(one_file(tmp_path)), "tar", tmp_path / "out", shuffle=1, workers=1)
+        packer.convert(
+            packer.open_source(one_file(tmp_path)),
+            "tar",
+            tmp_path / "out",
+            shards=packer.Shards(shuffle=1),
+            run=packer.Run(workers=1),
+        )
 
 
 @pytest.mark.faults
@@ -288,7 +294,13 @@ def test_a_set_of_the_library_itself(tmp_path: Path) -> None:
         part = made.shard(2, number, contiguous=True)
         part.to_parquet(tmp_path / "set" / "data" / f"train-{number:05d}-of-00002.parquet")
     theirs = datasets.load_dataset(str(tmp_path / "set"), split="train", cache_dir=str(tmp_path / "cache"))
-    packer.convert(packer.open_source(tmp_path / "set"), "hdf5", tmp_path / "out", workers=2, samples_per_shard=2)
+    packer.convert(
+        packer.open_source(tmp_path / "set"),
+        "hdf5",
+        tmp_path / "out",
+        run=packer.Run(workers=2),
+        shards=packer.Shards(samples=2),
+    )
     with readers.open(tmp_path / "out", "train", verify=True) as reader:
         assert tuple(reader.classes) == tuple(theirs.features["label"].names)
         plain = theirs.cast_column("image", datasets.Image(decode=False))
@@ -390,7 +402,7 @@ def test_a_folder_of_save_to_disk_is_named_with_the_line_that_packs_it(
     whole = datasets.DatasetDict(train=datasets.Dataset.from_dict(rows, features=features))
     whole.save_to_disk(tmp_path / "saved")
     with pytest.raises(SourceError, match="of Hugging Face's save_to_disk, run  python -c ") as refusal:
-        packer.convert(tmp_path / "saved", "tar", tmp_path / "no", workers=1)
+        packer.convert(tmp_path / "saved", "tar", tmp_path / "no", run=packer.Run(workers=1))
     line = next(text for text in str(refusal.value).splitlines() if "python -c" in text).partition("python -c ")[2]
     (code,) = shlex.split(line)
     monkeypatch.chdir(tmp_path)

@@ -17,7 +17,7 @@ import readers
 from packer.formats import format_named
 from packer.formats.base import PackedSample, ShardSpec
 from readers.order import ResumeToken, Shuffled
-from readers.sample import NO_LABEL
+from readers.table import NO_LABEL
 
 HEADER_COLUMNS = ("height", "width", "components", "process", "orientation", "media", "image.name")
 
@@ -27,7 +27,7 @@ def packed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """Three samples with masks, one of them without; read-only."""
     root = tmp_path_factory.mktemp("checksums")
     tree_of(root / "in", {f"train/cat/{number}.JPEG": make_jpeg(number) for number in range(3)})
-    return packer.convert(root / "in", to=request.param, output=root / "set", workers=1).output
+    return packer.convert(root / "in", to=request.param, output=root / "set", run=packer.Run(workers=1)).output
 
 
 def copy_of(packed: Path, tmp_path: Path) -> Path:
@@ -88,7 +88,7 @@ def test_nothing_is_extracted_or_converted_by_a_damaged_index(packed: Path, tmp_
     with pytest.raises(readers.DatasetError, match=r"image\.name\.npy: its CRC32C is .*rebuild it with  packer index"):
         packer.extract(root, tmp_path / "out")
     with pytest.raises(readers.DatasetError, match=r"image\.name\.npy: its CRC32C is"):
-        packer.convert(root, to="tar", output=tmp_path / "other", workers=1)
+        packer.convert(root, to="tar", output=tmp_path / "other", run=packer.Run(workers=1))
     with pytest.raises(readers.StagingError, match=r"image\.name\.npy"), readers.stage(root, target=tmp_path / "to"):
         pytest.fail("a damaged index was staged")
 
@@ -106,7 +106,7 @@ def test_a_damaged_index_at_an_address_is_detected(packed: Path, tmp_path: Path,
     for _ in range(2):  # with the index that is kept here, and without
         result = packer.verify(address)
         assert not result.ok and "width.npy" in str(result.problems[0]), result.problems
-        shutil.rmtree(readers.remote.index_cache_folder(), ignore_errors=True)
+        shutil.rmtree(readers.opening.remote.index_cache_folder(), ignore_errors=True)
 
 
 def two_images(folder: Path) -> Path:

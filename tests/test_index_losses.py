@@ -20,7 +20,7 @@ from packer.sources.shards import missing_shards
 from packer.testing.children import crashes_at
 from readers.headers import parse_header
 from readers.layout import DOCUMENTS
-from readers.sample import NO_LABEL
+from readers.table import NO_LABEL
 
 FORMATS = ("tfrecord", "tar")
 
@@ -29,7 +29,9 @@ FORMATS = ("tfrecord", "tar")
 def original(request: pytest.FixtureRequest, tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six shards of train, two of val; tests may not write to it."""
     out = tmp_path_factory.mktemp("losses") / "set"
-    return packer.convert(tree, to=request.param, output=out, workers=1, samples_per_shard=6).output
+    return packer.convert(
+        tree, to=request.param, output=out, run=packer.Run(workers=1), shards=packer.Shards(samples=6)
+    ).output
 
 
 @pytest.fixture
@@ -134,7 +136,9 @@ def test_numbers_in_names_show_what_is_missing(names: list[str], count: int, fir
 
 
 def test_a_record_that_was_cut_off_is_a_loss(tree: Path, tmp_path: Path) -> None:
-    root = packer.convert(tree, to="tfrecord", output=tmp_path / "set", workers=1, samples_per_shard=12).output
+    root = packer.convert(
+        tree, to="tfrecord", output=tmp_path / "set", run=packer.Run(workers=1), shards=packer.Shards(samples=12)
+    ).output
     path = shards_of(root)[1]
     data, position = path.read_bytes(), 0
     for _ in range(10):
@@ -190,7 +194,7 @@ def test_an_error_in_the_middle_leaves_the_set_whole(packed: Path, monkeypatch: 
 
 
 def test_a_crash_at_every_step_leaves_the_old_index_or_the_new_one(tree: Path, tmp_path: Path) -> None:
-    old = packer.convert(tree / "train", to="tfrecord", output=tmp_path / "old", workers=1).output
+    old = packer.convert(tree / "train", to="tfrecord", output=tmp_path / "old", run=packer.Run(workers=1)).output
     before, out = files_of(old), tmp_path / "out"
     outcomes: dict[str, int] = {}
     for step in range(1, 300, 3):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from gpu_doubles import install
+from loader_options import grouped
 from PIL import Image
 from test_fields import image_bytes, table
 from test_placement import image_of, painted, shown
@@ -19,6 +21,7 @@ from torch.utils.data import DataLoader
 import packer
 import readers
 from cache.errors import BadSampleError, UnknownNameError
+from readers import Decode, Ranks, Views
 from readers.augment import (
     ColorJitter,
     MixUp,
@@ -85,7 +88,7 @@ def rows_of(root: Path, missing: bool = False) -> Iterator[dict[str, Any]]:
 
 def packed_in(root: Path, missing: bool = False) -> Path:
     source = packer.open_source(table(root, list(rows_of(root, missing))), fields=KINDS)
-    packer.convert(source, "tar", root / "set", workers=1)
+    packer.convert(source, "tar", root / "set", run=packer.Run(workers=1))
     return root / "set"
 
 
@@ -142,7 +145,7 @@ def check_aligned(sample: dict[str, Any], margin: int = 60, fill: int = 0) -> No
 # --- what a batch has ---------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("ops", [OPS, TURNED, [Resize((60, 50))], [RandomRotation(30), *OPS, ColorJitter()]], ids=repr)
 def test_fields_are_on_their_images(reader: readers.Reader, ops: list[Any]) -> None:
-    loader = ImageLoader(reader, 7, augment=ops, fields=NAMES, seed=3, tail="exact", threads=2)
+    loader = ImageLoader(reader, 7, augment=ops, fields=NAMES, seed=3, ranks=Ranks(tail="exact"), threads=2)
     samples = by_index(loader)
     assert sorted(samples) == list(range(COUNT))
     for index, sample in samples.items():
@@ -157,7 +160,7 @@ def test_fields_are_on_their_images(reader: readers.Reader, ops: list[Any]) -> N
 def test_types_and_shapes_of_a_batch(reader: readers.Reader) -> None:
     names = {"pixel_values": "image", "labels": "mask", "boxes": "boxes", "text": "caption"}
     ops = [*OPS, Normalize((0.5,) * 3, (0.5,) * 3)]
-    batch = next(iter(ImageLoader(reader, 8, augment=ops, fields=names, layout="NCHW")))
+    batch = next(iter(ImageLoader(reader, 8, augment=ops, fields=names, decode=Decode(layout="NCHW"))))
     assert list(batch) == list(names) and batch["pixel_values"].dtype == torch.float32
     assert batch["labels"].dtype == torch.uint8 and batch["labels"].shape == (8, 48, 48)
     assert isinstance(batch["boxes"], list) and batch["boxes"][0].shape[1:] == (4,)
@@ -174,7 +177,7 @@ def test_without_the_image_fields_are_as_they_were_packed(reader: readers.Reader
 
 def test_views_have_masks_and_boxes_of_their_own(reader: readers.Reader) -> None:
     names = ("image", "mask", "boxes", "box_labels", "caption")
-    loader = ImageLoader(reader, 6, views=[OPS, TURNED], fields=names, seed=1)
+    loader = ImageLoader(reader, 6, augment=Views([OPS, TURNED]), fields=names, seed=1)
     images, masks, boxes, labels, captions = next(iter(loader))
     assert len(images) == len(masks) == len(boxes) == len(labels) == 2 and len(captions) == 6
     assert not torch.equal(masks[0], masks[1])
@@ -187,8 +190,8 @@ def test_views_have_masks_and_boxes_of_their_own(reader: readers.Reader) -> None
 def test_boxes_that_are_hardly_visible_are_left_out_with_their_rows(reader: readers.Reader) -> None:
     names = ("image", "boxes", "box_labels", "index")
     kept, few, all_of_them = (
-        by_index(ImageLoader(reader, 8, augment=OPS, fields=names, field_options=options, seed=2), names)
-        for options in (None, FieldOptions(min_visible=0.6), FieldOptions(keep_boxes=True))
+        by_index(ImageLoader(reader, 8, augment=OPS, fields=replace(options, names=names), seed=2), names)
+        for options in (FieldOptions(), FieldOptions(min_visible=0.6), FieldOptions(keep_boxes=True))
     )
     counts = [sum(len(sample["boxes"]) for sample in some.values()) for some in (few, kept, all_of_them)]
     assert counts[0] < counts[1] < counts[2] == 2 * COUNT
@@ -203,15 +206,14 @@ def test_boxes_that_are_hardly_visible_are_left_out_with_their_rows(reader: read
 def test_labels_of_boxes_follow_boxes_that_are_not_asked_for(reader: readers.Reader) -> None:
     options: dict[str, Any] = {"augment": OPS, "seed": 2}
     names = ("image", "box_labels", "index")
-    alone = by_index(ImageLoader(reader, 8, fields=names, **options), names)
-    together = by_index(ImageLoader(reader, 8, fields=NAMES, **options))
+    alone = by_index(ImageLoader(reader, 8, fields=names, **grouped(options)), names)
+    together = by_index(ImageLoader(reader, 8, fields=NAMES, **grouped(options)))
     assert all(same(sample["box_labels"], together[index]["box_labels"]) for index, sample in alone.items())
 
 
 def test_what_comes_into_view_has_the_number_that_was_asked_for(reader: readers.Reader) -> None:
-    loader = ImageLoader(
-        reader, COUNT, augment=TURNED, fields=("image", "mask"), field_options=FieldOptions(mask_fill=255)
-    )
+    fields = FieldOptions(names=("image", "mask"), mask_fill=255)
+    loader = ImageLoader(reader, COUNT, augment=TURNED, fields=fields)
     ((images, masks),) = loader
     dark = (images < 140).all(dim=1)  # half of a pixel at most is of the image
     assert (masks == 255).any() and dark[masks == 255].float().mean() > 0.99
@@ -285,9 +287,9 @@ def test_a_decoder_of_batches_has_the_same_fields(reader: readers.Reader, monkey
     double = install(monkeypatch, "torchvision")
     double.refuse = {bytes(reader.read(i)) for i in (0, 8)}
     options: dict[str, Any] = {"augment": TURNED, "fields": NAMES, "seed": 7}
-    expected = by_index(ImageLoader(reader, 6, **options))
+    expected = by_index(ImageLoader(reader, 6, **grouped(options)))
     with pytest.warns(UserWarning, match="which the CPU decodes"):
-        found = by_index(ImageLoader(reader, 6, decoder="torchvision", **options))
+        found = by_index(ImageLoader(reader, 6, **grouped({"decode": Decode(decoder="torchvision"), **options})))
     assert sum(double.calls) and expected.keys() == found.keys()
     for index, sample in found.items():
         check_aligned(sample)
@@ -323,7 +325,7 @@ def broken(tmp_path: Path) -> Iterator[readers.Reader]:
         table(tmp_path, rows),
         fields={"mask": "seg"} | {name: column for name, column in KINDS.items() if column != "seg"},
     )
-    packer.convert(source, "tar", tmp_path / "set", workers=1)
+    packer.convert(source, "tar", tmp_path / "set", run=packer.Run(workers=1))
     with readers.open(tmp_path / "set") as reader:
         yield reader.with_kinds({"mask": "mask"})
 
@@ -337,12 +339,12 @@ def test_a_bad_field_makes_a_bad_sample(
     install(monkeypatch, "torchvision")
     options: dict[str, Any] = {"augment": OPS, "fields": names, "shuffle": False, "decoder": decoder}
     with pytest.raises(BadSampleError, match=r"sample 3 \(03\): field mask: .*; find all such"):
-        list(ImageLoader(broken, 6, **options))
-    skipping = ImageLoader(broken, 6, on_error="skip", **options)
+        list(ImageLoader(broken, 6, **grouped(options)))
+    skipping = ImageLoader(broken, 6, on_error="skip", **grouped(options))
     with pytest.warns(UserWarning, match=r"3 bad samples were skipped, the first is sample 3 \(03\): field mask"):
         left = by_index(skipping, names)
     assert sorted(left) == [n for n in range(COUNT) if n not in BAD]
-    replacing = ImageLoader(broken, 6, on_error="substitute", **options)
+    replacing = ImageLoader(broken, 6, on_error="substitute", **grouped(options))
     with pytest.warns(UserWarning, match="3 bad samples were replaced"):
         batches = list(replacing)
     assert sum(len(batch[names.index("index")]) for batch in batches) == COUNT
@@ -369,7 +371,9 @@ def test_a_data_set_treats_bad_fields_as_bad_images(broken: readers.Reader, name
 def test_rows_that_do_not_belong_to_boxes_are_named(tmp_path: Path) -> None:
     rows = list(rows_of(tmp_path))
     rows[5]["ids"] = [1]
-    packer.convert(packer.open_source(table(tmp_path, rows), fields=KINDS), "tar", tmp_path / "set", workers=1)
+    packer.convert(
+        packer.open_source(table(tmp_path, rows), fields=KINDS), "tar", tmp_path / "set", run=packer.Run(workers=1)
+    )
     with readers.open(tmp_path / "set") as reader:
         dataset = ImageDataset(reader, OPS, fields=("image", "box_labels"))
         with pytest.raises(BadSampleError, match=r"field box_labels: is \[1\], but there are 3 boxes: expected a row"):
@@ -379,7 +383,9 @@ def test_rows_that_do_not_belong_to_boxes_are_named(tmp_path: Path) -> None:
 def test_a_mask_of_another_image_is_a_bad_sample(tmp_path: Path) -> None:
     rows = list(rows_of(tmp_path))
     rows[0]["seg"] = rows[1]["seg"]
-    packer.convert(packer.open_source(table(tmp_path, rows), fields=KINDS), "tar", tmp_path / "set", workers=1)
+    packer.convert(
+        packer.open_source(table(tmp_path, rows), fields=KINDS), "tar", tmp_path / "set", run=packer.Run(workers=1)
+    )
     with readers.open(tmp_path / "set") as reader:
         dataset = ImageDataset(reader, OPS, fields=("image", "mask"))
         with pytest.raises(BadSampleError, match="field mask: has 120 x 90 pixels, the upright image 90 x 120"):
@@ -447,7 +453,7 @@ def test_arrays_of_any_type_become_tensors(dtype: str, tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", value)
     (tmp_path / "0.png").write_bytes(image_bytes(painted(0, 8, 8).astype(np.uint8)))
     source = packer.open_source(table(tmp_path, [{"path": "0.png", "a": "a.npy"}]), fields={"a:array": "a"})
-    packer.convert(source, "tar", tmp_path / "set", workers=1)
+    packer.convert(source, "tar", tmp_path / "set", run=packer.Run(workers=1))
     with readers.open(tmp_path / "set") as reader:
         (found,) = ImageDataset(reader, fields=("a",))[0]
     assert isinstance(found, torch.Tensor) and found.tolist() == value.tolist()

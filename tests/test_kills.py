@@ -66,7 +66,7 @@ class Convert(Job):
     def __init__(self, folder: Path, tree: Path, other: Path, to: str) -> None:
         super().__init__(folder, tree, other)
         self.out, self.to = folder / "out", to
-        packer.convert(tree, to=to, output=folder / "whole", workers=1, samples_per_shard=9)
+        packer.convert(tree, to=to, output=folder / "whole", run=packer.Run(workers=1), shards=packer.Shards(samples=9))
         self.whole = files_of(folder / "whole")
 
     def command(self) -> list[str]:
@@ -92,7 +92,7 @@ class Overwrite(Convert):
 
     def __init__(self, folder: Path, tree: Path, other: Path, to: str) -> None:
         super().__init__(folder, tree, other, to)
-        packer.convert(other, to=to, output=folder / "old", workers=1, samples_per_shard=9)
+        packer.convert(other, to=to, output=folder / "old", run=packer.Run(workers=1), shards=packer.Shards(samples=9))
         self.old = files_of(folder / "old")
 
     def prepare(self) -> None:
@@ -114,7 +114,7 @@ class Index(Job):
     def __init__(self, folder: Path, tree: Path, other: Path, to: str) -> None:
         super().__init__(folder, tree, other)
         self.out = folder / "out"
-        packer.convert(tree, to=to, output=self.out, workers=1, samples_per_shard=9)
+        packer.convert(tree, to=to, output=self.out, run=packer.Run(workers=1), shards=packer.Shards(samples=9))
         self.samples = self.content()
 
     def content(self) -> list[tuple[str, int, bytes]]:
@@ -143,7 +143,7 @@ class IndexChanged(Job):
     def __init__(self, folder: Path, tree: Path, other: Path) -> None:
         super().__init__(folder, tree, other)
         self.out, old = folder / "out", folder / "old"
-        packer.convert(tree, to="tfrecord", output=old, workers=1, samples_per_shard=9)
+        packer.convert(tree, to="tfrecord", output=old, run=packer.Run(workers=1), shards=packer.Shards(samples=9))
         self.old = files_of(old)
         (folder / "names.txt").write_text("nothing\ncat\ndog\n")
         self.whole: dict[str, bytes] = {}
@@ -174,7 +174,7 @@ class Extract(Job):
     def __init__(self, folder: Path, tree: Path, other: Path) -> None:
         super().__init__(folder, tree, other)
         self.out = folder / "out"
-        packer.convert(tree, to="tar", output=folder / "set", workers=1)
+        packer.convert(tree, to="tar", output=folder / "set", run=packer.Run(workers=1))
         self.whole = files_of(tree)
 
     def command(self) -> list[str]:
@@ -196,7 +196,9 @@ class Stage(Job):
     def __init__(self, folder: Path, tree: Path, other: Path) -> None:
         super().__init__(folder, tree, other)
         self.to = folder / "local"
-        packer.convert(tree, to="tfrecord", output=folder / "set", workers=1, samples_per_shard=9)
+        packer.convert(
+            tree, to="tfrecord", output=folder / "set", run=packer.Run(workers=1), shards=packer.Shards(samples=9)
+        )
         self.whole = {name: data for name, data in files_of(folder / "set").items() if name not in DOCUMENTS}
 
     def command(self) -> list[str]:
@@ -233,7 +235,7 @@ class CacheFill(Job):
     def __init__(self, folder: Path, tree: Path, other: Path) -> None:
         super().__init__(folder, tree, other)
         self.memory = folder / "memory"
-        packer.convert(tree, to="hdf5", output=folder / "set", workers=1)
+        packer.convert(tree, to="hdf5", output=folder / "set", run=packer.Run(workers=1))
         with readers.open(folder / "set", "train") as reader:
             self.samples = [bytes(data) for data in reader.read_many(range(len(reader)))]
 

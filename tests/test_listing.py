@@ -18,22 +18,23 @@ import pytest
 from conftest import make_jpeg
 
 import packer
-import readers.tree
+import readers.opening.tree
 from cache.errors import SourceError
-from packer.conversion.plan import ConvertOptions, make_plan
+from packer.conversion.options import ConvertOptions, Shards
+from packer.conversion.plan import make_plan
 from packer.formats import format_named
 from packer.sources.base import SomeSamples, SourceListing
 from packer.sources.folder import FolderSource, list_tree
 from packer.testing.formats import bounded
-from readers.strings import NamesBuilder
-from readers.tree import UNKNOWN, TreeFile, TreeFiles, scan
+from readers.opening.tree import UNKNOWN, TreeFile, TreeFiles, scan
+from readers.table import NamesBuilder
 
 
 @pytest.fixture
 def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes get work of a tree of a few files, and folders of 8 or more are shared out again."""
     for name, value in (("_FEWEST_FILES", 2), ("_RUN", 8), ("_SLICE", 3), ("_BLOCK", 5)):
-        monkeypatch.setattr(readers.tree, name, value)
+        monkeypatch.setattr(readers.opening.tree, name, value)
 
 
 @pytest.fixture
@@ -102,14 +103,14 @@ def test_a_folder_that_vanishes_while_it_is_examined(
 
 @pytest.mark.usefixtures("small_tasks")
 def test_a_process_that_dies_costs_nothing(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected, parent, original = scan(mixed, []), os.getpid(), readers.tree._examine
+    expected, parent, original = scan(mixed, []), os.getpid(), readers.opening.tree._examine
 
     def deadly(*arguments: Any) -> Any:
         if os.getpid() != parent:
             os.kill(os.getpid(), signal.SIGKILL)
         return original(*arguments)
 
-    monkeypatch.setattr(readers.tree, "_examine", deadly)
+    monkeypatch.setattr(readers.opening.tree, "_examine", deadly)
     with bounded():
         assert scan(mixed, [], 4) == expected
 
@@ -208,7 +209,7 @@ def deep(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("to", ["hdf5", "tar"])
 def test_trees_may_be_1500_folders_deep(deep: Path, tmp_path: Path, to: str) -> None:
-    assert packer.convert(deep, to, tmp_path / "out", workers=1).samples == 1
+    assert packer.convert(deep, to, tmp_path / "out", run=packer.Run(workers=1)).samples == 1
     with readers.open(tmp_path / "out", verify=True) as reader, readers.open_folder(deep) as folder:
         assert [bytes(sample.image) for sample in reader] == [make_jpeg(1)]
         assert folder.keys == list(reader.keys) == ["d/" * 1500 + "1"]
@@ -245,7 +246,7 @@ def test_a_listing_takes_at_most_100_bytes_a_sample() -> None:
     try:
         before, _ = tracemalloc.get_traced_memory()
         listing = list_tree(TreeFiles.of([f"train/{name}" for name in names], [100_000] * len(names)), None, "x", [])
-        plan = make_plan(listing, ConvertOptions("tar", shuffle=0), format_named("tar"))
+        plan = make_plan(listing, ConvertOptions("tar", shards=Shards(shuffle=0)), format_named("tar"))
         gc.collect()
         after, _ = tracemalloc.get_traced_memory()
     finally:
@@ -276,7 +277,7 @@ def test_a_folder_of_many_files_is_sorted_in_runs(tmp_path: Path, monkeypatch: p
     at_once: list[tuple[str, str]] = []
     in_runs: list[tuple[str, str]] = []
     expected = scan(tmp_path, at_once)
-    monkeypatch.setattr(readers.tree, "_RUN", 8)
+    monkeypatch.setattr(readers.opening.tree, "_RUN", 8)
     assert scan(tmp_path, in_runs) == expected
     assert in_runs == at_once == [(f".{i}", "hidden") for i in range(3)]
     assert [file.path for file in expected] == [*sorted(f"{i}.jpg" for i in range(50)), "d3/ü.jpg"]

@@ -57,7 +57,9 @@ EXPECTED = [(f"{n:08d}", label, data) for n, (data, label) in enumerate(zip(IMAG
 @pytest.mark.parametrize("workers", [1, 2])
 def test_datums(tmp_path: Path, workers: int) -> None:
     path = write(tmp_path / "ilsvrc12_val_lmdb", datums(), subdir=workers == 1)
-    result = packer.convert(path, "tar", tmp_path / "out", workers=workers, samples_per_shard=2)
+    result = packer.convert(
+        path, "tar", tmp_path / "out", run=packer.Run(workers=workers), shards=packer.Shards(samples=2)
+    )
     assert result.splits == {"val": 5}
     assert contents(tmp_path / "out", "val") == EXPECTED
     assert packer.verify(tmp_path / "out", against=path, workers=1).ok
@@ -67,7 +69,7 @@ def test_datums(tmp_path: Path, workers: int) -> None:
 def test_pixels_become_png_with_red_first(tmp_path: Path, channels: int) -> None:
     planes = np.ascontiguousarray(PIXELS[..., :channels][..., ::-1].transpose(2, 0, 1))  # blue first, as OpenCV has it
     value = datum(planes.tobytes(), 3, (channels, 6, 7), encoded=False)
-    packer.convert(write(tmp_path / "x", {b"0": value}), "tar", tmp_path / "out", workers=1)
+    packer.convert(write(tmp_path / "x", {b"0": value}), "tar", tmp_path / "out", run=packer.Run(workers=1))
     [(_, label, image)] = contents(tmp_path / "out")
     with Image.open(io.BytesIO(image)) as picture:
         assert (label, picture.format) == (3, "PNG")
@@ -76,7 +78,7 @@ def test_pixels_become_png_with_red_first(tmp_path: Path, channels: int) -> None
 
 def test_what_is_not_an_image_is_left_out(tmp_path: Path) -> None:
     path = write(tmp_path / "x", {b"a/1.jpg": IMAGES[0], b"__len__": b"\x80\x04K\x05."})
-    result = packer.convert(path, "tar", tmp_path / "out", workers=1)
+    result = packer.convert(path, "tar", tmp_path / "out", run=packer.Run(workers=1))
     assert (result.samples, sum(result.left_out.values())) == (1, 1)
 
 
@@ -94,8 +96,8 @@ def test_a_bad_datum_falls_under_on_error(tmp_path: Path) -> None:
     }
     path = write(tmp_path / "x", {b"0": datum(IMAGES[0], 1)} | wrong)
     with pytest.raises(BadSampleError, match="1: is not a Datum with an image: it has no data"):
-        packer.convert(path, "tar", tmp_path / "a", workers=1)
-    result = packer.convert(path, "tar", tmp_path / "b", workers=1, on_error="skip")
+        packer.convert(path, "tar", tmp_path / "a", run=packer.Run(workers=1))
+    result = packer.convert(path, "tar", tmp_path / "b", run=packer.Run(workers=1, on_error="skip"))
     assert contents(tmp_path / "b") == [("0", 1, IMAGES[0])]
     assert result.left_out == {"skipped": len(wrong)}
 
@@ -114,19 +116,19 @@ def test_files_that_are_damaged_are_refused(tmp_path: Path, damage: Any, match: 
     path = write(tmp_path / "x.mdb", datums(), subdir=False)
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(SourceError, match=match):
-        packer.convert(path, "tar", tmp_path / "out", workers=1)
+        packer.convert(path, "tar", tmp_path / "out", run=packer.Run(workers=1))
 
 
 def test_an_empty_environment_is_named(tmp_path: Path) -> None:
     with pytest.raises(PackerError, match=f"{tmp_path}/x: holds no values"):
-        packer.convert(write(tmp_path / "x", {}), "tar", tmp_path / "out", workers=1)
+        packer.convert(write(tmp_path / "x", {}), "tar", tmp_path / "out", run=packer.Run(workers=1))
 
 
 def test_a_read_only_environment_is_read_and_left_alone(tmp_path: Path) -> None:
     path = write(tmp_path / "x", datums())
     (path / "lock.mdb").unlink()
     before = {entry.name: entry.stat().st_mtime_ns for entry in os.scandir(path)}
-    packer.convert(path, "tar", tmp_path / "out", workers=1)
+    packer.convert(path, "tar", tmp_path / "out", run=packer.Run(workers=1))
     assert {entry.name: entry.stat().st_mtime_ns for entry in os.scandir(path)} == before
 
 
@@ -155,7 +157,7 @@ def test_values_of_every_size_and_a_deep_tree(tmp_path: Path) -> None:
     listing = packer.open_source(path).list(None)
     part = listing.splits["train"]
     assert list(part.keys) == [key.decode() for key in values] and part.labels.tolist() == list(range(3000))
-    packer.convert(path, "tfrecord", tmp_path / "out", workers=1)
+    packer.convert(path, "tfrecord", tmp_path / "out", run=packer.Run(workers=1))
     with readers.open(tmp_path / "out") as reader:
         assert all(bytes(reader.read(n)) == IMAGES[0] + bytes(n % 7000) for n in range(0, 3000, 37))
 
@@ -165,7 +167,7 @@ def test_databases_inside_are_left_out_and_named(tmp_path: Path) -> None:
     environment = lmdb.open(str(path), max_dbs=1)
     with environment:
         environment.open_db(b"inner")
-    result = packer.convert(path, "tar", tmp_path / "out", workers=1)
+    result = packer.convert(path, "tar", tmp_path / "out", run=packer.Run(workers=1))
     assert result.samples == 5 and sum(result.left_out.values()) == 1
 
 

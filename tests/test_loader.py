@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_jpeg, tree_of
+from loader_options import grouped
 from suites.programs import run_python
 
 import packer
@@ -24,6 +25,7 @@ import readers
 from cache.errors import BadSampleError, TrainerError
 from packer.testing.children import in_child
 from packer.testing.samples import Samples, overwrite
+from readers import Ranks, Threads
 from readers.augment import CenterCrop, ColorJitter, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize
 from readers.decode import decode_image
 from readers.loader import ImageLoader
@@ -88,7 +90,7 @@ def test_each_image_is_its_sample(reader: readers.Reader) -> None:
     seen = []
     fields = ("image", "label", "key", "index")
     for images, labels, keys, indices in ImageLoader(
-        reader, 7, augment=[Resize((34, 34))], tail="exact", fields=fields, seed=3
+        reader, 7, augment=[Resize((34, 34))], ranks=Ranks(tail="exact"), fields=fields, seed=3
     ):
         assert images.dtype == torch.uint8 and images.shape[1:] == (3, 34, 34)
         assert images.is_contiguous(memory_format=torch.channels_last)
@@ -104,7 +106,9 @@ def test_each_image_is_its_sample(reader: readers.Reader) -> None:
 
 def test_layouts_and_dtypes_hold_the_same_values(reader: readers.Reader) -> None:
     def first(*more: Any, **options: Any) -> torch.Tensor:
-        images: torch.Tensor = next(iter(ImageLoader(reader, 8, augment=[*CROP, *more], seed=1, **options)))[0]
+        images: torch.Tensor = next(
+            iter(ImageLoader(reader, 8, seed=1, **grouped({"augment": [*CROP, *more], **options})))
+        )[0]
         return images
 
     raw = first()
@@ -123,7 +127,9 @@ def test_layouts_and_dtypes_hold_the_same_values(reader: readers.Reader) -> None
 def test_an_image_follows_from_seed_epoch_and_sample_alone(reader: readers.Reader, photos: Path, packed: Path) -> None:
     def loader(batch_size: int = 10, over: Any = reader, seed: int = 5, **options: Any) -> ImageLoader:
         augment = [*CROP, ColorJitter(0.4, 0.4, 0.4)]
-        return ImageLoader(over, batch_size, augment=augment, seed=seed, fields=("image", "index"), **options)
+        return ImageLoader(
+            over, batch_size, seed=seed, fields=("image", "index"), **grouped({"augment": augment, **options})
+        )
 
     one = by_number(first := loader(threads=1, prefetch=1))
     for threads, prefetch in ((2, 1), (3, 2), (8, 5)):
@@ -140,7 +146,7 @@ def test_an_image_follows_from_seed_epoch_and_sample_alone(reader: readers.Reade
 
 
 def test_memory_is_used_again(reader: readers.Reader) -> None:
-    loader = ImageLoader(reader, 5, augment=CROP, prefetch=2)
+    loader = ImageLoader(reader, 5, augment=CROP, threads=Threads(prefetch=2))
     assert len({images.data_ptr() for _ in range(4) for images, _ in loader}) <= 2 + 2 + 1
 
 
@@ -175,7 +181,9 @@ def test_a_tensor_goes_to_the_device(reader: readers.Reader) -> None:
 
 
 def test_the_last_batch_of_a_rank_may_be_empty(reader: readers.Reader) -> None:
-    ranks = [ImageLoader(reader, 16, augment=CROP, tail="exact", rank=rank, world_size=3) for rank in range(3)]
+    ranks = [
+        ImageLoader(reader, 16, augment=CROP, ranks=Ranks(tail="exact", rank=rank, world_size=3)) for rank in range(3)
+    ]
     assert [[len(images) for images, _ in loader] for loader in ranks] == [[16, 0], [16, 1], [16, 1]]
     assert [len(loader) for loader in ranks] == [2, 2, 2]
 
@@ -197,11 +205,13 @@ def test_an_epoch_of_other_nodes_is_finished_as_it_began(reader: readers.Reader)
     options: dict[str, Any] = {"fields": ("index",), "tail": "exact"}
     seen = []
     for rank in range(4):
-        loader = ImageLoader(reader, 4, order=NodeLocal(COUNT, 2, 4), rank=rank, world_size=4, **options)
+        loader = ImageLoader(
+            reader, 4, order=NodeLocal(COUNT, 2, 4), **grouped({"ranks": Ranks(rank=rank, world_size=4), **options})
+        )
         part = next(iter(loader))[0].tolist()
         assert all((index < COUNT // 2) == (rank < 2) for index in part)
         seen += part
-    rest = ImageLoader(reader, 4, order=NodeLocal(COUNT, 1, 4), **options)
+    rest = ImageLoader(reader, 4, order=NodeLocal(COUNT, 1, 4), **grouped(options))
     rest.load_state_dict(loader.state_dict())
     assert sorted(seen + [int(index) for (batch,) in rest for index in batch]) == list(range(COUNT))
 
@@ -212,7 +222,7 @@ def test_images_that_are_not_those_of_the_index(damaged: Path, on_error: Any) ->
     reader, results = readers.open(damaged), []
     for threads, batch in ((1, 10), (4, 10), (2, 1)):
         options: dict[str, Any] = {"augment": CROP, "fields": ("image", "index", "label"), "threads": threads}
-        loader = ImageLoader(reader, batch, shuffle=False, on_error=on_error, **options)
+        loader = ImageLoader(reader, batch, shuffle=False, on_error=on_error, **grouped(options))
         if on_error == "raise":
             with pytest.raises(BadSampleError, match=r"sample 3 \(.*\): jpeg image: the index .* `packer verify"):
                 list(loader)
@@ -235,7 +245,9 @@ def test_images_that_are_not_those_of_the_index(damaged: Path, on_error: Any) ->
 
 
 def test_crops_that_do_not_fit_are_bad_samples(reader: readers.Reader) -> None:
-    loader = ImageLoader(reader, 50, augment=[CenterCrop(33)], on_error="skip", tail="exact", fields=("image", "index"))
+    loader = ImageLoader(
+        reader, 50, augment=[CenterCrop(33)], on_error="skip", ranks=Ranks(tail="exact"), fields=("image", "index")
+    )
     with pytest.warns(UserWarning, match="does not fit into"):
         ((images, indices),) = loader
     assert len(images) == 24 and {decode_image(reader.read(i)).shape[0] for i in indices.tolist()} == {33, 64}
@@ -255,11 +267,15 @@ def test_files_that_are_not_images(tmp_path: Path, augment: list[Any]) -> None:
     reader = readers.open_folder(tree_of(tmp_path, {**files, "00.jpg": b"not an image", "05.jpg": b""}))
     options: dict[str, Any] = {"augment": augment, "shuffle": False}
     with pytest.warns(UserWarning, match="2 bad samples were skipped, the first is sample 0"):
-        assert [len(images) for images, _ in ImageLoader(reader, 4, on_error="skip", **options)] == [3, 3, 4]
+        assert [len(images) for images, _ in ImageLoader(reader, 4, on_error="skip", **grouped(options))] == [3, 3, 4]
     with pytest.warns(UserWarning, match="2 bad samples were replaced"):
-        assert [len(images) for images, _ in ImageLoader(reader, 4, on_error="substitute", **options)] == [4, 4, 4]
+        assert [len(images) for images, _ in ImageLoader(reader, 4, on_error="substitute", **grouped(options))] == [
+            4,
+            4,
+            4,
+        ]
     with pytest.raises(BadSampleError, match=r"sample 0 \(00\): image, byte 0"):
-        list(ImageLoader(reader, 4, **options))
+        list(ImageLoader(reader, 4, **grouped(options)))
 
 
 def test_a_substitute_has_the_size_of_its_batch(tmp_path: Path) -> None:
@@ -381,7 +397,7 @@ NOT_DEVICES = ("mps", "meta", "xpu", "mps:0", "gpu", "")
 )
 def test_wrong_options(reader: readers.Reader, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ImageLoader(reader, **{"batch_size": 4, "augment": CROP, **options})
+        ImageLoader(reader, **grouped({"batch_size": 4, "augment": CROP, **options}))
 
 
 def test_a_path_is_not_a_reader() -> None:
@@ -397,7 +413,7 @@ from readers.augment import RandomResizedCrop
 with readers.open({str(packed)!r}) as reader:
     images, labels = next(iter(ImageLoader(reader, 4, augment=[RandomResizedCrop(8)], device="cpu")))
 for_gpus = ("triton", "torchcodec", "torchvision", "readers.augment.fused", "readers.augment.kernel",
-            "readers.loader.device", "readers.decode.device", "readers.decode.batch", "readers.decode.batch")
+            "readers.loader.device", "readers.decode.batch")
 print([name for name in for_gpus if name in sys.modules])
 """
     done = run_python("-c", script)

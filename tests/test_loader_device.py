@@ -17,6 +17,7 @@ import pytest
 import torch
 from conftest import tree_of
 from gpu_doubles import Double, hide, install
+from loader_options import grouped
 from PIL import Image
 from test_device_decode import jpeg, png, turned
 
@@ -25,6 +26,7 @@ import readers
 from cache.errors import BadSampleError, DeviceError, MissingExtraError, TrainerError
 from cache.node import own_gpu
 from packer.testing.samples import overwrite
+from readers import Decode, Threads
 from readers.augment import (
     ColorJitter,
     CutMix,
@@ -70,7 +72,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     images = [kinds[i % len(kinds)](i) for i in range(COUNT)]
     tree_of(root, {f"class{i % 3}/photo{i:03d}.{sniff(data)}": data for i, data in enumerate(images)})
-    packer.convert(root, to="tar", output=root.parent / "set", samples_per_shard=16)
+    packer.convert(root, to="tar", output=root.parent / "set", shards=packer.Shards(samples=16))
     return root.parent / "set"
 
 
@@ -134,8 +136,8 @@ def test_the_same_batches_as_without(reader: readers.Reader, double: Double, cas
     largest, more = CASES[case]
     options: dict[str, Any] = {"augment": CROP, "seed": 3, "tail": "exact", "fields": FIELDS, **more}
     double.refuse = {bytes(reader.read(i)) for i in refused}
-    loader = ImageLoader(reader, 7, decoder=name_of(double), **options)
-    compare(list(loader), list(ImageLoader(reader, 7, **options)), largest)
+    loader = ImageLoader(reader, 7, **grouped({"decode": Decode(decoder=name_of(double)), **options}))
+    compare(list(loader), list(ImageLoader(reader, 7, **grouped(options))), largest)
     assert loader.decoder == f"{name_of(double)}/cpu"
     if not refused:
         assert sum(double.calls) == int(routes(reader.info).sum()) == 24
@@ -150,8 +152,8 @@ def test_a_batch_of_large_images_is_decoded_in_parts(
     for more in ({"views": 2}, {"augment": [*CROP, CutMix()]}):
         options: dict[str, Any] = {"augment": CROP, "seed": 3, "tail": "exact", "fields": FIELDS, **more}
         double.calls.clear()
-        loader = ImageLoader(reader, 20, decoder=name_of(double), **options)
-        compare(list(loader), list(ImageLoader(reader, 20, **options)), 0)
+        loader = ImageLoader(reader, 20, **grouped({"decode": Decode(decoder=name_of(double)), **options}))
+        compare(list(loader), list(ImageLoader(reader, 20, **grouped(options))), 0)
         assert sum(double.calls) == 24 and max(double.calls) == 2 and loader.stats().decoded_images == COUNT
 
 
@@ -165,7 +167,7 @@ def test_a_loader_has_one_stream(reader: readers.Reader, double: Double, monkeyp
             super().__init__(device)
 
     monkeypatch.setattr(device, "DecodeStream", Counted)
-    loader = ImageLoader(reader, 8, augment=CROP, decoder=name_of(double))
+    loader = ImageLoader(reader, 8, augment=CROP, decode=Decode(decoder=name_of(double)))
     assert len(list(loader)) == len(list(loader)) == 5 and len(made) == 1
 
 
@@ -175,9 +177,9 @@ def test_the_cpu_decoder_behind_the_stage(reader: readers.Reader, monkeypatch: p
     renderer = device.BatchRenderer(torch.device("cpu"), dtype=torch.float32, normalize=NORMALIZE)
     path = device.DevicePath(found, renderer, DecodeStream(torch.device("cpu")), 2)
     options: dict[str, Any] = {"augment": [*CROP, NORMALIZE], "seed": 2, "fields": FIELDS}
-    plain = list(ImageLoader(reader, 8, **options))
+    plain = list(ImageLoader(reader, 8, **grouped(options)))
     monkeypatch.setattr("readers.loader.loader.device_path", lambda *_, **__: path)
-    loader = ImageLoader(reader, 8, **options)
+    loader = ImageLoader(reader, 8, **grouped(options))
     assert not path.decodes and loader.decoder == "cpu"
     render, crossed = path.renderer.render, set()
 
@@ -198,8 +200,8 @@ def test_an_image_larger_than_its_result_by_much(tmp_path: Path, double: Double)
         small.resize((800, 640), Image.Resampling.BICUBIC).save(tmp_path / f"{i}.jpg", quality=95)
     reader = readers.open_folder(tmp_path)
     options: dict[str, Any] = {"augment": [Resize((40, 50))], "shuffle": False}
-    ((ours, _),) = ImageLoader(reader, 4, decoder=name_of(double), **options)
-    ((plain, _),) = ImageLoader(reader, 4, **options)
+    ((ours, _),) = ImageLoader(reader, 4, **grouped({"decode": Decode(decoder=name_of(double)), **options}))
+    ((plain, _),) = ImageLoader(reader, 4, **grouped(options))
     assert 0 < float((ours.float() - plain.float()).abs().mean()) < 1.5
 
 
@@ -220,13 +222,15 @@ def test_bad_samples_are_what_they_are_without(damaged: readers.Reader, double: 
     for on_error in ("skip", "substitute"):
         pair = []
         for decoder in (name_of(double), "cpu"):
-            loader = ImageLoader(damaged, 4, on_error=on_error, decoder=decoder, **options)
+            loader = ImageLoader(
+                damaged, 4, on_error=on_error, **grouped({"decode": Decode(decoder=decoder), **options})
+            )
             with pytest.warns(UserWarning, match="2 bad samples"):
                 pair.append(list(loader))
             assert [(bad.index, bad.key) for bad in loader.bad_samples] == [(3, "03"), (7, "07")]
         compare(*pair, 0)
     with pytest.raises(BadSampleError, match=r"sample 3 \(03\): jpeg image"):
-        list(ImageLoader(damaged, 4, decoder=name_of(double), **options))
+        list(ImageLoader(damaged, 4, **grouped({"decode": Decode(decoder=name_of(double)), **options})))
     assert not device_threads()
 
 
@@ -242,7 +246,7 @@ def test_what_the_device_refuses_goes_back_to_the_threads(
         return render(tools, data, *rest)
 
     monkeypatch.setattr(Renderer, "render", watched)
-    loader = ImageLoader(reader, 8, augment=CROP, decoder=name, order=Sequential(COUNT), threads=2)
+    loader = ImageLoader(reader, 8, augment=CROP, decode=Decode(decoder=name), order=Sequential(COUNT), threads=2)
     with pytest.warns(UserWarning) as caught:
         assert len(list(loader)) == len(list(loader)) == 5
     ((text, file),) = [(str(one.message), one.filename) for one in caught]
@@ -259,14 +263,14 @@ def test_a_decoder_that_does_not_work_is_refused_when_the_loader_is_made(
 ) -> None:
     double.fault, double.after = "create", -1
     with pytest.raises(DeviceError, match=r"cannot decode a known JPEG on cpu: .*hardware backend: 1"):
-        ImageLoader(reader, 8, augment=CROP, decoder=name_of(double))
+        ImageLoader(reader, 8, augment=CROP, decode=Decode(decoder=name_of(double)))
     assert not double.calls
 
 
 def test_a_decoder_of_no_use_for_the_set_ends_the_epoch(reader: readers.Reader, double: Double) -> None:
     double.refuse = True
     with pytest.raises(DeviceError, match=r"refused all \d+ images of this set .* give decoder='cpu'"):
-        list(ImageLoader(reader, COUNT, augment=CROP, decoder=name_of(double)))
+        list(ImageLoader(reader, COUNT, augment=CROP, decode=Decode(decoder=name_of(double))))
     assert not device_threads()
 
 
@@ -295,16 +299,16 @@ def test_images_that_neither_can_decode(
     cases: tuple[tuple[Any, int], ...] = (("skip", 7), ("substitute", 8))
     for on_error, first in cases:
         with pytest.warns(UserWarning, match=r"1 bad samples .*no decoder reads it"):
-            (images, _), *_ = ImageLoader(reader, 8, on_error=on_error, **options)
+            (images, _), *_ = ImageLoader(reader, 8, on_error=on_error, **grouped(options))
             assert len(images) == first
     handed.clear()
     with pytest.raises(BadSampleError, match=r"sample 0 \(.*photo000\): jpeg image: no decoder reads it"):
-        list(ImageLoader(reader, 8, **options))
+        list(ImageLoader(reader, 8, **grouped(options)))
     assert not handed, "its images are not on the device, so that no stream of a device can take them"
 
 
 def test_a_lost_device_ends_the_epoch(reader: readers.Reader, double: Double) -> None:
-    loader = ImageLoader(reader, 8, augment=CROP, decoder=name_of(double))
+    loader = ImageLoader(reader, 8, augment=CROP, decode=Decode(decoder=name_of(double)))
     double.fault, double.after = "lost", 2
     with pytest.raises(DeviceError, match=r"the GPU, its driver or this library .* Failed to synchronize .*: 700"):
         list(loader)
@@ -340,33 +344,33 @@ def test_an_engine_is_tried_before_it_is_trusted(
 ) -> None:
     options: dict[str, Any] = {"augment": CROP, "decoder": name_of(double)}
     with pytest.raises(DeviceError, match="engine='triton' does not work on cpu: Triton needs a GPU"):
-        ImageLoader(reader, 8, engine="triton", **options)
-    assert len(list(ImageLoader(reader, 8, engine="torch", **options))) == 5
+        ImageLoader(reader, 8, **grouped({"decode": Decode(engine="triton"), **options}))
+    assert len(list(ImageLoader(reader, 8, **grouped({"decode": Decode(engine="torch"), **options})))) == 5
     with pytest.raises(ValueError, match="engine='torch' is for a GPU, but with device='cpu' and decoder='cpu'"):
-        ImageLoader(reader, 8, engine="torch", decoder="cpu")
+        ImageLoader(reader, 8, decode=Decode(engine="torch", decoder="cpu"))
 
 
 # --- resume and ends ----------------------------------------------------------------------------------------------
 def test_resume_names_the_decoder(reader: readers.Reader, double: Double) -> None:
     options: dict[str, Any] = {"augment": CROP, "seed": 4, "fields": FIELDS}
-    loader = ImageLoader(reader, 6, decoder=name_of(double), **options)
+    loader = ImageLoader(reader, 6, **grouped({"decode": Decode(decoder=name_of(double)), **options}))
     whole = list(loader)
     loader.set_epoch(0)
     batches = iter(loader)
     seen = [next(batches), next(batches)]
     state = loader.state_dict()
     assert state["decoder"] == f"{name_of(double)}/cpu" and state["cursor"] == 12
-    other = ImageLoader(reader, 6, decoder=name_of(double), **options)
+    other = ImageLoader(reader, 6, **grouped({"decode": Decode(decoder=name_of(double)), **options}))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         other.load_state_dict(state)
     compare([*seen, *other], whole, 0)
     with pytest.warns(UserWarning, match=r"began with the decoder .*/cpu' and continues with 'cpu'"):
-        ImageLoader(reader, 6, **options).load_state_dict(state)
+        ImageLoader(reader, 6, **grouped(options)).load_state_dict(state)
 
 
 def test_leaving_early_leaves_nothing_behind(reader: readers.Reader, double: Double) -> None:
-    loader = ImageLoader(reader, 4, augment=CROP, decoder=name_of(double), prefetch=1)
+    loader = ImageLoader(reader, 4, augment=CROP, decode=Decode(decoder=name_of(double)), threads=Threads(prefetch=1))
     for _ in loader:
         break
     gc.collect()
@@ -385,9 +389,9 @@ def test_without_such_a_device_or_decoder(reader: readers.Reader, monkeypatch: p
         ImageLoader(reader, 4, augment=CROP, device="cuda")
     hide(monkeypatch, "torchcodec")
     with pytest.raises(MissingExtraError, match="torchcodec"):
-        ImageLoader(reader, 4, augment=CROP, decoder="torchcodec")
+        ImageLoader(reader, 4, augment=CROP, decode=Decode(decoder="torchcodec"))
     with pytest.raises(ValueError, match="decoder is one of"):
-        ImageLoader(reader, 4, augment=CROP, decoder="dali")  # type: ignore[arg-type]
+        ImageLoader(reader, 4, augment=CROP, decode=Decode(decoder="dali"))  # type: ignore[arg-type]
 
 
 @NO_GPU
@@ -395,11 +399,11 @@ def test_without_such_a_device_or_decoder(reader: readers.Reader, monkeypatch: p
 def test_on_a_gpu(reader: readers.Reader, decoder: Any) -> None:
     options: dict[str, Any] = {"augment": CROP, "seed": 3, "tail": "exact", "fields": FIELDS}
     try:
-        loader = ImageLoader(reader, 8, device="cuda", decoder=decoder, **options)
+        loader = ImageLoader(reader, 8, device="cuda", **grouped({"decode": Decode(decoder=decoder), **options}))
     except MissingExtraError as error:
         pytest.skip(str(error))
     batches = [tuple(value.cpu() if isinstance(value, torch.Tensor) else value for value in batch) for batch in loader]
-    plain = list(ImageLoader(reader, 8, **options))
+    plain = list(ImageLoader(reader, 8, **grouped(options)))
     # nvJPEG's inverse DCT and upsampling are not libjpeg's; what the CPU decoded differs by its resize alone.
     for a, b in zip(batches, plain, strict=True):
         assert float((a[0].float() - b[0].float()).abs().mean()) < (0.1 if loader.decoder == "cpu" else 3)

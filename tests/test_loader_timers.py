@@ -16,17 +16,19 @@ import pytest
 import torch
 from conftest import make_jpeg, tree_of
 from gpu_doubles import install
+from loader_options import grouped
 
 import readers
 from cache.errors import BadSampleError
 from cache.stores import Extents, StoreOver
 from packer.testing.children import in_child
+from readers import Ranks, Threads, Views
 from readers.augment import GaussianBlur, MixUp, RandomHorizontalFlip, RandomResizedCrop, Resize, cpu
 from readers.caching.store import Cached
 from readers.decode.device import DecodeStream
 from readers.loader import ImageLoader, LoaderStats
 from readers.loader.stats import LoopTimers
-from readers.sample import Buffer
+from readers.table import Buffer
 from readers.trace import TraceSlot
 
 COUNT, BATCH = 60, 5
@@ -124,7 +126,7 @@ def test_each_stage_has_its_time(
     plant(monkeypatch, clock, decode, augment)
     slow = readers.Reader(reader.table, SlowStore(reader.store, clock, 4 * MS))
     ops = [*CROP, GaussianBlur((0.1, 1))]
-    loader = ImageLoader(slow, BATCH, augment=ops, views=views, threads=threads, tail="exact")
+    loader = ImageLoader(slow, BATCH, augment=Views(ops, views), threads=threads, ranks=Ranks(tail="exact"))
     for epoch in range(2):
         count = sum(len(batch[1]) for batch in loader)
         stats = loader.stats()
@@ -149,7 +151,7 @@ def test_a_cache_is_told_from_what_is_below_it(reader: readers.Reader, monkeypat
     with readers.cached(below, 1 << 20, backend="memfd") as inner:
         between = readers.Reader(inner.table, SlowStore(inner.store, clock, 3 * MS))
         outer = readers.cached(between, 1 << 20, backend="memfd")
-        loader = ImageLoader(outer, BATCH, augment=CROP, threads=2, tail="exact")
+        loader = ImageLoader(outer, BATCH, augment=CROP, threads=2, ranks=Ranks(tail="exact"))
         for hits, read, cache in ((0, 7e-3, 2 * 2e-3), (COUNT, 0.0, 0.0)):
             assert sum(1 for _ in loader) == COUNT // BATCH
             stats = loader.stats()
@@ -170,7 +172,7 @@ def test_slow_data_are_waited_for(reader: readers.Reader, monkeypatch: pytest.Mo
         return planted(*args, **named)
 
     monkeypatch.setattr(cpu, "decode_image", decode_image)
-    loader = ImageLoader(reader, BATCH, augment=CROP, threads=1, prefetch=1, tail="exact")
+    loader = ImageLoader(reader, BATCH, augment=CROP, threads=Threads(1, prefetch=1), ranks=Ranks(tail="exact"))
     batches = iter(loader)
     for _ in range(len(loader)):
         asked.set()
@@ -185,14 +187,16 @@ def test_slow_data_are_waited_for(reader: readers.Reader, monkeypatch: pytest.Mo
 def test_slow_training_is_waited_for(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = OneClock()
     plant(monkeypatch, clock, 1000)
-    loader = ImageLoader(reader, BATCH, augment=CROP, threads=2, prefetch=2, tail="exact")
+    loader = ImageLoader(reader, BATCH, augment=CROP, threads=Threads(2, prefetch=2), ranks=Ranks(tail="exact"))
     stop = time.monotonic() + 300
     for _ in loader:
         before = loader.stats()
-        while loader.stats().idle_seconds - before.idle_seconds < 0.1 and time.monotonic() < stop:
-            clock.advance(MS)  # a step of the training, which ends long after all batches are ready
+        while loader.stats().idle_seconds == before.idle_seconds and time.monotonic() < stop:
+            time.sleep(0.001)
+            clock.advance(1_000)  # until all batches are ready, which this clock hardly sees
             if loader.stats().seconds == before.seconds:  # the epoch has ended with its last batch
                 break
+        clock.advance(100 * MS)  # a step of the training
     stats, steps = loader.stats(), COUNT // BATCH
     assert stats.idle_seconds >= 0.1 * (steps - 1) and stats.wait < 0.01
     assert stats.ready == (1, 1, steps - 2) and str(stats).startswith("data wait for training: 2 batches ready on 83 %")
@@ -221,7 +225,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=list(VARIANTS))
 def test_whole_epochs(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
     install(monkeypatch, "torchcodec")
-    loader = ImageLoader(reader, 7, **{"augment": CROP, "tail": "exact", "threads": 2, **options})
+    loader = ImageLoader(reader, 7, **grouped({"augment": CROP, "tail": "exact", "threads": 2, **options}))
     assert loader.stats() == LoaderStats() and str(loader.stats()) == "no batch yet"
     for epoch in range(2):
         batches = iter(loader)

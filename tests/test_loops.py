@@ -23,6 +23,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import packer
 import readers
 from cache.errors import BadSampleError, ResumeError, TrainerError, UnknownNameError
+from readers import Ranks
 from readers.loader import ImageLoader
 from readers.loop import Ahead, Stopped
 from readers.order import BlockShuffled, Sequential, Shuffled, Weighted
@@ -43,7 +44,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[readers.Reader]
     tree_of(root, {f"{i:02d}.jpg": make_jpeg(i, (16 + 4 * (i % 3), 16)) for i in range(COUNT)})
     rows = ["path,label,caption", *(f"{root / f'{i:02d}.jpg'},{i % 5},text {i}" for i in range(COUNT))]
     (root / "table.csv").write_text("\n".join(rows))
-    packer.convert(root / "table.csv", to="tar", output=root / "set", samples_per_shard=20)
+    packer.convert(root / "table.csv", to="tar", output=root / "set", shards=packer.Shards(samples=20))
     with readers.open(root / "set") as opened:
         yield opened
 
@@ -217,10 +218,12 @@ def test_no_more_batches_wait_than_asked_for() -> None:
 # --- the end of an epoch ------------------------------------------------------------------------------------------
 def test_an_evaluation_loads_every_sample(reader: readers.Reader) -> None:
     assert indices_of(ImageLoader(reader, 64, shuffle=False, fields=("index",))) == list(range(COUNT))
-    ranks = [ImageLoader(reader, 7, shuffle=False, fields=("index",), rank=r, world_size=3) for r in range(3)]
+    ranks = [
+        ImageLoader(reader, 7, shuffle=False, fields=("index",), ranks=Ranks(rank=r, world_size=3)) for r in range(3)
+    ]
     assert len({len(loader) for loader in ranks}) == 1, "every rank has as many batches"
     assert sorted(index for loader in ranks for index in indices_of(loader)) == list(range(COUNT))
-    assert len(ImageLoader(reader, 7, shuffle=False, tail="drop_last", fields=("index",))) == 7
+    assert len(ImageLoader(reader, 7, shuffle=False, ranks=Ranks(tail="drop_last"), fields=("index",))) == 7
     stream = ImageStream(ImageDataset(reader, fields=("index",)), EpochSampler(Sequential(COUNT), reader), 64)
     assert indices_of(DataLoader(stream, batch_size=None)) == list(range(COUNT))
 
@@ -230,7 +233,7 @@ def test_an_epoch_without_a_batch_is_an_error(reader: readers.Reader) -> None:
     with pytest.raises(ValueError, match=message):
         ImageLoader(reader, 64)
     with pytest.raises(ValueError, match="50 samples has no batch of 30 on each of 2 ranks"):
-        ImageLoader(reader, 30, rank=0, world_size=2)
+        ImageLoader(reader, 30, ranks=Ranks(rank=0, world_size=2))
     with pytest.raises(ValueError, match="no samples to load"):
         ImageLoader(reader, 4, order=Weighted(np.ones(COUNT), samples=0))
     dataset, sampler = ImageDataset(reader, fields=("index",)), EpochSampler(Shuffled(COUNT), reader)
@@ -303,7 +306,7 @@ class Step(NamedTuple):
 
 def by_loader(reader: Any, order: Any, state: Any, world: int, batch: int) -> Iterator[Step]:
     ranks = [
-        ImageLoader(reader, batch, order=order, tail="exact", rank=r, world_size=world, fields=("index",))
+        ImageLoader(reader, batch, order=order, ranks=Ranks(tail="exact", rank=r, world_size=world), fields=("index",))
         for r in range(world)
     ]
     for loader in ranks:

@@ -107,7 +107,7 @@ def test_a_hostile_split_is_refused_before_anything_is_written(tree: Path, tmp_p
     """By option and in a manifest's column, when packing and when indexing."""
     split = split.format(tmp=tmp_path)
     flat = tree / "val/cat"
-    packer.convert(flat, to="tar", output=tmp_path / "good", workers=1)
+    packer.convert(flat, to="tar", output=tmp_path / "good", run=packer.Run(workers=1))
     table = f"path,split\n{flat / 'cat_000.JPEG'},{split}\n".encode()
     tree_of(tmp_path, {"x.tar": (tmp_path / "good/train-000000.tar").read_bytes(), "m.csv": table})
     shard, before = tmp_path / "x.tar", files_of(tmp_path)
@@ -121,14 +121,16 @@ def test_a_hostile_split_is_refused_before_anything_is_written(tree: Path, tmp_p
             main(list(arguments))
         assert stopped.value.code == 2, f"{arguments} is a usage error"
     for call in (
-        lambda: packer.convert(flat, to="tar", output=out, split=split, workers=1),
+        lambda: packer.convert(
+            flat, to="tar", output=out, choose=packer.Choose(split=split), run=packer.Run(workers=1)
+        ),
         lambda: packer.index([shard], out, split=split, workers=1),
         lambda: packer.index([shard], out, fields={split: "x"}, workers=1),
     ):
         with pytest.raises(BadNameError, match="cannot be the name of"):
             call()
     with pytest.raises(SourceError, match=r"m\.csv: line 2: column 'split'.*cannot be the name of a split"):
-        packer.convert(tmp_path / "m.csv", to="tar", output=out, workers=1)
+        packer.convert(tmp_path / "m.csv", to="tar", output=out, run=packer.Run(workers=1))
     assert files_of(tmp_path) == before and not (tmp_path / "made").exists()
 
 
@@ -141,5 +143,5 @@ class _Named(FolderSource):
 
 def test_no_source_names_a_split_outside(tree: Path, tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"'../evil' cannot be the name of a split"):
-        packer.convert(_Named(tree), to="tar", output=tmp_path / "out", workers=1)
+        packer.convert(_Named(tree), to="tar", output=tmp_path / "out", run=packer.Run(workers=1))
     assert list(tmp_path.iterdir()) == []

@@ -13,7 +13,7 @@ from PIL import Image
 
 import packer
 import readers
-from readers.sample import Sample
+from readers.table import Sample
 
 
 def pictures(shown: str) -> list[tuple[int, int]]:
@@ -27,7 +27,7 @@ def test_a_reader_shows_classes_and_pictures(tmp_path: Path) -> None:
         (tmp_path / "images" / name).mkdir(parents=True)
         for image in range(6):
             (tmp_path / "images" / name / f"{image}.jpg").write_bytes(make_jpeg(10 * number + image, (200, 100)))
-    packer.convert(tmp_path / "images", "tar", tmp_path / "set", workers=1)
+    packer.convert(tmp_path / "images", "tar", tmp_path / "set", run=packer.Run(workers=1))
     with readers.open(tmp_path / "set") as reader:
         shown = reader._repr_html_()
     assert pictures(shown) == [(96, 48)] * 8

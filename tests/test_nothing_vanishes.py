@@ -49,9 +49,9 @@ def test_images_that_cannot_be_read_stop_a_conversion_and_are_counted_where_they
 ) -> None:
     source = tree_of(tmp_path / "in", {"a/1.jpg": make_jpeg(1), name: data})
     with pytest.raises(BadSampleError, match=f"{name}: .*{what}"):
-        packer.convert(source, "tar", tmp_path / "raise", workers=1)
+        packer.convert(source, "tar", tmp_path / "raise", run=packer.Run(workers=1))
     for policy, action in (("skip", "skipped"), ("quarantine", "quarantined")):
-        result = packer.convert(source, "tar", tmp_path / policy, on_error=policy, workers=1)
+        result = packer.convert(source, "tar", tmp_path / policy, run=packer.Run(on_error=policy, workers=1))
         assert (result.samples, result.left_out) == (1, {action: 1})
         assert sum(result.left_out_reasons.values()) == 1, result.left_out_reasons
     assert (tmp_path / "quarantine/quarantine/train" / name).read_bytes() == data
@@ -66,13 +66,13 @@ def test_damaged_members_of_a_zip_stop_a_conversion(tmp_path: Path) -> None:
     data[data.index(make_jpeg(1)) + 20] ^= 1
     (tmp_path / "in.zip").write_bytes(data)
     with pytest.raises(BadSampleError, match=r"in\.zip: a/1\.jpg: is damaged: its CRC-32 is"):
-        packer.convert(tmp_path / "in.zip", "tar", tmp_path / "out", workers=1)
+        packer.convert(tmp_path / "in.zip", "tar", tmp_path / "out", run=packer.Run(workers=1))
 
 
 def test_other_files_are_left_out_and_listed_by_what_they_are(tmp_path: Path) -> None:
     files = {"a/1.jpg": make_jpeg(1), "a/notes.txt": b"a caption", "b.json": b"{}", "a/done": b"", "c.bin": b"\0\1"}
     source = tree_of(tmp_path / "in", files)
-    result = packer.convert(source, "tar", tmp_path / "out", workers=1)
+    result = packer.convert(source, "tar", tmp_path / "out", run=packer.Run(workers=1))
     reasons = ("not an image: text", "not an image: JSON", "empty, 0 bytes", "not an image")
     assert result.left_out_reasons == dict.fromkeys(reasons, 1)
     assert result.to_dict()["left_out_reasons"] == result.left_out_reasons
@@ -145,25 +145,25 @@ def test_a_tree_of_containers_is_no_set_and_the_command_that_takes_them_is_named
     assert "1 file: not an image: text" in done.stderr
     assert not (tmp_path / "out").exists(), "nothing may be left of a set that is none"
     with pytest.raises(SourceError, match="no images, so no set is made"):
-        packer.convert(source, "tar", tmp_path / "out", workers=1)
+        packer.convert(source, "tar", tmp_path / "out", run=packer.Run(workers=1))
 
 
 def test_a_tree_of_images_none_of_which_can_be_read_is_no_set_under_any_policy(tmp_path: Path) -> None:
     source = tree_of(tmp_path / "in", {f"a/{number}.avif": AVIF for number in range(3)})
     with pytest.raises(SourceError, match="no images, so no set is made; found\n  3 files: AVIF"):
-        packer.convert(source, "tar", tmp_path / "out", workers=1, on_error="skip")
+        packer.convert(source, "tar", tmp_path / "out", run=packer.Run(workers=1, on_error="skip"))
     with pytest.raises(BadSampleError, match=r"a/0\.avif: .* AVIF"):
-        packer.convert(source, "tar", tmp_path / "out", workers=1)
+        packer.convert(source, "tar", tmp_path / "out", run=packer.Run(workers=1))
 
 
 def test_a_failed_replacement_leaves_the_set_that_is_there(tmp_path: Path) -> None:
     good = tree_of(tmp_path / "good", {"a/1.jpg": make_jpeg(1)})
     bad = tree_of(tmp_path / "bad", {"a/1.txt": b"text"})
-    packer.convert(good, "tar", tmp_path / "out", workers=1)
+    packer.convert(good, "tar", tmp_path / "out", run=packer.Run(workers=1))
     with pytest.raises(SourceError, match="no images"):
-        packer.convert(bad, "tar", tmp_path / "out", workers=1, overwrite=True)
+        packer.convert(bad, "tar", tmp_path / "out", run=packer.Run(workers=1), overwrite=True)
     assert packer.verify(tmp_path / "out", workers=1).ok
-    assert packer.convert(good, "tar", tmp_path / "out", workers=1).already_done
+    assert packer.convert(good, "tar", tmp_path / "out", run=packer.Run(workers=1)).already_done
 
 
 def test_an_index_of_no_samples_is_a_failure(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_an_index_of_no_samples_is_a_failure(tmp_path: Path) -> None:
 
 
 def test_verify_does_not_call_a_set_without_samples_whole(tree: Path, tmp_path: Path) -> None:
-    packer.convert(tree, "tar", tmp_path / "out", workers=1)
+    packer.convert(tree, "tar", tmp_path / "out", run=packer.Run(workers=1))
     text = (tmp_path / "out/dataset.json").read_text()
     start = text.index('"splits"')
     (tmp_path / "out/dataset.json").write_text(text[:start] + '"splits": {}, "made": {}}')
@@ -205,11 +205,11 @@ def test_a_large_stray_in_an_archive_is_looked_at_before_it_is_read(tmp_path: Pa
         archive.writestr("a/1.jpg", make_jpeg(1))
         archive.writestr("a/2.dat", np.random.default_rng(0).bytes(5 << 20))
         archive.writestr("b/3.bmp", large)
-    result = packer.convert(tmp_path / "in.zip", "tar", tmp_path / "zip", workers=1)
+    result = packer.convert(tmp_path / "in.zip", "tar", tmp_path / "zip", run=packer.Run(workers=1))
     assert (result.samples, result.left_out_reasons) == (2, {"not an image": 1})
     shutil.unpack_archive(tmp_path / "in.zip", tmp_path / "unpacked")
     subprocess.run(["tar", "-czf", tmp_path / "in.tgz", "-C", tmp_path / "unpacked", "."], check=True, timeout=120)
-    packer.convert(tmp_path / "in.tgz", "tar", tmp_path / "tgz", workers=1)
+    packer.convert(tmp_path / "in.tgz", "tar", tmp_path / "tgz", run=packer.Run(workers=1))
     with readers.open(tmp_path / "tgz", verify=True) as reader:
         assert sorted(reader.keys) == ["a/1", "b/3"]
         assert large in [bytes(sample.image) for sample in reader]

@@ -20,7 +20,7 @@ from conftest import make_jpeg, tree_of
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 import readers
-from readers import augment
+from readers import Decode, Ranks, augment
 from readers.augment import (
     CenterCrop,
     ColorJitter,
@@ -164,7 +164,9 @@ def test_any_number_of_threads_and_a_resume_make_the_same(op: Op, reader: reader
     ops = [op] if op.stage is Stage.GEOMETRY else [CenterCrop(32), op]
 
     def loader(threads: int) -> ImageLoader:
-        return ImageLoader(reader, 5, augment=ops, seed=4, threads=threads, layout="NCHW", tail="exact")
+        return ImageLoader(
+            reader, 5, augment=ops, seed=4, threads=threads, decode=Decode(layout="NCHW"), ranks=Ranks(tail="exact")
+        )
 
     one = [images.clone() for images, _ in loader(1)]
     assert all(map(torch.equal, one, (images for images, _ in loader(3))))

@@ -18,6 +18,7 @@ from conftest import make_jpeg, tree_of
 import readers
 from cache.errors import ResumeError
 from packer.testing.samples import turned_image
+from readers import Ranks
 from readers.augment import AspectBuckets, RandomHorizontalFlip, ResizeToBucket
 from readers.loader import ImageLoader
 from readers.order import Bucketed, Mixed, Order, ResumeToken
@@ -239,7 +240,7 @@ def test_a_loader_makes_each_batch_of_one_shape(mixed_shapes: Path, crop: Any) -
         ops = [ResizeToBucket(SHAPES, crop), RandomHorizontalFlip()]
         ranks = [
             ImageLoader(
-                reader, 4, order=Bucketed(of, 4, 2, seed=3), augment=ops, rank=rank, world_size=2,
+                reader, 4, order=Bucketed(of, 4, 2, seed=3), augment=ops, ranks=Ranks(rank, 2),
                 fields=("image", "index"), threads=2,
             )
             for rank in range(2)
@@ -262,7 +263,7 @@ def test_a_loader_resumes_with_buckets_on_fewer_ranks(mixed_shapes: Path) -> Non
             order = Bucketed(of, batch, world_size, "drop_last", seed=3)
             options: Any = {"fields": ("image", "index"), "augment": [ResizeToBucket(SHAPES)]}
             largest = order.largest_batch
-            return ImageLoader(reader, largest, order=order, rank=rank, world_size=world_size, **options)
+            return ImageLoader(reader, largest, order=order, ranks=Ranks(rank=rank, world_size=world_size), **options)
 
         began = [loader(1, rank, 3) for rank in range(3)]
         seen = []

@@ -37,7 +37,9 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("quality")
     sizes = {i: (16 + i % 7 * 16, 32) for i in range(400)}
     tree_of(root / "tree", {f"class{i // 100}/{i:04d}.jpg": make_jpeg(i % 40, size) for i, size in sizes.items()})
-    packer.convert(root / "tree", to="tar", output=root / "set", workers=1, samples_per_shard=150)
+    packer.convert(
+        root / "tree", to="tar", output=root / "set", run=packer.Run(workers=1), shards=packer.Shards(samples=150)
+    )
     return root
 
 

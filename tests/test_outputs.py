@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from conftest import Hanging, files_of, make_jpeg
+from conftest import Hanging, by_subject, files_of, make_jpeg
 from suites.programs import Notes
 
 import packer
@@ -50,7 +50,7 @@ def edited(root: Path, change: Callable[[dict[str, object]], object]) -> None:
 
 
 def replace(source: Path, out: Path, **options: object) -> packer.ConvertResult:
-    return packer.convert(source, to="tar", output=out, workers=1, overwrite=True, **options)
+    return packer.convert(source, to="tar", output=out, overwrite=True, **by_subject(options, workers=1))
 
 
 @pytest.mark.parametrize("hostile", ["index", "shard", "whole index", "working folder", "elsewhere"])
@@ -101,7 +101,7 @@ def test_overwrite_refuses_a_source_that_it_would_remove(tree: Path, tmp_path: P
     bad = tmp_path / "bad"
     shutil.copytree(tree, bad)
     (bad / "train/cat/broken.jpg").write_bytes(b"\xff\xd8\xff no image")
-    packer.convert(bad, to="tfrecord", output=out, workers=1, on_error="quarantine")
+    packer.convert(bad, to="tfrecord", output=out, run=packer.Run(workers=1, on_error="quarantine"))
     shard = next(out.glob("train-*.tfrecord"))
     source: Path = shard
     if kind == "manifest":
@@ -139,7 +139,7 @@ def test_overwrite_leaves_shards_that_packer_did_not_write(
     linked = tmp_path / "linked"
     packer.index([packed()], linked, workers=1)
     before = files_of(packed())
-    packer.convert(tree, to="hdf5", output=linked, workers=1, overwrite=True)
+    packer.convert(tree, to="hdf5", output=linked, run=packer.Run(workers=1), overwrite=True)
     assert not [path for path in linked.iterdir() if path.is_symlink()] and files_of(packed()) == before
     assert packer.verify(linked, against=tree, workers=1).ok
 
@@ -159,7 +159,7 @@ def test_overwrite_refuses_at_once_where_a_shard_that_stays_is_in_the_way(
 
 def test_overwrite_notes_what_it_removes(tree: Path, tmp_path: Path) -> None:
     out, notes = tmp_path / "out", Notes()
-    packer.convert(tree, to="tar", output=out, workers=1)
+    packer.convert(tree, to="tar", output=out, run=packer.Run(workers=1))
     less = tmp_path / "less"
     shutil.copytree(tree / "train", less / "train", ignore=shutil.ignore_patterns("owl"))
     replace(less, out, watcher=notes)
@@ -211,7 +211,7 @@ def test_a_killed_index_does_not_make_a_folder_of_shards_an_output(
     assert killed.returncode == -signal.SIGKILL and (out / ".packing").is_dir()
     for overwrite in (False, True):
         with pytest.raises(OutputError, match="not empty and not a packed set"):
-            packer.convert(tree, to="tar", output=out, workers=1, overwrite=overwrite)
+            packer.convert(tree, to="tar", output=out, run=packer.Run(workers=1), overwrite=overwrite)
     assert files_of(out) == before
     assert packer.index([out], workers=1).samples == 45
 
@@ -230,7 +230,7 @@ def test_a_prepared_working_folder_is_neither_followed_nor_waited_for(
         place.symlink_to(outside if name == "." else outside / "thesis.tex")
     else:
         os.mkfifo(place)
-    pack = partial(packer.convert, tree, to="tar", output=out, workers=1, samples_per_shard=36)
+    pack = partial(packer.convert, tree, to="tar", output=out, **by_subject({}, workers=1, samples=36))
     if name in ("lock", "plan.json", "."):
         with pytest.raises(OutputError, match=rf"{place}: is a "):
             hanging(pack)
@@ -243,7 +243,7 @@ def test_a_prepared_plan_that_is_being_written_is_not_followed(tree: Path, tmp_p
     out = tmp_path / "out"
     (out / ".packing").mkdir(parents=True)
     (out / ".packing/plan.json.new").symlink_to(outside / "thesis.tex")
-    packer.convert(tree, to="tar", output=out, workers=1)
+    packer.convert(tree, to="tar", output=out, run=packer.Run(workers=1))
     assert packer.verify(out, against=tree, workers=1).ok
 
 
@@ -264,12 +264,12 @@ def test_no_conversion_runs_under_the_lock_of_a_removed_folder(
     class Busy(Silent):
         def begin(self, *args: object, **options: object) -> None:
             with pytest.raises(OutputError, match="another command is writing here"):
-                packer.convert(tree, to="tar", output=out, workers=1)
+                packer.convert(tree, to="tar", output=out, run=packer.Run(workers=1))
             refused.append(True)
 
     refused: list[bool] = []
     monkeypatch.setattr(fcntl, "flock", flock)
-    packer.convert(tree, to="tar", output=out, workers=1, watcher=Busy())
+    packer.convert(tree, to="tar", output=out, run=packer.Run(workers=1), watcher=Busy())
     assert ended and refused, "the order was not the one that matters"
     assert packer.verify(out, against=tree, workers=1).ok
 
@@ -281,7 +281,9 @@ def test_names_as_long_as_names_may_be(tmp_path: Path, name: str) -> None:
     source.mkdir(parents=True)
     (source / name).write_bytes(make_jpeg(1))
     (source / f"b{name[1:]}").write_bytes(b"\xff\xd8\xff broken")
-    out = packer.convert(tmp_path / "src", to="tar", output=tmp_path / "out", workers=1, on_error="quarantine").output
+    out = packer.convert(
+        tmp_path / "src", to="tar", output=tmp_path / "out", run=packer.Run(workers=1, on_error="quarantine")
+    ).output
     assert list(files_of(Path(out) / "quarantine")) == [f"train/cat/b{name[1:]}"]
     packer.extract(out, tmp_path / "back")
     assert files_of(tmp_path / "back") == {f"cat/{name}": make_jpeg(1)}
@@ -295,7 +297,9 @@ def test_names_too_long_for_a_file_are_shortened(tmp_path: Path) -> None:
             payload = make_jpeg(1) if "good" in name else b"\xff\xd8\xff broken"
             member.size = len(payload)
             tar.addfile(member, io.BytesIO(payload))
-    out = packer.convert(archive, to="hdf5", output=tmp_path / "out", workers=1, on_error="quarantine").output
+    out = packer.convert(
+        archive, to="hdf5", output=tmp_path / "out", run=packer.Run(workers=1, on_error="quarantine")
+    ).output
     kept = list(files_of(Path(out) / "quarantine"))
     assert len(kept) == 2 and all(name.startswith("train/éé") and name.endswith(".jpg") for name in kept), kept
     assert (
@@ -314,7 +318,7 @@ def test_an_address_of_another_kind_becomes_no_directory(
     monkeypatch.chdir(tmp_path)
     shard = packed() / "train-000000.tar"
     for call in (
-        lambda: packer.convert(tree, "tar", address, workers=1),
+        lambda: packer.convert(tree, "tar", address, run=packer.Run(workers=1)),
         lambda: packer.extract(packed(), address),
         lambda: packer.index([shard], address, workers=1),
         lambda: packer.export_index(packed(), "wids", output=address),

@@ -21,6 +21,7 @@ import pytest
 from conftest import make_jpeg, tree_of
 from hypothesis import HealthCheck, settings, strategies
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+from loader_options import grouped
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 from trainer_cases import QUIET
@@ -106,7 +107,7 @@ class Machine(RuleBasedStateMachine):
         kind = StatefulDataLoader if self.kind.startswith("stateful") else DataLoader
         if self.kind == "loader":
             options: dict[str, Any] = {"fields": ("index",), "threads": 1, "tail": "drop_last", **given}
-            self.position = position or ImageLoader(self.reader, self.batch, order=ORDER, **options)
+            self.position = position or ImageLoader(self.reader, self.batch, order=ORDER, **grouped(options))
             self.loader = self.position
         elif self.kind == "batches":
             self.position = position or EpochBatchSampler(ORDER, dataset, self.batch, **given)

@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from conftest import files_of, make_jpeg, tree_of
+from conftest import by_subject, files_of, make_jpeg, tree_of
 from remote_servers import FileServer
 from suites.programs import run_packer
 from torch.utils.data import DataLoader
@@ -41,14 +41,21 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def packed(source: Path) -> Path:
-    packer.convert(source, "hdf5", source.parent / "set", ops=OPS, reencode=RAW, samples_per_shard=3, workers=1)
+    packer.convert(
+        source,
+        "hdf5",
+        source.parent / "set",
+        images=packer.Images(ops=OPS, reencode=RAW),
+        shards=packer.Shards(samples=3),
+        run=packer.Run(workers=1),
+    )
     return source.parent / "set"
 
 
 @pytest.fixture(scope="module")
 def truth(source: Path) -> list[torch.Tensor]:
     """What training gets of the originals."""
-    packer.convert(source, "tar", source.parent / "plain", workers=1)
+    packer.convert(source, "tar", source.parent / "plain", run=packer.Run(workers=1))
     with readers.open(source.parent / "plain") as reader:
         return [image for image, _ in (ImageDataset(reader, OPS)[i] for i in range(COUNT))]
 
@@ -99,9 +106,9 @@ def test_a_set_at_an_address(
             by_worker = DataLoader(ImageDataset(reader), batch_size=COUNT, num_workers=1)
             assert torch.equal(next(iter(by_worker))[0], torch.stack(truth))
         with pytest.raises(SourceError, match=r"the source is an address.*packer stage ADDRESS"):
-            packer.convert(address, "tar", tmp_path / "png", workers=1)
+            packer.convert(address, "tar", tmp_path / "png", run=packer.Run(workers=1))
         with readers.stage(address, target=tmp_path / "node") as copy:
-            packer.convert(copy, "tar", tmp_path / "png", workers=1)
+            packer.convert(copy, "tar", tmp_path / "png", run=packer.Run(workers=1))
         with readers.open(tmp_path / "png") as reader:
             assert torch.equal(ImageDataset(reader)[3][0], truth[3])
     finally:
@@ -114,7 +121,7 @@ def test_verify_extract_convert_and_index(packed: Path, truth: list[torch.Tensor
     packer.extract(packed, tmp_path / "files")
     names = [name for name in files_of(tmp_path / "files") if name.endswith(".png")]
     assert sorted(names) == sorted(f"{'cat' if i % 2 else 'dog'}/{i}.png" for i in range(COUNT))
-    packer.convert(packed, "tar", tmp_path / "png", workers=1)
+    packer.convert(packed, "tar", tmp_path / "png", run=packer.Run(workers=1))
     before = files_of(packed)
     (packed / "dataset.json").unlink()
     packer.index(packed)
@@ -135,16 +142,20 @@ def test_a_changed_set_keeps_its_pixels(packed: Path, truth: list[torch.Tensor],
         assert all(torch.equal(ImageDataset(reader)[i][0], expected[i]) for i in range(len(reader)))
     with pytest.raises(SourceError, match="its images are raw pixels, so nothing can be added"):
         packer.append(tmp_path / "half", packed, existing="skip")
-    packer.reshard(packed, tmp_path / "again", to="tar", workers=1)
+    packer.reshard(packed, tmp_path / "again", to="tar", run=packer.Run(workers=1))
     with readers.open(tmp_path / "again") as reader:
         assert reader.kinds["image"] == "image" and torch.equal(ImageDataset(reader)[0][0], truth[0])
-    packer.append(tmp_path / "again", tree_of(tmp_path / "more", {"cat/x.jpg": make_jpeg(99, (40, 50))}), workers=1)
+    packer.append(
+        tmp_path / "again",
+        tree_of(tmp_path / "more", {"cat/x.jpg": make_jpeg(99, (40, 50))}),
+        run=packer.Run(workers=1),
+    )
     with readers.open(tmp_path / "again") as reader:
         assert sniff(reader.read(COUNT)) == "png"  # as the others
 
 
 def test_resharded_raw_pixels_stay_raw(packed: Path, truth: list[torch.Tensor], tmp_path: Path) -> None:
-    packer.reshard(packed, tmp_path / "again", shard_size="2KiB", workers=1)
+    packer.reshard(packed, tmp_path / "again", shards=packer.Shards(size="2KiB"), run=packer.Run(workers=1))
     with readers.open(packed) as before, readers.open(tmp_path / "again") as reader:
         assert reader.kinds["image"] == "pixels" and len(reader.split_info.shards) > len(before.split_info.shards)
         assert list(reader.keys) == list(before.keys)
@@ -152,7 +163,7 @@ def test_resharded_raw_pixels_stay_raw(packed: Path, truth: list[torch.Tensor], 
             assert bytes(reader.read(i)) == bytes(before.read(i)) and torch.equal(ImageDataset(reader)[i][0], truth[i])
     assert packer.verify(tmp_path / "again", deep=True).ok
     in_place = tree_of(tmp_path / "set", files_of(packed))
-    packer.reshard(in_place, shuffle=1, workers=1)
+    packer.reshard(in_place, shards=packer.Shards(shuffle=1), run=packer.Run(workers=1))
     packer.prune(in_place)
     assert packer.verify(in_place, deep=True).ok
     packer.extract(in_place, tmp_path / "files")
@@ -165,8 +176,15 @@ def test_resharded_raw_pixels_stay_raw(packed: Path, truth: list[torch.Tensor], 
 def test_sets_of_one_size_need_no_ops(tmp_path: Path, count: int, workers: int) -> None:
     pixels = [np.full((9, 11, 3), number, np.uint8) for number in range(count)]
     samples = [{"image": image, "label": 1, "mask": image[..., 0]} for image in pixels]
-    packer.convert(samples, "hdf5", tmp_path / "out", reencode=RAW, samples_per_shard=2, workers=workers)
-    with packer.writer(tmp_path / "by-writer", to="hdf5", reencode=RAW) as out:
+    packer.convert(
+        samples,
+        "hdf5",
+        tmp_path / "out",
+        images=packer.Images(reencode=RAW),
+        shards=packer.Shards(samples=2),
+        run=packer.Run(workers=workers),
+    )
+    with packer.writer(tmp_path / "by-writer", to="hdf5", images=packer.Images(reencode=RAW)) as out:
         for number, sample in enumerate(samples):
             out.write(str(number), **sample)
     for place in (tmp_path / "out", tmp_path / "by-writer"):
@@ -179,9 +197,22 @@ def test_sets_of_one_size_need_no_ops(tmp_path: Path, count: int, workers: int) 
 
 def test_other_sizes_are_refused_with_what_to_do(source: Path, tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"cat/3\.jpg: has 50 x 43 pixels, .* before it 50 x 41 .*--op Resize"):
-        packer.convert(source, "hdf5", tmp_path / "out", reencode=RAW, on_error="skip", workers=1)
+        packer.convert(
+            source,
+            "hdf5",
+            tmp_path / "out",
+            images=packer.Images(reencode=RAW),
+            run=packer.Run(on_error="skip", workers=1),
+        )
     with pytest.raises(SourceError, match=r"images in .* have 50 x 43 pixels, those in .* 50 x 41 .*--op Resize"):
-        packer.convert(source, "hdf5", tmp_path / "two", reencode=RAW, samples_per_shard=1, workers=1)
+        packer.convert(
+            source,
+            "hdf5",
+            tmp_path / "two",
+            images=packer.Images(reencode=RAW),
+            shards=packer.Shards(samples=1),
+            run=packer.Run(workers=1),
+        )
     assert not (tmp_path / "two" / "dataset.json").exists()
     ended = run_packer("convert", source, "--to", "tar", "-o", tmp_path / "tar", "--reencode", "raw")
     assert ended.returncode == 2 and "raw pixels are for HDF5 shards, not for tar" in ended.stderr
@@ -189,7 +220,9 @@ def test_other_sizes_are_refused_with_what_to_do(source: Path, tmp_path: Path) -
         Reencode("raw", max_side=9)
     with pytest.raises(BadSampleError, match="no image"):
         lacking = [{"image": make_jpeg(1, (9, 9))}, {"image": None}]
-        packer.convert(lacking, "hdf5", tmp_path / "none", reencode=RAW, workers=1)
+        packer.convert(
+            lacking, "hdf5", tmp_path / "none", images=packer.Images(reencode=RAW), run=packer.Run(workers=1)
+        )
 
 
 @pytest.mark.parametrize("change", ["shape", "size of the index", "a pixel"])
@@ -224,6 +257,6 @@ def test_staged_and_described(packed: Path, tmp_path: Path, truth: list[torch.Te
 def test_tasks_of_an_array_make_the_same_set(source: Path, packed: Path, tmp_path: Path) -> None:
     options: Any = {"ops": OPS, "reencode": RAW, "samples_per_shard": 3, "workers": 1}
     for number in range(2):
-        packer.convert(source, "hdf5", tmp_path / "out", task=(number, 2), **options)
+        packer.convert(source, "hdf5", tmp_path / "out", **by_subject(options, task=(number, 2)))
     packer.commit(tmp_path / "out")
     assert files_of(tmp_path / "out") == files_of(packed)

@@ -15,7 +15,7 @@ from cache.stores import Store
 from packer.testing.readers import ReaderSuite
 from packer.testing.samples import Samples, Truth
 from readers.augment import Resize
-from readers.opening import open_packed
+from readers.opening.packed import open_packed
 
 FORMATS = ("hdf5", "tfrecord", "tar")
 INDICES = [20, 2, 2, -1, 17, 0, 5, 23, 8, 9, 11, 13]

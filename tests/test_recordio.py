@@ -98,7 +98,7 @@ def test_a_record_in_parts_converts_and_is_not_adopted(tmp_path: Path) -> None:
     assert shard.read_bytes()[7] >> 5 == 1, "the record of the test is not in parts"
     with pytest.raises(NotFlatError, match=rf"record at byte 0 is in 3 parts.* packer convert {shard} --to"):
         packer.index([shard], workers=1)
-    out = packer.convert(shard, "tar", tmp_path / "out", workers=1).output
+    out = packer.convert(shard, "tar", tmp_path / "out", run=packer.Run(workers=1)).output
     found = contents(out)
     assert found[0] == ("val/00000000", 7, whole)
     assert [sample[1:] for sample in found[1:]] == [sample[1:] for sample in EXPECTED]
@@ -135,7 +135,7 @@ def test_a_set_of_insightface_is_adopted_and_converted(tmp_path: Path, head_firs
     shard = write_faces(folder / "train.rec", faces(head_first=head_first), numbers)
     (folder / "property").write_text("3,112,112")
     (folder / "lfw.bin").write_bytes(b"\x80\x04")
-    converted = packer.convert(shard, "tar", tmp_path / "out", workers=1).output
+    converted = packer.convert(shard, "tar", tmp_path / "out", run=packer.Run(workers=1)).output
     assert packer.index(folder, workers=1).splits == {"train": 5}
     assert packer.verify(folder, deep=True, workers=1).ok
     expected = list(zip(LABELS, IMAGES, strict=True))
@@ -193,7 +193,7 @@ def test_false_claims_are_refused_by_both_commands(tmp_path: Path, data: bytes, 
     with pytest.raises(FormatError, match=match):
         packer.index([shard], workers=1)
     with pytest.raises(SourceError, match=match):
-        packer.convert(shard, "tar", tmp_path / "out", workers=1)
+        packer.convert(shard, "tar", tmp_path / "out", run=packer.Run(workers=1))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import files_of
+from conftest import by_subject, files_of
 from image_cases import XMP_PREFIX, chunk, encoded, exif_blob, picture, pillow_rgb, with_chunks, with_segments, xmp
 from PIL import Image
 from test_unusual_images import DEEP, deep, grey16, patched
@@ -33,7 +33,7 @@ def tree(root: Path, **images: bytes) -> Path:
 
 
 def packed(source: Path, **options: Any) -> tuple[packer.ConvertResult, list[bytes]]:
-    result = packer.convert(source, "tar", source.parent / "set", workers=1, **options)
+    result = packer.convert(source, "tar", source.parent / "set", **by_subject(options, workers=1))
     with readers.open(result.output) as reader:
         return result, [bytes(reader.read(i)) for i in range(len(reader))]
 
@@ -67,7 +67,7 @@ def test_a_set_made_for_rgb_is_checked_as_the_loader_decodes(tmp_path: Path) -> 
         assert np.array_equal(decode_image(reader.read(0)), pillow_rgb(good))
     twelve = patched(encoded(picture(48, 64), "JPEG", progressive=True), b"\xff\xc2", 4, 12)
     with pytest.raises(BadSampleError, match=r"b\.jpg: jpeg image: has 12 bits a sample"):
-        packer.convert(tree(tmp_path / "other", b_jpg=twelve), "tar", tmp_path / "set2", workers=1)
+        packer.convert(tree(tmp_path / "other", b_jpg=twelve), "tar", tmp_path / "set2", run=packer.Run(workers=1))
 
 
 def animation(kind: str, count: int = 3, **options: Any) -> bytes:
@@ -111,7 +111,7 @@ def test_images_that_are_decoded_in_part_are_warned_about(tmp_path: Path) -> Non
     assert "1 image of more than 8 bits a channel (the first: c.png)" in warnings
     assert "2 images with further frames or pages (the first: a.gif): readers decode the first one only" in warnings
     assert len(result.warnings) == 3
-    again = packer.convert(source, "tar", result.output, workers=1)
+    again = packer.convert(source, "tar", result.output, run=packer.Run(workers=1))
     assert again.already_done and again.warnings == result.warnings
     assert packer.verify(result.output, deep=True).ok
     assert not any("8 bits" in line for line in packed(source, decode="unchanged", overwrite=True)[0].warnings)

@@ -131,16 +131,16 @@ import packer, readers
 
 folder = Path(sys.argv[1])
 images = [folder.joinpath(f"in/{n}.jpg").read_bytes() for n in range(3)]
-assert packer.convert(folder / "in", "heap", folder / "out", workers=1).format == "pile"
+assert packer.convert(folder / "in", "heap", folder / "out", run=packer.Run(workers=1)).format == "pile"
 with readers.open(folder / "out", verify=True) as reader:
     assert [bytes(reader.read(i)) for i in range(3)] == images
 assert packer.verify(folder / "out", workers=1).ok
 (folder / "out/dataset.json").unlink()
-assert packer.index(folder / "out", workers=1).samples == 3
-assert packer.convert(next(folder.glob("out/*.pile")), "tar", folder / "tar", workers=1).samples == 3
+assert packer.index(folder / "out", run=packer.Run(workers=1)).samples == 3
+assert packer.convert(next(folder.glob("out/*.pile")), "tar", folder / "tar", run=packer.Run(workers=1)).samples == 3
 
 (folder / "colours.txt").write_text("COLOURS red green")
-assert packer.convert(folder / "colours.txt", "pile", folder / "two", workers=1).samples == 2
+assert packer.convert(folder / "colours.txt", "pile", folder / "two", run=packer.Run(workers=1)).samples == 2
 packer.open_source(folder / "colours.txt", shade=2)
 for wrong in ({"shade": 1}, {"path_column": "x"}):
     try:
@@ -189,7 +189,7 @@ def test_the_command_line_takes_it(tmp_path: Path, installed: Path) -> None:
 
 def test_a_set_of_a_format_that_is_not_installed_can_be_read(tmp_path: Path, installed: Path) -> None:
     (tmp_path / "colours.txt").write_text("COLOURS red green")
-    script = "import sys, packer; packer.convert(sys.argv[1], 'pile', sys.argv[2], workers=1)"
+    script = "import sys, packer; packer.convert(sys.argv[1], 'pile', sys.argv[2], run=packer.Run(workers=1))"
     assert python(installed, "-c", script, tmp_path / "colours.txt", tmp_path / "out").returncode == 0
     script = "import sys, readers; print(len(readers.open(sys.argv[1], verify=True).read_many([0, 1])))"
     assert python(tmp_path / "nothing", "-c", script, tmp_path / "out").stdout == "2\n"

@@ -16,8 +16,7 @@ from suites.programs import run_packer, run_python
 
 import readers
 from cache.errors import DeniedError, RemoteError, SlowError, TruncatedError
-from cache.remote import Patience, Remote, Span, parse_url
-from cache.remote.store import Courier, translated
+from cache.remote import Courier, Patience, Remote, Span, parse_url, translated
 from cache.stores.remote import Ahead
 
 
@@ -222,8 +221,8 @@ def test_a_courier_that_dies(address: str) -> None:
 
 
 def test_a_courier_that_does_not_answer(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cache.remote.store._BOOT", "import time; time.sleep(60)")
-    monkeypatch.setattr("cache.remote.store._START_SECONDS", -15.9)
+    monkeypatch.setattr("cache.remote._BOOT", "import time; time.sleep(60)")
+    monkeypatch.setattr("cache.remote._START_SECONDS", -15.9)
     courier = Courier()
     with pytest.raises(SlowError, match="did not answer and was ended"):
         courier.ask(parse_url(address), Patience(1, 0), "head", "dataset.json")
@@ -236,8 +235,8 @@ def test_a_courier_ends_with_its_process(address: str) -> None:
         "reader = readers.open(sys.argv[1], 'train'); reader.read(0)\n"
         "if os.fork() == 0:\n"
         "    reader.read(1)\n"
-        "    from cache.remote import store\n"
-        "    print(store._process.courier._process.pid, flush=True)\n"
+        "    from cache import remote\n"
+        "    print(remote._process.courier._process.pid, flush=True)\n"
         "    os.kill(os.getpid(), 9)\n"
         "os.wait()\n"
     )

@@ -96,7 +96,7 @@ def test_pickled_without_the_index(
         assert bytes(again.read(1)) == bytes(local.read(1))
     os.rename(tmp_path / "elsewhere", tmp_path / "gone too")
     other = tmp_path / "other"
-    packer.convert(packed, to="tar", output=other, workers=1, samples_per_shard=12)
+    packer.convert(packed, to="tar", output=other, run=packer.Run(workers=1), shards=packer.Shards(samples=12))
     put_files(other, address)
     with pytest.raises(readers.StaleIndexError, match="changed since this reader was opened"):
         pickle.loads(data)
@@ -105,7 +105,9 @@ def test_pickled_without_the_index(
 def test_a_changed_set_has_another_index(address: str, packed: Path, tmp_path: Path) -> None:
     with readers.open(address, "train") as old:
         other = tmp_path / "other"
-        packer.convert(packed, to="tar", output=other, workers=1, samples_per_shard=12, shuffle=3)
+        packer.convert(
+            packed, to="tar", output=other, run=packer.Run(workers=1), shards=packer.Shards(samples=12, shuffle=3)
+        )
         put_files(other, address)
         with readers.open(address, "train") as new, readers.open(other, "train") as expected:
             assert new.path != old.path and list(new.keys) == list(expected.keys)
@@ -185,7 +187,9 @@ def test_a_copy_with_the_address_behind_it(address: str, packed: Path, tmp_path:
             assert sorted({line.split()[1][-16:] for line in proxy.gets()}) == ["train-000003.tar", "train-000004.tar"]
             assert [bytes(d) for d in reader.read_many([35, 0])] == [bytes(local.read(35)), bytes(local.read(0))]
     other = tmp_path / "other"
-    packer.convert(packed, to="tar", output=other, workers=1, samples_per_shard=12, shuffle=3)
+    packer.convert(
+        packed, to="tar", output=other, run=packer.Run(workers=1), shards=packer.Shards(samples=12, shuffle=3)
+    )
     put_files(other, address)
     with readers.open(copy, "train", fallback=address) as reader:
         reader.read(0)

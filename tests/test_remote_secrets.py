@@ -18,8 +18,7 @@ from remote_servers import FileServer, s3_server
 import packer
 import readers
 from cache.errors import AddressError, CertificateError, DeniedError, MissingError, RemoteError
-from cache.remote import Remote, parse_url
-from cache.remote.store import translated
+from cache.remote import Remote, parse_url, translated
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from suites.staging import Notes, staged, staged_files_of
 import packer
 import readers
 from cache.remote import Remote
-from cache.staging import remote as staging_remote
+from cache.staging import sources as staging_remote
 from readers.order import staged_first
 
 
@@ -162,7 +162,9 @@ def test_a_shard_that_was_replaced(address: str, packed: Path, tmp_path: Path) -
 def test_a_changed_set_is_another_copy(address: str, packed: Path, tmp_path: Path) -> None:
     first = staged(address, tmp_path / "to")
     other = tmp_path / "other"
-    packer.convert(packed, to="tar", output=other, workers=1, samples_per_shard=12, shuffle=3)
+    packer.convert(
+        packed, to="tar", output=other, run=packer.Run(workers=1), shards=packer.Shards(samples=12, shuffle=3)
+    )
     put_files(other, address)
     notes = Notes()
     with readers.stage(address, tmp_path / "to", watcher=notes) as second:

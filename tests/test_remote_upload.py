@@ -20,8 +20,7 @@ from suites.programs import run_packer
 
 import packer
 import readers
-from cache.remote import CRC_ATTRIBUTE, Remote
-from cache.remote.store import ObjectStore
+from cache.remote import CRC_ATTRIBUTE, ObjectStore, Remote
 
 
 @pytest.fixture
@@ -88,7 +87,14 @@ def test_a_web_server(folder: Path, packed: Path, tree: Path, tmp_path: Path) ->
     assert not (folder / "dataset.json").exists()
     repaired = packer.upload(packed, url, overwrite=True)
     assert repaired.sent == 1 and files_of(folder) == files_of(packed)
-    made = packer.convert(tree, "tar", url, overwrite=True, workers=1, samples_per_shard=100, work=tmp_path / "work")
+    made = packer.convert(
+        tree,
+        "tar",
+        url,
+        overwrite=True,
+        run=packer.Run(workers=1, work=tmp_path / "work"),
+        shards=packer.Shards(samples=100),
+    )
     assert made.output == url and files_of(folder) == files_of(tmp_path / "work"), "what the old set had more is gone"
 
 
@@ -156,12 +162,12 @@ def test_a_cut_off_upload_gives_no_advice_that_replaces_what_is_there(
     monkeypatch.chdir(tmp_path)
     proxy.faults.append(Fault("status", where="^PUT .*train-000002", times=99))
     with pytest.raises(readers.RemoteError, match="train-000002"):
-        packer.convert(tree, to="tar", output=target, workers=1, samples_per_shard=8)
+        packer.convert(tree, to="tar", output=target, run=packer.Run(workers=1), shards=packer.Shards(samples=8))
     proxy.heal()
     (kept,) = tmp_path.glob(".packer-upload*")
     message = rf"remove {kept.name}, or name another directory with work=DIR \(overwrite=True would also replace"
     with pytest.raises(readers.OutputError, match=message) as caught:
-        packer.convert(tree, to="tar", output=target, workers=1, samples_per_shard=9)
+        packer.convert(tree, to="tar", output=target, run=packer.Run(workers=1), shards=packer.Shards(samples=9))
     assert "pass overwrite=True" not in str(caught.value)
 
 
@@ -183,7 +189,7 @@ def test_faults_that_pass(target: str, packed: Path, proxy: Proxy) -> None:
 
 def other_set(packed: Path, tmp_path: Path) -> Path:
     out = tmp_path / "other"
-    packer.convert(packed, to="tar", output=out, workers=1, samples_per_shard=12, shuffle=3)
+    packer.convert(packed, to="tar", output=out, run=packer.Run(workers=1), shards=packer.Shards(samples=12, shuffle=3))
     return out
 
 
@@ -266,19 +272,27 @@ def test_convert_to_an_address(
     target: str, tree: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    done = packer.convert(tree, to="tar", output=target, workers=1, samples_per_shard=8)
+    done = packer.convert(tree, to="tar", output=target, run=packer.Run(workers=1), shards=packer.Shards(samples=8))
     assert str(done.output) == target and done.uploaded_bytes > 0 and list(tmp_path.glob(".packer-upload*")) == []
     assert {name: data for name, data in there(target).items() if name.endswith(".tar")} == {
         name: data for name, data in files_of(packed).items() if name.endswith(".tar")
     }
     with pytest.raises(ValueError, match="work is for an output at an address"):
-        packer.convert(tree, to="tar", output=tmp_path / "x", work=tmp_path / "y")
+        packer.convert(tree, to="tar", output=tmp_path / "x", run=packer.Run(work=tmp_path / "y"))
     work = tmp_path / "work"
-    again = packer.convert(tree, to="tar", output=target, workers=1, samples_per_shard=8, work=work)
+    again = packer.convert(
+        tree, to="tar", output=target, run=packer.Run(workers=1, work=work), shards=packer.Shards(samples=8)
+    )
     assert again.already_done and (work / "dataset.json").exists()
     with pytest.raises(readers.OutputError, match="holds another set"):
-        packer.convert(tree, to="tar", output=target, workers=1, samples_per_shard=9, work=tmp_path / "work2")
-    packer.convert(tree, to="hdf5", output=target, workers=1, work=work, overwrite=True)
+        packer.convert(
+            tree,
+            to="tar",
+            output=target,
+            run=packer.Run(workers=1, work=tmp_path / "work2"),
+            shards=packer.Shards(samples=9),
+        )
+    packer.convert(tree, to="hdf5", output=target, run=packer.Run(workers=1, work=work), overwrite=True)
     with readers.open(target, "train") as reader:
         assert reader.dataset.format == "hdf5" and len(reader) == 36
 
@@ -289,16 +303,18 @@ def test_convert_resumes_after_a_failed_upload(
     monkeypatch.chdir(tmp_path)
     proxy.faults.append(Fault("status", where="^PUT .*train-000002", times=99))
     with pytest.raises(readers.RemoteError, match="train-000002"):
-        packer.convert(tree, to="tar", output=target, workers=1, samples_per_shard=8)
+        packer.convert(tree, to="tar", output=target, run=packer.Run(workers=1), shards=packer.Shards(samples=8))
     (kept,) = tmp_path.glob(".packer-upload*")
     made = (kept / "train-000000.tar").stat().st_mtime_ns
     proxy.heal()
     proxy.faults.append(Fault("status", where="^PUT .*train-000002", times=99))
     with pytest.raises(readers.RemoteError, match="train-000002"):
-        packer.convert(tree, to="tar", output=target, workers=1, samples_per_shard=8, overwrite=True)
+        packer.convert(
+            tree, to="tar", output=target, run=packer.Run(workers=1), shards=packer.Shards(samples=8), overwrite=True
+        )
     assert (kept / "train-000000.tar").stat().st_mtime_ns == made, "what is whole is not made again"
     proxy.heal()
-    packer.convert(tree, to="tar", output=target, workers=1, samples_per_shard=8)
+    packer.convert(tree, to="tar", output=target, run=packer.Run(workers=1), shards=packer.Shards(samples=8))
     assert "dataset.json" in there(target) and not kept.exists()
 
 

@@ -118,16 +118,16 @@ def test_opening_a_set_while_it_is_replaced(
     packed: Path, other: Path, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
     """dataset.json was read before, the index after the replacement."""
-    opened = readers.index.open_regular
+    opened = readers.table.open_regular
 
     def meanwhile(path: Path) -> Any:
-        monkeypatch.setattr("readers.index.open_regular", opened)
+        monkeypatch.setattr("readers.table.open_regular", opened)
         replace(packed, other)
         if state == "under way":
             (packed / "dataset.json").unlink()
         raise ValueError("the file has changed")
 
-    monkeypatch.setattr("readers.index.open_regular", meanwhile)
+    monkeypatch.setattr("readers.table.open_regular", meanwhile)
     with pytest.raises(StaleIndexError, match=f"(has been replaced|is being replaced).*{AGAIN}"):
         readers.open(packed, "train")
 
@@ -162,7 +162,13 @@ def twins(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]:
     for first in (0, 1):
         source = shades(tmp_path / f"images{first}", first)
         made.append(
-            packer.convert(source, request.param, tmp_path / f"set{first}", workers=1, samples_per_shard=4).output
+            packer.convert(
+                source,
+                request.param,
+                tmp_path / f"set{first}",
+                run=packer.Run(workers=1),
+                shards=packer.Shards(samples=4),
+            ).output
         )
     sizes = [{path.name: path.stat().st_size for path in root.glob("train-*")} for root in made]
     assert len(sizes[0]) == 5 and sizes[0] == sizes[1]
@@ -307,7 +313,7 @@ def test_what_is_whole_of_a_damaged_shard_can_be_read_with_checksums(twins: tupl
         assert is_right(reader.read(4), reader.labels[4])
         with pytest.raises(DamagedSampleError, match="sample 5"):
             reader.read(5)
-    saved = packer.convert(packed, "tar", tmp_path / "saved", workers=1, on_error="skip")
+    saved = packer.convert(packed, "tar", tmp_path / "saved", run=packer.Run(workers=1, on_error="skip"))
     assert (saved.samples, saved.left_out) == (SAMPLES - 3, {"skipped": 3})
 
 
@@ -331,7 +337,9 @@ def touched(packed: Path) -> None:
 def packed_again(packed: Path) -> None:
     source = packed.with_name("images0")
     container = "hdf5" if list(packed.glob("*.h5")) else "tar"
-    packer.convert(source, container, packed, workers=1, samples_per_shard=4, overwrite=True)
+    packer.convert(
+        source, container, packed, run=packer.Run(workers=1), shards=packer.Shards(samples=4), overwrite=True
+    )
 
 
 def appended(packed: Path) -> None:
@@ -344,7 +352,7 @@ def appended(packed: Path) -> None:
 
 def resharded(packed: Path) -> None:
     packer.drop(packed, where="key == 'a/02'")
-    packer.reshard(packed, shard_size=3000)
+    packer.reshard(packed, shards=packer.Shards(size=3000))
 
 
 SAME: dict[str, Callable[[Path], Any]] = {

@@ -29,6 +29,7 @@ from rocal_images import (
 import packer
 import readers
 from cache.errors import BadSampleError, DatasetError, PipelineError, UnknownNameError
+from readers import Ranks
 from readers.augment import CELEBA_CROP
 from readers.loader import ImageLoader
 from readers.rocal import RocalLoader, celeba, external_source, resnet_eval, resnet_train
@@ -158,7 +159,7 @@ def test_what_rocal_does_not_decode_is_converted(rocal: Any, tmp_path: Path) -> 
 
 
 def test_a_state_of_our_own_loader(rocal: Any, reader: Any) -> None:
-    ours = ImageLoader(reader, BATCH, seed=3, threads=1, rank=0, world_size=1)
+    ours = ImageLoader(reader, BATCH, seed=3, threads=1, ranks=Ranks(rank=0, world_size=1))
     loop = iter(ours)
     next(loop)
     with faces(reader) as loader:
@@ -170,7 +171,7 @@ def test_a_state_of_our_own_loader(rocal: Any, reader: Any) -> None:
 def sizes_of(root: Path, count: int) -> Any:
     """A source of mapped images of SIZES."""
     reader = folder_of(root / "images", {number: mapped(number, SIZES[number % 4]) for number in range(count)})
-    return external_source(reader, BATCH, rank=0, world_size=1)
+    return external_source(reader, BATCH, ranks=Ranks(rank=0, world_size=1))
 
 
 def boxes_of(loader: RocalLoader) -> Iterator[tuple[int, tuple[float, ...]]]:
@@ -212,7 +213,9 @@ def test_resnet_eval_shows_the_middle(rocal: Any, tmp_path: Path) -> None:
 def test_celeba_shows_the_box_of_the_reference(rocal: Any, tmp_path: Path, flip: float) -> None:
     """Against Pillow, without antialiasing, as rocAL has none."""
     images = {i: mapped(i, (178, 218)) for i in range(4)}
-    source = external_source(folder_of(tmp_path / "images", images), BATCH, shuffle=False, rank=0, world_size=1)
+    source = external_source(
+        folder_of(tmp_path / "images", images), BATCH, shuffle=False, ranks=Ranks(rank=0, world_size=1)
+    )
     with RocalLoader(celeba(source, flip=flip, threads=1), source) as loader:
         ((shown, labels),) = list(loader)
     top, left, height, width = CELEBA_CROP.top, CELEBA_CROP.left, CELEBA_CROP.height, CELEBA_CROP.width
@@ -251,7 +254,7 @@ def test_a_loop_left_early_is_judged_when_the_next_begins(rocal_double: Any, rea
 
 
 def test_a_packed_set(rocal: Any, reader: Any, tmp_path: Path) -> None:
-    packer.convert(tmp_path / "images", to="tar", output=tmp_path / "set", workers=1)
+    packer.convert(tmp_path / "images", to="tar", output=tmp_path / "set", run=packer.Run(workers=1))
     with readers.open(tmp_path / "set", backend="mmap") as packed, faces(packed, tail="exact") as loader:
         assert sorted(flat(epoch_of(loader))) == list(range(22))
 

@@ -25,6 +25,7 @@ from suites.programs import run_python
 
 import readers
 from cache.errors import PipelineError
+from readers import Ranks
 from readers.rocal import RocalLoader, celeba, external_source, pipelines
 from readers.rocal.pipelines import Machine, built, encoded_images
 
@@ -123,7 +124,7 @@ def test_nothing_is_printed_to_stdout(rocal: Any, reader: Any, capfd: pytest.Cap
 )
 def test_a_graph_that_fails_is_an_error(rocal: Any, reader: Any, spoiled: Any) -> None:
     """rocAL ends the process by a segmentation fault."""
-    source = external_source(reader, BATCH, rank=0, world_size=1)
+    source = external_source(reader, BATCH, ranks=Ranks(rank=0, world_size=1))
     with pytest.raises(PipelineError, match="the graph returned None, as an operator of rocAL does that fails"):
         built(lambda library: spoiled(library.fn, encoded_images(library, source)), Machine(), batch_size=4, seed=0)
 
@@ -139,7 +140,7 @@ def test_a_gpu_that_this_rocal_cannot_use_is_refused(
         assert pipelines.gpu_backend(maps) is expected
     assert pipelines.gpu_backend(tmp_path / "none") is None
     monkeypatch.setattr(pipelines, "gpu_backend", lambda: False)
-    source = external_source(reader, BATCH, rank=0, world_size=1)
+    source = external_source(reader, BATCH, ranks=Ranks(rank=0, world_size=1))
     with pytest.raises(PipelineError, match=r'built for the CPU alone.* give device="cpu"'):
         celeba(source, crop=MIDDLE, device="cuda")
 
@@ -176,7 +177,7 @@ def test_errors_at_the_end_of_an_epoch_stay_inside_the_padding(rocal_double: Any
     endings = set()
     for seed in range(20):
         rocal_double.seed_traps(seed)
-        source = external_source(reader, BATCH, seed=3, tail="exact", rank=0, world_size=1)
+        source = external_source(reader, BATCH, seed=3, ranks=Ranks(tail="exact", rank=0, world_size=1))
         iterator = ROCALGenericIterator(celeba(source, size=16, crop=MIDDLE, threads=1))
         endings.add(rocal_double.CONTEXTS[-1].ending)
         seen = []
@@ -191,7 +192,7 @@ def test_errors_at_the_end_of_an_epoch_stay_inside_the_padding(rocal_double: Any
 
 
 def test_a_graph_of_your_own(rocal: Any, reader: Any) -> None:
-    source = external_source(reader, BATCH, rank=0, world_size=1)
+    source = external_source(reader, BATCH, ranks=Ranks(rank=0, world_size=1))
 
     def graph(library: Any) -> Any:
         return library.fn.resize(encoded_images(library, source), resize_width=10, resize_height=6)

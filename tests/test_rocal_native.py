@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import by_subject
 from rocal_images import folder_of, numbers_of, solid
 
 import packer
@@ -32,7 +33,7 @@ def packed(root: Path, to: str, images: dict[int, bytes] | int = 24, **options: 
         source = flat(source, images)
     else:
         folder_of(source, images).close()
-    packer.convert(source, to=to, output=root / to, workers=1, samples_per_shard=5, **options)
+    packer.convert(source, to=to, output=root / to, **by_subject(options, workers=1, samples=5))
     return readers.open(root / to)
 
 
@@ -117,7 +118,7 @@ def test_members_that_are_neither_label_nor_image_are_left_out(rocal_double: Any
 def test_the_exported_index_is_the_version_that_rocal_reads(rocal: Any, tmp_path: Path) -> None:
     """Without our layout: a directory of tars with flat names and one of indexes."""
     manifest = flat(tmp_path / "images", {number: solid(number) for number in range(8)})
-    packer.convert(manifest, to="tar", output=tmp_path / "set", workers=1)
+    packer.convert(manifest, to="tar", output=tmp_path / "set", run=packer.Run(workers=1))
     packer.export_index(tmp_path / "set", "rocal", output=tmp_path / "index")
     (tmp_path / "shards").mkdir()
     for shard in (tmp_path / "set").glob("*.tar"):
@@ -230,6 +231,6 @@ def test_names_and_labels_that_tfrecord_readers_cannot_use(tmp_path: Path, name:
     image = tmp_path / "images" / name
     image.parent.mkdir(parents=True)
     image.write_bytes(solid(0))
-    packer.convert(tmp_path / "images", to="tfrecord", output=tmp_path / "set", workers=1)
+    packer.convert(tmp_path / "images", to="tfrecord", output=tmp_path / "set", run=packer.Run(workers=1))
     with pytest.raises(DatasetError, match=message):
         tfrecord_layout(readers.open(tmp_path / "set"), tmp_path / "rocal")

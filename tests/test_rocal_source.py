@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from loader_options import grouped
 from rocal_images import colour, folder_of, solid
 
 import readers
 from cache.errors import BadSampleError, DatasetError, MissingExtraError
+from readers import Ranks
 from readers.augment import Crop, Resize
 from readers.decode import decode_image
 from readers.headers import parse_header
@@ -66,7 +68,7 @@ def sampling(jpeg: bytes) -> tuple[int, list[int]]:
 
 
 def test_what_a_batch_is(reader: Any) -> None:
-    source = external_source(reader, BATCH, seed=1, tail="exact", **ONE)
+    source = external_source(reader, BATCH, seed=1, **grouped({"ranks": Ranks(tail="exact"), **ONE}))
     assert iter(source) is source and (len(source), source.n) == (6, (6 + PADDING_BATCHES) * BATCH)
     fed = fed_by(source, 6 + PADDING_BATCHES + 3)
     seen = []
@@ -91,7 +93,7 @@ def test_images_are_not_copied(tmp_path: Path, reader: Any) -> None:
         read.extend(data)
         return data
 
-    source = external_source(Wrapped(reader, read_many=read_many), BATCH, shuffle=False, **ONE)
+    source = external_source(Wrapped(reader, read_many=read_many), BATCH, shuffle=False, **grouped(ONE))
     ((images, _, _),) = fed_by(source, 1)
     assert all(
         np.shares_memory(image, np.frombuffer(data, np.uint8)) for image, data in zip(images, read, strict=False)
@@ -100,7 +102,7 @@ def test_images_are_not_copied(tmp_path: Path, reader: Any) -> None:
 
 def test_fed_images_stay_in_memory_for_a_while(reader: Any) -> None:
     """rocAL keeps addresses only; the batch that it decodes, and those in its queues, must stay in memory."""
-    source = external_source(reader, 2, **ONE)
+    source = external_source(reader, 2, **grouped(ONE))
     source.start()
     references = []
     for _ in range(11):
@@ -128,7 +130,7 @@ def test_reading_ahead_is_bounded_and_ends(reader: Any) -> None:
     def reading() -> list[threading.Thread]:
         return [thread for thread in threading.enumerate() if thread.name == "packer-rocal-ahead"]
 
-    source = external_source(Wrapped(reader, read_many=read_many), 2, ahead=3, **ONE)
+    source = external_source(Wrapped(reader, read_many=read_many), 2, ahead=3, **grouped(ONE))
     assert batches == [], "nothing is read before an epoch begins"
     source.start()
     assert not fourth.wait(0.3)
@@ -230,7 +232,7 @@ def test_an_image_of_another_size_than_the_index_says() -> None:
 def test_without_conversion_such_images_are_bad_samples(tmp_path: Path) -> None:
     images = {number: solid(number) for number in range(8)} | {1: solid(1, "PNG"), 6: solid(6, mode="CMYK")}
     source = external_source(
-        folder_of(tmp_path / "images", images), BATCH, shuffle=False, convert=False, on_error="skip", **ONE
+        folder_of(tmp_path / "images", images), BATCH, shuffle=False, convert=False, on_error="skip", **grouped(ONE)
     )
     fed = fed_by(source, 2)
     assert [labels.tolist() for _, labels, _ in fed] == [[0, 2, 3, -1], [4, 5, 7, -1]]
@@ -243,7 +245,9 @@ def test_without_conversion_such_images_are_bad_samples(tmp_path: Path) -> None:
 def test_a_batch_without_a_good_sample(tmp_path: Path) -> None:
     """rocAL ends the process where it cannot decode any image of a batch."""
     images = {number: solid(number) if number > 3 else solid(number)[:-2] for number in range(8)}
-    source = external_source(folder_of(tmp_path / "images", images), BATCH, shuffle=False, on_error="skip", **ONE)
+    source = external_source(
+        folder_of(tmp_path / "images", images), BATCH, shuffle=False, on_error="skip", **grouped(ONE)
+    )
     (images_of_first, labels, _), (_, others, _) = fed_by(source, 2)
     assert labels.tolist() == [-1] * 4 and others.tolist() == [4, 5, 6, 7]
     assert all(decode_image(image.tobytes()).shape == (16, 16, 3) for image in images_of_first)
@@ -253,10 +257,12 @@ def test_substitutes_are_those_of_our_own_loader(tmp_path: Path) -> None:
     images = {number: solid(number) if number % 5 else solid(number)[:-2] for number in range(20)}
     reader = folder_of(tmp_path / "images", images)
     options: dict[str, Any] = {"seed": 5, "on_error": "substitute", **ONE}
-    ours = ImageLoader(reader, BATCH, augment=[Resize((8, 8))], fields=["image", "index"], threads=1, **options)
+    ours = ImageLoader(
+        reader, BATCH, fields=["image", "index"], **grouped({"augment": [Resize((8, 8))], "threads": 1, **options})
+    )
     with pytest.warns(UserWarning, match="4 bad samples were replaced"):
         wanted = [indices.tolist() for _, indices in ours]
-    source = external_source(reader, BATCH, **options)
+    source = external_source(reader, BATCH, **grouped(options))
     assert [labels.tolist() for _, labels, _ in fed_by(source, 5)] == wanted
     assert [bad.index for bad in source.bad_samples] == [bad.index for bad in ours.bad_samples]
 
@@ -264,20 +270,20 @@ def test_substitutes_are_those_of_our_own_loader(tmp_path: Path) -> None:
 def test_limits_come_from_the_index(tmp_path: Path) -> None:
     images = {0: solid(0, size=(70, 30)), 1: solid(1, size=(20, 60), exif=EXIF_TURNED), 2: solid(2, size=(50, 40))}
     reader = folder_of(tmp_path / "images", images)
-    source = external_source(reader, 2, **ONE)
+    source = external_source(reader, 2, **grouped(ONE))
     assert (source.max_height, source.max_width) == (40, 70), "upright, the second image is 60 wide and 20 high"
-    source = external_source(reader, 2, max_height=33, **ONE)
+    source = external_source(reader, 2, max_height=33, **grouped(ONE))
     assert (source.max_height, source.max_width) == (33, 70)
     large = folder_of(tmp_path / "large", {0: solid(0, size=(1500, 16))})
-    assert external_source(large, 2, **ONE).max_width == 1024
+    assert external_source(large, 2, **grouped(ONE)).max_width == 1024
     unknown = Wrapped(reader, info=reader.info._replace(height=np.zeros(3, np.uint32), width=np.zeros(3, np.uint32)))
     with pytest.raises(DatasetError, match="give max_height and max_width"):
-        external_source(unknown, 2, **ONE)
-    assert external_source(unknown, 2, max_height=9, max_width=8, **ONE).max_width == 8
+        external_source(unknown, 2, **grouped(ONE))
+    assert external_source(unknown, 2, max_height=9, max_width=8, **grouped(ONE)).max_width == 8
 
 
 def test_labels_must_fit_into_32_bits(reader: Any) -> None:
-    source = external_source(Wrapped(reader, labels=reader.labels + (1 << 31)), BATCH, **ONE)
+    source = external_source(Wrapped(reader, labels=reader.labels + (1 << 31)), BATCH, **grouped(ONE))
     with pytest.raises(ValueError, match="labels of 32 bits"):
         next(source)
     source.close()
@@ -290,8 +296,6 @@ def test_labels_must_fit_into_32_bits(reader: Any) -> None:
         ({"on_error": "ignore"}, "on_error is one of raise, skip, substitute"),
         ({"quality": 80}, "quality is 95 to 100, not 80"),
         ({"ahead": 0}, "ahead is 1 or more"),
-        ({"prefetch": 1}, "prefetch is 2, not 1: rocAL hangs"),
-        ({"prefetch": 3}, "prefetch is 2, not 3: rocAL hangs"),
         ({"max_height": 0, "max_width": 5}, "max_height and max_width are 1 or more"),
         ({"rank": None}, "both rank and world_size or neither"),
         ({"rank": 3}, "rank 3 is outside the world of 1"),
@@ -300,12 +304,12 @@ def test_labels_must_fit_into_32_bits(reader: Any) -> None:
 )
 def test_options_are_checked(reader: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        external_source(reader, **{"batch_size": BATCH, **ONE, **options})
+        external_source(reader, **grouped({"batch_size": BATCH, **ONE, **options}))
 
 
 def test_without_rocal_the_message_says_how_to_get_it(reader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "amd", None)
-    source = external_source(reader, BATCH, **ONE)
+    source = external_source(reader, BATCH, **grouped(ONE))
     with pytest.raises(MissingRocalError, match=r"no wheel.*install ROCm.*PYTHONPATH=/opt/rocm/lib") as caught:
         celeba(source, crop=Crop(0, 0, 32, 32))
     assert isinstance(caught.value, MissingExtraError) and isinstance(caught.value, ImportError)

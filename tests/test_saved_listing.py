@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import files_of, tree_of
+from conftest import by_subject, files_of, tree_of
 
 import packer
 import readers
 from cache.checksums import crc32c
 from cache.errors import BadSampleError, DatasetError, OutputError, SourceError
 from cache.files import Folder
-from packer.conversion.choice import Choice
-from packer.conversion.plan import ConvertOptions, check_listing, make_plan
+from packer.conversion.options import Choose, ConvertOptions, Shards
+from packer.conversion.plan import check_listing, make_plan
 from packer.conversion.result import ConvertResult
 from packer.conversion.saved import (
     LISTING_FILE,
@@ -37,8 +37,8 @@ from packer.formats import format_named
 from packer.sources.base import SourceListing
 from packer.sources.folder import FolderSource, TreeListing
 from readers.layout import WORK_FOLDER
-from readers.strings import Names
-from readers.tree import TreeFiles, TreeSplit
+from readers.opening.tree import TreeFiles, TreeSplit
+from readers.table import Names
 
 BAD = "val/owl/owl_002.JPEG"  # in the last shard
 
@@ -67,9 +67,7 @@ def convert(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
     monkeypatch.setattr(Counted, "calls", 0)
 
     def call(**options: Any) -> ConvertResult:
-        return packer.convert(
-            Counted(photos), "tar", tmp_path / "out", **{"samples_per_shard": 4, "workers": 1} | options
-        )
+        return packer.convert(Counted(photos), "tar", tmp_path / "out", **by_subject(options, samples=4, workers=1))
 
     return call
 
@@ -103,7 +101,12 @@ def test_what_is_resumed_is_not_listed_again(
     assert (Counted.calls, result.left_out["skipped"]) == (1, 1)
     assert 0 < result.shards_resumed < result.shards
     again = tmp_path / "again"
-    packer.convert(Counted(photos), "tar", again, samples_per_shard=4, workers=1, on_error="skip", **options)
+    packer.convert(
+        Counted(photos),
+        "tar",
+        again,
+        **by_subject(options, samples=4, workers=1, on_error="skip"),
+    )
     assert files_of(again) == files_of(tmp_path / "out")
 
 
@@ -174,7 +177,7 @@ def test_nothing_is_saved_by_a_dry_run_or_left_by_a_conversion(
 
 
 # --- the file -----------------------------------------------------------------------------------------------------
-OPTIONS = ConvertOptions("tar", samples_per_shard=5, shuffle=3)
+OPTIONS = ConvertOptions("tar", shards=Shards(samples=5, shuffle=3))
 
 
 def listed(root: Path, options: ConvertOptions = OPTIONS) -> Prepared:
@@ -190,7 +193,7 @@ def listed(root: Path, options: ConvertOptions = OPTIONS) -> Prepared:
 def saved(tree: Path, tmp_path: Path) -> Iterator[tuple[Path, str]]:
     """The folder of a set with a saved listing, and the question."""
     (tmp_path / "out" / WORK_FOLDER).mkdir(parents=True)
-    question = question_of(FolderSource(tree), OPTIONS, Choice())
+    question = question_of(FolderSource(tree), OPTIONS, Choose())
     with Folder(tmp_path / "out" / WORK_FOLDER) as work:
         save(tmp_path / "out", work, question, listed(tree))
     yield tmp_path / "out", question
@@ -238,7 +241,7 @@ def test_names_of_any_kind_are_saved(tmp_path: Path) -> None:
     os.symlink("x", tmp_path / "tree" / os.fsdecode(b".caf\xe9"))
     (tmp_path / "out" / WORK_FOLDER).mkdir(parents=True)
     source = FolderSource(tmp_path / "tree")
-    prepared, question = listed(tmp_path / "tree"), question_of(source, OPTIONS, Choice())
+    prepared, question = listed(tmp_path / "tree"), question_of(source, OPTIONS, Choose())
     expected = rows_of(prepared)
     with Folder(tmp_path / "out" / WORK_FOLDER) as work:
         assert rows_of(save(tmp_path / "out", work, question, prepared)) == expected
@@ -253,7 +256,7 @@ def test_what_is_not_loaded(saved: tuple[Path, str], tree: Path, what: str) -> N
     out, question = saved
     file = out / WORK_FOLDER / LISTING_FILE
     if what == "question":
-        question = question_of(FolderSource(tree, "tree"), OPTIONS, Choice())
+        question = question_of(FolderSource(tree, "tree"), OPTIONS, Choose())
     else:
         file.rename(out / "elsewhere")
     if what == "link":

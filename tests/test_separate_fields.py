@@ -30,7 +30,9 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     masks = {
         f"{key}.png": bytes(encode_field("mask", np.full((4, 5), i, np.uint8))) for i, key in enumerate(keys) if i % 3
     }
-    packer.add_field(root / "set", tree_of(root / "masks", masks), "mask", shard_size=150, workers=1)
+    packer.add_field(
+        root / "set", tree_of(root / "masks", masks), "mask", shards=packer.Shards(size=150), run=packer.Run(workers=1)
+    )
     packer.drop(root / "set", where="width == 48")
     return root / "set"
 

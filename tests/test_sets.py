@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from conftest import make_jpeg, tree_of
+from conftest import by_subject, make_jpeg, tree_of
 from set_cases import (
     COUNTS,
     FORMATS,
@@ -86,7 +86,7 @@ def test_operations_one_after_the_other(to: str, packed: Callable[[str], tuple[P
 
     some = [key.partition("/")[2] for key in expected][::2]
     masks = masks_for(tmp_path / "masks", some)
-    added = packer.add_field(root, tmp_path / "masks", "mask", workers=1)
+    added = packer.add_field(root, tmp_path / "masks", "mask", run=packer.Run(workers=1))
     assert (added.with_field, added.unmatched, read_dataset_info(root).fields["mask"]) == (len(some), 0, "mask")
     for key, held in expected.items():
         if key.partition("/")[2] in masks:
@@ -101,7 +101,7 @@ def test_operations_one_after_the_other(to: str, packed: Callable[[str], tuple[P
     check(root, expected)
     assert Counter(key[0] for key in expected)["a"] == 5
 
-    packer.append(root, second, workers=1)
+    packer.append(root, second, run=packer.Run(workers=1))
     expected |= others
     check(root, expected)
 
@@ -116,7 +116,7 @@ def test_operations_one_after_the_other(to: str, packed: Callable[[str], tuple[P
     check(merged, expected)
 
     again = tmp_path / "again"
-    packer.reshard(merged, again, to=FORMATS[FORMATS.index(to) - 1], workers=1)
+    packer.reshard(merged, again, to=FORMATS[FORMATS.index(to) - 1], run=packer.Run(workers=1))
     check(again, expected)
     info = read_dataset_info(again)
     assert (info.edited, info.separate) == ((), ())
@@ -183,9 +183,11 @@ def test_classes_are_unified_by_name(one: Path, two: Path, tmp_path: Path, sourc
     other = {
         "a set that is linked": lambda: two,
         "its images": lambda: two.with_name("two-images"),
-        "a set of another format": lambda: packer.convert(two, "hdf5", tmp_path / "hdf5", workers=1).output,
+        "a set of another format": lambda: (
+            packer.convert(two, "hdf5", tmp_path / "hdf5", run=packer.Run(workers=1)).output
+        ),
     }[source]()
-    result = packer.append(one, other, workers=1)
+    result = packer.append(one, other, run=packer.Run(workers=1))
     assert read_dataset_info(one).classes == ("cat", "dog", "eel")
     assert result.samples == result.samples_before + 7 == 21 and result.splits["test"] == 2
     check(one, before | content(two))
@@ -201,15 +203,15 @@ def test_classes_are_unified_by_name(one: Path, two: Path, tmp_path: Path, sourc
 
 
 def test_what_is_there_already_is_refused_or_left_out(one: Path, two: Path) -> None:
-    packer.append(one, two, workers=1)
+    packer.append(one, two, run=packer.Run(workers=1))
     state = (one / "dataset.json").read_bytes()
     with pytest.raises(
         readers.SourceError, match=r"of the split train, 5 keys can be found in .* already.*existing='skip'"
     ):
-        packer.append(one, two, workers=1)
-    assert packer.append(one, two, existing="skip", workers=1).skipped == 7
+        packer.append(one, two, run=packer.Run(workers=1))
+    assert packer.append(one, two, existing="skip", run=packer.Run(workers=1)).skipped == 7
     images = two.with_name("two-images")
-    assert packer.append(one, images, existing="skip", workers=1).skipped == 7
+    assert packer.append(one, images, existing="skip", run=packer.Run(workers=1)).skipped == 7
     assert (one / "dataset.json").read_bytes() == state
 
 
@@ -223,24 +225,28 @@ def test_two_sets_joined_in_place(one: Path, two: Path) -> None:
 
 def test_a_conversion_into_a_changed_set_is_not_done_already(one: Path, tmp_path: Path) -> None:
     tree = tree_of(tmp_path / "images", {"train/cat/a.jpg": make_jpeg(1), "train/cat/b.jpg": make_jpeg(2)})
-    out = packer.convert(tree, "tar", tmp_path / "out", workers=1).output
+    out = packer.convert(tree, "tar", tmp_path / "out", run=packer.Run(workers=1)).output
     packer.drop(out, keys=["cat/a"])
     with pytest.raises(readers.OutputError, match="overwrite=True"):
-        packer.convert(tree, "tar", out, workers=1)
-    assert packer.convert(tree, "tar", out, workers=1, overwrite=True).samples == 2
+        packer.convert(tree, "tar", out, run=packer.Run(workers=1))
+    assert packer.convert(tree, "tar", out, run=packer.Run(workers=1), overwrite=True).samples == 2
     names = {path.name for path in out.iterdir()}
     assert names == {"dataset.json", *DOCUMENTS, "train-000000.tar", "train.index"}
 
 
 # --- what cannot be one set ------------------------------------------------------------------------------------------
 def test_sets_that_cannot_be_one(one: Path, two: Path, tmp_path: Path) -> None:
-    hdf5 = packer.convert(two, "hdf5", tmp_path / "hdf5", workers=1).output
+    hdf5 = packer.convert(two, "hdf5", tmp_path / "hdf5", run=packer.Run(workers=1)).output
     with pytest.raises(readers.SourceError, match=r"the format is 'tar'.*'hdf5'.*packer reshard .*--to tar"):
         packer.merge([one, hdf5], tmp_path / "out")
-    offset = packer.convert(two, "tar", tmp_path / "offset", label_offset=1, workers=1).output
+    offset = packer.convert(
+        two, "tar", tmp_path / "offset", shards=packer.Shards(label_offset=1), run=packer.Run(workers=1)
+    ).output
     with pytest.raises(readers.SourceError, match=r"the label offset is 0 .* and 1 .*packer reshard"):
         packer.merge([one, offset], tmp_path / "out")
-    deep = packer.convert(two, "tar", tmp_path / "deep", decode="unchanged", workers=1).output
+    deep = packer.convert(
+        two, "tar", tmp_path / "deep", images=packer.Images(decode="unchanged"), run=packer.Run(workers=1)
+    ).output
     with pytest.raises(readers.SourceError, match=r"decode is 'RGB' .* 'unchanged'"):
         packer.merge([one, deep], tmp_path / "out")
     with pytest.raises(readers.SourceError, match=r"the key 'cat/cat0t0' is in .*prefix_keys=True"):
@@ -249,7 +255,7 @@ def test_sets_that_cannot_be_one(one: Path, two: Path, tmp_path: Path) -> None:
     (tmp_path / "n.csv").write_text(rows)
     folder = two.with_name("two-images")
     numbered = packer.convert(
-        packer.open_source(tmp_path / "n.csv", folder=folder), "tar", tmp_path / "numbered", workers=1
+        packer.open_source(tmp_path / "n.csv", folder=folder), "tar", tmp_path / "numbered", run=packer.Run(workers=1)
     ).output
     with pytest.raises(readers.SourceError, match=r"numbered: has the label 2 and 0 names of classes"):
         packer.merge([one, numbered], tmp_path / "out")
@@ -263,12 +269,12 @@ def test_fields_of_a_merged_set_are_those_of_all(one: Path, two: Path, tmp_path:
     keys = [key.partition("/")[2] for key in content(two)]
     other = Path(shutil.copytree(two, tmp_path / "two"))
     masks_for(tmp_path / "masks", keys[:3])
-    packer.add_field(other, tmp_path / "masks", "mask", workers=1)
+    packer.add_field(other, tmp_path / "masks", "mask", run=packer.Run(workers=1))
     expected = content(one) | content(other)
     packer.merge([one, other], tmp_path / "out")
     check(tmp_path / "out", expected)
     masks_for(tmp_path / "other", ["cat/cat0t0"])
-    packer.add_field(one, tmp_path / "other", "mask", kind="file", workers=1)
+    packer.add_field(one, tmp_path / "other", "mask", kind="file", run=packer.Run(workers=1))
     with pytest.raises(
         readers.SourceError, match=r"the field mask is of the kind 'mask', elsewhere of the kind 'file'"
     ):
@@ -350,13 +356,13 @@ def test_shares_that_sum_to_just_over_1_deal_every_sample_once() -> None:
 # --- a changed set is a set as any other ----------------------------------------------------------------------------
 def test_a_changed_set_is_staged_ordered_packed_and_extracted(one: Path, tmp_path: Path) -> None:
     masks_for(tmp_path / "masks", ["cat/cat0t0", "dog/dog0t3"])
-    packer.add_field(one, tmp_path / "masks", "mask", workers=1)
+    packer.add_field(one, tmp_path / "masks", "mask", run=packer.Run(workers=1))
     packer.drop(one, where="width == 40")
     packer.split(one, {"train": 0.6, "val": 0.4}, seed=1)
     expected = content(one)
     with readers.open(one, "train") as reader:
         assert shard_starts(reader.split_info)[-1] == len(reader)
-    out = packer.convert(one, "hdf5", tmp_path / "hdf5", workers=1).output
+    out = packer.convert(one, "hdf5", tmp_path / "hdf5", run=packer.Run(workers=1)).output
     check(out, expected)
     assert packer.extract(one, tmp_path / "tree").files == sum(len(held.fields) for held in expected.values())
     with readers.stage(one, tmp_path / "node", any_filesystem=True) as staged:
@@ -377,7 +383,7 @@ def test_what_reads_the_shards_themselves_is_refused(one: Path, tmp_path: Path) 
 
 def test_damage_of_a_changed_set_is_found(one: Path, tmp_path: Path) -> None:
     masks_for(tmp_path / "masks", ["cat/cat0t0", "dog/dog0t3"])
-    packer.add_field(one, tmp_path / "masks", "mask", workers=1)
+    packer.add_field(one, tmp_path / "masks", "mask", run=packer.Run(workers=1))
     packer.drop(one, keys=["cat/cat0t1"])
     for shard in (next(one.glob("train.mask*.tar")), one / "train-000000.tar"):
         data = bytearray(shard.read_bytes())
@@ -406,7 +412,7 @@ WRONG_COLUMNS: dict[str, tuple[Callable[[npt.NDArray[Any]], npt.NDArray[Any]], s
 def test_a_wrong_index_of_a_changed_set_is_found_by_its_shards(one: Path, tmp_path: Path, column: str) -> None:
     """Also where dataset.json has the checksum of the wrong column."""
     masks_for(tmp_path / "masks", ["cat/cat0t0", "dog/dog0t3"])
-    packer.add_field(one, tmp_path / "masks", "mask", workers=1)
+    packer.add_field(one, tmp_path / "masks", "mask", run=packer.Run(workers=1))
     packer.drop(one, keys=["cat/cat0t1"])
     change, message = WRONG_COLUMNS[column]
     path = one / read_dataset_info(one).splits["train"].index / f"{column}.npy"
@@ -432,7 +438,7 @@ def test_a_set_with_a_damaged_shard_is_not_linked(one: Path, two: Path, tmp_path
 def test_resharding_in_place_and_pruning_give_the_bytes_back(one: Path) -> None:
     packer.drop(one, where='class_name == "dog"')
     expected, before = content(one), sum(state[1] for state in shards(one).values())
-    packer.reshard(one, workers=1)
+    packer.reshard(one, run=packer.Run(workers=1))
     check(one, expected)
     assert read_dataset_info(one).edited == ()
     packer.index([one], workers=1)  # which leaves the old shards alone
@@ -477,7 +483,7 @@ def test_sets_with_shards_of_the_same_names_are_appended_any_number_of_times(one
     expected = content(one)
     for number in range(6):
         other = packer.convert(
-            images_in(tmp_path / f"{number}", 2, 10 * number), "tar", tmp_path / f"s{number}", workers=1
+            images_in(tmp_path / f"{number}", 2, 10 * number), "tar", tmp_path / f"s{number}", run=packer.Run(workers=1)
         )
         expected |= content(Path(other.output))
         packer.append(one, other.output)
@@ -500,11 +506,11 @@ def test_appended_samples_are_packed_as_those_of_the_set(tmp_path: Path, how: st
     whole = tree_of(tmp_path / "whole", {})
     for folder in (first, more):
         shutil.copytree(folder, whole, dirs_exist_ok=True)
-    root = packer.convert(first, "tar", tmp_path / "set", workers=1, **options).output
+    root = packer.convert(first, "tar", tmp_path / "set", **by_subject(options, workers=1)).output
     notes: list[str] = []
-    source = packer.convert(more, "tar", tmp_path / "other", workers=1).output if is_set else more
-    packer.append(root, source, workers=1, watcher=Notes(notes))
-    packer.convert(whole, "tar", tmp_path / "expected", workers=1, **options)
+    source = packer.convert(more, "tar", tmp_path / "other", run=packer.Run(workers=1)).output if is_set else more
+    packer.append(root, source, run=packer.Run(workers=1), watcher=Notes(notes))
+    packer.convert(whole, "tar", tmp_path / "expected", **by_subject(options, workers=1))
     check(Path(root), content(tmp_path / "expected"))
     assert any(note.startswith("packing as this set was packed: ") for note in notes)
 
@@ -513,10 +519,14 @@ def test_appended_samples_are_those_that_the_set_takes(tmp_path: Path) -> None:
     where = 'width >= 64 and class_name in ("cat", "dog")'
     first = images_in(tmp_path / "first", 3)
     tree_of(first, {"train/dog/d.jpg": make_jpeg(50, (80, 60))})
-    root = Path(packer.convert(first, "tar", tmp_path / "set", workers=1, where=where).output)
+    root = Path(
+        packer.convert(
+            first, "tar", tmp_path / "set", run=packer.Run(workers=1), choose=packer.Choose(where=where)
+        ).output
+    )
     more = images_in(tmp_path / "more", 2, 10)
     files = {"train/cat/small.jpg": make_jpeg(3, (20, 20)), "train/eel/e.jpg": make_jpeg(4, (80, 60))}
-    packer.append(root, tree_of(more, files), workers=1)
+    packer.append(root, tree_of(more, files), run=packer.Run(workers=1))
     assert {key.partition("/")[2] for key in content(root)} == {"cat/0", "cat/1", "cat/2", "cat/10", "cat/11", "dog/d"}
 
 
@@ -525,7 +535,7 @@ def test_options_that_cannot_be_repeated_are_an_error(one: Path, two: Path) -> N
     for name, value in (("ops", ["__import__('os').system('x')"]), ("ops", ["Wave()"]), ("reencode", {"codec": "x"})):
         (one / "dataset.json").write_text(json.dumps(record | {"made": record["made"] | {"options": {name: value}}}))
         with pytest.raises(readers.SourceError, match="options that it was packed with cannot be repeated"):
-            packer.append(one, two.with_name("two-images"), workers=1)
+            packer.append(one, two.with_name("two-images"), run=packer.Run(workers=1))
 
 
 def test_labels_of_two_forms_are_not_one_set(tmp_path: Path) -> None:
@@ -543,7 +553,7 @@ def test_labels_of_two_forms_are_not_one_set(tmp_path: Path) -> None:
     (tmp_path / "more.jsonl").write_text('{"path": "a.jpg", "target": [1.5, 2.5]}\n')
     (tmp_path / "a.jpg").write_bytes(make_jpeg(9))
     with pytest.raises(readers.SourceError, match=r"labels \(target\) are float32 \[2\], .* float32 \[\]"):
-        packer.append(roots[0], tmp_path / "more.jsonl", workers=1)
+        packer.append(roots[0], tmp_path / "more.jsonl", run=packer.Run(workers=1))
     assert wrong(roots[0]) == []
     assert (
         packer.merge([roots[0], packer.split(roots[0], {"a": 1}, tmp_path / "dealt").output], tmp_path / "out").samples
@@ -575,7 +585,7 @@ def test_splits_that_differ_by_case_alone_are_not_one_set(tmp_path: Path, one_sp
     for change in (
         lambda: packer.merge([first, second], tmp_path / "out"),
         lambda: packer.append(first, second),
-        lambda: packer.append(first, images, split=other, workers=1),
+        lambda: packer.append(first, images, split=other, run=packer.Run(workers=1)),
         lambda: packer.split(first, {one_split: 0.5, other: 0.5}),
     ):
         with pytest.raises(readers.SourceError, match=message):
@@ -666,13 +676,13 @@ def test_a_set_does_not_say_in_which_folders_its_sources_were(tmp_path: Path) ->
     one, other = pack_tree(home / "one", "tar", COUNTS), pack_tree(home / "other", "tar", OTHERS, seed=1)
     masks_for(home / "masks", ["cat/cat0t0"])
     (home / "labels.csv").write_text("key,label\ncat/cat0t0,dog\n")
-    packer.append(one, other, existing="skip", workers=1)
-    packer.append(one, pack_tree(home / "third", "hdf5", {"train": {"elk": 2}}, seed=2), workers=1)
-    packer.add_field(one, home / "masks", "mask", workers=1)
+    packer.append(one, other, existing="skip", run=packer.Run(workers=1))
+    packer.append(one, pack_tree(home / "third", "hdf5", {"train": {"elk": 2}}, seed=2), run=packer.Run(workers=1))
+    packer.add_field(one, home / "masks", "mask", run=packer.Run(workers=1))
     packer.relabel(one, labels=home / "labels.csv")
     packer.merge([other, packer.split(home / "other", {"c": 1.0}, home / "dealt", split="test").output], home / "both",
                  prefix_keys=True)  # fmt: skip
-    packer.convert([home / "one-images", home / "other-images"], "tar", home / "several", workers=1)
+    packer.convert([home / "one-images", home / "other-images"], "tar", home / "several", run=packer.Run(workers=1))
     for root in (one, home / "both", home / "several"):
         texts = [path.read_text() for path in root.glob("*") if path.name in ("dataset.json", "README.md")]
         assert len(texts) == 2 and not [text for text in texts if "jane" in text], root

@@ -47,15 +47,15 @@ CHANGES: dict[str, Callable[[Path, Path, Path], Any]] = {
     "drop": lambda root, base, out: packer.drop(root, where='label == "cat"'),
     "relabel": lambda root, base, out: packer.relabel(root, names={"cat": "dog"}),
     "split": lambda root, base, out: packer.split(root, {"a": 0.5, "b": 0.5}, split="train"),
-    "append": lambda root, base, out: packer.append(root, base / "other-images", workers=1),
-    "append a set": lambda root, base, out: packer.append(root, base / "other", workers=1),
-    "add-field": lambda root, base, out: packer.add_field(root, base / "masks", "mask", workers=1),
-    "reshard": lambda root, base, out: packer.reshard(root, to="tfrecord", workers=1),
+    "append": lambda root, base, out: packer.append(root, base / "other-images", run=packer.Run(workers=1)),
+    "append a set": lambda root, base, out: packer.append(root, base / "other", run=packer.Run(workers=1)),
+    "add-field": lambda root, base, out: packer.add_field(root, base / "masks", "mask", run=packer.Run(workers=1)),
+    "reshard": lambda root, base, out: packer.reshard(root, to="tfrecord", run=packer.Run(workers=1)),
     "erase": lambda root, base, out: packer.erase(root, where='label == "cat"', workers=1),
     "prune": lambda root, base, out: packer.prune(root),
     "merge": lambda root, base, out: packer.merge([root, base / "other"], out),
     "subset": lambda root, base, out: packer.subset(root, out, lambda whole: whole.every(2)),
-    "reshard to another": lambda root, base, out: packer.reshard(root, out, to="hdf5", workers=1),
+    "reshard to another": lambda root, base, out: packer.reshard(root, out, to="hdf5", run=packer.Run(workers=1)),
 }
 
 
@@ -138,7 +138,7 @@ def test_twenty_appends_at_once(one: Path, tmp_path: Path) -> None:
             expected[f"{split}/{label}/{file[:-4]}"] = Held(label, {"image": data})
     with readers.open(one, "train") as early, ExitStack() as running:
         for tree in trees:
-            running.enter_context(forked(partial(packer.append, one, tree, workers=1)))
+            running.enter_context(forked(partial(packer.append, one, tree, run=packer.Run(workers=1))))
         before = [bytes(early.read(i)) for i in range(len(early))]
         keys = list(early.keys)
     check(one, expected)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import make_jpeg, tree_of
+from conftest import by_subject, make_jpeg, tree_of
 from suites.programs import run_packer
 
 import packer
@@ -29,7 +29,7 @@ def three(tmp_path: Path) -> list[Path]:
     b = tree_of(
         tmp_path / "b", {f"train/{n}/{i}.jpg": make_jpeg(50 + i, PIXELS) for n in ("dog", "ant") for i in (1, 2)}
     )
-    packer.convert(b, "tar", tmp_path / "more", workers=1)
+    packer.convert(b, "tar", tmp_path / "more", run=packer.Run(workers=1))
     c = tree_of(tmp_path / "c", {"x.jpg": make_jpeg(70, PIXELS), "m.png": make_jpeg(71, PIXELS, "PNG")})
     (c / "list.csv").write_text("path,label,mask\nx.jpg,cat,m.png\n")
     return [a, tmp_path / "more", c / "list.csv"]
@@ -41,7 +41,13 @@ def sources(paths: list[Path]) -> list[Any]:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_they_become_one_set(three: list[Path], tmp_path: Path, workers: int) -> None:
-    made = packer.convert(sources(three), "hdf5", tmp_path / "all", samples_per_shard=4, workers=workers, shuffle=1)
+    made = packer.convert(
+        sources(three),
+        "hdf5",
+        tmp_path / "all",
+        shards=packer.Shards(samples=4, shuffle=1),
+        run=packer.Run(workers=workers),
+    )
     assert made.splits == {"train": 6 + 4 + 1, "val": 6} and made.classes == 3
     assert packer.verify(tmp_path / "all", deep=True).ok
     truth = {}
@@ -60,7 +66,11 @@ def test_they_become_one_set(three: list[Path], tmp_path: Path, workers: int) ->
     with readers.open(tmp_path / "all", "val") as reader:  # only one source has it: keys stay as they are
         assert sorted(reader.keys) == [f"{name}/{i}" for name in ("cat", "dog") for i in range(3)]
     assert packer.convert(
-        sources(three), "hdf5", tmp_path / "all", samples_per_shard=4, workers=workers, shuffle=1
+        sources(three),
+        "hdf5",
+        tmp_path / "all",
+        shards=packer.Shards(samples=4, shuffle=1),
+        run=packer.Run(workers=workers),
     ).already_done
 
 
@@ -86,9 +96,9 @@ def test_a_class_that_another_source_has_in_train_is_no_warning(tmp_path: Path) 
     a = tree("a", "train/cat/1.jpg", "train/dog/2.jpg", "val/eel/3.jpg", "val/fox/4.jpg", "val/cat/5.jpg")
     b = tree("b", "train/eel/5.jpg", "train/cat/6.jpg")
     c = tree("c", "train/fox/5.jpg", "train/cat/7.jpg")
-    two = packer.convert([a, b], "tar", tmp_path / "two", workers=1)
+    two = packer.convert([a, b], "tar", tmp_path / "two", run=packer.Run(workers=1))
     assert two.warnings == (f"image folder {a}, image folder {b}: classes of val that train lacks: 'fox'",)
-    assert packer.convert([a, b, c], "tar", tmp_path / "all", workers=1).warnings == ()
+    assert packer.convert([a, b, c], "tar", tmp_path / "all", run=packer.Run(workers=1)).warnings == ()
 
 
 def test_the_same_source_twice_is_refused(three: list[Path], tmp_path: Path) -> None:
@@ -132,13 +142,17 @@ def test_sources_that_cannot_be_joined(tmp_path: Path, three: list[Path]) -> Non
 )
 def test_choices_that_cannot_be_made(three: list[Path], tmp_path: Path, options: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
-        packer.convert(three[0], "tar", tmp_path / "out", **options)
+        packer.convert(three[0], "tar", tmp_path / "out", **by_subject(options))
     assert not (tmp_path / "out").exists()
 
 
 def test_a_choice_keeps_labels_and_is_part_of_the_plan(three: list[Path], tmp_path: Path) -> None:
-    first = packer.convert(three[0], "tar", tmp_path / "out", classes=["dog"], workers=1)
+    first = packer.convert(
+        three[0], "tar", tmp_path / "out", choose=packer.Choose(classes=["dog"]), run=packer.Run(workers=1)
+    )
     assert first.splits == {"train": 3, "val": 3} and first.classes == 1
-    assert packer.convert(three[0], "tar", tmp_path / "out", classes=["dog"], workers=1).already_done
+    assert packer.convert(
+        three[0], "tar", tmp_path / "out", choose=packer.Choose(classes=["dog"]), run=packer.Run(workers=1)
+    ).already_done
     with readers.open(tmp_path / "out", "train") as reader:
         assert np.array_equal(reader.labels, [0, 0, 0]) and all(key.startswith("dog/") for key in reader.keys)

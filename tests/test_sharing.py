@@ -390,7 +390,9 @@ def fields(tmp_path_factory: pytest.TempPathFactory, jpeg_of: Any = None) -> Pat
     pack_tree(root / "set", "hdf5", {"train": {"cat": 12, "dog": 9}}, samples_per_shard=5)
     keys = packer.table(root / "set").keys("train")
     notes = {f"{key}.txt": f"a note on {key}".encode() for i, key in enumerate(keys) if i % 3}
-    packer.add_field(root / "set", tree_of(root / "notes", notes), "note", shard_size=150, workers=1)
+    packer.add_field(
+        root / "set", tree_of(root / "notes", notes), "note", shards=packer.Shards(size=150), run=packer.Run(workers=1)
+    )
     packer.drop(root / "set", where="width == 48")
     return root / "set"
 

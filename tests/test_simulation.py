@@ -51,7 +51,7 @@ class Counted:
 @pytest.fixture
 def counted(source: Path, monkeypatch: pytest.MonkeyPatch) -> Counted:
     """Without the sample that each process reads of a shard to recognise it."""
-    monkeypatch.setattr("readers.opening.Recognised._is_right", lambda *arguments: True)
+    monkeypatch.setattr("readers.opening.packed.Recognised._is_right", lambda *arguments: True)
     return Counted(source, monkeypatch)
 
 
@@ -334,11 +334,13 @@ def run_here(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
 
 
 # --- the command ----------------------------------------------------------------------------------------------------
-def test_the_command_recommends_a_row(source: Path, run_here: Callable[..., Ran]) -> None:
+def test_the_command_shows_a_row_of_each_order_and_cache(source: Path, run_here: Callable[..., Ran]) -> None:
     arguments = ("simulate", source, "--split", "train", "--nodes", "2", "--ranks", "2", "--batch-size", "3")
     done = run_here(*arguments, "--cache", "0", "--cache", "50%", "--epochs", "3", "--orders", "global,staged-first")
     assert done.status == 0, done.err
-    assert sum(line.startswith("→ ") for line in done.out.splitlines()) == 3 and "nothing" in done.out
+    rows = [line.split()[:2] for line in done.out.splitlines() if line.startswith(("global", "staged-first"))]
+    assert rows == 2 * [["global", "0"], ["global", "50"], ["staged-first", "0"], ["staged-first", "50"]]
+    assert "nothing" in done.out
 
 
 def test_a_set_that_is_only_planned(run_here: Callable[..., Ran]) -> None:

@@ -82,7 +82,13 @@ class TestZip(OfATree):
 class TestPackedSet(OfATree):
     @pytest.fixture
     def root(self, tmp_path: Path, to: str) -> Path:
-        packer.convert(tree_of(tmp_path / "images", PICTURES), to, tmp_path / "set", workers=1, samples_per_shard=5)
+        packer.convert(
+            tree_of(tmp_path / "images", PICTURES),
+            to,
+            tmp_path / "set",
+            run=packer.Run(workers=1),
+            shards=packer.Shards(samples=5),
+        )
         shutil.rmtree(tmp_path / "images")
         return tmp_path / "set"
 

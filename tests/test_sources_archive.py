@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import zstandard
-from conftest import files_of, make_jpeg, tree_of
+from conftest import by_subject, files_of, make_jpeg, tree_of
 from suites.containers import COMPRESS, tar_of, write, zip_of
 from suites.programs import run_packer
 
@@ -55,7 +55,7 @@ def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
 
 
 def pack(source: Any, out: Path, to: str = "hdf5", **options: Any) -> Path:
-    return packer.convert(source, to, out, **{"workers": 1, **options}).output
+    return packer.convert(source, to, out, **by_subject(options, workers=1)).output
 
 
 def content(source: Path) -> dict[str, Any]:

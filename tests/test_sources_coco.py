@@ -150,7 +150,7 @@ def joined(record: Mapping[str, Any]) -> bytes:
 
 
 def test_a_packed_set_gives_boxes_masks_and_captions(tmp_path: Path) -> None:
-    packer.convert(everything(tmp_path / "coco"), "hdf5", tmp_path / "out", workers=1)
+    packer.convert(everything(tmp_path / "coco"), "hdf5", tmp_path / "out", run=packer.Run(workers=1))
     with readers.open(tmp_path / "out", "val", verify=True) as reader:
         assert reader.classes == CLASSES
         sample = next(sample for sample in reader if sample.key == "000002")
@@ -199,7 +199,7 @@ def test_images_that_no_list_names_are_left_out(tmp_path: Path) -> None:
     root = everything(tmp_path / "coco")
     (root / "val2017/000123.jpg").write_bytes(make_jpeg(123))
     (root / "annotations/panoptic_val2017.json").write_bytes(b"{}")
-    result = packer.convert(root, "tar", tmp_path / "out", workers=1)
+    result = packer.convert(root, "tar", tmp_path / "out", run=packer.Run(workers=1))
     reasons = {"not in the annotations": 1, "annotations of a kind that is not read": 1}
     assert result.left_out_reasons == reasons and result.samples == 3
 
@@ -354,7 +354,7 @@ def test_a_file_that_deceives_is_refused(tmp_path: Path, text: bytes, message: s
     root = coco_of(tmp_path / "coco")
     tree_of(root, {"annotations/instances_val2017.json": text})
     with pytest.raises(SourceError) as refusal:
-        packer.convert(root, "tar", tmp_path / "out", workers=1)
+        packer.convert(root, "tar", tmp_path / "out", run=packer.Run(workers=1))
     assert message in str(refusal.value) and not (tmp_path / "out").exists(), str(refusal.value)
 
 
@@ -384,9 +384,9 @@ def test_a_file_that_deceives_is_refused(tmp_path: Path, text: bytes, message: s
 def test_an_annotation_that_deceives_is_a_bad_sample(tmp_path: Path, more: dict[str, Any], message: str) -> None:
     root = coco_of(tmp_path / "coco", instances_val2017=instances(IMAGES, note(31, 2, **more), *NOTES[2:]))
     with pytest.raises(BadSampleError) as refusal:
-        packer.convert(root, "tar", tmp_path / "out", workers=1)
+        packer.convert(root, "tar", tmp_path / "out", run=packer.Run(workers=1))
     assert "000002.jpg" in str(refusal.value) and message in str(refusal.value), str(refusal.value)
-    result = packer.convert(root, "tar", tmp_path / "rest", workers=1, on_error="skip")
+    result = packer.convert(root, "tar", tmp_path / "rest", run=packer.Run(workers=1, on_error="skip"))
     assert (result.samples, result.left_out) == (2, {"skipped": 1})
 
 
@@ -394,7 +394,9 @@ def test_an_annotation_that_deceives_is_a_bad_sample(tmp_path: Path, more: dict[
 def test_a_size_that_is_not_the_image_s_is_a_bad_sample(tmp_path: Path, width: int, height: int) -> None:
     content = instances(IMAGES, *NOTES, width=width, height=height)
     with pytest.raises(BadSampleError, match="has 40 x 24 pixels, but its annotations are for"):
-        packer.convert(coco_of(tmp_path / "coco", instances_val2017=content), "tar", tmp_path / "out", workers=1)
+        packer.convert(
+            coco_of(tmp_path / "coco", instances_val2017=content), "tar", tmp_path / "out", run=packer.Run(workers=1)
+        )
 
 
 def test_a_large_file_is_listed_part_by_part(tmp_path: Path) -> None:

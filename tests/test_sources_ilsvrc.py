@@ -116,7 +116,7 @@ def test_a_damaged_archive_of_archives_is_refused(tmp_path: Path, spoil: Any) ->
     path = archives_of(tmp_path / "in") / "ILSVRC2012_img_train.tar"
     path.write_bytes(spoil(path.read_bytes()))
     with pytest.raises(SourceError, match=r"ILSVRC2012_img_train\.tar"):
-        packer.convert(tmp_path / "in", "tar", tmp_path / "out", workers=1)
+        packer.convert(tmp_path / "in", "tar", tmp_path / "out", run=packer.Run(workers=1))
 
 
 def kit(root: Path, numbers: str = "3\n1\n2\n", names: tuple[str, ...] = CLASSES) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from conftest import make_jpeg, tree_of
+from conftest import by_subject, make_jpeg, tree_of
 from hypothesis import given
 from hypothesis import strategies as st
 from suites.programs import run_packer
@@ -59,7 +59,7 @@ def listed(path: Path, split: str | None = None, **options: Any) -> SourceListin
 
 
 def pack(source: Any, out: Path, to: str = "hdf5", **options: Any) -> Path:
-    packer.convert(source, to, out, workers=1, **options)
+    packer.convert(source, to, out, **by_subject(options, workers=1))
     return out
 
 
@@ -206,7 +206,7 @@ def test_splits_that_differ_by_case_alone_are_refused(tree: Path, tmp_path: Path
 def test_a_table_whose_columns_are_unknown_names_them(tree: Path, tmp_path: Path) -> None:
     rows = [(image_name(n), "mel" if n % 2 else "nv", f"P{n}") for n in range(6)]
     manifest = write_csv(tree / "labels.csv", [("filename", "diagnosis", "patient"), *rows])
-    (warning,) = packer.convert(manifest, "tar", tmp_path / "out", workers=1).warnings
+    (warning,) = packer.convert(manifest, "tar", tmp_path / "out", run=packer.Run(workers=1)).warnings
     assert "it has 'diagnosis', 'patient'" in warning and "label_column='COLUMN'" in warning
     assert not listed(manifest, label_column="diagnosis").warnings
     images_only = write_csv(tree / "files.csv", [("filename",), *((name,) for name, _, _ in rows)])
@@ -226,9 +226,9 @@ def test_images_that_are_in_another_folder_are_looked_for_by_name(tree: Path, tm
 def test_a_conversion_that_has_packed_nothing_is_replaced(tree: Path, tmp_path: Path) -> None:
     bad = tree_of(tmp_path / "bad", {"a/1.jpg": make_jpeg(1)[:100]})
     with pytest.raises(BadSampleError):
-        packer.convert(bad, "tar", tmp_path / "out", workers=1)
+        packer.convert(bad, "tar", tmp_path / "out", run=packer.Run(workers=1))
     assert (tmp_path / "out/.packing/plan.json").is_file()
-    assert packer.convert(tree / "images", "tar", tmp_path / "out", workers=1).samples == 6
+    assert packer.convert(tree / "images", "tar", tmp_path / "out", run=packer.Run(workers=1)).samples == 6
 
 
 def test_several_labels_in_a_text_are_a_warning(tree: Path) -> None:

@@ -115,9 +115,9 @@ def test_keys_that_several_shards_have_begin_with_their_shard(tmp_path: Path) ->
 
 def test_a_folder_converts_to_another_format(tmp_path: Path) -> None:
     root = folder_of(tmp_path / "shards", as_tar)
-    result = packer.convert(root, "hdf5", tmp_path / "out", workers=1)
+    result = packer.convert(root, "hdf5", tmp_path / "out", run=packer.Run(workers=1))
     assert result.splits == {"train": 9, "val": 5}
-    assert packer.convert(tmp_path / "out", "tfrecord", tmp_path / "again", workers=1).samples == 14
+    assert packer.convert(tmp_path / "out", "tfrecord", tmp_path / "again", run=packer.Run(workers=1)).samples == 14
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_folders_that_are_refused(tmp_path: Path, what: str) -> None:
     if what == "several formats":
         as_hdf5(root / "train-02", range(3))
     elif what == "a shard of a packed set":
-        packer.convert(root, "tar", tmp_path / "out", workers=1)
+        packer.convert(root, "tar", tmp_path / "out", run=packer.Run(workers=1))
         next((tmp_path / "out").glob("train*.tar")).rename(root / "train-02.tar")
     elif what == "a damaged shard":
         path = root / "val-00.tar"
@@ -151,7 +151,7 @@ def test_a_tree_with_an_archive_in_it_is_a_tree(tmp_path: Path) -> None:
     (tmp_path / "set/cat").mkdir(parents=True)
     (tmp_path / "set/cat/1.jpg").write_bytes(PICTURES[1])
     as_tar(tmp_path / "set/old", range(3))
-    result = packer.convert(tmp_path / "set", "tar", tmp_path / "out", workers=1)
+    result = packer.convert(tmp_path / "set", "tar", tmp_path / "out", run=packer.Run(workers=1))
     assert (result.samples, result.classes) == (1, 1)
 
 

@@ -171,7 +171,7 @@ def test_a_column_of_splits(tmp_path: Path, server: Server) -> None:
     rows = "".join(f"{server.url}/{i}.jpg,fold{i % 3}\n" for i in range(12))
     (tmp_path / "list.csv").write_text(f"url,fold\n{rows}", encoding="utf-8")
     source = packer.open_source(tmp_path / "list.csv", split_column="fold", **OPTIONS)
-    made = packer.convert(source, "tar", tmp_path / "out", workers=1)
+    made = packer.convert(source, "tar", tmp_path / "out", run=packer.Run(workers=1))
     assert made.splits == {f"fold{i}": 4 for i in range(3)}
     for i in range(3):
         with readers.open(tmp_path / "out", f"fold{i}") as reader:
@@ -349,7 +349,7 @@ def test_requests_are_sent_ahead_and_no_more_than_threads_at_a_time(tmp_path: Pa
 
     server.answers = {path: [answer] for path in PICTURES}
     path = list_of(tmp_path / "list.txt", *(server.url + name for name in PICTURES))
-    result = packer.convert(packer.open_source(path, **OPTIONS), "tar", tmp_path / "out", workers=4)
+    result = packer.convert(packer.open_source(path, **OPTIONS), "tar", tmp_path / "out", run=packer.Run(workers=4))
     assert result.samples == 12 and most == 4
     with readers.open(tmp_path / "out") as reader:
         assert [bytes(sample.image) for sample in reader] == [*PICTURES.values()]
@@ -383,7 +383,7 @@ def test_an_error_ends_what_stalls(tmp_path: Path, server: Server, hanging: Hang
     path = list_of(tmp_path / "list.txt", *(server.url + name for name in PICTURES))
     source = packer.open_source(path, **{**OPTIONS, "timeout": 600.0})
     with pytest.raises(BadSampleError, match="HTTP 404"):
-        hanging(lambda: packer.convert(source, "tar", tmp_path / "out", workers=1), 30)
+        hanging(lambda: packer.convert(source, "tar", tmp_path / "out", run=packer.Run(workers=1)), 30)
 
 
 # --- conversions --------------------------------------------------------------------------------------------------
@@ -391,9 +391,9 @@ def test_what_failed_is_reported_with_address_and_status(tmp_path: Path, server:
     server.answers = {"/3.jpg": [respond(404)], "/5.jpg": [respond(503)], "/6.jpg": [respond(200, b"<html>")]}
     path = list_of(tmp_path / "list.txt", *(server.url + name for name in PICTURES))
     with pytest.raises(BadSampleError, match=r"HTTP 404 Not Found: http.*on_error='skip'"):
-        packer.convert(packer.open_source(path, **OPTIONS), "tar", tmp_path / "out", workers=1)
+        packer.convert(packer.open_source(path, **OPTIONS), "tar", tmp_path / "out", run=packer.Run(workers=1))
     source = packer.open_source(path, **{**OPTIONS, "attempts": 1})
-    result = packer.convert(source, "tar", tmp_path / "out", workers=1, on_error="skip", overwrite=True)
+    result = packer.convert(source, "tar", tmp_path / "out", run=packer.Run(workers=1, on_error="skip"), overwrite=True)
     assert result.samples == 9 and result.left_out == {"skipped": 3}
     assert result.left_out_reasons == {
         "not fetched: HTTP 404 Not Found": 1,
@@ -406,7 +406,9 @@ def test_what_failed_is_reported_with_address_and_status(tmp_path: Path, server:
 
 def test_a_list_is_cut_into_shards_although_no_size_is_known(tmp_path: Path, server: Server) -> None:
     path = list_of(tmp_path / "list.txt", *(server.url + name for name in PICTURES))
-    result = packer.convert(packer.open_source(path, **OPTIONS), "tar", tmp_path / "out", shard_size=4 * 128 << 10)
+    result = packer.convert(
+        packer.open_source(path, **OPTIONS), "tar", tmp_path / "out", shards=packer.Shards(size=4 * 128 << 10)
+    )
     assert result.shards == 3
 
 
@@ -416,7 +418,7 @@ def test_credentials_in_an_address_are_neither_packed_nor_shown(tmp_path: Path, 
     path = list_of(tmp_path / "list.txt", f"{server.url}/0.jpg{signed}", f"{server.url}/missing.jpg{signed}")
     server.answers["/0.jpg" + signed.partition("#")[0]] = [respond(200, PICTURES["/0.jpg"])]
     source = packer.open_source(path, **OPTIONS)
-    result = packer.convert(source, "tar", tmp_path / "out", on_error="skip", workers=1)
+    result = packer.convert(source, "tar", tmp_path / "out", run=packer.Run(on_error="skip", workers=1))
     assert (result.samples, result.left_out) == (1, {"skipped": 1})
     with readers.open(tmp_path / "out") as reader:
         assert decode_field("json", reader[0].fields["json"]) == {"url": f"{server.url}/0.jpg"}

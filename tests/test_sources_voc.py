@@ -117,7 +117,7 @@ def test_voc_s_classes_are_the_twenty_and_a_mask_has_the_class_and_one(tmp_path:
 @pytest.mark.parametrize("to", ["hdf5", "tfrecord", "tar"])
 def test_voc_s_images_and_masks_come_back_as_they_were(tmp_path: Path, to: str) -> None:
     root = voc_of(tmp_path / "VOC")
-    packer.convert(root, to, tmp_path / "set", workers=1)
+    packer.convert(root, to, tmp_path / "set", run=packer.Run(workers=1))
     packer.extract(tmp_path / "set", tmp_path / "out")
     for name in (
         "JPEGImages/2007_000000.jpg",
@@ -187,9 +187,9 @@ BOMB = b"".join(b'<!ENTITY l%d "%s">' % (i, b"&l%d;" % (i - 1) * 10 if i else b"
 def test_a_voc_annotation_that_deceives_is_a_bad_sample(tmp_path: Path, text: bytes, message: str) -> None:
     root = voc_of(tmp_path / "VOC", **{"Annotations/2007_000000.xml": text})
     with pytest.raises(BadSampleError) as refusal:
-        packer.convert(root, "tar", tmp_path / "out", workers=1)
+        packer.convert(root, "tar", tmp_path / "out", run=packer.Run(workers=1))
     assert "Annotations/2007_000000.xml" in str(refusal.value) and message in str(refusal.value), str(refusal.value)
-    result = packer.convert(root, "tar", tmp_path / "rest", workers=1, on_error="skip")
+    result = packer.convert(root, "tar", tmp_path / "rest", run=packer.Run(workers=1, on_error="skip"))
     assert (result.samples, result.left_out.get("skipped")) == (3, 1)
 
 
@@ -212,5 +212,5 @@ def test_a_voc_annotation_that_deceives_is_a_bad_sample(tmp_path: Path, text: by
 )
 def test_other_files_of_voc_that_deceive(tmp_path: Path, name: str, text: bytes, error: Any, message: str) -> None:
     with pytest.raises(error) as refusal:
-        packer.convert(voc_of(tmp_path / "VOC", **{name: text}), "tar", tmp_path / "out", workers=1)
+        packer.convert(voc_of(tmp_path / "VOC", **{name: text}), "tar", tmp_path / "out", run=packer.Run(workers=1))
     assert message in str(refusal.value), str(refusal.value)

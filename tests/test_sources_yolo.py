@@ -125,7 +125,7 @@ def test_yolo_with_poses(tmp_path: Path, each: int) -> None:
 def test_a_label_of_yolo_that_deceives_is_a_bad_sample(tmp_path: Path, text: bytes, message: str) -> None:
     root = yolo_of(tmp_path / "set", **{"labels/train/0.txt": text})
     with pytest.raises(BadSampleError) as refusal:
-        packer.convert(root, "tar", tmp_path / "out", workers=1)
+        packer.convert(root, "tar", tmp_path / "out", run=packer.Run(workers=1))
     assert "labels/train/0.txt" in str(refusal.value) and message in str(refusal.value), str(refusal.value)
 
 
@@ -235,7 +235,7 @@ def test_images_that_data_yaml_does_not_name_are_left_out_and_listed(tmp_path: P
         f"images/{number}.jpg" for number in (0, 2, 3)
     ]
     assert "notes.md" in left_out
-    result = packer.convert(source, "tar", tmp_path / "out", workers=1)
+    result = packer.convert(source, "tar", tmp_path / "out", run=packer.Run(workers=1))
     assert result.samples == 1 and any("in no split" in warning for warning in result.warnings)
 
 

@@ -88,7 +88,7 @@ def image_folder(root: Path) -> Path:
 def test_values_become_splits(tmp_path: Path, make: Callable[[Path], Path]) -> None:
     (tmp_path / "src").mkdir()
     source = packer.open_source(make(tmp_path / "src"), split_column="fold")
-    made = packer.convert(source, "tar", tmp_path / "out", workers=1)
+    made = packer.convert(source, "tar", tmp_path / "out", run=packer.Run(workers=1))
     assert made.splits == {"fold1": 2, "fold0": 2, "fold2": 1}
     for split in made.splits:
         with readers.open(tmp_path / "out", split) as reader:
@@ -97,7 +97,9 @@ def test_values_become_splits(tmp_path: Path, make: Callable[[Path], Path]) -> N
             assert reader.labels.tolist() == [i % 2 for i in rows]
             assert "json" not in reader.fields
     again = packer.open_source(source.root, split_column="fold")  # type: ignore[attr-defined]
-    assert packer.convert(again, "tar", tmp_path / "one", split="fold0", workers=1).splits == {"fold0": 2}
+    assert packer.convert(
+        again, "tar", tmp_path / "one", choose=packer.Choose(split="fold0"), run=packer.Run(workers=1)
+    ).splits == {"fold0": 2}
 
 
 def test_by_the_command_line_and_what_is_no_split(tmp_path: Path) -> None:

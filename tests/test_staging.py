@@ -54,7 +54,9 @@ def test_eight_processes_copy_once(source: Path, tmp_path: Path) -> None:
 def test_another_state_of_the_source_is_another_copy(source: Path, tree: Path, tmp_path: Path) -> None:
     source = shutil.copytree(source, tmp_path / "set")
     with readers.stage(source, tmp_path / "node") as old:
-        packer.convert(tree, to="tar", output=source, workers=1, samples_per_shard=5, overwrite=True)
+        packer.convert(
+            tree, to="tar", output=source, run=packer.Run(workers=1), shards=packer.Shards(samples=5), overwrite=True
+        )
         notes = Notes()
         with readers.stage(source, tmp_path / "node", watcher=notes) as new:
             assert new != old and old.is_dir() and "source has changed" not in notes  # it is in use

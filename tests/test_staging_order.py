@@ -19,6 +19,7 @@ import readers
 from cache.locks import FlockFile
 from cache.staging import StagedFile, session
 from cache.stores.copied import CopyStats
+from readers import Ranks
 from readers.augment import Resize
 from readers.loader import ImageLoader
 from readers.order import Order, Shuffled, StagedFirst, staged_first
@@ -106,7 +107,7 @@ def test_in_step_with_staging_it_reads_the_copy_without_waiting(
             def one_more(position: int, reader: readers.Reader = reader, gate: threading.Semaphore = gate) -> None:
                 gate.release()
                 arrived = min(9, position // BATCH + 2)
-                wait_for(lambda: sum(map(reader.store.has_copy, range(9))) >= arrived, "a shard")
+                wait_for(lambda: sum(map(reader.store.copy.has, range(9))) >= arrived, "a shard")
                 reader.store.close()  # check the copy now, not in a second
 
             read_epoch(reader, one, one_more)
@@ -117,7 +118,7 @@ def test_in_step_with_staging_it_reads_the_copy_without_waiting(
 def loaders(order: Order, local: Path, source: Path, world: int) -> list[ImageLoader]:
     return [
         ImageLoader(
-            open_staged(local, source, FOREVER), BATCH, order=order, rank=rank, world_size=world, tail="exact",
+            open_staged(local, source, FOREVER), BATCH, order=order, ranks=Ranks(rank, world, "exact"),
             augment=[Resize((8, 8))], fields=("image", "index"), threads=1,
         )
         for rank in range(world)
@@ -224,7 +225,7 @@ def test_every_way_to_read_is_counted(source: Path, tmp_path: Path, backend: Any
         reader = readers.open(local, "train", fallback=source, backend=backend)
         assert isinstance(reader, readers.Reader) and reader.store.stats() == CopyStats()
         assert reader.store.stats().local_share == 0
-        here = sum(shard.samples for n, shard in enumerate(reader.split_info.shards) if reader.store.has_copy(n))
+        here = sum(shard.samples for n, shard in enumerate(reader.split_info.shards) if reader.store.copy.has(n))
         reader.read_many(list(range(-36, 0)))
         assert (reader.store.stats().local, reader.store.stats().source) == (here, 36 - here) and 0 < here < 36
         assert len(list(reader.stream())) == len(list(reader)) == 36
@@ -251,7 +252,9 @@ def test_what_does_not_go_together(source: Path, order: StagedFirst, tmp_path: P
         open_staged(source, source, float("nan"))
     other = StagedFirst(np.array([0, 5, 36]))
     refused("no split has the 2 shards with 36 samples", source, tmp_path, background=True, order=other)
-    token = ImageLoader(readers.open(source, "train"), 4, augment=[Resize((8, 8))], rank=0, world_size=1).state_dict()
+    token = ImageLoader(
+        readers.open(source, "train"), 4, augment=[Resize((8, 8))], ranks=Ranks(rank=0, world_size=1)
+    ).state_dict()
     with pytest.raises(readers.ResumeError, match="cannot continue with kind=staged-first"):
         readers.stage(source, tmp_path, background=True, order=order, resume=token).__enter__()
     assert not list(tmp_path.iterdir())

@@ -21,7 +21,9 @@ from packer.testing.samples import overwrite
 
 @pytest.mark.parametrize("to", ["hdf5", "tfrecord", "tar"])
 def test_the_copy_is_the_original_tree(tree: Path, tmp_path: Path, to: str) -> None:
-    source = packer.convert(tree, to=to, output=tmp_path / "set", workers=1, shuffle=5, samples_per_shard=7).output
+    source = packer.convert(
+        tree, to=to, output=tmp_path / "set", run=packer.Run(workers=1), shards=packer.Shards(shuffle=5, samples=7)
+    ).output
     with (first := readers.stage(source, tmp_path / "node", form="files")) as local:
         assert files_of(local) == files_of(tree)
     with (again := readers.stage(source, tmp_path / "node", form="files", verify=True)) as found:
@@ -34,7 +36,7 @@ def test_the_copy_is_the_original_tree(tree: Path, tmp_path: Path, to: str) -> N
 def test_nothing_but_the_tree_is_in_it(tmp_path: Path) -> None:
     """Every folder is a class to torchvision's ImageFolder, hidden ones too."""
     tree_of(tmp_path / "tree", {f"{name}/{i}.jpg": make_jpeg(i) for i, name in enumerate(["cat", "dog"])})
-    source = packer.convert(tmp_path / "tree", to="tar", output=tmp_path / "set", workers=1).output
+    source = packer.convert(tmp_path / "tree", to="tar", output=tmp_path / "set", run=packer.Run(workers=1)).output
     with (staged := readers.stage(source, tmp_path / "node", form="files")) as local:
         assert sorted(path.name for path in local.iterdir()) == ["cat", "dog"] and staged.path == local
     assert len(packer.clean_staged(local, tmp_path / "node").removed) == 1, "by the directory that was printed"
@@ -77,7 +79,9 @@ def test_an_unmodified_program_reads_a_folder_of_images(source: Path, tree: Path
 def test_labels_that_folders_do_not_show_are_in_a_table(tmp_path: Path) -> None:
     tree_of(tmp_path / "images", {f"{i}.jpg": make_jpeg(i) for i in range(4)})
     (tmp_path / "labels.csv").write_text("path,label\n" + "".join(f"images/{i}.jpg,{i % 2}\n" for i in range(4)))
-    source = packer.convert(tmp_path / "labels.csv", to="tar", output=tmp_path / "set", workers=1).output
+    source = packer.convert(
+        tmp_path / "labels.csv", to="tar", output=tmp_path / "set", run=packer.Run(workers=1)
+    ).output
     with readers.stage(source, tmp_path / "node", form="files") as local:
         rows = [*csv.DictReader((local / "labels.csv").read_text().splitlines())]
         with readers.open(source) as reader:
@@ -88,7 +92,7 @@ def test_labels_that_folders_do_not_show_are_in_a_table(tmp_path: Path) -> None:
 
 
 def test_damage_in_the_source_is_not_staged(tree: Path, tmp_path: Path) -> None:
-    source = packer.convert(tree, to="tar", output=tmp_path / "set", workers=1).output
+    source = packer.convert(tree, to="tar", output=tmp_path / "set", run=packer.Run(workers=1)).output
     with readers.open(source, "train") as reader:
         overwrite(reader, 3, bytes(reader.read(3))[::-1])
     with (

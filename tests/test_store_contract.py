@@ -21,7 +21,7 @@ from cache.stores.remote import RemoteFiles
 from packer.testing.stores import NAMES, SIZES, StoreSuite
 from readers.caching.form import Encoded
 from readers.caching.store import EVERYTHING, Cached, Slots, Subset, Terms
-from readers.index import MemoryColumns
+from readers.table import MemoryColumns
 
 LISTED = Shards(NAMES, SIZES)
 

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cache.errors import DatasetError
-from readers.strings import Strings
+from readers.table import Strings
 
 TEXTS = st.lists(st.text(max_size=12), max_size=30)
 

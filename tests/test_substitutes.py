@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_jpeg, tree_of
+from loader_options import grouped
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, SubsetRandomSampler
 
 import packer
@@ -63,7 +64,7 @@ def rows_and_pixels(batches: Any) -> tuple[list[int], torch.Tensor]:
 @pytest.mark.parametrize("name", ORDERS)
 def test_every_consumer_takes_the_same_substitutes(damaged: readers.Reader, name: str, workers: int) -> None:
     make, options = ORDERS[name], {"fields": ("image", "index"), "on_error": "substitute"}
-    loader = ImageLoader(damaged, BATCH, order=make(), augment=CROP, threads=1, **options)  # type: ignore[arg-type]
+    loader = ImageLoader(damaged, BATCH, order=make(), **grouped({"augment": CROP, "threads": 1, **options}))  # type: ignore[arg-type]
     expected, pixels = rows_and_pixels(loader)
     assert len(loader.bad_samples) and not BAD & {*expected}
     dataset = ImageDataset(damaged, CROP, exact_colours=False, **options)  # type: ignore[arg-type]
@@ -95,7 +96,7 @@ def test_a_sample_that_the_order_leaves_out_replaces_none(damaged: readers.Reade
 @pytest.mark.parametrize("name", ORDERS)
 def test_dali_takes_the_same_substitutes(damaged: readers.Reader, name: str) -> None:
     options: Any = {"order": ORDERS[name](), "fields": ("image", "index"), "on_error": "substitute"}
-    expected, _ = rows_and_pixels(ImageLoader(damaged, BATCH, augment=CROP, threads=1, **options))
+    expected, _ = rows_and_pixels(ImageLoader(damaged, BATCH, **grouped({"augment": CROP, "threads": 1, **options})))
     source = Source(damaged, BATCH, order=ORDERS[name](), on_error="substitute")
     found = [int(row) for step in range(source.batches(0)) for row in source.batch(0, step)[-1].ravel()]
     assert found == expected

@@ -61,21 +61,30 @@ def test_an_expression_sees_the_columns_of_the_table(table: Path, tmp_path: Path
     """In a reader, a subset, and a conversion, whose listing knows them."""
     expected = [f"{i // 4}/{i}" for i in range(12) if EXPRESSIONS[text](PATIENTS[i], AGES[i], i)]
     assert 0 < len(expected) < 12
-    packer.convert(table, "tar", tmp_path / "set", workers=1)
+    packer.convert(table, "tar", tmp_path / "set", run=packer.Run(workers=1))
     with readers.open(tmp_path / "set") as reader:
         assert list(reader.select(where=text).keys) == expected
         assert list(reader.select(indices=np.arange(12)[::-1], where=text).keys) == expected[::-1]
     assert packer.table(tmp_path / "set").every(1).where(text).keys("train") == expected
-    made = packer.convert(table, "hdf5", tmp_path / "chosen", where=text, workers=1)
+    made = packer.convert(
+        table, "hdf5", tmp_path / "chosen", choose=packer.Choose(where=text), run=packer.Run(workers=1)
+    )
     assert packer.table(tmp_path / "chosen").keys("train") == expected
     assert made.left_out == {"not chosen": 12 - len(expected)}
-    from_set = packer.convert(tmp_path / "set", "tfrecord", tmp_path / "again", where=text, workers=1)
+    from_set = packer.convert(
+        tmp_path / "set", "tfrecord", tmp_path / "again", choose=packer.Choose(where=text), run=packer.Run(workers=1)
+    )
     assert packer.table(tmp_path / "again").keys("train") == expected and from_set.samples == len(expected)
 
 
 def test_a_column_of_the_listing_decides_before_anything_is_read(table: Path, tmp_path: Path) -> None:
     planned = packer.convert(
-        table, "tar", tmp_path / "out", where='patient == "P0" and width > 16', dry_run=True, workers=1
+        table,
+        "tar",
+        tmp_path / "out",
+        choose=packer.Choose(where='patient == "P0" and width > 16'),
+        dry_run=True,
+        run=packer.Run(workers=1),
     )
     assert planned.samples == 2 and planned.undecided == "(width > 16)"
 
@@ -92,25 +101,31 @@ def test_a_column_of_the_listing_decides_before_anything_is_read(table: Path, tm
     ],
 )
 def test_what_a_column_cannot_be_asked(table: Path, tmp_path: Path, text: str, error: Any, message: str) -> None:
-    packer.convert(table, "tar", tmp_path / "set", workers=1)
+    packer.convert(table, "tar", tmp_path / "set", run=packer.Run(workers=1))
     with readers.open(tmp_path / "set") as reader, pytest.raises(error, match=message):
         reader.select(where=text)
     with pytest.raises(error, match=message):
         packer.drop(tmp_path / "set", where=text)
     with pytest.raises(error, match=message):
-        packer.convert(table, "tar", tmp_path / "out", where=text, workers=1)
+        packer.convert(table, "tar", tmp_path / "out", choose=packer.Choose(where=text), run=packer.Run(workers=1))
     assert not (tmp_path / "out").exists()
 
 
 def test_a_source_that_is_read_first_knows_its_columns_in_the_end(table: Path, tmp_path: Path) -> None:
-    packer.convert(table, "tar", tmp_path / "set", workers=1)
+    packer.convert(table, "tar", tmp_path / "set", run=packer.Run(workers=1))
     with pytest.raises(readers.UnknownNameError, match=r"no sample has 'patiemt' in its field json.*age, patient"):
-        packer.convert(tmp_path / "set", "hdf5", tmp_path / "out", where='not patiemt == "P0"', workers=1)
+        packer.convert(
+            tmp_path / "set",
+            "hdf5",
+            tmp_path / "out",
+            choose=packer.Choose(where='not patiemt == "P0"'),
+            run=packer.Run(workers=1),
+        )
     assert not (tmp_path / "out").exists()
 
 
 def test_the_viewer_finds_samples_by_a_column(table: Path, tmp_path: Path) -> None:
-    packer.convert(table, "tar", tmp_path / "set", workers=1)
+    packer.convert(table, "tar", tmp_path / "set", run=packer.Run(workers=1))
     with packer.view(tmp_path / "set") as viewing, Client(viewing.url) as client:
         found = client.where("train", 'patient == "P1"').json
         values = np.frombuffer(client.get(found["url"]).body, "<u4", offset=found["start"])
@@ -120,9 +135,9 @@ def test_the_viewer_finds_samples_by_a_column(table: Path, tmp_path: Path) -> No
 
 
 def test_a_merged_table_has_the_columns_of_all_its_sets(table: Path, tmp_path: Path) -> None:
-    packer.convert(table, "tar", tmp_path / "set", workers=1)
+    packer.convert(table, "tar", tmp_path / "set", run=packer.Run(workers=1))
     tree_of(tmp_path / "more", {"train/ill/x.jpg": make_jpeg(99)})
-    packer.convert(tmp_path / "more", "tar", tmp_path / "plain", workers=1)
+    packer.convert(tmp_path / "more", "tar", tmp_path / "plain", run=packer.Run(workers=1))
     both = packer.table(tmp_path / "set").concat(packer.table(tmp_path / "plain"))
     assert both.where('patient == "P0"').keys("train") == ["0/0", "0/1"]
     assert len(both.where('not patient == "P0"')) == 11
@@ -153,12 +168,18 @@ def groups_of(root: Path) -> dict[str, set[str]]:
 @pytest.mark.parametrize("stratify", [False, True])
 def test_no_group_is_in_two_splits(table: Path, tmp_path: Path, stratify: bool) -> None:
     shares = {"train": 0.6, "val": 0.4}
-    packer.convert(table, "tar", tmp_path / "set", workers=1)
+    packer.convert(table, "tar", tmp_path / "set", run=packer.Run(workers=1))
     known = 'has("patient")'
     packer.subset(tmp_path / "set", tmp_path / "some", lambda whole: whole.where(known))
     options: dict[str, Any] = {"seed": 3, "stratify": stratify, "group": "patient"}
     packer.split(tmp_path / "some", shares, tmp_path / "split", **options)
-    packer.convert(table, "hdf5", tmp_path / "dealt", split_fractions=shares, where=known, workers=1, **options)
+    packer.convert(
+        table,
+        "hdf5",
+        tmp_path / "dealt",
+        choose=packer.Choose(fractions=shares, where=known, **options),
+        run=packer.Run(workers=1),
+    )
     for root in (tmp_path / "split", tmp_path / "dealt"):
         found = groups_of(root)
         assert found["train"] | found["val"] == {"P0", "P1", "P2", "P3", "P4", "P5"}
@@ -168,14 +189,14 @@ def test_no_group_is_in_two_splits(table: Path, tmp_path: Path, stratify: bool) 
 
 
 def test_the_folders_of_the_keys_are_groups_too(table: Path, tmp_path: Path) -> None:
-    packer.convert(table, "tar", tmp_path / "set", workers=1)
+    packer.convert(table, "tar", tmp_path / "set", run=packer.Run(workers=1))
     made = packer.split(tmp_path / "set", {"train": 0.7, "val": 0.3}, group="folder")
     assert made.splits == {"train": 8, "val": 4}
     assert len({key.partition("/")[0] for key in packer.table(tmp_path / "set").keys("val")}) == 1
 
 
 def test_groups_that_cannot_be_dealt(table: Path, tmp_path: Path) -> None:
-    packer.convert(table, "tar", tmp_path / "set", workers=1)
+    packer.convert(table, "tar", tmp_path / "set", run=packer.Run(workers=1))
     shares = {"a": 0.5, "b": 0.5}
     with pytest.raises(
         readers.SourceError, match=r"1 sample of 12 without a value in the column 'patient', such as '1/7'"
@@ -184,11 +205,17 @@ def test_groups_that_cannot_be_dealt(table: Path, tmp_path: Path) -> None:
     with pytest.raises(readers.UnknownNameError, match=r"no column 'patiemt'.*did you mean patient"):
         packer.split(tmp_path / "set", shares, group="patiemt")
     with pytest.raises(readers.SourceError, match=r"packer split --group age"):
-        packer.convert(tmp_path / "set", "tar", tmp_path / "out", split_fractions=shares, group="age", workers=1)
+        packer.convert(
+            tmp_path / "set",
+            "tar",
+            tmp_path / "out",
+            choose=packer.Choose(fractions=shares, group="age"),
+            run=packer.Run(workers=1),
+        )
     with pytest.raises(ValueError, match=r"give fractions, too"):
-        packer.convert(table, "tar", tmp_path / "out", group="patient", workers=1)
+        packer.convert(table, "tar", tmp_path / "out", choose=packer.Choose(group="patient"), run=packer.Run(workers=1))
     tree_of(tmp_path / "one", {"train/cat/x.jpg": make_jpeg(1), "train/cat/y.jpg": make_jpeg(2)})
-    packer.convert(tmp_path / "one", "tar", tmp_path / "single", workers=1)
+    packer.convert(tmp_path / "one", "tar", tmp_path / "single", run=packer.Run(workers=1))
     with pytest.raises(readers.SourceError, match=r"no sample of 2 would be in 'b', since no folder may be in two"):
         packer.split(tmp_path / "single", shares, group="folder")
 

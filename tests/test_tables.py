@@ -21,7 +21,7 @@ from readers.torch import ImageDataset
 def sets(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("tables")
     for to in ("hdf5", "tfrecord", "tar"):
-        packer.convert(tree, to=to, output=root / to, workers=1, samples_per_shard=6)
+        packer.convert(tree, to=to, output=root / to, run=packer.Run(workers=1), shards=packer.Shards(samples=6))
     return {to: root / to for to in ("hdf5", "tfrecord", "tar")}
 
 

@@ -116,7 +116,7 @@ CASES: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize(("make", "expected"), CASES.values(), ids=CASES)
 def test_they_reach_the_batches_as_they_were(tmp_path: Path, make: Any, expected: Any) -> None:
     truth = torch.tensor(np.asarray(expected, None if isinstance(expected, np.ndarray) else np.float32))
-    made = packer.convert(make(tmp_path / "src"), "tar", tmp_path / "out", workers=1)
+    made = packer.convert(make(tmp_path / "src"), "tar", tmp_path / "out", run=packer.Run(workers=1))
     info = json.loads((tmp_path / "out" / "dataset.json").read_text())
     assert [*info["fields"].values()].count("target") == 1 and packer.verify(tmp_path / "out", deep=True).ok
     assert info["classes"] == (["blue", "red", "round"] if expected is HOTS and made.classes else [])
@@ -152,7 +152,12 @@ def test_a_writer_takes_them(tmp_path: Path, to: str) -> None:
 
 
 def test_no_number_is_an_explicit_nan(tmp_path: Path) -> None:
-    packer.convert(labelled(table(tmp_path / "src", ".tsv", [0.5, "", "NA", 1.25])), "tar", tmp_path / "out", workers=1)
+    packer.convert(
+        labelled(table(tmp_path / "src", ".tsv", [0.5, "", "NA", 1.25])),
+        "tar",
+        tmp_path / "out",
+        run=packer.Run(workers=1),
+    )
     with readers.open(tmp_path / "out") as reader:
         ((labels,),) = ImageLoader(reader, 4, fields=("label",), shuffle=False)
         assert torch.equal(labels.isnan(), torch.tensor([False, True, True, False]))
@@ -176,7 +181,7 @@ def test_what_is_no_label(tmp_path: Path, values: list[Any], message: str) -> No
 def test_a_field_may_be_called_a_target(tmp_path: Path) -> None:
     path = table(tmp_path / "src", ".tsv", ["1", "0.5", "3", "4"])
     source = packer.open_source(path, fields={"age:target": "score"})
-    packer.convert(source, "tar", tmp_path / "out", workers=1)
+    packer.convert(source, "tar", tmp_path / "out", run=packer.Run(workers=1))
     with readers.open(tmp_path / "out") as reader:
         ((labels,),) = ImageLoader(reader, 4, fields=("label",), shuffle=False)
         assert labels.tolist() == [1, 0.5, 3, 4]
@@ -185,13 +190,13 @@ def test_a_field_may_be_called_a_target(tmp_path: Path) -> None:
 def test_labels_that_differ_between_shards_are_refused(tmp_path: Path) -> None:
     source = labelled(hub(tmp_path / "src", [[0.5], [1.5], [0.5, 1.0], [2.0, 3.0]]))
     with pytest.raises(SourceError, match=r"the labels \(score\) in .* are float32 \[2\], those in .* float32 \[1\]"):
-        packer.convert(source, "tar", tmp_path / "out", samples_per_shard=2, workers=1)
+        packer.convert(source, "tar", tmp_path / "out", shards=packer.Shards(samples=2), run=packer.Run(workers=1))
     assert not (tmp_path / "out" / "dataset.json").exists()
 
 
 def test_pipelines_that_hand_out_class_numbers_say_so(tmp_path: Path) -> None:
     dali = pytest.importorskip("readers.dali")
-    packer.convert(Program(SCORES), "tar", tmp_path / "out", workers=1)
+    packer.convert(Program(SCORES), "tar", tmp_path / "out", run=packer.Run(workers=1))
     with (
         readers.open(tmp_path / "out") as reader,
         pytest.raises(ValueError, match="labels of this set are in its field"),

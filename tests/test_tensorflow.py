@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import pack_few
+from loader_options import grouped
 
 import readers
 from readers.decode import decode_image
@@ -54,7 +55,7 @@ def test_a_generator_gives_our_batches_and_the_state_after_each(tf: Any, reader:
     options: dict[str, Any] = {"layout": "NHWC", "threads": 1, "seed": 1, "fields": ("image", "index")}
 
     def dataset(state: str = "") -> Any:
-        loader = ImageLoader(reader, BATCH, **options)
+        loader = ImageLoader(reader, BATCH, **grouped(options))
         if state:
             loader.load_state_dict(json.loads(state))
 

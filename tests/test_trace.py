@@ -17,6 +17,7 @@ from gpu_doubles import install
 
 import packer
 import readers
+from readers import Decode
 from readers.augment import RandomHorizontalFlip, RandomResizedCrop
 from readers.loader import ImageLoader
 from readers.trace import Trace
@@ -62,7 +63,7 @@ def test_a_trace_has_what_the_threads_did(
     reader: readers.Reader, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, decoder: Any
 ) -> None:
     install(monkeypatch, "torchcodec")
-    loader = ImageLoader(reader, BATCH, augment=CROP, threads=2, decoder=decoder)
+    loader = ImageLoader(reader, BATCH, augment=CROP, threads=2, decode=Decode(decoder=decoder))
     list(loader)
     with loader.trace(tmp_path / "trace.json") as trace:
         assert not trace.events, "nothing of before"

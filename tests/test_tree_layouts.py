@@ -75,23 +75,25 @@ def test_a_tree_of_another_layout_is_refused_with_the_right_command(tmp_path: Pa
     names, what, command = CASES[case]
     root = layout_of(tmp_path / "in", *names)
     with pytest.raises(SourceError) as refusal:
-        packer.convert(root, "tar", tmp_path / "out", workers=1)
+        packer.convert(root, "tar", tmp_path / "out", run=packer.Run(workers=1))
     message = str(refusal.value)
     assert what in message and command.format(root=root) in message and "layout='tree'" in message, message
     assert not (tmp_path / "out").exists()
 
     right = message.partition("packer convert ")[2].partition(";")[0].split(" --split ")
-    done = packer.convert(right[0], "tar", tmp_path / "out", split=[*right, None][1], workers=1)
+    done = packer.convert(
+        right[0], "tar", tmp_path / "out", choose=packer.Choose(split=[*right, None][1]), run=packer.Run(workers=1)
+    )
     assert done.samples and not set(done.to_dict()["splits"]) & {"images", "labels"}, "the advice must work"
 
-    result = packer.convert(packer.open_source(root, layout="tree"), "tar", tmp_path / "all", workers=1)
+    result = packer.convert(packer.open_source(root, layout="tree"), "tar", tmp_path / "all", run=packer.Run(workers=1))
     assert result.samples and not result.warnings
     assert packer.verify(tmp_path / "all", against=root, workers=1).ok
 
 
 def test_the_right_folder_of_imagenet_says_that_val_has_no_labels(tmp_path: Path) -> None:
     root = layout_of(tmp_path / "in", *ILSVRC) / "Data/CLS-LOC"
-    result = packer.convert(root, "tar", tmp_path / "out", workers=1)
+    result = packer.convert(root, "tar", tmp_path / "out", run=packer.Run(workers=1))
     assert (result.splits, result.classes) == ({"train": 2, "val": 1}, 2)
     assert [warning for warning in result.warnings if "no image of val has a label" in warning]
 
@@ -101,7 +103,7 @@ def test_archives_are_judged_as_folders_are(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "coco.tar", "w") as archive:
         archive.add(root, "coco")
     with pytest.raises(SourceError, match=r"coco\.tar: holds COCO .* unpack it, and run"):
-        packer.convert(tmp_path / "coco.tar", "tar", tmp_path / "out", workers=1)
+        packer.convert(tmp_path / "coco.tar", "tar", tmp_path / "out", run=packer.Run(workers=1))
 
 
 @pytest.mark.parametrize(
@@ -117,7 +119,7 @@ def test_archives_are_judged_as_folders_are(tmp_path: Path) -> None:
 )
 def test_what_may_be_wrong_is_a_warning(tmp_path: Path, names: tuple[str, ...], warning: str) -> None:
     root = layout_of(tmp_path / "in", *names)
-    result = packer.convert(root, "tar", tmp_path / "out", workers=1)
+    result = packer.convert(root, "tar", tmp_path / "out", run=packer.Run(workers=1))
     assert [text for text in result.warnings if f"{root}: {warning}" in text], result.warnings
 
 
@@ -131,9 +133,14 @@ def test_warnings_are_on_stderr_or_in_the_json(tmp_path: Path) -> None:
 
 
 def test_an_ordinary_tree_has_no_warnings(tree: Path, tmp_path: Path) -> None:
-    result = packer.convert(tree, "tar", tmp_path / "out", workers=1)
+    result = packer.convert(tree, "tar", tmp_path / "out", run=packer.Run(workers=1))
     assert result.warnings == ()
-    assert packer.convert(tree, "tar", tmp_path / "one", split="val", workers=1).warnings == ()
+    assert (
+        packer.convert(
+            tree, "tar", tmp_path / "one", choose=packer.Choose(split="val"), run=packer.Run(workers=1)
+        ).warnings
+        == ()
+    )
     with readers.open(tmp_path / "out", "train") as reader:
         assert reader.classes == ("cat", "dog", "owl")
 
@@ -157,7 +164,7 @@ def test_links_in_a_folder_are_followed_out_of_it_as_the_documents_say(tmp_path:
     root = tree_of(tmp_path / "set", {"cat/1.jpg": make_jpeg(1)})
     (root / "owl").symlink_to(tmp_path / "scratch/owl")
     (root / "cat/2.jpg").symlink_to(tmp_path / "scratch/4.jpg")
-    packer.convert(root, "tar", tmp_path / "out", workers=1)
+    packer.convert(root, "tar", tmp_path / "out", run=packer.Run(workers=1))
     with readers.open(tmp_path / "out") as reader:
         assert {key: bytes(reader[key].image) for key in reader.keys} == {
             "cat/1": make_jpeg(1), "cat/2": make_jpeg(4), "owl/3": make_jpeg(3)

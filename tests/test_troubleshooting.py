@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import make_jpeg, tree_of
+from loader_options import grouped
 
 import packer
 import readers
@@ -56,7 +57,7 @@ class Place:
         return self.closing.enter_context(readers.open("set", split="train", **options))
 
     def loader(self, batch_size: int = 2, **options: Any) -> ImageLoader:
-        return ImageLoader(self.reader(), batch_size, **{"augment": SMALL, "threads": 1, **options})
+        return ImageLoader(self.reader(), batch_size, **grouped({"augment": SMALL, "threads": 1, **options}))
 
     def shard(self) -> Path:
         return next(self.root.glob("set/train-*.h5"))
@@ -70,7 +71,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("original")
     names = [f"{split}/{name}/{i}.jpg" for split in ("train", "val") for name in ("cat", "dog") for i in range(4)]
     tree_of(root / "images", {name: make_jpeg(i) for i, name in enumerate(names)})
-    packer.convert(root / "images", to="hdf5", output=root / "set", workers=1)
+    packer.convert(root / "images", to="hdf5", output=root / "set", run=packer.Run(workers=1))
     return root
 
 
@@ -148,7 +149,7 @@ class Dying(FolderSource):
 
 
 def a_worker_that_is_killed(place: Place) -> object:
-    return packer.convert(Dying("images"), "tar", "out", workers=2, samples_per_shard=2)
+    return packer.convert(Dying("images"), "tar", "out", run=packer.Run(workers=2), shards=packer.Shards(samples=2))
 
 
 class Stuck(FolderSource):
@@ -157,7 +158,7 @@ class Stuck(FolderSource):
 
 
 def a_source_that_does_not_pickle(place: Place) -> object:
-    return packer.convert(Stuck("images"), "tar", "out", workers=2, samples_per_shard=2)
+    return packer.convert(Stuck("images"), "tar", "out", run=packer.Run(workers=2), shards=packer.Shards(samples=2))
 
 
 def a_name_among_numbers(place: Place) -> object:

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from conftest import make_jpeg, tree_of
+from conftest import by_subject, make_jpeg, tree_of
 from image_cases import encoded
+from loader_options import grouped
 from PIL import Image
 from torch.utils.data import DataLoader
 
@@ -22,6 +23,7 @@ import readers
 from cache.errors import BadSampleError
 from packer.tools.diagnose.imageloader import make_pipeline
 from packer.tools.diagnose.pipeline import IterablePipeline
+from readers import Views
 from readers.augment import (
     CenterCrop,
     ColorJitter,
@@ -70,7 +72,7 @@ def values(kind: str, number: int, channels: int = 0) -> npt.NDArray[Any]:
 def packed(root: Path, images: dict[str, bytes], **options: Any) -> readers.Reader:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        packer.convert(tree_of(root / "images", images), to="hdf5", output=root / "set", **options)
+        packer.convert(tree_of(root / "images", images), to="hdf5", output=root / "set", **by_subject(options))
     return readers.open(root / "set")
 
 
@@ -118,7 +120,9 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], readers.Re
 
 def whole_epoch(reader: readers.Reader, ops: Sequence[Op], **options: Any) -> torch.Tensor:
     given: dict[str, Any] = {"order": Sequential(len(reader)), "threads": 2, **options}
-    return torch.cat([images for images, _ in ImageLoader(reader, 4, augment=ops, decode="unchanged", **given)])
+    return torch.cat(
+        [images for images, _ in ImageLoader(reader, 4, **grouped({"augment": ops, "decode": "unchanged", **given}))]
+    )
 
 
 def arrays(images: torch.Tensor) -> npt.NDArray[Any]:
@@ -242,18 +246,20 @@ def test_8_bit_colours_are_those_of_the_default(tmp_path: Path) -> None:
     reader = packed(tmp_path, {f"a/{i}.jpg": make_jpeg(i, (HEIGHT, WIDTH)) for i in range(4)})
     ops = [Crop(3, 5, 30, 32), Resize((16, 20)), ColorJitter(0.3, 0.3, 0.3), RandomHorizontalFlip()]
     options: Any = {"order": Sequential(4), "augment": ops, "exact_colours": True}
-    (plain, _), (own, _) = (next(iter(ImageLoader(reader, 4, decode=d, **options))) for d in ("RGB", "unchanged"))
+    (plain, _), (own, _) = (
+        next(iter(ImageLoader(reader, 4, **grouped({"decode": d, **options})))) for d in ("RGB", "unchanged")
+    )
     assert own.dtype == torch.uint8 and torch.equal(own, plain)
 
 
 def test_views_and_mixtures(sets: Any) -> None:
     reader, ops = sets("grey of 16 bits"), [RandomResizedCrop(16)]
     options: Any = {"order": Sequential(COUNT), "decode": "unchanged"}
-    views, _ = next(iter(ImageLoader(reader, 4, augment=ops, views=2, **options)))
+    views, _ = next(iter(ImageLoader(reader, 4, **grouped({"augment": Views(ops, 2), **options}))))
     assert [view.shape for view in views] == [(4, 1, 16, 16)] * 2 and not torch.equal(*views)
     plain = whole_epoch(reader, ops)[:4].to(torch.float64)
     for op in (MixUp(), CutMix()):
-        images, shares = next(iter(ImageLoader(reader, 4, augment=[*ops, op], **options)))
+        images, shares = next(iter(ImageLoader(reader, 4, **grouped({"augment": [*ops, op], **options}))))
         assert images.dtype == torch.uint16 and shares.shape == (4, 1)
         low, high = (torch.stack([plain, plain.roll(1, 0)]).amin(0), torch.stack([plain, plain.roll(1, 0)]).amax(0))
         found = images.to(torch.float64)
@@ -269,7 +275,7 @@ def test_bad_samples_are_skipped_and_replaced(tmp_path: Path) -> None:
         file.write(b"\0" * 40)
     options: Any = {"order": Sequential(8), "decode": "unchanged", "fields": ("image", "index"), "threads": 1}
     for on_error, expected in (("skip", [0, 1, 3]), ("substitute", None)):
-        loader = ImageLoader(readers.open(reader.path), 4, on_error=on_error, **options)
+        loader = ImageLoader(readers.open(reader.path), 4, on_error=on_error, **grouped(options))
         with pytest.warns(UserWarning, match=r"1 bad samples .* \(a/2\)"):
             (pictures, rows), _ = list(loader)
         assert len(pictures) == len(rows) and (expected is None or rows.tolist() == expected)
@@ -350,7 +356,7 @@ def test_an_image_of_another_kind_than_the_first_is_a_bad_sample(tmp_path: Path)
 )
 def test_options_that_do_not_fit(sets: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ImageLoader(sets("grey of 16 bits"), 4, **{"decode": "unchanged", **options})
+        ImageLoader(sets("grey of 16 bits"), 4, **grouped({"decode": "unchanged", **options}))
 
 
 def test_rgb_takes_three_means() -> None:

@@ -21,7 +21,9 @@ FORMATS = ("hdf5", "tfrecord", "tar")
 
 @pytest.fixture(params=FORMATS)
 def packed(request: pytest.FixtureRequest, tree: Path, tmp_path: Path) -> Path:
-    return packer.convert(tree, to=request.param, output=tmp_path / "set", workers=1, samples_per_shard=12).output
+    return packer.convert(
+        tree, to=request.param, output=tmp_path / "set", run=packer.Run(workers=1), shards=packer.Shards(samples=12)
+    ).output
 
 
 def test_a_whole_set(packed: Path, tree: Path) -> None:
@@ -99,7 +101,7 @@ def test_inspect_does_not_take_counts_for_bits(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     for number in range(8):
         Image.fromarray(np.full((6, 5), 5000 * number, np.uint16)).save(tmp_path / "in" / f"{number}.png")
-    packer.convert(tmp_path / "in", to="hdf5", output=tmp_path / "out", workers=1)
+    packer.convert(tmp_path / "in", to="hdf5", output=tmp_path / "out", run=packer.Run(workers=1))
     shown = CliRunner().invoke(cli, ["inspect", str(tmp_path / "out")]).output
     assert "  coding  1 component: 8 images\n" in shown
     assert "  remark  8 images of more than 8 bits a channel (the first: 0.png)" in shown
@@ -120,6 +122,8 @@ def test_inspect(packed: Path, tree: Path, tmp_path: Path) -> None:
     source = tmp_path / "twins"
     shutil.copytree(tree, source)
     shutil.copy(source / "train/cat/cat_000.JPEG", source / "val/dog/twin.JPEG")
-    twins = packer.inspect(packer.convert(source, to="tar", output=tmp_path / "twins-tar", workers=1).output)
+    twins = packer.inspect(
+        packer.convert(source, to="tar", output=tmp_path / "twins-tar", run=packer.Run(workers=1)).output
+    )
     assert twins.duplicates == 1
     assert twins.duplicate_examples == (("train/cat/cat_000", "val/dog/twin"),)

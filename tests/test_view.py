@@ -21,7 +21,7 @@ import packer
 import readers
 from packer.testing.samples import make_image, turned_image
 from readers.headers import MEDIA
-from readers.sample import upright_sides
+from readers.table import upright_sides
 
 EVIL = "<img src=x onerror=alert(1)>&\x07\u202e'\""
 CLASSES = (EVIL, "ant")
@@ -179,7 +179,7 @@ def test_expressions_choose_samples(client: Client, truth: readers.Reader) -> No
 
 
 def test_damage_is_found_and_said(places: dict[str, Path], tmp_path: Path) -> None:
-    packer.convert(places["folder"], "tar", tmp_path / "set", workers=1)
+    packer.convert(places["folder"], "tar", tmp_path / "set", run=packer.Run(workers=1))
     with readers.open(tmp_path / "set", "train") as reader:
         path, offset, length = reader.byte_range(3) or (Path(), 0, 0)
     with open(path, "r+b") as file:

@@ -15,6 +15,7 @@ from view_client import Client
 
 import packer
 import readers
+from readers import Decode, Ranks
 from readers.augment import ColorJitter, MixUp, RandomHorizontalFlip, RandomResizedCrop, Resize
 from readers.augment.ops import Op, RandAugment, RandomErasing
 from readers.loader import ImageLoader
@@ -55,7 +56,13 @@ def test_pixels_are_those_of_the_loader(client: Client, root: Path, texts: list[
     """Batch 2 of epoch 3 on rank 1 of 2, bit for bit, though the preview reaches it without the batches before."""
     with readers.open(root, "train") as reader:
         loader = ImageLoader(
-            reader, 5, augment=ops, seed=9, rank=1, world_size=2, fields=("image", "index"), layout="NHWC"
+            reader,
+            5,
+            augment=ops,
+            seed=9,
+            ranks=Ranks(rank=1, world_size=2),
+            fields=("image", "index"),
+            decode=Decode(layout="NHWC"),
         )
         for _ in range(3):
             for _ in loader:

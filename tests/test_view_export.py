@@ -31,7 +31,7 @@ def sets(tmp_path_factory: pytest.TempPathFactory, pack: Callable[..., Path]) ->
     names = [f"{split}/{name}/{i}.jpg" for split in ("train", "val") for name in ("ant", EVIL) for i in range(4)]
     tree = tree_of(root / "tree", {name: make_jpeg(i, (30 + i, 24)) for i, name in enumerate(names)})
     for to in ("hdf5", "tfrecord", "tar"):
-        packer.convert(tree, to, root / to, workers=1, samples_per_shard=3)
+        packer.convert(tree, to, root / to, run=packer.Run(workers=1), shards=packer.Shards(samples=3))
     return root
 
 
@@ -81,7 +81,7 @@ def test_small_pictures_are_written_where_they_are_wanted(sets: Path, tmp_path: 
     """As `packer view` makes them; none for an image that cannot be decoded, and none of an earlier page is left."""
     page = tmp_path / "page"
     tree = tree_of(tmp_path / "in", {f"train/ant/{i}.jpg": make_jpeg(i, (400, 300)) for i in range(90)})
-    broken = packer.convert(tree, "tar", tmp_path / "set", workers=1).output
+    broken = packer.convert(tree, "tar", tmp_path / "set", run=packer.Run(workers=1)).output
     with readers.open(broken) as reader:
         place = reader.byte_range(7)
     assert place is not None

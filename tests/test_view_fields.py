@@ -75,7 +75,7 @@ def test_a_sample_may_lack_fields(client: Client) -> None:
 
 def test_raw_pixels_are_sent_as_png(tmp_path: Path) -> None:
     pixels = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3)
-    with packer.writer(tmp_path / "set", to="hdf5", reencode=packer.Reencode("raw")) as writer:
+    with packer.writer(tmp_path / "set", to="hdf5", images=packer.Images(reencode=packer.Reencode("raw"))) as writer:
         writer.write("one", image=pixels)
     with packer.view(tmp_path / "set") as viewing, Client(viewing.url) as client:
         reply = client.get("sample/train/0/image")

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_jpeg, tree_of
+from loader_options import grouped
 
 import readers
+from readers import Decode, Threads, Views
 from readers.augment import (
     CenterCrop,
     ColorJitter,
@@ -56,9 +58,11 @@ def same(ours: list[Any], theirs: list[Any]) -> bool:
 
 def check_threads_and_resume(reader: readers.Reader, **options: Any) -> list[Any]:
     """The batches, which neither the number of threads nor a resume changes."""
-    one = run(ImageLoader(reader, 8, threads=1, fields=FIELDS, **options))
-    assert same(one, run(ImageLoader(reader, 8, threads=4, prefetch=1, fields=FIELDS, **options)))
-    begun, resumed = (ImageLoader(reader, 8, threads=2, fields=FIELDS, **options) for _ in range(2))
+    one = run(ImageLoader(reader, 8, fields=FIELDS, **grouped({"threads": 1, **options})))
+    assert same(
+        one, run(ImageLoader(reader, 8, fields=FIELDS, **grouped({"threads": Threads(4, prefetch=1), **options})))
+    )
+    begun, resumed = (ImageLoader(reader, 8, fields=FIELDS, **grouped({"threads": 2, **options})) for _ in range(2))
     under_way = iter(begun)
     next(under_way), next(under_way)
     resumed.load_state_dict(begun.state_dict())
@@ -69,7 +73,7 @@ def check_threads_and_resume(reader: readers.Reader, **options: Any) -> list[Any
 # --- views ------------------------------------------------------------------------------------------------------------
 def test_views_are_of_the_same_samples_with_draws_of_their_own(reader: readers.Reader) -> None:
     single = run(ImageLoader(reader, 8, augment=OPS, seed=3, fields=FIELDS))
-    double = run(ImageLoader(reader, 8, augment=OPS, views=2, seed=3, fields=FIELDS))
+    double = run(ImageLoader(reader, 8, augment=Views(OPS, 2), seed=3, fields=FIELDS))
     for (one, *rest), ((first, second), *others) in zip(single, double, strict=True):
         assert torch.equal(one[0], first) and first.shape == second.shape and first.stride() == second.stride()
         assert all(map(torch.equal, rest, others))
@@ -85,7 +89,7 @@ def test_views_are_of_the_same_samples_with_draws_of_their_own(reader: readers.R
 def test_views_do_not_depend_on_threads_batches_or_a_resume(reader: readers.Reader, layout: Any) -> None:
     options: dict[str, Any] = {"augment": [*OPS, Normalize((0.5,) * 3, (0.5,) * 3)], "views": 3, "seed": 1}
     one = check_threads_and_resume(reader, layout=layout, **options)
-    half = run(ImageLoader(reader, 4, threads=2, layout=layout, **options))
+    half = run(ImageLoader(reader, 4, **grouped({"threads": 2, "decode": Decode(layout=layout), **options})))
     for view in range(3):
         together = torch.cat([batch[0][view] for batch in one])
         assert torch.allclose(together, torch.cat([batch[0][view] for batch in half]))
@@ -94,7 +98,7 @@ def test_views_do_not_depend_on_threads_batches_or_a_resume(reader: readers.Read
 def test_each_view_may_have_ops_of_its_own(reader: readers.Reader) -> None:
     """As DINO's global and local crops."""
     views: list[list[Op]] = [OPS, OPS, *[[RandomResizedCrop(12, scale=(0.05, 0.4))]] * 4]
-    ((images, labels), *_) = ImageLoader(reader, 8, views=views)
+    ((images, labels), *_) = ImageLoader(reader, 8, augment=Views(views))
     assert [tuple(view.shape) for view in images] == [(8, 3, 24, 24)] * 2 + [(8, 3, 12, 12)] * 4
     assert labels.shape == (8,) and len({view.numpy().tobytes() for view in images}) == 6
 
@@ -107,11 +111,11 @@ def test_a_bad_sample_is_bad_in_all_its_views(tmp_path: Path, threads: int) -> N
     options: dict[str, Any] = {"augment": [CenterCrop(32)], "views": 2, "shuffle": False, "fields": FIELDS}
     options |= {"threads": threads}
     with pytest.warns(UserWarning, match="3 bad samples were skipped"):
-        skipped = run(loader := ImageLoader(reader, 10, on_error="skip", **options))
+        skipped = run(loader := ImageLoader(reader, 10, on_error="skip", **grouped(options)))
     assert sorted(sample.index for sample in loader.bad_samples) == sorted(numbers[i] for i in bad)
     assert sum(len(index) for *_, index in skipped) == COUNT - 3
     with pytest.warns(UserWarning, match="3 bad samples were replaced"):
-        replaced = run(ImageLoader(reader, 10, on_error="substitute", **options))
+        replaced = run(ImageLoader(reader, 10, on_error="substitute", **grouped(options)))
     for images, _, indices in [*skipped, *replaced]:
         assert torch.equal(*images), "these views draw nothing, so both show the sample that index names"
         assert all(len(view) == len(indices) for view in images)
@@ -121,16 +125,15 @@ def test_a_bad_sample_is_bad_in_all_its_views(tmp_path: Path, threads: int) -> N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"views": 0}, "views is 1 or more"),
-        ({"views": []}, "one or more views"),
-        ({"augment": OPS, "views": [OPS]}, "leave augment out"),
+        ({"views": 0}, "count of views is 1 or more"),
+        ({"augment": [[OPS], [OPS]], "views": 2}, "not both"),
         ({"views": [OPS, [*OPS, Normalize((0.5,) * 3, (0.5,) * 3)]]}, "all views have one normalize"),
         ({"augment": [*OPS, MixUp()], "views": 2}, "MixUp and CutMix mix labels"),
     ],
 )
 def test_impossible_views(reader: readers.Reader, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ImageLoader(reader, 8, **options)
+        ImageLoader(reader, 8, **grouped(options))
 
 
 # --- mixed batches ----------------------------------------------------------------------------------------------------
@@ -159,9 +162,9 @@ def test_skipped_samples_are_not_mixed_in(tmp_path: Path) -> None:
     reader = write_images(tmp_path, (3, 4, 17))
     options: dict[str, Any] = {"shuffle": False, "on_error": "skip", "fields": FIELDS}
     with pytest.warns(UserWarning, match="3 bad samples were skipped"):
-        plain = run(ImageLoader(reader, 10, augment=[CenterCrop(32)], **options))
+        plain = run(ImageLoader(reader, 10, **grouped({"augment": [CenterCrop(32)], **options})))
     with pytest.warns(UserWarning, match="3 bad samples were skipped"):
-        mixed = run(ImageLoader(reader, 10, augment=[CenterCrop(32), MixUp()], **options))
+        mixed = run(ImageLoader(reader, 10, **grouped({"augment": [CenterCrop(32), MixUp()], **options})))
     for step, (((before,), labels, _), ((after,), shares, _)) in enumerate(zip(plain, mixed, strict=True)):
         sharp = torch.nn.functional.one_hot(labels, 4).to(torch.float32)
         images, expected = Recipe([CenterCrop(32), MixUp()]).mix(0, 0, 10 * step, before.clone(), sharp)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import make_jpeg
+from conftest import by_subject, make_jpeg
 from PIL import Image
 
 import packer
@@ -40,7 +40,7 @@ def write_some(out: packer.SetWriter, count: int = 12) -> None:
 # --- writer -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("to", FORMATS)
 def test_what_is_written_is_read(tmp_path: Path, to: str) -> None:
-    with packer.writer(tmp_path / "set", to, classes=("cat", "dog"), samples_per_shard=5) as out:
+    with packer.writer(tmp_path / "set", to, classes=("cat", "dog"), shards=packer.Shards(samples=5)) as out:
         write_some(out)
     assert out.info is not None and out.info.fields == {
         "image": "image", "mask": "mask", "boxes": "boxes", "caption": "text", "json": "json",
@@ -219,23 +219,34 @@ class Records(Pictures):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_data_set_of_a_program(tmp_path: Path, workers: int) -> None:
-    result = packer.convert(Pictures(), "hdf5", tmp_path / "set", samples_per_shard=10, workers=workers)
+    result = packer.convert(
+        Pictures(), "hdf5", tmp_path / "set", shards=packer.Shards(samples=10), run=packer.Run(workers=workers)
+    )
     assert (result.samples, result.shards, result.classes) == (23, 3, 2)
     with readers.open(tmp_path / "set") as reader:
         assert reader.keys[7] == "07" and reader.labels.tolist() == [i % 2 for i in range(23)]
         for i in (0, 22):
             assert np.array_equal(decode_field("image", reader.read(i)), np.asarray(Pictures()[i][0]))
-    assert packer.convert(Pictures(), "hdf5", tmp_path / "set", samples_per_shard=10, workers=workers).already_done
+    assert packer.convert(
+        Pictures(), "hdf5", tmp_path / "set", shards=packer.Shards(samples=10), run=packer.Run(workers=workers)
+    ).already_done
     with pytest.raises(OutputError, match="made from another source"):
-        packer.convert(Pictures(22), "hdf5", tmp_path / "set", samples_per_shard=10)
+        packer.convert(Pictures(22), "hdf5", tmp_path / "set", shards=packer.Shards(samples=10))
 
 
 def test_bytes_stay_and_the_rest_is_json(tmp_path: Path) -> None:
     with pytest.raises(
         BadSampleError, match=r"Records of 23 samples: 07: img: names the file .x.jpg., which cannot be read"
     ):
-        packer.convert(Records(), "tar", tmp_path / "set", workers=1)
-    result = packer.convert(Records(), "tar", tmp_path / "set", on_error="skip", shuffle=3, workers=1, overwrite=True)
+        packer.convert(Records(), "tar", tmp_path / "set", run=packer.Run(workers=1))
+    result = packer.convert(
+        Records(),
+        "tar",
+        tmp_path / "set",
+        run=packer.Run(on_error="skip", workers=1),
+        shards=packer.Shards(shuffle=3),
+        overwrite=True,
+    )
     assert result.samples == 22 and result.left_out == {"skipped": 1}
     with readers.open(tmp_path / "set") as reader:
         assert sorted(map(int, reader.keys)) == [i for i in range(23) if i != 7]
@@ -254,7 +265,9 @@ def test_a_stream_of_samples(tmp_path: Path) -> None:
     with pytest.raises(BadSampleError, match=r"sample '000000004': .*on_error='skip'"):
         packer.convert(samples(), "hdf5", tmp_path / "set")
     assert not (tmp_path / "set" / "dataset.json").exists()
-    result = packer.convert(samples(), "hdf5", tmp_path / "set", on_error="skip", samples_per_shard=3)
+    result = packer.convert(
+        samples(), "hdf5", tmp_path / "set", run=packer.Run(on_error="skip"), shards=packer.Shards(samples=3)
+    )
     assert (result.samples, result.shards, result.left_out) == (8, 3, {"not packed": 1})
     assert "sample 4" in (tmp_path / "set" / "left-out.jsonl").read_text()
     with readers.open(tmp_path / "set") as reader:
@@ -283,7 +296,7 @@ def test_a_stream_of_samples(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_packed(tmp_path: Path, source: Any, options: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
-        packer.convert(source, "tar", **{"output": tmp_path / "set", "workers": 1, **options})
+        packer.convert(source, "tar", **by_subject(options, output=tmp_path / "set", workers=1))
     assert not (tmp_path / "set").exists() or not list((tmp_path / "set").iterdir())
 
 
@@ -294,8 +307,8 @@ def test_images_that_rows_name(tmp_path: Path) -> None:
     rows = [{"image": {"bytes": None, "path": str(tmp_path / name)}, "label": 1} for name in ("a.jpg", "b.jpg")]
     rows.append({"image": {"bytes": None, "path": str(tmp_path / "gone.jpg")}, "label": 1})
     with pytest.raises(BadSampleError, match=r"gone.jpg', which cannot be read: .*; hand its bytes out"):
-        packer.convert(rows[2:], "tar", tmp_path / "other", workers=1)
-    packer.convert(rows, "tar", tmp_path / "set", workers=1, on_error="skip")
+        packer.convert(rows[2:], "tar", tmp_path / "other", run=packer.Run(workers=1))
+    packer.convert(rows, "tar", tmp_path / "set", run=packer.Run(workers=1, on_error="skip"))
     with readers.open(tmp_path / "set") as reader:
         assert len(reader) == 1 and bytes(reader.read(0)) == JPEGS[0]
 
@@ -303,7 +316,7 @@ def test_images_that_rows_name(tmp_path: Path) -> None:
 def test_the_members_that_fields_name(tmp_path: Path) -> None:
     samples = [{"a": JPEGS[0], "b": JPEGS[1], "y": 3, "m": Image.fromarray(MASK), "id": "x"}] * 2
     fields = {"b": "image", "a": "file", "y": "label", "m": "mask"}
-    packer.convert(samples, "tar", tmp_path / "set", fields=fields, workers=1)
+    packer.convert(samples, "tar", tmp_path / "set", fields=fields, run=packer.Run(workers=1))
     with readers.open(tmp_path / "set") as reader:
         assert reader.fields == ("image", "a", "m") and reader.labels.tolist() == [3, 3]
         assert bytes(reader.read(1)) == JPEGS[1] and bytes(reader.read(1, "a")) == JPEGS[0]
@@ -341,8 +354,9 @@ def test_a_data_set_that_was_corrected_is_not_taken_for_the_one_that_is_packed(
     tmp_path: Path, change: dict[str, Any], message: str, workers: int
 ) -> None:
     def convert(changes: dict[int, dict[str, Any]], **options: Any) -> packer.ConvertResult:
-        options = {"samples_per_shard": 5, "workers": workers, **options}
-        return packer.convert(Corrected(changes), "hdf5", tmp_path / "set", **options)
+        return packer.convert(
+            Corrected(changes), "hdf5", tmp_path / "set", **by_subject(options, samples=5, workers=workers)
+        )
 
     convert({})
     assert convert({}).already_done
@@ -358,7 +372,9 @@ def test_a_stopped_conversion_goes_on_with_the_same_samples_only(
     tmp_path: Path, change: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def convert(changes: dict[int, dict[str, Any]]) -> packer.ConvertResult:
-        return packer.convert(Corrected(changes), "hdf5", tmp_path / "set", samples_per_shard=5, workers=1)
+        return packer.convert(
+            Corrected(changes), "hdf5", tmp_path / "set", shards=packer.Shards(samples=5), run=packer.Run(workers=1)
+        )
 
     monkeypatch.setattr(Corrected, "stop", 17)
     with pytest.raises(KeyboardInterrupt):
@@ -375,7 +391,7 @@ def test_samples_that_ops_have_changed_are_compared_by_their_labels_and_texts(tm
     from packer import Reencode
 
     def convert(changes: dict[int, dict[str, Any]]) -> packer.ConvertResult:
-        options: Any = {"reencode": Reencode(max_side=16), "workers": 1}
+        options = by_subject({}, reencode=Reencode(max_side=16), workers=1)
         return packer.convert(Corrected(changes), "tar", tmp_path / "set", **options)
 
     convert({})
@@ -390,10 +406,10 @@ def test_a_data_set_of_hugging_face_is_known_by_its_fingerprint(tmp_path: Path) 
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
     data = datasets.Dataset.from_dict(rows, features=features)
     other = datasets.Dataset.from_dict(rows | {"label": [0] * 6 + [1] + [0] * 33}, features=features)
-    packer.convert(data, "tar", tmp_path / "set", workers=1)
-    assert packer.convert(data, "tar", tmp_path / "set", workers=1).already_done
+    packer.convert(data, "tar", tmp_path / "set", run=packer.Run(workers=1))
+    assert packer.convert(data, "tar", tmp_path / "set", run=packer.Run(workers=1)).already_done
     with pytest.raises(OutputError, match="made from another source"):
-        packer.convert(other, "tar", tmp_path / "set", workers=1)
+        packer.convert(other, "tar", tmp_path / "set", run=packer.Run(workers=1))
 
 
 @pytest.mark.parametrize("how", ["close", "exit", "abort", "write", "end of the block"])
@@ -463,7 +479,7 @@ def test_a_member_that_the_first_sample_lacks_is_packed_as_what_it_is(
 ) -> None:
     later = {"caption": "a cat", "boxes": BOXES, "mask": MASK, "weight": 0.5}
     samples = [{"image": JPEGS[i], "label": i, **(later if i in (2, 3) else first)} for i in range(5)]
-    packer.convert(as_source(samples), "tar", tmp_path / "set", workers=1)
+    packer.convert(as_source(samples), "tar", tmp_path / "set", run=packer.Run(workers=1))
     with readers.open(tmp_path / "set") as reader:
         assert dict(reader.kinds) == {
             "image": "image", "caption": "text", "boxes": "boxes", "mask": "mask", "json": "json",
@@ -486,10 +502,16 @@ def test_a_member_that_is_first_seen_late_is_an_error_that_says_what_to_do(
     with pytest.raises(
         SourceError, match=r"sample .*37.*no field 'caption'; it has image\. .*'caption': 'text'\}"
     ) as got:
-        packer.convert(source, "hdf5", tmp_path / "set", workers=1, on_error=on_error, samples_per_shard=8)
+        packer.convert(
+            source,
+            "hdf5",
+            tmp_path / "set",
+            run=packer.Run(workers=1, on_error=on_error),
+            shards=packer.Shards(samples=8),
+        )
     fields = ast.literal_eval(str(got.value).partition("fields=")[2].partition("}")[0] + "}")
     source = (sample for sample in late) if is_stream else Listed(late)
-    packer.convert(source, "hdf5", tmp_path / "set", workers=1, fields=fields, overwrite=True)
+    packer.convert(source, "hdf5", tmp_path / "set", run=packer.Run(workers=1), fields=fields, overwrite=True)
     assert [number for number, one in enumerate(values_of(tmp_path / "set")) if one == {"caption": "a cat"}] == [37]
     with readers.open(tmp_path / "set") as reader:
         assert reader.labels.tolist() == [1] * 60
@@ -517,7 +539,7 @@ def test_a_writer_says_what_to_do_where_a_field_comes_late(tmp_path: Path) -> No
 def test_an_array_among_json_is_refused(tmp_path: Path) -> None:
     samples: list[Any] = [{"image": JPEGS[0], "extent": extent} for extent in (0, 1, np.zeros((16, 24), np.int64))]
     with pytest.raises(SourceError, match=r"sample 2: has an array as 'extent'.*'extent': 'array'"):
-        packer.convert(samples, "tar", tmp_path / "set", workers=1)
+        packer.convert(samples, "tar", tmp_path / "set", run=packer.Run(workers=1))
 
 
 def test_features_say_what_a_member_is_that_has_no_value(tmp_path: Path) -> None:
@@ -536,7 +558,7 @@ def test_features_say_what_a_member_is_that_has_no_value(tmp_path: Path) -> None
         "n": [None] * 50 + [7] + [None] * 49,
     }
     data = datasets.Dataset.from_dict(rows, features=features)
-    packer.convert(data, "tar", tmp_path / "set", workers=1)
+    packer.convert(data, "tar", tmp_path / "set", run=packer.Run(workers=1))
     found = values_of(tmp_path / "set")
     assert found[50]["caption"] == "a cat" and found[50]["json"] == {"n": 7} and np.array_equal(found[50]["seg"], MASK)
     with readers.open(tmp_path / "set") as reader:
@@ -548,7 +570,9 @@ def test_the_one_class_label_of_hugging_face_is_the_label_whatever_it_is_called(
     names = datasets.ClassLabel(names=["a", "b"])
     rows = {"image": [{"bytes": JPEGS[i], "path": None} for i in range(3)], "breed": [1, None, 0]}
     features = datasets.Features({"image": datasets.Image(), "breed": names})
-    packer.convert(datasets.Dataset.from_dict(rows, features=features), "tar", tmp_path / "set", workers=1)
+    packer.convert(
+        datasets.Dataset.from_dict(rows, features=features), "tar", tmp_path / "set", run=packer.Run(workers=1)
+    )
     with readers.open(tmp_path / "set") as reader:
         assert reader.fields == ("image",) and reader.labels.tolist() == [1, -1, 0] and reader.classes == ("a", "b")
 
@@ -556,7 +580,7 @@ def test_the_one_class_label_of_hugging_face_is_the_label_whatever_it_is_called(
 def test_members_that_fields_leaves_out_or_names_in_vain_are_a_warning(tmp_path: Path) -> None:
     samples = [{"image": JPEGS[0], "label": 1, "id": "x", "source": "y"}] * 3
     fields = {"image": "image", "label": "label", "id": "drop", "captoin": "text"}
-    result = packer.convert(samples, "tar", tmp_path / "set", workers=1, fields=fields)
+    result = packer.convert(samples, "tar", tmp_path / "set", run=packer.Run(workers=1), fields=fields)
     assert result.warnings == (
         "fields= does not name source, so that is left out ('drop' says so)",
         "fields= names captoin, which no sample has that was looked at",
@@ -590,7 +614,7 @@ def test_masks_of_any_whole_numbers_follow_flips(tmp_path: Path, mask: Any, expe
                "[1, h, w]": torch.from_numpy(MASK)[None]}  # fmt: skip
     mask = tensors[mask] if isinstance(mask, str) else mask
     picture = make_jpeg(1, (24, 16))
-    packer.convert([{"image": picture, "mask": mask}] * 2, "tar", tmp_path / "set", workers=1)
+    packer.convert([{"image": picture, "mask": mask}] * 2, "tar", tmp_path / "set", run=packer.Run(workers=1))
     with readers.open(tmp_path / "set") as reader:
         assert reader.kinds["mask"] == "mask"
         assert np.array_equal(decode_field("mask", reader.read(0, "mask")), expected)
@@ -601,12 +625,12 @@ def test_masks_of_any_whole_numbers_follow_flips(tmp_path: Path, mask: Any, expe
 
 def test_a_mask_of_fractions_is_refused_and_an_array_of_another_name_is_none(tmp_path: Path) -> None:
     with pytest.raises(BadSampleError, match="mask: a mask is of whole numbers; as  fields="):
-        packer.convert([{"image": JPEGS[0], "mask": MASK / 7}], "tar", tmp_path / "set", workers=1)
+        packer.convert([{"image": JPEGS[0], "mask": MASK / 7}], "tar", tmp_path / "set", run=packer.Run(workers=1))
     samples = [
         {"image": JPEGS[0], "mask": MASK / 7, "depth": MASK.astype(np.int64), "masks": np.zeros((3, 16, 24), "u1")}
     ]
     fields = {"image": "image", "mask": "array", "depth": "array", "masks": "array"}
-    packer.convert(samples, "tar", tmp_path / "set", workers=1, fields=fields, overwrite=True)
+    packer.convert(samples, "tar", tmp_path / "set", run=packer.Run(workers=1), fields=fields, overwrite=True)
     assert np.array_equal(values_of(tmp_path / "set")[0]["mask"], MASK / 7)
 
 
@@ -614,17 +638,24 @@ def test_floating_point_images_of_pillow_keep_every_value(tmp_path: Path) -> Non
     depth = np.linspace(-3, 5000, 16 * 24, dtype=np.float32).reshape(16, 24)
     samples = [{"image": Image.fromarray(depth), "label": 1}] * 2
     with pytest.raises(BadSampleError, match=r"floating-point samples.*decode='unchanged'"):
-        packer.convert(samples, "tar", tmp_path / "set", workers=1)
-    packer.convert(samples, "tar", tmp_path / "set", workers=1, decode="unchanged", overwrite=True)
+        packer.convert(samples, "tar", tmp_path / "set", run=packer.Run(workers=1))
+    packer.convert(
+        samples,
+        "tar",
+        tmp_path / "set",
+        run=packer.Run(workers=1),
+        images=packer.Images(decode="unchanged"),
+        overwrite=True,
+    )
     with readers.open(tmp_path / "set") as reader:
         assert np.array_equal(decode_unchanged(reader.read(0)), depth)
     second = [{"image": JPEGS[0], "depth": Image.fromarray(depth)}] * 2
     with pytest.raises(
         BadSampleError, match=r"depth: holds floating-point.*fields=\{'image': 'image', 'depth': 'array'\}"
     ):
-        packer.convert(second, "tar", tmp_path / "two", workers=1)
+        packer.convert(second, "tar", tmp_path / "two", run=packer.Run(workers=1))
     fields = {"image": "image", "depth": "array"}
-    packer.convert(second, "tar", tmp_path / "two", workers=1, fields=fields, overwrite=True)
+    packer.convert(second, "tar", tmp_path / "two", run=packer.Run(workers=1), fields=fields, overwrite=True)
     assert np.array_equal(values_of(tmp_path / "two")[1]["depth"], depth)
 
 
@@ -632,7 +663,7 @@ def test_floating_point_images_of_pillow_keep_every_value(tmp_path: Path) -> Non
 def test_numbers_that_json_does_not_have_are_refused(tmp_path: Path, value: Any) -> None:
     source = [{"image": JPEGS[0], "extra": {"value": value}}]
     with pytest.raises(BadSampleError, match="cannot be written as JSON, which has no NaN"):
-        packer.convert(source, "tar", tmp_path / "set", workers=1)
+        packer.convert(source, "tar", tmp_path / "set", run=packer.Run(workers=1))
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
@@ -651,6 +682,8 @@ def test_boxes_without_area_or_beyond_the_image_are_a_warning(
 ) -> None:
     good = {"image": JPEGS[0], "boxes": np.array([[0, 0, 5, 6], [1, 1, 24, 16]])}
     samples = [good, {**good, "boxes": np.array([[0, 0, 5, 6], box])}, {"image": JPEGS[0], "boxes": np.zeros((0, 4))}]
-    result = packer.convert(iter(samples) if is_stream else samples, "hdf5", tmp_path / "set", workers=1)
+    result = packer.convert(
+        iter(samples) if is_stream else samples, "hdf5", tmp_path / "set", run=packer.Run(workers=1)
+    )
     assert result.warnings == ((words.format("000000001" if is_stream else "1"),) if words else ())
     assert np.array_equal(values_of(tmp_path / "set")[1]["boxes"][1], np.array(box, np.float32))

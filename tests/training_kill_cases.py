@@ -30,8 +30,8 @@ STEPS = COUNT // BATCH * EPOCHS
 NEEDS = {
     "distributed": ["torch.distributed.checkpoint.state_dict"],
     "accelerate": ["accelerate"],
-    "lightning": ["readers.lightning"],
-    "transformers": ["readers.transformers"],
+    "lightning": ["readers.frameworks.lightning"],
+    "transformers": ["readers.frameworks.transformers"],
 }
 
 
@@ -41,7 +41,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("kills")
     files = {f"train/class{i:02d}/{i:02d}.jpg": make_jpeg(i, (8, 8)) for i in range(COUNT)}
     tree_of(root / "images", files | {f"val/class{i:02d}/{i:02d}.jpg": make_jpeg(i, (8, 8)) for i in range(8)})
-    packer.convert(root / "images", to="tar", output=root / "set", workers=1)
+    packer.convert(root / "images", to="tar", output=root / "set", run=packer.Run(workers=1))
     return root / "set"
 
 

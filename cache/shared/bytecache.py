@@ -46,9 +46,6 @@ from cache.shared.layout import (
 )
 from cache.shared.membership import Membership
 
-__all__ = ["SharedByteCache"]
-
-
 Buffer: TypeAlias = bytes | bytearray | memoryview | npt.NDArray[Any]
 _HITS, _MISSES, _HIT_BYTES, _PUTS, _PUT_BYTES, _PASSED, _DROPPED = range(1, 8)
 

@@ -43,8 +43,6 @@ from cache.locks import ByteLocks, is_at, wait_shared
 from cache.node import available_memory_bytes
 from cache.shared.layout import MAGIC, PERSIST_AT, USE, Segment, Spec, begins_like_ours, map_segment, read_header
 
-__all__ = ["NAME", "STANDSTILL_SECONDS", "FileBackend", "MemfdBackend", "open_file", "remove_unused"]
-
 NAME = re.compile(r"packer-cache-(\d+)-[0-9a-f]{24}(\.[0-9a-f]{16})?")
 _ATTEMPTS = 1000
 _NAMES = 4

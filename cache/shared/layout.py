@@ -67,31 +67,6 @@ from cache.checksums import crc32c
 from cache.errors import CacheFullError, ForeignCacheError
 from cache.locks import ByteLocks
 
-__all__ = [
-    "LENGTH_BITS",
-    "LENGTH_MASK",
-    "MAGIC",
-    "MAX_LENGTH",
-    "PERSIST_AT",
-    "SUSPECT",
-    "TABLE",
-    "USE",
-    "Backend",
-    "CacheStats",
-    "Identity",
-    "Layout",
-    "Segment",
-    "SlotTable",
-    "Spec",
-    "Users",
-    "begins_like_ours",
-    "map_segment",
-    "read_header",
-    "user_byte",
-    "word_of",
-]
-
-
 MAGIC = b"\x89PKSEG\r\n"
 VERSION = 1
 HEADER_BYTES = 4096

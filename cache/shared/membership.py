@@ -31,8 +31,6 @@ from cache.locks import ByteLocks, ByteMutex, wait_shared
 from cache.shared.file import NAME, open_file, remove_unused
 from cache.shared.layout import TABLE, USE, Backend, CacheStats, Segment, Users, begins_like_ours, read_header, word_of
 
-__all__ = ["CacheInfo", "Membership", "clean_caches", "list_caches", "remove_on_sigterm"]
-
 _FORK_WAIT_S = 2.0
 _LAST = -100
 _members: weakref.WeakSet[Membership] = weakref.WeakSet()

@@ -38,25 +38,6 @@ from cache.files import Folder, atomic_write, is_temporary
 from cache.locks import FlockFile, is_locked, locked
 from cache.staging.sources import INNER_FOLDER, Manifest, StagedFile, inside, total_bytes
 
-__all__ = [
-    "PART_PREFIX",
-    "Copy",
-    "Ready",
-    "Removed",
-    "Store",
-    "discard",
-    "evictable_bytes",
-    "find_store",
-    "is_own_folder",
-    "load_copy",
-    "make_room",
-    "make_store",
-    "new_copy",
-    "remove_copies",
-    "sweep",
-]
-
-
 PART_PREFIX = "part-"
 REMOVING_PREFIX = "removing-"
 _MARKER = ".packer-staged"

@@ -54,9 +54,6 @@ from cache.staging.copies import (
 )
 from cache.staging.sources import INNER_FOLDER, Request, Source, StagedFile, total_bytes
 
-__all__ = ["CLEANUPS", "Arrivals", "CopyCounts", "Pace", "Session", "candidates", "transfer", "work_off"]
-
-
 # Copying one file: read, checksum, write, sync, rename; and the threads that do so.
 #
 # Bytes come in chunks from a source and pass through no further buffer. copy_file_range(2) would save one copy but does

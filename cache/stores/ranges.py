@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["GAP_BYTES", "RUN_BYTES", "BlockPool", "ReadPlan", "plan_reads"]
-
 GAP_BYTES = 16 << 10
 RUN_BYTES = 8 << 20
 

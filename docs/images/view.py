@@ -160,7 +160,7 @@ def photograph(draws: np.random.Generator, image: Image.Image) -> bytes:
 
 
 def pack(folder: Path, scenes: int) -> None:
-    with packer.writer(folder, "hdf5", fields=FIELDS, classes=CLASSES, shard_size="16MiB") as out:
+    with packer.writer(folder, "hdf5", fields=FIELDS, classes=CLASSES, shards=packer.Shards(size="16MiB")) as out:
         for number in range(scenes):
             kind, fields = scene(number)
             out.write(f"{kind}/{number:05d}", label=kind if number % 41 else None, **fields)

@@ -8,11 +8,9 @@ import click
 
 from packer.cli.convert import OF_THE_SOURCE
 from packer.cli.convert import command as convert_command
-from packer.cli.text import Duration, SetPlace, Size, json_option, show_result, split_option, watcher, width
+from packer.cli.text import Duration, SetPlace, json_option, show_result, split_option, watcher, width
 from packer.sources import open_source
-from packer.tools.advise import READERS, Job, advise
-from packer.tools.advise.measure import Choices
-from packer.tools.advise.text import advice_lines
+from packer.tools.advise import READERS, Choices, Job, advice_lines, advise
 
 __all__ = ["command"]
 
@@ -33,8 +31,6 @@ _AT_ONCE = "--images-per-second or --simulate-step"
 @click.option("--batch-size", type=click.IntRange(min=1), metavar="N", help="With --simulate-step: images of one GPU's "
               "batch. Default: 64.")  # fmt: skip
 @click.option("--gpus", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="GPUs of a node.")
-@click.option("--node-memory", type=Size(), metavar="SIZE", help="Memory of the nodes of the job. Default: what is "
-              "free here.")  # fmt: skip
 @click.option(
     "--reader", type=click.Choice(READERS), default="packer", show_default=True, help="What will read the set."
 )

@@ -27,7 +27,7 @@ from packer.cli.text import (
     workers_option,
 )
 from packer.conversion.ops import parse_op
-from packer.conversion.plan import CHECKS, CODECS, DECODES, ON_ERROR, Reencode
+from packer.conversion.options import CHECKS, CODECS, DECODES, ON_ERROR, Choose, Images, Reencode, Run, Shards
 from packer.conversion.result import ConvertResult
 from packer.conversion.run import commit, convert
 from packer.engines import engine_names, open_engine
@@ -263,7 +263,6 @@ def command(
     to: str,
     output: str | None,
     as_json: bool,
-    reencode: str | None,
     source_label_offset: int,
     **options: Any,
 ) -> None:
@@ -278,11 +277,27 @@ def command(
     """
     how = {name: options.pop(name) for name in OF_THE_SOURCE}
     opened = [open_source(source, label_offset=source_label_offset, **how) for source in sources]
-    changes = {name: options.pop(name) for name in ("max_side", "resize_short", "quality")}
-    smaller = Reencode(reencode or "keep", **changes) if reencode or any(changes.values()) else None
-    result = convert(opened, to, output, reencode=smaller, watcher=watcher(as_json), **options)
-    group = options["group"] if result.task is None else None
-    lines = [*summary(result), *dealt_lines(result.splits, options["split_fractions"], group)]
+    codec, *changes = (options.pop(name) for name in ("reencode", "max_side", "resize_short", "quality"))
+    smaller = Reencode(codec or "keep", *changes) if codec or any(changes) else None
+    fractions, size, samples = (options.pop(name) for name in ("split_fractions", "shard_size", "samples_per_shard"))
+
+    def of(*names: str) -> dict[str, Any]:
+        return {name: options[name] for name in names}
+
+    choice = Choose(fractions=fractions, **of("split", "classes", "where", "seed", "stratify", "group"))
+    result = convert(
+        opened,
+        to,
+        output,
+        choose=choice,
+        images=Images(reencode=smaller, **of("check", "decode", "ops")),
+        shards=Shards(size, samples, **of("shuffle", "label_offset", "checksums")),
+        run=Run(**of("workers", "engine", "on_error", "task", "work")),
+        watcher=watcher(as_json),
+        **of("overwrite", "dry_run"),
+    )
+    group = choice.group if result.task is None else None
+    lines = [*summary(result), *dealt_lines(result.splits, choice.fractions, group)]
     show_result(result, as_json, lambda: lines)
 
 

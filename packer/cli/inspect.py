@@ -13,7 +13,7 @@ from packer.inspection import InspectResult, OrderReport, SplitReport, compare_o
 from readers.layout import EDITS
 
 if TYPE_CHECKING:
-    from readers.parity import Parity
+    from packer.tools.parity import Parity
 
 __all__ = ["command", "describe", "order_command", "parity_command"]
 
@@ -181,8 +181,8 @@ def parity_command(
     path: str, split: str | None, samples: int, size: int, seed: int, device: str, as_json: bool
 ) -> None:
     """Show how far the pixels of each decoder and resizer are from Pillow's, on images of SET."""
+    from packer.tools.parity import compare_with_pillow
     from readers.loader.loader import find_device
-    from readers.parity import compare_with_pillow
 
     with readers.open(path, split) as reader:
         found = compare_with_pillow(reader, samples=samples, size=size, seed=seed, device=find_device(device))

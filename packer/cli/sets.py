@@ -24,6 +24,7 @@ from packer.cli.text import (
     watcher,
     workers_option,
 )
+from packer.conversion.options import Run, Shards
 from packer.sets.duplicates import KEEP, DedupResult, dedup
 from packer.sets.erase import EraseResult, erase
 from packer.sets.packing import EXISTING, add_field, append, reshard
@@ -81,7 +82,9 @@ def append_command(path: str, source: str, as_json: bool, **options: Any) -> Non
     """
     given = {option.name: options.pop(str(option.name)) for option in _of_the_source}
     opened = open_source(source, label_offset=given.pop("source_label_offset"), **given)
-    _show(append(path, opened, watcher=watcher(as_json), **options), as_json)
+    run = _run(options, on_error=options.pop("on_error"))
+    shards = Shards(options.pop("shard_size"))
+    _show(append(path, opened, shards=shards, run=run, watcher=watcher(as_json), **options), as_json)
 
 
 @click.command("merge")
@@ -286,7 +289,9 @@ def field_command(path: str, folder: str, as_json: bool, **options: Any) -> None
 
     The files go into shards of their own; those of SET stay as they are.
     """
-    _show(add_field(path, folder, options.pop("name"), watcher=watcher(as_json), **options), as_json)
+    shards, run = Shards(options.pop("shard_size")), _run(options)
+    name = options.pop("name")
+    _show(add_field(path, folder, name, shards=shards, run=run, watcher=watcher(as_json), **options), as_json)
 
 
 @click.command("reshard")
@@ -302,7 +307,8 @@ def field_command(path: str, folder: str, as_json: bool, **options: Any) -> None
 @json_option
 def reshard_command(path: str, as_json: bool, **options: Any) -> None:
     """Pack the samples of SET again, without the bytes that no sample uses any more."""
-    _show(reshard(path, watcher=watcher(as_json), **options), as_json)
+    shards, run = Shards(options.pop("shard_size"), shuffle=options.pop("shuffle")), _run(options)
+    _show(reshard(path, shards=shards, run=run, watcher=watcher(as_json), **options), as_json)
 
 
 @click.command("prune")
@@ -315,6 +321,10 @@ def prune_command(path: str, dry_run: bool, as_json: bool) -> None:
     would = "would remove" if dry_run else "removed"
     size = "" if dry_run else f", {human_bytes(result.bytes)}"
     show_result(result, as_json, lambda: [f"{result.path}: {would} {plural(len(result.files), 'old file')}{size}"])
+
+
+def _run(options: dict[str, Any], **more: Any) -> Run:
+    return Run(options.pop("workers"), options.pop("engine"), **more)
 
 
 def _show(result: SaveResult, as_json: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import cache
 from typing import Any
@@ -13,14 +13,23 @@ import numpy.typing as npt
 
 from cache.errors import BadSampleError, SourceError, UnknownNameError
 from cache.messages import quoted
+from packer.conversion.options import Choose
 from packer.sets.deal import as_groups, deal, deal_groups
 from packer.sources.base import SourceListing, SplitListing
 from readers.headers import ImageHeader, read_header
-from readers.layout import SplitName
-from readers.sample import NO_LABEL, Buffer
-from readers.where import NUMBERS, Texts, Where, complete_columns, folders_of, group_values, json_columns, parse_where
+from readers.table import NO_LABEL, Buffer
+from readers.where import (
+    NUMBERS,
+    Facts,
+    Texts,
+    Where,
+    complete_columns,
+    group_values,
+    json_columns,
+    parse_where,
+)
 
-__all__ = ["Choice", "SampleWhere", "select"]
+__all__ = ["SampleWhere", "choose", "select"]
 
 
 # ------------------------------------------------------------------------------
@@ -67,7 +76,7 @@ def select(listing: SourceListing, text: str) -> SourceListing:
     )
 
 
-def listed_facts(listing: SourceListing) -> dict[str, Listed]:
+def listed_facts(listing: SourceListing) -> dict[str, Facts]:
     """What a listing says of the samples of each split."""
 
     @cache
@@ -82,7 +91,7 @@ def listed_facts(listing: SourceListing) -> dict[str, Listed]:
         return lambda names: columns(frozenset(names))[name]
 
     return {
-        name: Listed(part.keys, part.labels, listing.classes, name, columns_of(name))
+        name: Facts(part.keys, part.labels, listing.classes, name, columns_of(name))
         for name, part in listing.splits.items()
     }
 
@@ -91,50 +100,14 @@ def _payloads(part: SplitListing) -> Iterator[tuple[str, Buffer | None]]:
     return ((key, place[-1]) for some in part.slices() for key, place in zip(some.keys, some.places, strict=True))
 
 
-def _select(part: SplitListing, facts: Listed, wanted: Sequence[Where]) -> SplitListing:
+def _select(part: SplitListing, facts: Facts, wanted: Sequence[Where]) -> SplitListing:
     mask = np.ones(len(part), np.bool_)
     for where in wanted:
         mask &= where.mask(facts)
     return part if mask.all() else part.take(np.flatnonzero(mask))
 
 
-class Listed:
-    """What a listing says of n samples; see `readers.where.Facts`."""
-
-    def __init__(
-        self,
-        keys: Sequence[str],
-        labels: npt.NDArray[Any],
-        classes: Sequence[str],
-        split: str,
-        columns: Callable[[Collection[str]], Mapping[str, Sequence[Any]]],
-    ) -> None:
-        self.classes, self._keys, self._labels, self._split, self.columns = classes, keys, labels, split, columns
-
-    def __len__(self) -> int:
-        return len(self._labels)
-
-    def labels(self) -> npt.NDArray[Any]:
-        return self._labels
-
-    def texts(self, name: str) -> Texts:
-        if name == "key":
-            return Texts(self._keys)
-        if name == "folder":
-            return folders_of(self._keys)
-        if name == "split":
-            return Texts((self._split,), np.zeros(len(self), np.int64))
-        count, labels = len(self.classes), self._labels
-        return Texts((*self.classes, ""), np.where((labels >= 0) & (labels < count), labels, count))
-
-    def numbers(self, name: str) -> npt.NDArray[Any]:
-        raise LookupError(name)  # a listing says nothing of images
-
-    def has(self, field: str) -> npt.NDArray[np.bool_]:
-        raise UnknownNameError(f"the source has no field {field!r}, and its table no such column")
-
-
-class _Read(Listed):
+class _Read(Facts):
     """What is known of one sample that has been read. payloads: by field."""
 
     def __init__(
@@ -175,7 +148,7 @@ class _Read(Listed):
         """Every column may be there in another sample."""
         if "json" not in self._payloads:
             return {}
-        found = json_columns([(self._keys[0], self._payloads["json"])], names)
+        found = json_columns([(self.keys[0], self._payloads["json"])], names)
         self._seen.update(dict.fromkeys(name for name in found if name in names or len(self._seen) < _MOST_NAMES))
         return {name: found.get(name, (None,)) for name in names}
 
@@ -209,96 +182,61 @@ class SampleWhere:
         return bool(self._where.mask(facts)[0])
 
 
-@dataclass(frozen=True)
-class Choice:
-    """classes: only those of these names, whose labels are then 0, 1, … in this order; None for all.
+def choose(listing: SourceListing, choice: Choose) -> SourceListing:
+    """The listing of what is chosen; its split has been taken. Raises SourceError where nothing is."""
+    if choice.classes is not None:
+        listing = _of_classes(listing, choice.classes)
+    if choice.where is not None:
+        listing = select(listing, choice.where)
+    return listing if choice.fractions is None else _dealt(listing, choice, choice.fractions)
 
-    where: only those for which this is true (`packer.conversion.choice`); None for all.
 
-    fractions: the share of each new split, which sum to 1; None leaves the splits as they are.
-    seed: of the draw.
-    stratify: every class in these shares.
-    group: the column whose values are not divided, or "folder"; see `SetTable.split`.
+def _of_classes(listing: SourceListing, classes: Sequence[str]) -> SourceListing:
+    for name in classes:
+        if name not in listing.classes:
+            near = get_close_matches(name, listing.classes, 3)
+            meant = f"did you mean {' or '.join(near)}?" if near else f"it has {len(listing.classes)} classes"
+            raise SourceError(f"the source has no class {name!r}; {meant}")
+    numbers = {name: number for number, name in enumerate(classes)}
+    new = np.array([*(numbers.get(name, NO_LABEL) for name in listing.classes), NO_LABEL], np.int64)
+    splits = {}
+    for name, part in listing.splits.items():
+        chosen = part.take(np.flatnonzero(new[part.labels] != NO_LABEL))
+        chosen.labels = new[chosen.labels]
+        if len(chosen):
+            splits[name] = chosen
+    if not splits:
+        raise SourceError(f"the source has no sample of {', '.join(classes)}")
+    return replace(listing, splits=splits, classes=tuple(classes))
 
-    Raises ValueError and BadNameError.
-    """
 
-    classes: Sequence[str] | None = None
-    fractions: Mapping[str, float] | None = None
-    seed: int = 0
-    stratify: bool = False
-    where: str | None = None
-    group: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.classes is not None and (not self.classes or len({*self.classes}) < len(self.classes)):
-            raise ValueError(f"classes are one or more names, each once, not {list(self.classes)!r:.200}")
-        names = parse_where(self.where).names if self.where is not None else ()
-        if self.fractions is None:
-            if self.stratify or self.seed or self.group is not None:
-                raise ValueError("seed, stratify and group say how samples are dealt by fractions: give fractions, too")
-            return
-        if "split" in names:
-            raise ValueError(
-                "fractions deal the samples of one split, so where cannot distinguish splits: leave one out"
-            )
-        for name in self.fractions:
-            SplitName(name)
-        deal(np.zeros(0, np.int64), list(self.fractions.values()), self.seed)  # checks both
-
-    def of(self, listing: SourceListing) -> SourceListing:
-        """The listing of what is chosen. Raises SourceError where nothing is."""
-        if self.classes is not None:
-            listing = self._of_classes(listing, self.classes)
-        if self.where is not None:
-            listing = select(listing, self.where)
-        return listing if self.fractions is None else self._dealt(listing, self.fractions)
-
-    def _of_classes(self, listing: SourceListing, classes: Sequence[str]) -> SourceListing:
-        for name in classes:
-            if name not in listing.classes:
-                near = get_close_matches(name, listing.classes, 3)
-                meant = f"did you mean {' or '.join(near)}?" if near else f"it has {len(listing.classes)} classes"
-                raise SourceError(f"the source has no class {name!r}; {meant}")
-        numbers = {name: number for number, name in enumerate(classes)}
-        new = np.array([*(numbers.get(name, NO_LABEL) for name in listing.classes), NO_LABEL], np.int64)
-        splits = {}
-        for name, part in listing.splits.items():
-            chosen = part.take(np.flatnonzero(new[part.labels] != NO_LABEL))
-            chosen.labels = new[chosen.labels]
-            if len(chosen):
-                splits[name] = chosen
-        if not splits:
-            raise SourceError(f"the source has no sample of {', '.join(classes)}")
-        return replace(listing, splits=splits, classes=tuple(classes))
-
-    def _dealt(self, listing: SourceListing, fractions: Mapping[str, float]) -> SourceListing:
-        if len(listing.splits) != 1:
+def _dealt(listing: SourceListing, choice: Choose, fractions: Mapping[str, float]) -> SourceListing:
+    if len(listing.splits) != 1:
+        raise SourceError(
+            f"the source has the splits {', '.join(listing.splits)}; name the one to deal by its shares with split="
+        )
+    if choice.stratify and listing.late_labels:
+        raise SourceError(
+            "the labels of this source are known only when its samples are read, so that classes cannot be dealt "
+            "alike: leave stratify out, or deal the packed set with  packer split --stratify"
+        )
+    ((split, part),) = listing.splits.items()
+    labels = np.asarray(part.labels, np.int64) if choice.stratify else np.zeros(len(part), np.int64)
+    if choice.group is None:
+        of = deal(labels, list(fractions.values()), choice.seed)
+    else:
+        if choice.group != "folder" and not listing.json_listed and "json" in listing.fields:
             raise SourceError(
-                f"the source has the splits {', '.join(listing.splits)}; name the one to deal by its shares with split="
+                f"the columns of this source are known only when its samples are read, so that {choice.group!r} "
+                f"cannot keep samples together: deal the packed set with  packer split --group {quoted(choice.group)}"
             )
-        if self.stratify and listing.late_labels:
-            raise SourceError(
-                "the labels of this source are known only when its samples are read, so that classes cannot be dealt "
-                "alike: leave stratify out, or deal the packed set with  packer split --stratify"
-            )
-        ((split, part),) = listing.splits.items()
-        labels = np.asarray(part.labels, np.int64) if self.stratify else np.zeros(len(part), np.int64)
-        if self.group is None:
-            of = deal(labels, list(fractions.values()), self.seed)
-        else:
-            if self.group != "folder" and not listing.json_listed and "json" in listing.fields:
-                raise SourceError(
-                    f"the columns of this source are known only when its samples are read, so that {self.group!r} "
-                    f"cannot keep samples together: deal the packed set with  packer split --group {quoted(self.group)}"
-                )
-            values = group_values(listed_facts(listing)[split], self.group)
-            of = deal_groups(
-                as_groups(values, part.keys, self.group, "the source"), labels, [*fractions.values()], self.seed
-            )
-        splits = {name: part.take(np.flatnonzero(of == number)) for number, name in enumerate(fractions)}
-        empty = [name for name, chosen in splits.items() if not len(chosen)]
-        if empty:
-            whole = "" if self.group is None else f", since no {self.group} may be in two splits"
-            raise SourceError(f"no sample of {len(part):,} would be in {empty[0]!r}{whole}")
-        return replace(listing, splits=splits)
+        values = group_values(listed_facts(listing)[split], choice.group)
+        of = deal_groups(
+            as_groups(values, part.keys, choice.group, "the source"), labels, [*fractions.values()], choice.seed
+        )
+    splits = {name: part.take(np.flatnonzero(of == number)) for number, name in enumerate(fractions)}
+    empty = [name for name, chosen in splits.items() if not len(chosen)]
+    if empty:
+        whole = "" if choice.group is None else f", since no {choice.group} may be in two splits"
+        raise SourceError(f"no sample of {len(part):,} would be in {empty[0]!r}{whole}")
+    return replace(listing, splits=splits)

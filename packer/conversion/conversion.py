@@ -34,13 +34,14 @@ from cache.messages import Counter, Watcher, human_bytes, human_seconds, listed,
 from cache.node import usable_cpus
 from packer.columns import PartMeta, load_part
 from packer.conversion import saved
-from packer.conversion.choice import Choice
+from packer.conversion.choice import choose
 from packer.conversion.commit import replaced_set
 from packer.conversion.job import JOB_FILE, Job
 from packer.conversion.journal import Journal
 from packer.conversion.ops import check_fields
+from packer.conversion.options import Choose, ConvertOptions
 from packer.conversion.pack import Cancelled, ShardTask, pack_shard
-from packer.conversion.plan import ConvertOptions, check_listing, make_plan
+from packer.conversion.plan import check_listing, make_plan
 from packer.conversion.result import ConvertResult, Summary, link_warnings
 from packer.conversion.saved import Prepared
 from packer.documents import repair_documents
@@ -48,9 +49,8 @@ from packer.formats import format_named
 from packer.formats.base import Arena
 from packer.sources.base import LabellingReader, Samples, SomeSamples, Source, SourceListing
 from packer.workers import Workers, run_shards, without_gc
-from readers.index import ABSENT
 from readers.layout import WORK_FOLDER, read_dataset_info
-from readers.strings import Strings
+from readers.table import ABSENT, Strings
 
 __all__ = ["Conversion"]
 
@@ -213,7 +213,7 @@ class Conversion:
     """A conversion of `source` into the directory `out`."""
 
     def __init__(
-        self, source: Source, out: Path, options: ConvertOptions, choice: Choice, workers: Workers, watcher: Watcher
+        self, source: Source, out: Path, options: ConvertOptions, choice: Choose, workers: Workers, watcher: Watcher
     ) -> None:
         self._source, self._out, self._options, self._choice = source, out, options, choice
         self._workers, self._watcher = workers, watcher
@@ -344,7 +344,7 @@ class Conversion:
         started = time.perf_counter()
         try:
             with without_gc():
-                listing = self._choice.of(self._source.list(self._options.split))
+                listing = choose(self._source.list(self._options.split), self._choice)
         except MemoryError as error:
             raise SourceError(
                 f"{self._source.title}: listing it takes more memory than there is; is it damaged, or is all that one "
@@ -353,7 +353,7 @@ class Conversion:
         listing.warnings += link_warnings(listing)
         for split in listing.splits.values():
             check_listing(split, self._source.title)
-        check_fields(self._options.ops, listing.fields)
+        check_fields(self._options.images.ops, listing.fields)
         self._watcher.note(_listed(listing, time.perf_counter() - started))
         self._show_warnings(listing)
         return Prepared(make_plan(listing, self._options, format_named(self._options.to)), listing)
@@ -419,7 +419,7 @@ class Conversion:
         """
         plan, fields = prepared.plan, prepared.listing.fields
         compared = frozenset(
-            name for name, kind in fields.items() if self._options.encoding is None or kind in AS_GIVEN
+            name for name, kind in fields.items() if self._options.images.encoding is None or kind in AS_GIVEN
         )
         known = read_dataset_info(self._out).splits if is_set else {}
         tasks, first = [], dict.fromkeys(known, 0)
@@ -455,7 +455,7 @@ class Conversion:
     def _check_space(self, needed: int) -> None:
         """Refuse before the first byte what cannot fit; re-encoding makes sizes unknowable."""
         free = shutil.disk_usage(self._out).free
-        if self._options.encoding is None and needed > free:
+        if self._options.images.encoding is None and needed > free:
             raise OutputError(
                 f"{self._out}: needs {needed:,} bytes, {free:,} are free there; make room, or choose another output"
             )

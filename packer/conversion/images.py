@@ -20,7 +20,8 @@ import numpy.typing as npt
 
 from cache.errors import BadSampleError, SourceError
 from cache.messages import plural
-from packer.conversion.plan import ConvertOptions, Reencode, renamed
+from packer.conversion.options import Images, Reencode
+from packer.conversion.plan import renamed
 from readers.decode import decode_image, decode_unchanged
 from readers.decode.cpu import bits_of, bits_of_grey, check_coding, without_all_bits, without_rgb
 from readers.decode.region import check_header
@@ -29,8 +30,8 @@ from readers.headers import ImageHeader, frames, parse_header, read_header, snif
 from readers.headers.base import shrunk, upright_size
 from readers.headers.formats import EXIF_PREFIX, parse_frame
 from readers.headers.pillow import opened
-from readers.pixels import PIXELS
-from readers.sample import Buffer
+from readers.layout import PIXELS
+from readers.table import Buffer
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -173,7 +174,7 @@ class _Prepared(NamedTuple):
     remarks: tuple[str, ...]
 
 
-def prepare_image(image: Buffer, name: str, key: str, options: ConvertOptions) -> _Prepared:
+def prepare_image(image: Buffer, name: str, key: str, options: Images) -> _Prepared:
     """Check an image, and re-encode it as `options` say. key: of its sample. Raises BadSampleError."""
     header, remarks = check_image(image, options.decode)
     if options.check == "decode":

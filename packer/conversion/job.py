@@ -28,7 +28,8 @@ from packer.columns import PartMeta
 from packer.conversion.commit import commit
 from packer.conversion.images import remarks_of
 from packer.conversion.journal import Journal
-from packer.conversion.plan import ConvertOptions, Plan, PlannedShard
+from packer.conversion.options import ConvertOptions
+from packer.conversion.plan import Plan, PlannedShard
 from packer.conversion.result import count_by_action, refuse_nothing, refuse_unknown, refuse_unlike
 from packer.conversion.saved import Prepared
 from packer.formats import format_named

@@ -18,15 +18,17 @@ from typing import Any, NamedTuple
 
 from cache.errors import BadSampleError, MissingExtraError, SourceError
 from packer.conversion.images import encode_pixels
-from packer.conversion.plan import Reencode, renamed
+from packer.conversion.options import Reencode
+from packer.conversion.plan import renamed
 from readers.augment import Op, Recipe, ops
 from readers.augment.ops import Stage
 from readers.augment.recipe import Placement
-from readers.batch import FieldMoves, FieldOptions
+from readers.batch import FieldMoves
 from readers.fields import decode_field, encode_field
 from readers.headers import ImageHeader, sniff
-from readers.pixels import PIXELS
-from readers.sample import Buffer
+from readers.layout import PIXELS
+from readers.options import FieldOptions
+from readers.table import Buffer
 
 __all__ = ["DETERMINISTIC", "SHOWN", "OpWork", "check_fields", "check_ops", "one_thread", "parse_op", "recorded_op"]
 

@@ -17,15 +17,14 @@ from packer.columns import LeftOut, PartMeta, ShardColumns, save_part
 from packer.conversion.choice import SampleWhere
 from packer.conversion.images import FieldChecks, check_image, decode_fully, prepare_image
 from packer.conversion.ops import OpWork, one_thread
-from packer.conversion.plan import ConvertOptions
+from packer.conversion.options import ConvertOptions
 from packer.formats import format_named
 from packer.formats.base import Arena, PackedSample, ShardSpec
 from packer.sources.base import AheadReader, LabellingReader, Samples, Slice, Source, SourceReader, StrayReader
 from packer.sources.contents import EMPTY, is_stray, reason_of
 from readers.headers import read_header
-from readers.layout import QUARANTINE_FOLDER, WORK_FOLDER, RelativePath, ShardInfo, shortened
-from readers.pixels import PIXELS
-from readers.sample import NO_LABEL, Buffer
+from readers.layout import PIXELS, QUARANTINE_FOLDER, WORK_FOLDER, RelativePath, ShardInfo, shortened
+from readers.table import NO_LABEL, Buffer
 
 __all__ = ["Cancelled", "ShardPacker", "ShardTask", "disk_full", "pack_shard"]
 
@@ -73,7 +72,7 @@ def pack_shard(task: ShardTask, counter: Counter) -> PartMeta:
     place = task.out / WORK_FOLDER
     packer = None
     try:
-        with Folder(task.out) as out, out.folder(WORK_FOLDER) as work, one_thread(task.options.ops):
+        with Folder(task.out) as out, out.folder(WORK_FOLDER) as work, one_thread(task.options.images.ops):
             packer = ShardPacker(place, task.shard, task.spec, task.options, task.where)
             packing = _Packing(task, counter, work, packer)
             packing.run()
@@ -106,14 +105,15 @@ class ShardPacker:
 
     def __init__(self, place: Path, shard: str, spec: ShardSpec, options: ConvertOptions, where: str = "") -> None:
         self._place, self._spec, self._options = place, spec, options
+        self._images = images = options.images
         self._temporary = f"{shard}.{os.urandom(8).hex()}.tmp"  # its own, where a shard is packed twice at a time
         self._remarks: dict[str, tuple[int, str]] = {}
         self._where = SampleWhere(where, spec.classes, tuple(spec.fields), spec.split) if where else None
         self._not_chosen = 0
         self._is_image = "image" in spec.fields
-        self._plain = options.check == "header" and options.encoding is None
-        self._ops = OpWork(options.ops, spec.fields, options.encoding) if options.encoding and options.ops else None
-        self._fields = FieldChecks(spec.fields, options.check == "decode")
+        self._plain = images.check == "header" and images.encoding is None
+        self._ops = OpWork(images.ops, spec.fields, images.encoding) if images.encoding and images.ops else None
+        self._fields = FieldChecks(spec.fields, images.check == "decode")
         self.columns = ShardColumns(list(spec.fields))
         self._writer = format_named(options.to).open_writer(place / self._temporary, spec)
         self.flush = self._writer.flush
@@ -133,20 +133,20 @@ class ShardPacker:
         header, image, origin = None, payloads[0], names[0] or key
         if self._fields:
             self._fields.check(payloads)
-        if image is None and self._options.is_raw:
+        if image is None and self._images.is_raw:
             raise BadSampleError("has no image, and raw shards hold one of each sample")
         if image is not None and self._is_image:
             if self._ops is not None:
-                header, remarks = check_image(image, self._options.decode)
-                if self._options.check == "decode":
-                    decode_fully(image, self._options.decode)
+                header, remarks = check_image(image, self._images.decode)
+                if self._images.check == "decode":
+                    decode_fully(image, self._images.decode)
                 payloads, names, header = self._ops.apply(key, payloads, names, header)
                 remarks = remarks if payloads[0] is image else ()
             elif self._plain:
-                header, remarks = check_image(image, self._options.decode)
+                header, remarks = check_image(image, self._images.decode)
             else:
                 given = image
-                image, header, name, remarks = prepare_image(image, names[0], key, self._options)
+                image, header, name, remarks = prepare_image(image, names[0], key, self._images)
                 payloads, names = (image, *payloads[1:]), (name, *names[1:])
                 if self._fields.in_pixels and image is not given:
                     payloads = self._fields.resized(payloads, read_header(given), header)
@@ -164,7 +164,7 @@ class ShardPacker:
         """Complete the shard under its name in `work`, on the disk, and write its part."""
         written = self._writer.finish()
         work.rename(self._temporary, shard)
-        sha256 = file_sha256(self._place / shard) if self._options.checksums else ""
+        sha256 = file_sha256(self._place / shard) if self._options.shards.checksums else ""
         info = ShardInfo(shard, written.bytes, len(self.columns), written.crc32c, sha256)
         size = sum(sum(payloads.length) for payloads in written.payloads.values())
         meta = PartMeta(info, size, tuple(left_out), remarks=self._remarks, plan=plan, not_chosen=self._not_chosen)

@@ -1,4 +1,4 @@
-"""The options of a conversion, and its plan: which sample goes into which shard, before a byte is written.
+"""The plan of a conversion: which sample goes into which shard, before a byte is written.
 
 The plan follows from the listing and the options alone, never from the number of workers: that is what makes the
 output byte-identical and a conversion resumable. Its fingerprint says whether an unfinished conversion is the same.
@@ -9,34 +9,25 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from cache.errors import BadNameError, SourceError
-from packer.formats import resolve_format
+from packer.conversion.options import ConvertOptions, Reencode
 from packer.formats.base import Format, ShardSpec
 from packer.sources.base import SourceListing, SplitListing
-from readers.augment.ops.base import Op
 from readers.headers import SUFFIX
 from readers.layout import FieldName, SplitName
-from readers.pixels import PIXELS
-from readers.strings import repeated
-from readers.tree import Keys
-from readers.where import parse_where
+from readers.opening.tree import Keys
+from readers.table import repeated
 
 __all__ = [
-    "CHECKS",
-    "CODECS",
-    "DECODES",
-    "ON_ERROR",
-    "ConvertOptions",
     "Plan",
     "PlannedShard",
-    "Reencode",
     "check_listing",
     "check_splits",
     "cut",
@@ -45,121 +36,12 @@ __all__ = [
     "renamed",
 ]
 
-ON_ERROR = ("raise", "skip", "quarantine")
-CHECKS = ("header", "decode")
-DECODES = ("RGB", "unchanged", "none")
-CODECS = ("keep", "jpeg", "png", "webp", "raw")
 _VERSION = 1
-_LATER: dict[str, Any] = {"where": None, "ops": [], "checksums": True}  # options that came later, and their defaults
 _BLOCK = 4096
 _ASSUMED_BYTES = 128 << 10  # of a sample, where a source knows no sizes
 _LARGE_SHARD_BYTES = 1 << 30
 _SMALL_SHARD_BYTES = 64 << 20
 _WANTED_SHARDS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Reencode:
-    """Make the images smaller while packing.
-
-    codec: what to write ("keep": the codec an image has; GIF, BMP and TIFF become PNG). "raw": pixels without a codec,
-    uint8 [height, width, 3], for HDF5 shards of images that have, or get by ops, one size (`readers.pixels`).
-    max_side: longest side at most this many pixels.
-    resize_short: shortest side exactly this many pixels, never enlarged.
-    quality: 1 to 100, of JPEG and WebP.
-
-    Images that need no change keep their bytes.
-    """
-
-    codec: str = "keep"
-    max_side: int | None = None
-    resize_short: int | None = None
-    quality: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.codec not in CODECS:
-            raise ValueError(f"codec must be one of {', '.join(CODECS)}, not {self.codec!r}")
-        for name, value in (("max_side", self.max_side), ("resize_short", self.resize_short)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1 pixel, not {value}")
-        if self.max_side is not None and self.resize_short is not None:
-            raise ValueError("max_side and resize_short exclude each other")
-        if self.codec == "raw" and (self.max_side or self.resize_short or self.quality):
-            raise ValueError("raw pixels have no quality, and one size: resize and crop them by ops")
-        if self.quality is not None and not 1 <= self.quality <= 100:
-            raise ValueError(f"quality must be from 1 to 100, not {self.quality}")
-
-
-@dataclass(frozen=True, slots=True)
-class ConvertOptions:
-    """Options of `packer.convert`; see there."""
-
-    to: str
-    split: str | None = None
-    shard_bytes: int | None = None
-    samples_per_shard: int | None = None
-    shuffle: int | None = None
-    on_error: str = "raise"
-    check: str = "header"
-    reencode: Reencode | None = None
-    label_offset: int = 0
-    decode: str = "RGB"
-    checksums: bool = True
-    where: str | None = None
-    ops: tuple[Op, ...] = ()
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "to", resolve_format(self.to))
-        for name, value, known in (
-            ("on_error", self.on_error, ON_ERROR),
-            ("check", self.check, CHECKS),
-            ("decode", self.decode, DECODES),
-        ):
-            if value not in known:
-                raise ValueError(f"{name} must be one of {', '.join(known)}, not {value!r}")
-        if self.decode == "none" and self.check == "decode":
-            raise ValueError("check='decode' decodes images as decode= says, and with decode='none' not at all")
-        if self.decode != "RGB" and self.reencode is not None:
-            raise ValueError("re-encoded images are for decode='RGB'; leave decode or the re-encoding out")
-        if self.split is not None:
-            SplitName(self.split)
-        if self.shard_bytes is not None and self.samples_per_shard is not None:
-            raise ValueError("give either a shard size or the samples per shard, not both")
-        if self.shard_bytes is not None and self.shard_bytes < 1:
-            raise ValueError(f"a shard must have at least 1 byte, not {self.shard_bytes}")
-        if self.samples_per_shard is not None and self.samples_per_shard < 1:
-            raise ValueError(f"a shard must have at least 1 sample, not {self.samples_per_shard}")
-        if self.shuffle is not None and not 0 <= self.shuffle < 1 << 32:
-            raise ValueError(f"the shuffle seed must be from 0 to 2^32 - 1, not {self.shuffle}")
-        if isinstance(self.label_offset, bool) or not 0 <= self.label_offset < 1 << 31:
-            raise ValueError(f"the label offset must be from 0 to 2^31 - 1, not {self.label_offset}")
-        if self.where is not None:
-            parse_where(self.where)
-        if self.is_raw and self.to != "hdf5":
-            raise ValueError(f"raw pixels are for HDF5 shards, not for {self.to}")
-        if self.ops and self.decode != "RGB":
-            raise ValueError("ops are for decode='RGB'; leave decode or the ops out")
-        if self.ops and self.reencode is not None and (self.reencode.max_side or self.reencode.resize_short):
-            raise ValueError("max_side and resize_short resize, and so do ops: leave one of them out")
-
-    @property
-    def is_raw(self) -> bool:
-        """Whether images are packed as raw pixels."""
-        return self.reencode is not None and self.reencode.codec == "raw"
-
-    def packed_fields(self, fields: Mapping[str, str]) -> dict[str, str]:
-        """The fields of the set, from those of its source."""
-        return {name: PIXELS if name == "image" and self.is_raw else kind for name, kind in fields.items()}
-
-    @property
-    def encoding(self) -> Reencode | None:
-        """How images are encoded that are not packed as they are; None where all are."""
-        return self.reencode or (Reencode() if self.ops else None)
-
-    def to_json(self) -> dict[str, Any]:
-        """For dataset.json and the fingerprint; options that came later are there only where they are given."""
-        found = asdict(self) | {"ops": [repr(op) for op in self.ops]}
-        return {name: value for name, value in found.items() if name not in _LATER or value != _LATER[name]}
 
 
 class PlannedShard(NamedTuple):
@@ -190,7 +72,7 @@ class Plan:
 
 def make_plan(listing: SourceListing, options: ConvertOptions, container: Format) -> Plan:
     """Plan every split of a listing. Raises SourceError where a listing cannot be packed."""
-    if options.shuffle is not None and not listing.shuffles:
+    if options.shards.shuffle is not None and not listing.shuffles:
         raise SourceError(
             "a source that unpacks from front to back cannot be read in shuffled order; convert it as it is, and then "
             "convert the result with shuffle=SEED (or unpack it first, where gunzip, unzstd or unxz does that)"
@@ -199,16 +81,16 @@ def make_plan(listing: SourceListing, options: ConvertOptions, container: Format
     shards, specs = [], {}
     for split, part in listing.splits.items():
         sizes = part.bytes if part.bytes.any() else np.full(len(part), _ASSUMED_BYTES)
-        if options.encoding is not None and len(part):
-            _check_new_names(part.names.columns[0], part.keys, options.encoding, split)
+        if options.images.encoding is not None and len(part):
+            _check_new_names(part.names.columns[0], part.keys, options.images.encoding, split)
         order = None
-        if options.shuffle is not None:
+        if options.shards.shuffle is not None:
             # RandomState's stream is frozen, that of Generator is not (NEP 19).
-            order = np.random.RandomState(options.shuffle).permutation(len(part)).astype(np.int64, copy=False)
+            order = np.random.RandomState(options.shards.shuffle).permutation(len(part)).astype(np.int64, copy=False)
             sizes = sizes[order]
-        bounds = cut(sizes, options.shard_bytes, options.samples_per_shard)
+        bounds = cut(sizes, options.shards.bytes, options.shards.samples)
         fields = options.packed_fields(listing.fields)
-        specs[split] = ShardSpec(split, fields, listing.classes, options.label_offset, len(bounds) - 1)
+        specs[split] = ShardSpec(split, fields, listing.classes, options.shards.label_offset, len(bounds) - 1)
         for number, (first, stop) in enumerate(itertools.pairwise(bounds)):
             name = container.shard_name(split, number, len(bounds) - 1)
             indices = range(first, stop) if order is None else order[first:stop]

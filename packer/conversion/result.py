@@ -17,7 +17,7 @@ from packer.output import Result
 from packer.sources.base import SourceListing
 from packer.sources.contents import NOT_FETCHED, advice
 from readers.layout import DatasetInfo
-from readers.tree import has_image_suffix
+from readers.opening.tree import has_image_suffix
 
 __all__ = [
     "ConvertResult",

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from cache.errors import OutputError
-from cache.messages import Silent, Watcher, parse_size
+from cache.messages import Silent, Watcher
 from cache.remote import is_remote
-from packer.conversion.choice import Choice
 from packer.conversion.conversion import Conversion
 from packer.conversion.job import load_job
 from packer.conversion.journal import Journal
 from packer.conversion.ops import check_ops
-from packer.conversion.plan import ConvertOptions, Reencode
+from packer.conversion.options import Choose, ConvertOptions, Images, Run, Shards, takes_old_names
 from packer.conversion.result import ConvertResult, Summary
 from packer.documents import repair_documents
 from packer.output import local_output
@@ -27,9 +26,7 @@ from packer.sources.base import SourceListing
 from packer.sources.samples import DatasetSource, class_names, encoded_images
 from packer.sources.several import SeveralSources
 from packer.uploading import convert_to_address
-from packer.workers import Workers
 from packer.writing import SetWriter, convert_stream
-from readers.augment.ops import Op
 from readers.layout import DATASET_FILE, WORK_FOLDER, read_dataset_info
 
 __all__ = ["commit", "convert"]
@@ -77,11 +74,11 @@ class Stream:
     classes: Sequence[str] | None
 
     def convert(
-        self, out: Path, options: ConvertOptions, choice: Choice, overwrite: bool, dry_run: bool, watcher: Watcher
+        self, out: Path, options: ConvertOptions, choice: Choose, overwrite: bool, dry_run: bool, watcher: Watcher
     ) -> ConvertResult:
         if (
-            choice != Choice(where=options.where)
-            or options.shuffle is not None
+            choice != Choose(choice.split, where=choice.where)
+            or options.shards.shuffle is not None
             or dry_run
             or options.on_error == "quarantine"
         ):
@@ -111,6 +108,7 @@ class Stream:
         )
 
 
+@takes_old_names
 def convert(
     source: str | os.PathLike[str] | Source | Sequence[str | os.PathLike[str] | Source] | Iterable[Any],
     to: str = "hdf5",
@@ -118,28 +116,12 @@ def convert(
     *,
     fields: Mapping[str, str] | None = None,
     classes: Sequence[str] | None = None,
-    split: str | None = None,
-    split_fractions: Mapping[str, float] | None = None,
-    seed: int = 0,
-    stratify: bool = False,
-    group: str | None = None,
-    where: str | None = None,
-    shard_size: int | str | None = None,
-    samples_per_shard: int | None = None,
-    workers: int | None = None,
-    shuffle: int | None = None,
-    on_error: str = "raise",
-    check: str = "header",
-    decode: str = "RGB",
-    reencode: Reencode | None = None,
-    ops: Sequence[Op] = (),
-    label_offset: int = 0,
-    checksums: bool = True,
+    choose: Choose = Choose(),
+    images: Images = Images(),
+    shards: Shards = Shards(),
+    run: Run = Run(),
     overwrite: bool = False,
     dry_run: bool = False,
-    work: str | os.PathLike[str] | None = None,
-    engine: Executor | None = None,
-    task: tuple[int, int] | None = None,
     watcher: Watcher | None = None,
 ) -> ConvertResult:
     """Pack a source into HDF5, TFRecord or tar shards with an index.
@@ -153,78 +135,45 @@ def convert(
     to: "hdf5", "tfrecord" or "tar" (or "h5", "webdataset").
     output: a directory, or an address at s3://, gs:// or az://; default `<source name>-<to>`.
     fields: of a program's samples: member -> kind, by default by what they are.
-    classes: of a program's samples: the names of the labels. Of files: the only classes to take, in the order of their
-    new labels.
-    split: the only split to take, or the name for a source without splits.
-    split_fractions: deal the samples of one split to new ones, as {"train": 0.9, "val": 0.1}; seed: of the draw;
-    stratify: every class in these shares; group: a column of the table whose values are not divided, as "patient", or
-    "folder", that of the keys.
-    where: take the samples for which this is true, as 'min_side >= 64 and class_name in ("cat", "dog")'
-    (`readers.where`); what it says of images is decided while they are packed, before ops and re-encoding.
-    shard_size: bytes, or "1GiB"; default 8 shards a split, each from 64 MiB to 1 GiB.
-    samples_per_shard: instead of shard_size.
-    workers: processes; default the CPUs this process may use. With an engine, shards at a time; default all it can.
-    shuffle: seed of a random order.
-    on_error: what to do with unreadable images ("raise", "skip", "quarantine").
-    check: "header", or "decode" for a full decode of each image.
-    decode: how readers will decode the images: "RGB", "unchanged" or "none"; others are refused.
-    reencode: how to make the images smaller, or in which codec to write what `ops` make.
-    ops: ops of `readers.augment` that draw nothing, as [Resize(256), CenterCrop(224)], by the code that carries them
-    out in training; masks, boxes and points follow (`packer.conversion.ops`). Needs torch.
-    label_offset: added to labels in the shards.
-    checksums: write SHA256SUMS, for  sha256sum -c .
+    classes: of a program's samples: the names of the labels.
+    choose: which samples are packed, and into which splits.
+    images: how they are checked, re-encoded and changed.
+    shards: their sizes, order and labels.
+    run: workers or an engine, what to do with unreadable images, tasks of an array job.
     overwrite: replace an existing set.
     dry_run: list and plan only.
-    work: directory of a set for an address until it is uploaded; default a hidden one here, removed afterwards.
-    engine: where shards are packed, if not in processes of this machine; see `packer.open_engine`.
-    task: (i, n), i from 0: pack the i-th of n shares of the shards only, as a task of an array job; `packer.commit`
-    makes the set when all are packed.
 
-    The bytes of the images are kept exactly unless `reencode` or `ops` are given. The output does not depend on
-    `workers`. Killed at any moment, the same call resumes.
+    The bytes of the images are kept exactly unless `images` has reencode or ops. The output does not depend on the
+    number of workers. Killed at any moment, the same call resumes.
 
     Raises SourceError, BadSampleError, OutputError, WorkerError.
     """
-    options = ConvertOptions(
-        to=to,
-        split=split,
-        shard_bytes=parse_size(shard_size) if isinstance(shard_size, str) else shard_size,
-        samples_per_shard=samples_per_shard,
-        shuffle=shuffle,
-        on_error=on_error,
-        check=check,
-        decode=decode,
-        reencode=reencode,
-        label_offset=label_offset,
-        checksums=checksums,
-        where=where,
-        ops=tuple(ops),
-    )
-    check_ops(ops)
-    from_files = is_files(source)
-    choice = Choice(classes if from_files else None, split_fractions, seed, stratify, where, group)
-    crew = Workers(workers, engine)
-    opened, watcher = as_source(source, fields, None if from_files else classes), watcher or Silent()
+    check_ops(images.ops)
+    opened, watcher = as_source(source, fields, classes), watcher or Silent()
+    if classes is not None and is_files(source):
+        warnings.warn("the only classes to take of files are choose=packer.Choose(classes=…)", DeprecationWarning, 3)
+        choose = replace(choose, classes=classes)
+    options = ConvertOptions(to, choose.split, choose.where, images, shards, run.on_error)
 
     def convert_to(out: Path, overwrite: bool) -> ConvertResult:
         if isinstance(opened, Stream):
-            if task is not None or engine is not None:
+            if run.task is not None or run.engine is not None:
                 raise ValueError(
                     "samples that come one after the other are packed by one process: no engine=, no task="
                 )
-            return opened.convert(out, options, choice, overwrite, dry_run, watcher)
-        conversion = Conversion(opened, out, options, choice, crew, watcher)
-        return conversion.run(overwrite, dry_run) if task is None or dry_run else conversion.run_task(task, overwrite)
+            return opened.convert(out, options, choose, overwrite, dry_run, watcher)
+        conversion = Conversion(opened, out, options, choose, run.crew, watcher)
+        if run.task is None or dry_run:
+            return conversion.run(overwrite, dry_run)
+        return conversion.run_task(run.task, overwrite)
 
-    if task is not None and not 0 <= task[0] < task[1]:
-        raise ValueError(f"task must be (i, n) with i from 0 to n - 1, not {task}")
     if output is not None and is_remote(output):
-        if task is not None:
+        if run.task is not None:
             raise ValueError("tasks share a directory: give one as output=, commit it, and then packer.upload it")
         return convert_to_address(
-            convert_to, str(output), work=work, overwrite=overwrite, dry_run=dry_run, watcher=watcher
+            convert_to, str(output), work=run.work, overwrite=overwrite, dry_run=dry_run, watcher=watcher
         )
-    if work is not None:
+    if run.work is not None:
         raise ValueError("work is for an output at an address; a local output is made in its own directory")
     if output is None and not hasattr(opened, "root"):
         raise ValueError("several sources, or a program's samples, have no name for the output: give output=")

@@ -36,15 +36,15 @@ import numpy.typing as npt
 from cache.checksums import crc32c
 from cache.errors import DatasetError, SourceError
 from cache.files import Folder
-from packer.conversion.choice import Choice
-from packer.conversion.plan import ConvertOptions, Plan, PlannedShard
+from packer.conversion.options import Choose, ConvertOptions
+from packer.conversion.plan import Plan, PlannedShard
 from packer.formats import format_named
 from packer.formats.base import ShardSpec
 from packer.sources.base import FieldNames, NumberPlaces, Slice, SomeSamples, Source, SourceListing, SplitListing
 from packer.sources.folder import TreeListing
 from readers.layout import WORK_FOLDER, FieldName, SplitName
-from readers.strings import Names, Strings
-from readers.tree import Rows, TreeFiles, TreeSplit
+from readers.opening.tree import Rows, TreeFiles, TreeSplit
+from readers.table import Names, Strings
 
 __all__ = ["LISTING_FILE", "Prepared", "SavedSamples", "decode_rows", "encode_rows", "load", "question_of", "save"]
 
@@ -56,7 +56,7 @@ __all__ = ["LISTING_FILE", "Prepared", "SavedSamples", "decode_rows", "encode_ro
 #     header      JSON: {"root": folder of the split, "columns": [[name, dtype, numbers], …]}
 #     columns     one after the other, little-endian, as the header has them
 #
-#     folders, folders.offset    strings (`readers.strings`): folders of the files, with a "/" at the end; "" the root
+#     folders, folders.offset    strings (`readers.table`): folders of the files, with a "/" at the end; "" the root
 #     folder                     int32 [k]   which of them a file is in
 #     names, names.offset        strings: names of the files in their folders
 #     bytes, stamps, labels      int64 [k]
@@ -235,7 +235,7 @@ class Prepared:
             yield from source.paths(replace(self.listing, splits={shard.split: rows.listing()}))
 
 
-def question_of(source: Source, options: ConvertOptions, choice: Choice) -> str:
+def question_of(source: Source, options: ConvertOptions, choice: Choose) -> str:
     """A digest of what listing and plan follow from, other than files; "" for a source whose listing is not saved."""
     identity = getattr(source, "identity", "")
     if not identity:
@@ -346,7 +346,7 @@ def _plan(
     rows = iter(table.tolist())
     for split, count in counts.items():
         specs[split] = ShardSpec(
-            split, options.packed_fields(listing.fields), listing.classes, options.label_offset, count
+            split, options.packed_fields(listing.fields), listing.classes, options.shards.label_offset, count
         )
         first = 0
         for number in range(count):

@@ -56,7 +56,7 @@ def open_engine(name: str, scheduler: str | None = None) -> Iterator[Executor | 
 
         with packer.open_engine("mpi") as engine:
             if engine is not None:
-                packer.convert("imagenet", to="tar", engine=engine)
+                packer.convert("imagenet", to="tar", run=packer.Run(engine=engine))
 
     With "mpi" all ranks come here: rank 0 gets the engine, the others work until its block ends, and then get None.
 

@@ -32,7 +32,7 @@ from cache.files import sync_file
 from cache.filesystem import write_behind
 from readers.headers import ImageHeader
 from readers.layout import DatasetInfo, FieldName
-from readers.sample import NO_LABEL, Buffer
+from readers.table import NO_LABEL, Buffer
 
 __all__ = [
     "Arena",

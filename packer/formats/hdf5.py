@@ -49,12 +49,9 @@ from packer.formats.base import (
     png_of,
     without_offset,
 )
-from readers.index import ABSENT
-from readers.layout import FIELD_KINDS
-from readers.pixels import PIXELS
-from readers.sample import NO_LABEL
-from readers.strings import NamesBuilder
-from readers.tree import SPLIT_NAMES, TreeFiles, arrange, has_image_suffix, unique_keys
+from readers.layout import FIELD_KINDS, PIXELS
+from readers.opening.tree import SPLIT_NAMES, TreeFiles, arrange, has_image_suffix, unique_keys
+from readers.table import ABSENT, NO_LABEL, NamesBuilder
 
 __all__ = ["FORMAT"]
 

@@ -26,7 +26,7 @@ from typing import Any
 from cache.errors import BadSampleError, FormatError, NotFlatError
 from cache.messages import quoted
 from packer.formats.base import Located, LocateOptions, WalkedFormat, Window, key_by_number, without_offset
-from readers.sample import NO_LABEL
+from readers.table import NO_LABEL
 
 __all__ = ["FORMAT", "RecordIOFormat"]
 

@@ -43,9 +43,8 @@ from packer.formats.base import (
 )
 from packer.formats.ustar import BLOCK_BYTES, MAX_NAME_BYTES, RECORD_NAME, Member, end_of_archive, member_header, walk
 from readers.headers import SUFFIX, sniff
-from readers.index import ABSENT
 from readers.layout import FIELD_KINDS, KIND_SUFFIXES, FieldName, SplitName
-from readers.sample import NO_LABEL, Buffer
+from readers.table import ABSENT, NO_LABEL, Buffer
 
 __all__ = ["FORMAT", "member_stem"]
 

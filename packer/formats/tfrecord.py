@@ -59,9 +59,8 @@ from packer.formats.example import (
     walk,
 )
 from readers.headers import ImageHeader
-from readers.index import ABSENT
-from readers.sample import NO_LABEL, Buffer
-from readers.tree import key_of_name
+from readers.opening.tree import key_of_name
+from readers.table import ABSENT, NO_LABEL, Buffer
 
 __all__ = ["FORMAT", "TFRecordFormat"]
 

@@ -27,8 +27,7 @@ from packer.sets.table import SaveResult, SetTable, table
 from packer.workers import Workers, run_shards
 from readers.decode import Region, Scratch, decode_image
 from readers.headers import read_header
-from readers.index import ABSENT
-from readers.sample import Buffer
+from readers.table import ABSENT, Buffer
 
 __all__ = ["BITS", "KEEP", "DedupResult", "Duplicate", "dedup", "difference_hash", "near_pairs"]
 

@@ -48,11 +48,10 @@ from packer.sets.pieces import Piece, PieceColumns, shards_of_split
 from packer.sets.table import SetTable, operation, origin_of, table, without_values
 from packer.workers import Workers, run_shards
 from readers.headers import read_header
-from readers.index import ABSENT
-from readers.layout import DATASET_FILE, WORK_FOLDER, AdoptedKeys, DatasetInfo, ShardInfo, read_dataset_info
-from readers.pixels import PIXELS, stored_bytes
-from readers.sample import NO_LABEL, Buffer
+from readers.headers.base import stored_bytes
+from readers.layout import DATASET_FILE, PIXELS, WORK_FOLDER, AdoptedKeys, DatasetInfo, ShardInfo, read_dataset_info
 from readers.staging import AS_FILES
+from readers.table import ABSENT, NO_LABEL, Buffer
 
 __all__ = ["CopyLeft", "EraseResult", "erase"]
 

@@ -10,7 +10,6 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,13 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.errors import OutputError, SourceError
-from cache.messages import Silent, Watcher, parse_size, plural, quoted
+from cache.messages import Silent, Watcher, plural, quoted
 from packer import __version__
 from packer.columns import PartColumns, PartMeta, load_part
 from packer.conversion.choice import select
 from packer.conversion.ops import check_fields, check_ops, recorded_op
+from packer.conversion.options import ConvertOptions, Images, Reencode, Run, Shards, refuse_others, takes_old_names
 from packer.conversion.pack import ShardTask, pack_shard
-from packer.conversion.plan import ConvertOptions, Plan, Reencode, check_listing, check_splits, make_plan
+from packer.conversion.plan import Plan, check_listing, check_splits, make_plan
 from packer.conversion.result import refuse_unlike
 from packer.documents import has_checksums
 from packer.formats import format_named, writable_formats
@@ -61,12 +61,9 @@ from packer.sources.tables import RESERVED_FIELDS
 from packer.workers import Workers, run_shards, without_gc
 from readers.fields import KINDS, check_field
 from readers.headers import SUFFIX
-from readers.index import ABSENT
-from readers.layout import AdoptedKeys, DatasetInfo, FieldName, ShardInfo, SplitInfo, read_dataset_info
-from readers.pixels import PIXELS
-from readers.sample import NO_LABEL, Buffer
-from readers.strings import Strings
-from readers.where import ERASED
+from readers.layout import PIXELS, AdoptedKeys, DatasetInfo, FieldName, ShardInfo, SplitInfo, read_dataset_info
+from readers.table import ABSENT, NO_LABEL, Buffer, Strings
+from readers.where import ERASED, parse_where
 
 __all__ = [
     "EXISTING",
@@ -86,7 +83,7 @@ __all__ = [
 # --- new shards, packed by the workers of a conversion into the working folder of a change --------------------------
 
 
-def options_like(root: Path, info: DatasetInfo, shard_size: int | str | None) -> ConvertOptions:
+def options_like(root: Path, info: DatasetInfo, shards: Shards, decode: str = "") -> ConvertOptions:
     """The options of a conversion into shards like those of a set. Raises SourceError where there can be none."""
     wrong = "" if info.format in writable_formats() else f"its {info.format} shards cannot be written"
     if info.adopted != AdoptedKeys():
@@ -102,14 +99,8 @@ def options_like(root: Path, info: DatasetInfo, shard_size: int | str | None) ->
             f"{root}: its images are raw pixels, so nothing can be added to them; run  packer convert {quoted(root)} "
             f"--to {quoted(info.format)} -o DIR  first, which packs them as PNG"
         )
-    size = parse_size(shard_size) if isinstance(shard_size, str) else shard_size
-    return ConvertOptions(
-        info.format,
-        shard_bytes=size,
-        decode=decode_of(info),
-        label_offset=info.label_offset,
-        checksums=has_checksums(info),
-    )
+    shards = replace(shards, label_offset=info.label_offset, checksums=has_checksums(info))
+    return ConvertOptions(info.format, images=Images(decode=decode or decode_of(info)), shards=shards)
 
 
 def recorded_options(root: Path, info: DatasetInfo, options: ConvertOptions) -> ConvertOptions:
@@ -123,20 +114,19 @@ def recorded_options(root: Path, info: DatasetInfo, options: ConvertOptions) -> 
     try:
         if isinstance(where, str) and ERASED in where:
             raise ValueError(f"the expression {where} has lost its values when samples were erased")
-        found = replace(
-            options,
-            check=recorded.get("check", options.check),
-            where=where,
+        images = replace(
+            options.images,
+            check=recorded.get("check", options.images.check),
             reencode=Reencode(**recorded["reencode"]) if recorded.get("reencode") else None,
             ops=tuple(map(recorded_op, recorded.get("ops") or ())),
         )
-        check_ops(found.ops)
+        check_ops(images.ops)
+        return replace(options, where=None if where is None else parse_where(where).text, images=images)
     except (ValueError, TypeError) as error:
         raise SourceError(
             f"{root}: the options that it was packed with cannot be repeated ({error}); pack the source by itself with "
             f"packer convert, and append or merge that set"
         ) from error
-    return found
 
 
 def check_room(root: Path, needed: int) -> None:
@@ -174,7 +164,7 @@ def pack(
             if not any(map(change.place.kind, names)):
                 break
         shards += [shard._replace(name=name) for shard, name in zip(of_split, names, strict=True)]
-    if options.encoding is None:
+    if options.images.encoding is None:
         check_room(change.root, plan.source_bytes)
     tasks = (
         ShardTask(
@@ -279,16 +269,15 @@ def result_of(root: Path, name: str, info: DatasetInfo, before: int, new: NewSha
 EXISTING = ("raise", "skip")
 
 
+@takes_old_names
 def append(
     path: str | os.PathLike[str],
     source: str | os.PathLike[str] | Source,
     *,
     split: str | None = None,
     existing: str = "raise",
-    on_error: str = "raise",
-    shard_size: int | str | None = None,
-    workers: int | None = None,
-    engine: Executor | None = None,
+    shards: Shards = Shards(),
+    run: Run = Run(),
     dry_run: bool = False,
     watcher: Watcher | None = None,
 ) -> SaveResult:
@@ -299,21 +288,22 @@ def append(
         are linked, and no byte of them is written.
     split: the only split to take, or the name for a source without splits.
     existing: samples whose key the split has already are an error ("raise"), or left out ("skip").
-    on_error: what to do with unreadable images ("raise", "skip").
-    shard_size: bytes, or "1GiB"; default as in a conversion.
-    workers: processes; default the CPUs this process may use.
-    engine: where shards are packed, if not in processes of this machine; see `packer.open_engine`.
+    shards: size or samples of the new shards.
+    run: workers or an engine, and what to do with unreadable images ("raise", "skip").
     dry_run: list and count only.
 
     Classes are unified by name: those of the set keep their numbers, new ones come behind them. The options that the
     set was packed with hold for the new samples, as dataset.json has them: re-encoding, ops, `where`, check. Another
     append to the same set waits. Raises SourceError, BadSampleError, OutputError, DatasetError, WorkerError.
     """
+    on_error = run.on_error
     if existing not in EXISTING or on_error not in EXISTING:
         raise ValueError(f"existing and on_error must be one of {', '.join(EXISTING)}, not {existing!r}, {on_error!r}")
-    root, watcher, crew = Path(path), watcher or Silent(), Workers(workers, engine)
+    refuse_others(shards, "size", "samples")
+    refuse_others(run, "workers", "engine", "on_error")
+    root, watcher = Path(path), watcher or Silent()
     info = read_dataset_info(root)
-    options = recorded_options(root, info, replace(options_like(root, info, shard_size), on_error=on_error))
+    options = recorded_options(root, info, replace(options_like(root, info, shards), on_error=on_error))
     opened = open_source(source) if isinstance(source, (str, os.PathLike)) else source
     other = _alike(root, opened, options)
     if other is not None:
@@ -326,7 +316,7 @@ def append(
             watcher.note(f"warning: {warning}")
     for part in listing.splits.values():
         check_listing(part, opened.title)
-    check_fields(options.ops, listing.fields)
+    check_fields(options.images.ops, listing.fields)
     again = _shown(options)
     if again:
         watcher.note(f"packing as this set was packed: {again}")
@@ -337,21 +327,20 @@ def append(
         appending = _Append(root, change.info, opened, listing, existing, options.where)
         if not appending.samples:
             return replace(appending.result(None), dry_run=False)
-        new = pack(change, opened, appending.listing, options, lambda name: name, crew, watcher)
+        new = pack(change, opened, appending.listing, options, lambda name: name, run.crew, watcher)
         check_targets({str(root): target_forms(root, change.info), opened.title: new.targets})
         change.commit(appending.write(change, new))
         return appending.result(new)
 
 
+@takes_old_names
 def reshard(
     path: str | os.PathLike[str],
     output: str | os.PathLike[str] | None = None,
     *,
     to: str | None = None,
-    shard_size: int | str | None = None,
-    shuffle: int | None = None,
-    workers: int | None = None,
-    engine: Executor | None = None,
+    shards: Shards = Shards(),
+    run: Run = Run(),
     dry_run: bool = False,
     watcher: Watcher | None = None,
 ) -> SaveResult:
@@ -359,31 +348,30 @@ def reshard(
 
     output: a new directory; default the set itself, whose old shards stay until `packer.prune`, for its readers.
     to: the format, by default that of the set.
-    shard_size: bytes, or "1GiB"; default as in a conversion.
-    shuffle: seed of a random order.
-    workers, engine: as of `append`.
+    shards: size or samples of the new shards, and the seed of a random order.
+    run: workers or an engine.
 
     The bytes of the payloads are the same, but for raw pixels, which are PNG in other shards than HDF5. What no sample
     uses any more is left behind, and the shards say again what the index says. Raises as `append` does.
     """
-    root, watcher, crew = Path(path), watcher or Silent(), Workers(workers, engine)
+    refuse_others(shards, "size", "samples", "shuffle")
+    refuse_others(run, "workers", "engine")
+    root, watcher = Path(path), watcher or Silent()
     target = root if output is None else local_output(output)
     info = read_dataset_info(root)
     wanted = to or (info.format if info.format in writable_formats() else "")
     if not wanted:
         raise ValueError(f"{info.format} shards cannot be written; choose a format with to=FORMAT")
-    size = parse_size(shard_size) if isinstance(shard_size, str) else shard_size
     checksums = info.made.get("options", {}).get("checksums") is not False
     raw = Reencode("raw") if PIXELS in info.fields.values() and wanted == "hdf5" else None
-    options = ConvertOptions(
-        wanted, shard_bytes=size, shuffle=shuffle, decode=decode_of(info), checksums=checksums, reencode=raw
-    )
+    images, shuffle = Images(decode=decode_of(info), reencode=raw), shards.shuffle
+    options = ConvertOptions(wanted, images=images, shards=replace(shards, checksums=checksums))
     source = PackedSource(root, raw=raw is not None)
     if dry_run:
         return _resharded(root, info, options, source.list(None), None)
     with Change(target, watcher, new=output is not None) as change, output_errors(target):
         info, listing = read_dataset_info(root), source.list(None)
-        new = pack(change, source, listing, options, lambda name: name, crew, watcher)
+        new = pack(change, source, listing, options, lambda name: name, run.crew, watcher)
         fields = options.packed_fields(listing.fields)
         made = origin_of(info, payload_bytes=sum(meta.payload_bytes for meta in new.metas))
         made = {name: value for name, value in made.items() if name != "indexed_by"} | {"by": f"packer {__version__}"}
@@ -424,16 +412,19 @@ def _alike(root: Path, source: Source, options: ConvertOptions) -> SetTable | No
         same = recorded_options(source.root, info, options)
     except SourceError:
         return None
-    is_packed_so = options.encoding is None or (same.reencode, same.ops) == (options.reencode, options.ops)
+    is_packed_so = options.images.encoding is None or (same.images.reencode, same.images.ops) == (
+        options.images.reencode,
+        options.images.ops,
+    )
     return table(source.root) if is_packed_so and options.where in (None, same.where) else None
 
 
 def _shown(options: ConvertOptions) -> str:
     """What samples are packed with besides the options of every set; "" where there is nothing."""
-    reencode = options.reencode and [
-        f"{name} {value}" for name, value in asdict(options.reencode).items() if value not in (None, "keep")
+    reencode = options.images.reencode and [
+        f"{name} {value}" for name, value in asdict(options.images.reencode).items() if value not in (None, "keep")
     ]
-    ops = [repr(op) for op in options.ops]
+    ops = [repr(op) for op in options.images.ops]
     return ", ".join([*(reencode or ()), *ops, *([f"where {options.where}"] if options.where else ())])
 
 
@@ -581,15 +572,15 @@ _BY_SUFFIX = {"npy": "array", "txt": "text", "json": "json"}
 _IMAGES = frozenset(SUFFIX.values()) | {"jpeg", "tiff"}
 
 
+@takes_old_names
 def add_field(
     path: str | os.PathLike[str],
     folder: str | os.PathLike[str],
     name: str,
     *,
     kind: str | None = None,
-    shard_size: int | str | None = None,
-    workers: int | None = None,
-    engine: Executor | None = None,
+    shards: Shards = Shards(),
+    run: Run = Run(),
     dry_run: bool = False,
     watcher: Watcher | None = None,
 ) -> SaveResult:
@@ -598,12 +589,15 @@ def add_field(
     name: of the field, which must be new.
     kind: what the files are: "mask", "boxes", "points", "array", "text", "json", "image", "file"; by default what the
         name of the field or their suffix says.
-    workers, engine: as of `packer.append`.
+    shards: size or samples of the new shards.
+    run: workers or an engine.
 
     Samples without a file lack the field. Raises SourceError where no file is of a sample, BadSampleError for a file
     that is not of this kind, and as `packer.append` does.
     """
-    root, watcher, crew = Path(path), watcher or Silent(), Workers(workers, engine)
+    refuse_others(shards, "size", "samples")
+    refuse_others(run, "workers", "engine")
+    root, watcher = Path(path), watcher or Silent()
     field: str = FieldName(name)
     if field in RESERVED_FIELDS or field != field.lower():
         raise ValueError(f"{name!r} cannot be the name of a field that is added: containers use it, or need lower case")
@@ -615,9 +609,9 @@ def add_field(
         return _Addition(root, read_dataset_info(root), field, files).result(None)
     with Change(root, watcher) as change, output_errors(root):
         assert change.info is not None
-        options = replace(options_like(root, change.info, shard_size), decode="none")
+        options = options_like(root, change.info, shards, decode="none")
         addition = _Addition(root, change.info, field, files)
-        new = pack(change, files, addition.listing, options, lambda split: f"{split}.{field}", crew, watcher)
+        new = pack(change, files, addition.listing, options, lambda split: f"{split}.{field}", run.crew, watcher)
         change.commit(addition.write(change, new))
         return addition.result(new)
 

@@ -47,8 +47,7 @@ from packer.sets.unify import (
 )
 from packer.sources.base import place_name
 from readers.layout import EDITS, DatasetInfo, Operation, ShardInfo, SplitInfo, SplitName, now, read_dataset_info
-from readers.sample import NO_LABEL
-from readers.strings import repeated
+from readers.table import NO_LABEL, repeated
 from readers.where import Facts, complete_columns, group_values, parse_where
 
 __all__ = [

@@ -24,7 +24,7 @@ from packer.sets.pieces import Piece
 from packer.sources.tables import is_missing, open_table
 from readers.fields import decode_field
 from readers.layout import DatasetInfo
-from readers.sample import NO_LABEL
+from readers.table import NO_LABEL
 
 __all__ = [
     "LabelChange",

@@ -36,9 +36,8 @@ from cache.files import read_regular
 from cache.messages import listed
 from packer.formats.base import Arena, key_by_number
 from readers.layout import same_split
-from readers.sample import NO_LABEL, Buffer
-from readers.strings import NamesBuilder, Strings
-from readers.tree import Keys, TreeNames
+from readers.opening.tree import Keys, TreeNames
+from readers.table import NO_LABEL, Buffer, NamesBuilder, Strings
 
 __all__ = [
     "AheadReader",

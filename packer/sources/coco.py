@@ -50,9 +50,8 @@ from packer.sources.objects import (
 from packer.sources.shards import split_of_name
 from packer.sources.streams import PlainFile
 from readers.layout import RelativePath
-from readers.sample import Buffer
-from readers.strings import repeated
-from readers.tree import has_image_suffix
+from readers.opening.tree import has_image_suffix
+from readers.table import Buffer, repeated
 
 __all__ = ["CocoSource", "json_parts"]
 

@@ -41,9 +41,8 @@ from packer.sources.tables import (
 )
 from readers.fields import encode_field
 from readers.layout import FieldName
-from readers.sample import Buffer
-from readers.strings import Names
-from readers.tree import unique_keys
+from readers.opening.tree import unique_keys
+from readers.table import Buffer, Names
 
 __all__ = ["ColumnSource", "Roles", "Rows", "Targets", "choose_roles", "target_field", "targets_of"]
 

@@ -16,8 +16,8 @@ from packer.formats import REGISTRY as FORMATS
 from packer.registry import HEAD_BYTES
 from packer.sources import REGISTRY as SOURCES
 from readers.headers import FOREIGN_SUFFIXES, foreign_medium, sniff
-from readers.sample import Buffer
-from readers.tree import has_image_suffix
+from readers.opening.tree import has_image_suffix
+from readers.table import Buffer
 
 __all__ = ["EMPTY", "NOT_FETCHED", "advice", "is_stray", "reason_of"]
 

@@ -19,7 +19,7 @@ from packer.registry import HEAD_BYTES
 from packer.sources.base import FieldNames, NumberPlaces, SourceListing, SplitListing, check_names
 from packer.sources.contents import advice, is_stray, reason_of
 from packer.sources.layouts import check_layout, is_no_class
-from readers.tree import SPLIT_NAMES, Keys, TreeFiles, TreeSplit, arrange, has_image_suffix, scan, unique_keys
+from readers.opening.tree import SPLIT_NAMES, Keys, TreeFiles, TreeSplit, arrange, has_image_suffix, scan, unique_keys
 
 __all__ = [
     "ArchiveMember",
@@ -104,7 +104,7 @@ def list_tree(
 
 
 class TreeListing(SplitListing):
-    """A split of a tree: keys, names and places are views of its files. whole: see `readers.tree.Keys`.
+    """A split of a tree: keys, names and places are views of its files. whole: see `readers.opening.tree.Keys`.
 
     stamped: whether files are read only if they have the time that is listed.
     """

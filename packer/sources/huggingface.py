@@ -30,7 +30,7 @@ from packer.sources.tables import Table, column_values, parquet_file
 from readers.fields import check_field
 from readers.headers import sniff
 from readers.layout import SplitName
-from readers.sample import Buffer
+from readers.table import Buffer
 
 __all__ = ["HuggingFaceSource"]
 

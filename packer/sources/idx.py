@@ -33,7 +33,7 @@ from packer.sources.base import SourceListing, read_text
 from packer.sources.layouts import IdxName, idx_folder, idx_name
 from packer.sources.pixels import PixelBlock, PixelSource, check_image_bytes
 from packer.sources.streams import compression_of, open_bytes
-from readers.sample import NO_LABEL
+from readers.table import NO_LABEL
 
 __all__ = ["IdxSource"]
 

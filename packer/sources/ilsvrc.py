@@ -37,9 +37,8 @@ from packer.sources.several import SeveralSources
 from packer.sources.tables import open_table
 from packer.sources.tar_archive import TarSource
 from readers.fields import encode_field
-from readers.sample import NO_LABEL, Buffer
-from readers.strings import Strings
-from readers.tree import SPLIT_NAMES, has_image_suffix, key_of_name
+from readers.opening.tree import SPLIT_NAMES, has_image_suffix, key_of_name
+from readers.table import NO_LABEL, Buffer, Strings
 
 __all__ = []
 

@@ -24,7 +24,7 @@ from packer.sources.base import SourceListing
 from packer.sources.layouts import metadata_files
 from packer.sources.manifest import ManifestListing, ManifestSource
 from packer.sources.tables import NamedColumns, Row, Table, choose_columns, is_missing, open_table
-from readers.tree import SPLIT_NAMES, scan
+from readers.opening.tree import SPLIT_NAMES, scan
 
 __all__ = ["ImageFolderSource"]
 

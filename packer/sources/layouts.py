@@ -21,7 +21,7 @@ from cache.errors import SourceError
 from cache.messages import plural, quoted
 from packer.formats import REGISTRY as FORMATS
 from packer.sources.tables import TABLE_SUFFIXES
-from readers.tree import SPLIT_NAMES, TreeFiles, TreeSplit, has_image_suffix
+from readers.opening.tree import SPLIT_NAMES, TreeFiles, TreeSplit, has_image_suffix
 
 __all__ = [
     "COCO_KINDS",

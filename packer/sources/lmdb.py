@@ -28,8 +28,8 @@ from packer.sources.base import FileSource, ListingBuilder, ObjectPlaces, Source
 from packer.sources.folder import ArchiveMember, inner_name, list_members
 from packer.sources.shards import split_of_name
 from readers.headers import foreign_medium, sniff
-from readers.sample import NO_LABEL, Buffer
-from readers.tree import SPLIT_NAMES
+from readers.opening.tree import SPLIT_NAMES
+from readers.table import NO_LABEL, Buffer
 
 __all__ = ["LmdbSource"]
 

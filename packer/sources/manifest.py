@@ -57,8 +57,8 @@ from packer.sources.tables import (
     split_of_value,
 )
 from readers.fields import encode_field
-from readers.sample import Buffer
-from readers.tree import unique_keys
+from readers.opening.tree import unique_keys
+from readers.table import Buffer
 
 __all__ = ["ManifestListing", "ManifestReader", "ManifestSource", "name_in_folder"]
 

@@ -43,7 +43,7 @@ from packer.sources.streams import ByteFile, PlainFile, UnpackedStream
 from readers.fields import check_field
 from readers.headers import sniff
 from readers.layout import RelativePath
-from readers.sample import Buffer
+from readers.table import Buffer
 
 __all__ = ["MdsSource"]
 

@@ -32,7 +32,7 @@ from packer.sources.pixels import PixelBlock, PixelSource, ZipMember, check_imag
 from packer.sources.shards import split_of_name
 from packer.sources.streams import ByteFile, PlainFile
 from packer.sources.tables import Table, number_labels
-from readers.sample import NO_LABEL
+from readers.table import NO_LABEL
 
 __all__ = ["NumpySource"]
 

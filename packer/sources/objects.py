@@ -30,8 +30,8 @@ from readers.decode.region import upright
 from readers.fields import encode_field
 from readers.headers import ImageHeader, read_header
 from readers.headers.base import MAX_PIXELS
-from readers.sample import Buffer
-from readers.tree import unique_keys
+from readers.opening.tree import unique_keys
+from readers.table import Buffer
 
 __all__ = [
     "MAX_XML_BYTES",

@@ -15,11 +15,8 @@ from packer.columns import check_columns
 from packer.formats.base import Arena, png_of
 from packer.sources.base import FieldNames, NumberPlaces, SourceListing, SplitListing
 from readers.decode import decode_image
-from readers.index import decode_name
-from readers.layout import DATASET_FILE, read_dataset_info
-from readers.pixels import PIXELS
-from readers.sample import Buffer
-from readers.strings import Names
+from readers.layout import DATASET_FILE, PIXELS, read_dataset_info
+from readers.table import Buffer, Names, decode_name
 
 __all__ = ["PackedSource"]
 

@@ -17,7 +17,7 @@ from cache.errors import SourceError
 from packer.formats.base import Arena, png_of
 from packer.sources.base import FileSource, SourceListing, numbered, refusing
 from packer.sources.streams import ByteFile, open_bytes
-from readers.sample import Buffer
+from readers.table import Buffer
 
 __all__ = ["PixelBlock", "PixelSource", "ZipMember", "check_image_bytes"]
 

@@ -44,9 +44,8 @@ from packer.sources.columns import Targets
 from readers.fields import KINDS, check_field, encode_field
 from readers.headers import sniff
 from readers.layout import FieldName
-from readers.sample import NO_LABEL, Buffer
-from readers.strings import NamesBuilder
-from readers.tree import has_image_suffix
+from readers.opening.tree import has_image_suffix
+from readers.table import NO_LABEL, Buffer, NamesBuilder
 
 __all__ = ["EXAMINED", "DatasetSource", "SampleForm", "class_names", "encoded_images", "features_of"]
 

@@ -30,8 +30,7 @@ from packer.sources.base import (
     SplitListing,
 )
 from packer.sources.layouts import LACKING, lacking_in_train
-from readers.sample import NO_LABEL, Buffer
-from readers.strings import NamesBuilder, repeated
+from readers.table import NO_LABEL, Buffer, NamesBuilder, repeated
 
 __all__ = ["SeveralSources"]
 

@@ -63,9 +63,8 @@ from packer.sources.streams import (
     compression_of,
     unpacked_head,
 )
-from readers.sample import NO_LABEL, Buffer
-from readers.strings import NamesBuilder, Strings, repeated
-from readers.tree import SPLIT_NAMES
+from readers.opening.tree import SPLIT_NAMES
+from readers.table import NO_LABEL, Buffer, NamesBuilder, Strings, repeated
 
 __all__ = [
     "ClassNames",

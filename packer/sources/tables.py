@@ -39,8 +39,8 @@ from cache.files import open_regular
 from cache.messages import plural, quoted
 from packer.sources.base import SplitListing, refusing
 from readers.layout import FIELD_KINDS, SplitName
-from readers.sample import NO_LABEL
 from readers.staging import LABELS_HEADER, without_apostrophe
+from readers.table import NO_LABEL
 
 __all__ = [
     "IS_VALID",

@@ -32,8 +32,8 @@ from packer.sources.base import FileSource, SourceListing, SourceReader
 from packer.sources.folder import ArchiveMember, inner_name, list_members
 from packer.sources.shards import ShardSource
 from packer.sources.streams import PlainFile, StreamKeeper, StreamWindow, UnpackedStream, compression_of
-from readers.sample import Buffer
-from readers.tree import has_image_suffix
+from readers.opening.tree import has_image_suffix
+from readers.table import Buffer
 
 __all__ = ["TarSource"]
 

@@ -55,8 +55,7 @@ from packer.sources.tables import (
     split_of_value,
 )
 from readers.layout import RelativePath
-from readers.sample import Buffer
-from readers.strings import repeated
+from readers.table import Buffer, repeated
 
 __all__ = ["FetchOptions", "Fetcher", "Pace", "without_query"]
 

@@ -35,8 +35,8 @@ from packer.sources.objects import MAX_XML_BYTES, AnnotatedSource, Grid, grid_of
 from readers.fields import decode_field
 from readers.headers import read_header
 from readers.layout import RelativePath
-from readers.sample import Buffer
-from readers.tree import SPLIT_NAMES, has_image_suffix
+from readers.opening.tree import SPLIT_NAMES, has_image_suffix
+from readers.table import Buffer
 
 __all__ = ["VocSource"]
 

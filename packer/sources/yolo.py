@@ -49,8 +49,8 @@ from cache.node import usable_cpus
 from packer.sources.base import SourceListing, of_sample, plain_yaml, read_text
 from packer.sources.layouts import YOLO_NAMES, YOLO_YAMLS, yolo_folders
 from packer.sources.objects import AnnotatedSource, class_mask, displayed_grid, outline_pixels
-from readers.sample import Buffer
-from readers.tree import SPLIT_NAMES, TreeFile, has_image_suffix, scan
+from readers.opening.tree import SPLIT_NAMES, TreeFile, has_image_suffix, scan
+from readers.table import Buffer
 
 __all__ = ["YoloSource"]
 

@@ -25,7 +25,7 @@ from packer.registry import HEAD_BYTES
 from packer.sources.base import FileSource, SourceListing
 from packer.sources.folder import ArchiveMember, inner_name, list_members
 from packer.sources.streams import PlainFile
-from readers.sample import Buffer
+from readers.table import Buffer
 
 __all__ = ["ZipSource"]
 

@@ -160,7 +160,9 @@ def data_of(files: dict[str, bytes]) -> dict[str, bytes]:
 
 # --- checks ---------------------------------------------------------------------------------------------------------
 def converted(engine: Executor | None, tree: Path, out: Path, to: str = "tar") -> ConvertResult:
-    return packer.convert(tree, to, out, samples_per_shard=4, workers=None if engine else 1, engine=engine)
+    return packer.convert(
+        tree, to, out, shards=packer.Shards(samples=4), run=packer.Run(workers=None if engine else 1, engine=engine)
+    )
 
 
 def check_results_come_in_the_order_of_the_tasks(engine: Executor, tree: Path, folder: Path) -> None:
@@ -191,7 +193,7 @@ def check_errors_that_cannot_be_sent(engine: Executor, tree: Path, folder: Path)
 
 def check_a_source_that_cannot_be_sent(engine: Executor, tree: Path, folder: Path) -> None:
     with pytest.raises(SourceError, match="cannot be sent to workers: not for others"):
-        packer.convert(Unsendable(tree), "tar", folder / "out", engine=engine)
+        packer.convert(Unsendable(tree), "tar", folder / "out", run=packer.Run(engine=engine))
 
 
 def check_a_set_is_the_same(engine: Executor, tree: Path, folder: Path) -> None:
@@ -199,12 +201,18 @@ def check_a_set_is_the_same(engine: Executor, tree: Path, folder: Path) -> None:
     sets = {"a": folder / "local", "b": folder / "engine"}
     with_engine: dict[str, dict[str, Any]] = {"a": {"workers": 1}, "b": {"engine": engine}}
     for name, out in sets.items():
-        packer.convert(tree, "hdf5", out, samples_per_shard=9, **with_engine[name])
+        packer.convert(tree, "hdf5", out, shards=packer.Shards(samples=9), run=packer.Run(**with_engine[name]))
     assert files_of(sets["a"]) == files_of(sets["b"])
     assert packer.verify(sets["b"], deep=True, engine=engine).ok
     groups = []
     for name, options in with_engine.items():
-        packer.reshard(sets["b"], folder / f"{name}-resharded", to="tfrecord", shuffle=1, **options)
+        packer.reshard(
+            sets["b"],
+            folder / f"{name}-resharded",
+            to="tfrecord",
+            shards=packer.Shards(shuffle=1),
+            run=packer.Run(**options),
+        )
         packer.index(sorted(sets["b"].glob("*.h5")), folder / f"{name}-index", **options)
         packer.extract(sets["b"], folder / f"{name}-tree", **options)
         groups.append(packer.dedup(sets["b"], near=6, dry_run=True, **options).groups)

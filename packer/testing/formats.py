@@ -25,8 +25,7 @@ from packer.formats import format_named, format_of_file
 from packer.formats.base import Format, Located, LocateOptions, PackedSample, ShardSpec, ShardWriter, WrittenShard
 from packer.testing.samples import make_jpeg
 from readers.headers import ImageHeader, parse_header
-from readers.index import ABSENT
-from readers.sample import NO_LABEL
+from readers.table import ABSENT, NO_LABEL
 
 JPEG = make_jpeg(1)
 HEADER = parse_header(JPEG)
@@ -408,7 +407,7 @@ class FormatSuite:
             image = tmp_path / "in" / "train" / "cat" / f"{number}.jpg"
             image.parent.mkdir(parents=True, exist_ok=True)
             image.write_bytes(make_jpeg(number))
-        packer.convert(tmp_path / "in", to=self.name, output=tmp_path / "out", workers=1)
+        packer.convert(tmp_path / "in", to=self.name, output=tmp_path / "out", run=packer.Run(workers=1))
         (path,) = (tmp_path / "out").glob("train-*")
         assert packer.verify(tmp_path / "out", deep=True, workers=1).ok, "the undamaged set does not verify"
         data = path.read_bytes()

@@ -146,6 +146,8 @@ class Samples:
     def packed(self, to: str = "tar") -> Path:
         """The directory of the packed set."""
         if to not in self._packed:
-            packer.convert(self.manifest, to=to, output=self.root / to, workers=1, samples_per_shard=7)
+            packer.convert(
+                self.manifest, to=to, output=self.root / to, run=packer.Run(workers=1), shards=packer.Shards(samples=7)
+            )
             self._packed[to] = self.root / to
         return self._packed[to]

@@ -188,7 +188,9 @@ class SourceSuite:
         assert {Path(path) for path in pickle.loads(pickle.dumps(source)).paths(source.list(None))} == named
 
     def test_a_packed_set_of_it(self, root: Path, truth: Found, tmp_path: Path) -> None:
-        packer.convert(self.open(root), "tar", tmp_path / "out", workers=1, samples_per_shard=4)
+        packer.convert(
+            self.open(root), "tar", tmp_path / "out", run=packer.Run(workers=1), shards=packer.Shards(samples=4)
+        )
         for name, samples in truth.splits.items():
             with readers.open(tmp_path / "out", name, verify=True) as reader:
                 assert (tuple(reader.classes), tuple(reader.fields)) == (truth.classes, truth.fields)

@@ -11,7 +11,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import re
 import resource
 import subprocess
 import sys
@@ -22,20 +21,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from packaging.requirements import Requirement
+
 from cache.errors import DISTRIBUTION, CacheDirectoryError, install_command
 from cache.files import Folder
 from cache.filesystem import cache_budget, filesystem_type, free_space, is_local
 from cache.messages import human_bytes, listed, quoted, shortened
 from cache.node import available_memory_bytes, detect_ranks, usable_cpus
+from cache.staging import candidates
 from packer import __version__
 from packer.output import Result
-from packer.tools.advise.recommend import staging_directories
 from readers.coefficients import unsupported_reason
 
 __all__ = ["Check", "Health", "examine"]
 
 _OURS = ("packer", "readers", "cache")
-_NOT_FOR_USERS = ("test", "dev")
+_NOT_FOR_USERS = {"test", "testing", "site", "dev"}
 _SECONDS = 60.0
 _FEW_FILES, _SMALL_SHM_BYTES = 1024, 128 << 20
 # Of distributions whose module has another name, what to import; else the name with underscores.
@@ -151,13 +152,25 @@ def _storage(directory: str | os.PathLike[str] | None) -> Iterator[Check]:
         )
     except CacheDirectoryError as error:
         yield Check("/dev/shm", "problem", str(error), "mount a tmpfs there: caches and worker processes need it")
-    usable = 0
-    for place in staging_directories():
-        if not (os.path.isdir(place.path) or place.named_by.startswith("$")):  # usual somewhere, and not here
+    usable, seen = 0, set[Path]()
+    for place, named_by in candidates(None):
+        if place in seen or not (place.is_dir() or named_by.startswith("$")):  # usual on other machines
             continue
-        usable += not place.refused
-        found = place.refused or f"{place.filesystem}, {human_bytes(place.free_bytes)} free"
-        yield Check("staging", "note" if place.refused else "ok", f"{place.path} ({place.named_by}): {found}")
+        seen.add(place)
+        kind, refused = "", ""
+        try:
+            kind = filesystem_type(place)
+            if not place.is_dir():
+                refused = "no such directory"
+            elif not is_local(kind):
+                refused = f"a {kind} filesystem, which is not local to this node"
+            elif not os.access(place, os.W_OK | os.X_OK):
+                refused = "not writable"
+            room = refused or f"{kind}, {human_bytes(free_space(place, kind).bytes)} free"
+        except OSError as error:
+            refused = room = error.strerror or str(error)
+        usable += not refused
+        yield Check("staging", "note" if refused else "ok", f"{place} ({named_by}): {room}")
     if not usable:
         yield Check("staging", "problem", "no directory of this node can be used", "packer stage SET --target DIR")
     yield from _output(Path(os.getcwd() if directory is None else directory), write=directory is not None)
@@ -192,20 +205,22 @@ def _output(place: Path, write: bool) -> Iterator[Check]:
 
 def _extras() -> Iterator[Check]:
     try:
-        wanted = importlib.metadata.requires(DISTRIBUTION) or []
+        names = importlib.metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or []
+        wanted = [Requirement(line) for line in importlib.metadata.requires(DISTRIBUTION) or []]
     except importlib.metadata.PackageNotFoundError:
         yield Check("extras", "problem", f"{DISTRIBUTION} is not installed", "pip install . in its checkout")
         return
-    by_extra: dict[str, list[tuple[str, str]]] = {}
-    for line in wanted:
-        found = re.match(r"([A-Za-z0-9_.-]+)(?:\[[^]]*\])?(?:>=([0-9.]+))?.*extra == ['\"]([\w-]+)", line)
-        if found is not None and found[3] not in _NOT_FOR_USERS:
-            by_extra.setdefault(found[3], []).append((found[1].lower(), found[2] or "0"))
-    packages = sorted({name for needs in by_extra.values() for name, _ in needs})
+    core = [one for one in wanted if one.marker is None]
+    by_extra = {
+        extra: [one for one in wanted if one not in core and one.marker and one.marker.evaluate({"extra": extra})]
+        for extra in sorted(set(names) - _NOT_FOR_USERS)
+    }
+    packages = sorted({one.name for needs in by_extra.values() for one in needs})
     with ThreadPoolExecutor(max(1, usable_cpus())) as pool:
         versions = dict(zip(packages, pool.map(_imported, packages), strict=True))
-    for extra, needs in sorted(by_extra.items()):
-        yield _extra(extra, needs, versions)
+    for extra, needs in by_extra.items():
+        if needs:
+            yield _extra(extra, needs, versions)
     if isinstance(versions.get("torch"), str):
         yield from _gpus()
     reason = unsupported_reason() if isinstance(versions.get("numba"), str) else ""
@@ -213,20 +228,20 @@ def _extras() -> Iterator[Check]:
         yield Check("coefficients", "note", f"DCT coefficients cannot be kept here: {reason}")
 
 
-def _extra(extra: str, needs: list[tuple[str, str]], versions: dict[str, str | Exception | None]) -> Check:
-    about = f"[{extra}]"
-    broken = [f"{name}: {versions[name]}" for name, _ in needs if isinstance(versions[name], Exception)]
+def _extra(extra: str, needs: list[Requirement], versions: dict[str, str | Exception | None]) -> Check:
+    about, install = f"[{extra}]", install_command(extra)
+    known = {one.name: versions[one.name] for one in needs}
+    broken = [f"{name}: {version}" for name, version in known.items() if isinstance(version, Exception)]
+    missing = [name for name, version in known.items() if version is None]
     if broken:
-        return Check(
-            about, "problem", f"installed, but cannot be imported: {'; '.join(broken)}", install_command(extra)
-        )
-    missing = [name for name, _ in needs if versions[name] is None]
+        return Check(about, "problem", f"installed, but cannot be imported: {'; '.join(broken)}", install)
     if missing:
-        return Check(about, "note", f"not installed: {', '.join(missing)}", install_command(extra))
-    old = [f"{name} {versions[name]} (needs {least})" for name, least in needs if _older(str(versions[name]), least)]
+        return Check(about, "note", f"not installed: {', '.join(missing)}", install)
+    old = [f"{one.name} {known[one.name]} (needs {one.specifier})" for one in needs
+           if not one.specifier.contains(str(known[one.name]), prereleases=True)]  # fmt: skip
     if old:
-        return Check(about, "problem", f"too old: {', '.join(old)}", install_command(extra))
-    return Check(about, "ok", ", ".join(f"{name} {versions[name]}" for name, _ in needs))
+        return Check(about, "problem", f"too old: {', '.join(old)}", install)
+    return Check(about, "ok", ", ".join(f"{name} {version}" for name, version in known.items()))
 
 
 def _imported(name: str) -> str | Exception | None:
@@ -259,33 +274,29 @@ def _gpus() -> Iterator[Check]:
         yield Check("GPU", "note", "none on this node")
 
 
-def _gpu_work(found: Mapping[str, Any]) -> Iterator[Check]:
-    """What ImageLoader(device="cuda") has done where, with the reasons. found: what `_GPUS` prints."""
-    decoders = dict(found["decoders"])
+def _gpu_work(report: Mapping[str, Any]) -> Iterator[Check]:
+    """What ImageLoader(device="cuda") has done where, with the reasons. report: what `_GPUS` prints."""
+    decoders = dict(report["decoders"])
     engine = decoders.pop("engine")
     working = [name for name, fault in decoders.items() if not fault]
-    faults = "; ".join(fault for fault in decoders.values() if fault)
+    about = "JPEG on the GPU"
     if not working:
-        yield Check("JPEG on the GPU", "note", f"the CPU decodes: {faults}")
+        yield Check(about, "note", f"the CPU decodes: {'; '.join(filter(None, decoders.values()))}")
     elif engine == "no":
-        yield Check(
-            "JPEG on the GPU",
-            "note",
-            f"the CPU decodes: nvJPEG finds no JPEG engine, without which {working[0]} may be slower than the CPU",
-            "A100, H100 and later GPUs have one; in a container it needs libnvcuvid, as below",
-        )
+        slow = f"nvJPEG finds no JPEG engine, without which {working[0]} may be slower than the CPU"
+        advice = "A100, H100 and later GPUs have one; in a container it needs libnvcuvid, as below"
+        yield Check(about, "note", f"the CPU decodes: {slow}", advice)
     else:
         has = "with the JPEG engine" if engine else "whether with a JPEG engine is unknown"
-        yield Check("JPEG on the GPU", "ok", f"{working[0]} decodes, {has}")
-    if not found["hip"]:
+        yield Check(about, "ok", f"{working[0]} decodes, {has}")
+    if not report["hip"]:
         try:
             ctypes.CDLL("libnvcuvid.so.1")
             yield Check("libnvcuvid", "ok", "can be loaded; nvJPEG needs it for the JPEG engine")
         except OSError as error:
             advice = "in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility,video, or all"
             yield Check("libnvcuvid", "note", f"nvJPEG needs it for the JPEG engine: {error}", advice)
-    fault = found["triton"]
-    if fault:
+    if fault := report["triton"]:
         yield Check("Triton", "note", f"torch crops and resizes instead, image by image: {fault}")
     else:
         yield Check("Triton", "ok", "a kernel was compiled and has run")
@@ -300,12 +311,3 @@ def _run(code: str) -> str | Exception:
         return done.stdout
     lines = done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"]
     return ImportError(shortened(lines[-1], 200))
-
-
-def _older(version: str, least: str) -> bool:
-    """By the numbers of a release; suffixes do not count."""
-
-    def numbers(text: str) -> list[int]:
-        return [int(part) for part in re.match(r"\d*(?:\.\d+)*", text)[0].split(".") if part]  # type: ignore[index]
-
-    return numbers(version) < numbers(least)

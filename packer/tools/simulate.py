@@ -1,16 +1,13 @@
 """Reading at scale, before there is a job: who reads what, when and from where, for each order and each cache.
 
     found = packer.simulate("imagenet-hdf5", packer.tools.simulate.Job(nodes=1000, ranks=8), caches=[0.0, 0.3])
-    print(found.rows[found.best].name, found.reason)
+    for row in found.rows:
+        print(row.name, row.source, row.seconds)
 
 No payload is read. Positions come from the schedules of all ranks, samples from the orders, extents from the index,
 requests from the rule that merges reads, what caches keep from `readers.caching`, and what is staged from
 `readers.staging`: the functions that a training runs, called for all nodes in one process. Only times are a model, of
-the bandwidths that are given (`packer.tools.simulate.timing`).
-
-job        what is simulated                 subject    the set                deal     positions by step and rank
-reads      requests of batches               holding    what nodes keep        tally    bytes by step and node
-timing     the time of an epoch              advice     which to take          result   what is returned
+the bandwidths that are given (`run_epoch`).
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
@@ -32,18 +29,16 @@ from cache.stores.base import Payloads
 from cache.stores.ranges import GAP_BYTES, RUN_BYTES
 from readers.caching.form import Encoded
 from readers.caching.store import Capacity, Measures, Slots, Subset, budget
-from readers.index import MemoryColumns
-from readers.opening import open_packed
+from readers.opening.packed import open_packed
+from readers.opening.remote import open_remote
 from readers.order import NodeLocal, Order, Schedule, Sequential, Shuffled, StagedFirst, block_shuffled
 from readers.order.base import Int64s, derive_keys, uniform
 from readers.order.local import shard_starts
 from readers.order.quality import quality_of, step_quality
 from readers.order.schedule import Tail
 from readers.reader import Reader
-from readers.remote import open_remote
 from readers.staging import shards_of_fraction
-from readers.strings import Strings
-from readers.table import Table
+from readers.table import MemoryColumns, Strings, Table
 
 __all__ = [
     "ORDERS",
@@ -431,46 +426,32 @@ class Staging:
 
 
 class History:
-    """Which samples were read in earlier epochs, and by which node."""
+    """Which samples were read in earlier epochs, and by which node: 2 or 4 bytes a sample and epoch.
+
+    is_whole: all nodes are simulated, so each read of an epoch is known.
+    """
 
     def __init__(self, samples: int, nodes: int, is_whole: bool) -> None:
-        """is_whole: all nodes are simulated, so each read of an epoch is known: 2 or 4 bytes a sample and epoch.
-        Otherwise 8 bytes a read.
-        """
-        self._samples, self._epoch = samples, -1
+        self._samples, self._is_whole = samples, is_whole
         self._kind = np.uint16 if nodes < 1 << 16 else np.uint32
-        self._whole: list[npt.NDArray[Any]] | None = [] if is_whole else None
-        self._keys = np.zeros(0, np.int64)
-        self._waiting: list[Int64s] = []
+        self._none = int(np.iinfo(self._kind).max)
+        self._epochs: list[npt.NDArray[Any]] = []
 
     def begin_epoch(self) -> None:
-        self._epoch += 1
-        if self._whole is not None:
-            self._whole.append(np.full(self._samples, np.iinfo(self._kind).max, self._kind))
-        elif self._waiting:
-            self._keys = np.sort(np.concatenate([self._keys, *self._waiting]))
-            self._waiting = []
+        self._epochs.append(np.full(self._samples, self._none, self._kind))
 
     def visit(self, samples: Int64s, nodes: Int64s) -> tuple[Bools, Bools]:
         """Whether these nodes have read these samples in an earlier epoch, and whether any node has; they have from now
         on. Where nodes are sampled, any node has from the second epoch on: what drop_last leaves out is not known.
         """
-        if self._whole is not None:
-            wanted = nodes.astype(self._kind)
-            seen, by_any = np.zeros((2, len(samples)), np.bool_)
-            for before in self._whole[:-1]:
-                reader = before[samples]
-                seen |= reader == wanted
-                by_any |= reader != np.iinfo(self._kind).max
-            self._whole[-1][samples] = wanted
-            return seen, by_any
-        keys = nodes * self._samples + samples
-        self._waiting.append(keys)
-        by_any = np.full(len(samples), self._epoch > 0)
-        if not len(self._keys):
-            return np.zeros(len(samples), np.bool_), by_any
-        at = np.minimum(self._keys.searchsorted(keys), len(self._keys) - 1)
-        return self._keys[at] == keys, by_any
+        wanted = nodes.astype(self._kind)
+        seen, by_any = np.zeros((2, len(samples)), np.bool_)
+        for before in self._epochs[:-1]:
+            node = before[samples]
+            seen |= node == wanted
+            by_any |= (node != self._none) if self._is_whole else True
+        self._epochs[-1][samples] = wanted
+        return seen, by_any
 
 
 def holding_of(subject: Subject, order: Order, capacity: Capacity, job: Job) -> Holding:
@@ -598,65 +579,54 @@ def count(traffic: Traffic, variant: Variant, step: Step, deal: Deal, job: Job) 
     """Add some steps of an epoch."""
     part, samples = step.part, step.samples
     width = traffic.source.shape[1]
-    table = _Table(part, width)
-    cell = samples.batch // job.ranks
-    held = _held(variant, step)
-    traffic.payload += int(samples.length.sum())
+    rows = slice(part.first, part.first + part.steps)
     most = np.zeros(part.steps * deal.ranks, np.int64)
-    own = np.ones(len(held), np.bool_)
+
+    def add(table: Int64s, cells: Int64s, weights: Int64s | None = None) -> None:
+        """Add to a table of [steps, nodes]; cells: step * nodes + node, from the first step of the part on."""
+        sums = np.bincount(cells, weights, minlength=part.steps * width)
+        table[rows] += sums.astype(np.int64).reshape(part.steps, width)
+
+    def add_requests(requests: Requests, batch: Int64s, cells: Int64s) -> None:
+        nonlocal most
+        add(traffic.source, cells, requests.bytes)
+        add(traffic.requests, cells)
+        traffic.sizes += np.bincount(np.frexp(requests.bytes)[1], minlength=_SIZES)
+        ends = -(-(requests.address + requests.bytes) // _PAGE)
+        traffic.pages += _PAGE * int((ends - requests.address // _PAGE)[requests.bytes > 0].sum())
+        most += np.bincount(batch, minlength=len(most))
+
+    cell = samples.batch // job.ranks
+    kept = _kept(variant, step)
+    traffic.payload += int(samples.length.sum())
+    own = np.ones(len(kept), np.bool_)
     if variant.holding.shared:
         homes = variant.holding.homes(samples.sample)
         own = homes == step.nodes
+
+        def at(cells: Int64s, home: Int64s) -> Int64s:
+            """Where only some nodes are simulated, each does for others as much as others do for it."""
+            return cells if width != job.nodes else cells // width * width + home
+
         asked = np.flatnonzero(~own)
-        # Where only some nodes are simulated, each does for others as much as others do for it.
-        at = cell[asked] if width != job.nodes else cell[asked] // width * width + homes[asked]
-        table.add(traffic.peers, cell[asked], samples.length[asked])
-        table.add(traffic.served, at, samples.length[asked])
+        add(traffic.peers, cell[asked], samples.length[asked])
+        add(traffic.served, at(cell[asked], homes[asked]), samples.length[asked])
         # A range of neighbouring payloads is one request to the node that has them, which reads it by itself.
-        lacking = ~held[asked]
-        found = samples.where(~own & ~held)
-        requests = merge(found._replace(batch=found.batch * job.nodes + homes[asked][lacking]), 0)
+        lacking = ~own & ~kept
+        wanted = samples.where(lacking)
+        requests = merge(wanted._replace(batch=wanted.batch * job.nodes + homes[lacking]), 0)
         batch, home = np.divmod(requests.batch, job.nodes)
-        cells = batch // job.ranks
-        _add_requests(traffic, table, requests, cells if width != job.nodes else cells // width * width + home)
-        most += np.bincount(batch, minlength=len(most))
-    near = own & held
-    table.add(traffic.local, cell[near], samples.length[near])
+        add_requests(requests, batch, at(batch // job.ranks, home))
+    near = own & kept
+    add(traffic.local, cell[near], samples.length[near])
     if variant.staging is not None:
         np.maximum.at(traffic.staged, part.first + cell[near] // width, variant.staging.arrives[samples.shard[near]])
-    requests = merge(samples.where(own & ~held))
-    _add_requests(traffic, table, requests, requests.batch // job.ranks)
-    most += np.bincount(requests.batch, minlength=len(most))
-    traffic.most_requests[table.rows] = most.reshape(part.steps, deal.ranks).max(axis=1)
+    requests = merge(samples.where(own & ~kept))
+    add_requests(requests, requests.batch, requests.batch // job.ranks)
+    traffic.most_requests[rows] = most.reshape(part.steps, deal.ranks).max(axis=1)
 
 
-@dataclass(frozen=True)
-class _Table:
-    """Adds to tables of [steps, nodes]."""
-
-    part: Part
-    width: int
-
-    @property
-    def rows(self) -> slice:
-        return slice(self.part.first, self.part.first + self.part.steps)
-
-    def add(self, table: Int64s, cells: Int64s, weights: Int64s | None = None) -> None:
-        """cells: step * nodes + node, from the first step of the part on."""
-        if len(cells):
-            sums = np.bincount(cells, weights, minlength=self.part.steps * self.width)
-            table[self.rows] += sums.astype(np.int64).reshape(self.part.steps, self.width)
-
-
-def _add_requests(traffic: Traffic, table: _Table, requests: Requests, cells: Int64s) -> None:
-    table.add(traffic.source, cells, requests.bytes)
-    table.add(traffic.requests, cells)
-    traffic.sizes += np.bincount(np.frexp(requests.bytes)[1], minlength=_SIZES)
-    ends = -(-(requests.address + requests.bytes) // _PAGE)
-    traffic.pages += _PAGE * int((ends - requests.address // _PAGE)[requests.bytes > 0].sum())
-
-
-def _held(variant: Variant, step: Step) -> Bools:
+def _kept(variant: Variant, step: Step) -> Bools:
     """Which samples are read from memory or a disk: of the node itself, or of the one whose part they are in."""
     holding, samples = variant.holding, step.samples
     if variant.staging is not None:
@@ -897,7 +867,6 @@ class Simulation:
     samples, payload_bytes, shards: of the set. is_planned: whether its sizes are made up.
     steps: of an epoch. unread: samples of an epoch that no rank reads (drop_last).
     nodes_simulated: all of them, or some that stand for all.
-    best: number of the recommended row; reason: why.
     """
 
     title: str
@@ -911,9 +880,7 @@ class Simulation:
     unread: int
     nodes_simulated: int
     rows: tuple[Row, ...]
-    best: int
-    reason: str
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     @property
     def is_exact(self) -> bool:
@@ -921,63 +888,11 @@ class Simulation:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; an unlimited rate is null."""
-        found = asdict(self)
-        found["is_exact"] = self.is_exact
-        found["machine"] = {k: None if v == float("inf") else v for k, v in found["machine"].items()}
-        for row, plain in zip(self.rows, found["rows"], strict=True):
-            plain |= {"name": row.name, "seconds": row.seconds, "source": row.source}
-        return found
-
-
-# --- The row to take and why; what limits the figures.
-_LIKE = 1.05  # times and bytes that differ by less count as equal
-_MIXES = 0.5
-
-
-def recommend(rows: Sequence[Row]) -> tuple[int, str]:
-    """(number, reason) of the row to take: the quickest; of several the one that reads least, then the one whose
-    ranks mix best, then the one that keeps least.
-
-    Rows that mix less than half as well as a global shuffle are taken only where all do.
-    """
-    good = [row for row in rows if row.mixes >= _MIXES] or list(rows)
-    quick = [row for row in good if row.seconds <= _LIKE * min(row.seconds for row in good)]
-    little = [row for row in quick if row.source <= _LIKE * min(row.source for row in quick)]
-    best = min(little, key=lambda row: (-round(row.rank_mixes, 1), row.memory.total + row.memory.disk))
-    reason = f"{human_seconds(best.seconds)} for {len(best.epochs)} epochs"
-    slowest = max(good, key=lambda row: row.seconds)
-    if len(quick) < len(good):
-        reason += f", of up to {human_seconds(slowest.seconds)}"
-    most = max(quick, key=lambda row: row.source)
-    reason += f"; {human_bytes(best.source)} from the filesystem"
-    if len(little) < len(quick):
-        reason += f", where {most.name} takes as long and reads {human_bytes(most.source)}"
-    waited = sum(epoch.waited for epoch in best.epochs) / best.seconds
-    binds = [epoch.binds for epoch in best.epochs if epoch.binds != "GPU"]
-    if binds:
-        reason += f"; the GPUs wait {waited:.0%} of it, for: {', '.join(dict.fromkeys(binds))}"
-    else:
-        reason += "; the GPUs hardly wait"
-    return list(rows).index(best), reason
-
-
-def with_notes(found: Simulation, skipped: Sequence[str]) -> Simulation:
-    """The simulation with what limits its figures. skipped: orders that the set does not allow."""
-    job, notes = found.job, []
-    if found.is_planned:
-        notes.append(
-            f"the set is planned: {found.samples:,} samples of {human_bytes(found.payload_bytes / found.samples)} on "
-            f"average, between half and one and a half of that, in {found.shards:,} shards"
-        )
-    if not found.is_exact:
-        error = max(epoch.error for row in found.rows for epoch in row.epochs)
-        notes.append(
-            f"{found.nodes_simulated} of {job.nodes:,} nodes were simulated, drawn at random; bytes of an epoch are "
-            f"within {human_bytes(error)} of what all read, 95 times of 100; the slowest node of all may read more"
-        )
-    notes += [f"{name} was left out: the set has no list of shards" for name in skipped]
-    notes.append("what the page cache of a node may save is not counted, nor is reading the index")
-    return replace(found, notes=tuple(notes))
+        plain = asdict(self) | {"is_exact": self.is_exact}
+        plain["machine"] = {name: None if value == math.inf else value for name, value in plain["machine"].items()}
+        for row, entry in zip(self.rows, plain["rows"], strict=True):
+            entry |= {"name": row.name, "seconds": row.seconds, "source": row.source}
+        return plain
 
 
 # --- The simulation: every order once, with all capacities at the same time.
@@ -1036,8 +951,14 @@ def _simulate(
         watcher.end()
     deal = Deal(Sequential(len(subject)), job, nodes[:1])
     whole = deal.steps * job.batch_size * job.world_size
-    best, reason = recommend(rows)
-    found = Simulation(
+    notes = [f"{name} was left out: the set has no list of shards" for name in shuffles.names if name not in names]
+    if len(nodes) != job.nodes:
+        error = human_bytes(max(epoch.error for row in rows for epoch in row.epochs))
+        notes.append(
+            f"{len(nodes)} of {job.nodes:,} nodes were simulated, drawn at random; bytes of an epoch are within "
+            f"{error} of what all read, 95 times of 100; the slowest node of all may read more"
+        )
+    return Simulation(
         title=subject.reader.table.title,
         is_planned=subject.is_planned,
         samples=len(subject),
@@ -1049,10 +970,8 @@ def _simulate(
         unread=max(0, len(subject) - whole) if job.tail == "drop_last" else 0,
         nodes_simulated=len(nodes),
         rows=tuple(rows),
-        best=best,
-        reason=reason,
+        notes=tuple(notes),
     )
-    return with_notes(found, skipped=[name for name in shuffles.names if name not in names])
 
 
 def _simulated_nodes(samples: int, job: Job, seed: int) -> Int64s:
@@ -1227,22 +1146,17 @@ COSTS_REMARK = (
 )
 
 
-def simulation_lines(found: Simulation, width: int = 120) -> list[str]:
+def simulation_lines(result: Simulation, width: int = 120) -> list[str]:
     """The whole result."""
-    result = [*described(found)]
-    tables = (
+    lines = described(result)
+    for headings, cells, optional, remark in (
         (BYTES, bytes_cells, _BYTES_OPTIONAL, BYTES_REMARK),
         (COSTS, costs_cells, _COSTS_OPTIONAL, COSTS_REMARK),
-    )
-    for headings, cells, optional, remark in tables:
-        rows = [cells(row, found) for row in found.rows]
-        first, *lines = table(headings, rows, width - 2, left=2, optional=optional)
-        result += ["", f"  {first}"]
-        result += [f"{'→' if number == found.best else ' '} {line}" for number, line in enumerate(lines)]
-        result += wrapped(remark, width, "")
-    result += ["", *(line for note in found.notes for line in wrapped(f"note: {note}", width, " " * 6))]
-    best = found.rows[found.best]
-    return [*result, "", *wrapped(f"→ {best.name}: {found.reason}", width, "  ")]
+    ):
+        lines += ["", *table(headings, [cells(row, result) for row in result.rows], width, left=2, optional=optional)]
+        lines += wrapped(remark, width, "")
+    notes = [line for note in result.notes for line in wrapped(f"note: {note}", width, " " * 6)]
+    return [*lines, "", *notes] if notes else lines
 
 
 def described(found: Simulation) -> list[str]:

@@ -32,7 +32,7 @@ from readers.decode.region import lent
 from readers.headers.base import MAGIC as COEFFICIENTS
 from readers.headers.base import PIXELS_MAGIC
 from readers.reader import SAMPLE_ERRORS, Reader
-from readers.sample import Buffer
+from readers.table import Buffer
 
 if TYPE_CHECKING:
     from readers.coefficients import Scaling

@@ -9,7 +9,7 @@ ops on batches.
 
 Random numbers are drawn by position: they are the same for a sample of an epoch in any order and by any thread or rank.
 A draw is a hash of (seed, epoch, position, view, stream, number): nothing is carried from one draw to the next, so
-neither threads nor ranks nor a resume change it. Views of one sample (`ImageLoader(views=2)`) draw independently.
+neither threads nor ranks nor a resume change it. Views of one sample (`readers.Views`) draw independently.
 """
 
 from __future__ import annotations
@@ -174,21 +174,13 @@ class Recipe:
 
 
 def recipes_of_views(
-    augment: Sequence[Op], views: int | Sequence[Sequence[Op]], images: tuple[str, int] | None = ("uint8", 3)
+    views: Sequence[Sequence[Op]], images: tuple[str, int] | None = ("uint8", 3)
 ) -> tuple[Recipe, ...]:
-    """A recipe for each view of a sample. views: how many, all by `augment`; or the ops of each, without `augment`.
-    images: as for `Recipe`.
+    """A recipe for each view of a sample, of the ops of each. images: as for `Recipe`.
 
     Raises ValueError for views that cannot be made together.
     """
-    if isinstance(views, int):
-        if views < 1:
-            raise ValueError(f"views is 1 or more, or a list of ops for each view, not {views!r}")
-        recipes = (Recipe(augment, images),) * views
-    else:
-        if augment or not views:
-            raise ValueError("views names the ops of each of one or more views: leave augment out, or give a number")
-        recipes = tuple(Recipe(ops, images) for ops in views)
+    recipes = tuple(Recipe(ops, images) for ops in views)
     for name in ("normalize", "interpolation"):
         found = {getattr(recipe, name) for recipe in recipes}
         if len(found) > 1:

@@ -24,8 +24,6 @@ from readers.order import Order
 from readers.reader import SAMPLE_ERRORS, Reader, read_good
 from readers.table import Table
 
-__all__ = ["FillAhead", "prefill"]
-
 _BLOCK_SAMPLES = 64
 _LEAST_SAMPLES, _BLOCKS = 4, 256
 _AHEAD_SAMPLES = 16

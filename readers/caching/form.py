@@ -5,7 +5,7 @@
     Decoded([Resize(256)])         "decoded:256": uint8 pixels after ops that draw nothing
     Coefficients()                 "coefficients": JPEGs without their entropy coding, for the decoders of this package
 
-Coefficients give the pixels of the JPEG, so only decoders are given them (`Store.for_decoding`): reading such a sample
+Coefficients give the pixels of the JPEG, so only decoders are given them (`Reader.for_decoding`): reading such a sample
 returns the JPEG, from below the cache. Which images become coefficients is not known before they are read; the others
 are kept as they are.
 
@@ -40,24 +40,7 @@ from readers.decode import Region, decode_image
 from readers.decode.region import with_header
 from readers.headers import MEDIA, read_header, sniff
 from readers.headers.base import MAGIC, PIXELS_HEADER_BYTES, VERSION, shrunk, shrunk_sides, upright_size
-from readers.sample import ImageInfo, upright_sides
-
-__all__ = [
-    "Coefficients",
-    "Decoded",
-    "Encoded",
-    "Form",
-    "KeepLike",
-    "Recoded",
-    "as_form",
-    "compress",
-    "compressed_share",
-    "decompress",
-    "may_pay",
-    "rate_of",
-    "with_rate",
-]
-
+from readers.table import ImageInfo, upright_sides
 
 _JPEG, _PIXELS = MEDIA.index("jpeg"), MEDIA.index("pixels")
 _BASELINE = 0xC0

@@ -135,7 +135,7 @@ def _load() -> Functions:
 
 def private_folder(stack: ExitStack) -> Path:
     """A private directory for what is compiled; a temporary one, removed with `stack`, where none can be written."""
-    from readers.remote import default_cache_folder, index_cache_folder
+    from readers.opening.remote import default_cache_folder, index_cache_folder
 
     tried: list[Path] = []
     for choose in (index_cache_folder, default_cache_folder):

@@ -13,17 +13,17 @@ from cache.errors import BadSampleError, PackerError, WorkerError
 from cache.node import usable_cpus
 from readers.augment.geometry import Job
 from readers.augment.ops import Op
-from readers.batch import FieldOptions, Fields
+from readers.batch import Fields
 from readers.dali.pipelines import Graph, Output, PipelineOptions, Run, as_output, empty_batch, pipeline, start_run
 from readers.dali.source import Source, refusal
 from readers.decode import decode_image
 from readers.feed import BadSample, Feed, OnError, Start, check_choice
 from readers.loop import FeedLoader, Maker
+from readers.options import FieldOptions, Ranks, accepts_old_names
 from readers.order import Order
 from readers.order.base import Int64s
-from readers.order.schedule import Tail
 from readers.reader import SAMPLE_ERRORS, Reader
-from readers.sample import upright_sides
+from readers.table import upright_sides
 
 __all__ = ["DaliLoader"]
 
@@ -138,8 +138,8 @@ class DaliLoader(FeedLoader):
 
     augment: ops, as for `readers.loader.ImageLoader`, with the same crops and flips; see `readers.dali.pipeline`.
     graph: in place of augment, see `readers.dali.pipeline`.
-    order, shuffle, seed, rank, world_size, tail: as for `readers.loader.ImageLoader`, with the same samples.
-    fields, field_options: as for `readers.loader.ImageLoader`, with the same values: masks, boxes and points follow the
+    order, shuffle, seed, ranks: as for `readers.loader.ImageLoader`, with the same samples.
+    fields: as for `readers.loader.ImageLoader`, with the same values: masks, boxes and points follow the
         image through `augment`, and cannot through `graph`. "image" is always one of them.
     options: where and how the pipeline runs; as many threads once more decode other fields.
     output: "torch" tensors (images on the pipeline's device, all else on the CPU) or "numpy" arrays.
@@ -153,6 +153,7 @@ class DaliLoader(FeedLoader):
     loop begin there, on any number of ranks, also with a state of ImageLoader.
     """
 
+    @accepts_old_names
     def __init__(
         self,
         reader: Reader,
@@ -161,20 +162,17 @@ class DaliLoader(FeedLoader):
         augment: Sequence[Op] | None = None,
         graph: Graph | None = None,
         options: PipelineOptions | None = None,
-        fields: Sequence[str] | Mapping[str, str] = ("image", "label"),
-        field_options: FieldOptions | None = None,
+        fields: Sequence[str] | Mapping[str, str] | FieldOptions = ("image", "label"),
         output: Output = "torch",
         order: Order | None = None,
         shuffle: bool = True,
         seed: int | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        tail: Tail | None = None,
+        ranks: Ranks | None = None,
         on_error: OnError = "raise",
     ) -> None:
         check_choice("output", output, _OUTPUTS)
         self.options, self.output, self._graph = options or PipelineOptions(), output, graph
-        self._fields = _checked(Fields(fields, reader, field_options), augment, graph)
+        self._fields = _checked(Fields(fields, reader), augment, graph)
         self._source = Source(
             reader,
             batch_size,
@@ -182,16 +180,15 @@ class DaliLoader(FeedLoader):
             order=order,
             shuffle=shuffle,
             seed=seed,
-            rank=rank,
-            world_size=world_size,
-            tail=tail,
+            ranks=ranks,
             on_error=on_error,
         )
         self._undecodable: dict[int, str] = {}  # rows that DALI failed on, and why
         self._idle: _Batches | None = None  # at the end of an epoch
         pipeline(self._source, self.options, graph=graph)  # raises what is wrong with the arguments; nothing is started
         feed = self._source.feed
-        super().__init__(replace(feed, options=replace(feed.options, rank=rank, world_size=world_size)))
+        asked = ranks or Ranks()
+        super().__init__(replace(feed, options=replace(feed.options, rank=asked.rank, world_size=asked.world_size)))
 
     @property
     def fields(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal, TypeAlias
@@ -24,8 +24,8 @@ from readers.augment.ops.boxes import ResizeToBucket
 from readers.augment.recipe import Part, Recipe
 from readers.dali.source import BatchSource, SampleSource, Source, has_flips, has_size
 from readers.feed import OnError, check_choice
+from readers.options import Ranks, accepts_old_names
 from readers.order.base import Order, Stepped
-from readers.order.schedule import Tail
 from readers.reader import Reader
 
 __all__ = [
@@ -439,6 +439,7 @@ Per: TypeAlias = Literal["batch", "sample"]
 
 
 # --- nodes ------------------------------------------------------------------------------------------------------
+@accepts_old_names
 def external_source(
     reader: Reader,
     batch_size: int,
@@ -446,9 +447,7 @@ def external_source(
     seed: int = 0,
     order: Order | None = None,
     shuffle: bool = True,
-    rank: int | None = None,
-    world_size: int | None = None,
-    tail: Tail = "drop_last",
+    ranks: Ranks | None = None,
     on_error: OnError = "raise",
     state: Mapping[str, Any] | None = None,
     parallel: bool = False,
@@ -459,7 +458,7 @@ def external_source(
 
     reader: any reader of this package.
     batch_size: that of the pipeline.
-    seed, order, shuffle, rank, world_size, tail, on_error: as for `DaliLoader`.
+    seed, order, shuffle, ranks, on_error: as for `DaliLoader`; the tail is "drop_last" by default.
     state: where to continue, from `DaliLoader`, `ImageLoader` or `Source.state_after`.
     parallel: read in the worker processes of the pipeline (py_num_workers).
     per: whether a worker makes whole batches or, with tail="drop_last" only, single samples.
@@ -474,9 +473,7 @@ def external_source(
         order=order,
         shuffle=shuffle,
         seed=seed,
-        rank=rank,
-        world_size=world_size,
-        tail=tail,
+        ranks=replace(ranks or Ranks(), tail=(ranks and ranks.tail) or "drop_last"),
         on_error=on_error,
     )
     if state is not None:

@@ -55,11 +55,11 @@ from readers.feed import (
     name_sample,
 )
 from readers.headers import MEDIA, exif_orientation, parse_header, read_header
+from readers.options import Ranks, accepts_old_names
 from readers.order import Order
 from readers.order.base import Int64s
-from readers.order.schedule import Tail
 from readers.reader import Reader
-from readers.sample import Buffer, ImageInfo, upright_sides
+from readers.table import Buffer, ImageInfo, upright_sides
 
 __all__ = ["DECODER", "BatchSource", "SampleSource", "Source", "has_flips", "has_size", "refusal"]
 
@@ -90,6 +90,7 @@ class Source:
     Raises ValueError.
     """
 
+    @accepts_old_names
     def __init__(
         self,
         reader: Reader,
@@ -99,13 +100,12 @@ class Source:
         order: Order | None = None,
         shuffle: bool = True,
         seed: int | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        tail: Tail | None = None,
+        ranks: Ranks | None = None,
         on_error: OnError = "raise",
     ) -> None:
         order = choose_order(len(reader), order, shuffle, seed)
-        options = FeedOptions(rank, world_size, choose_tail(tail, order), on_error, DECODER)
+        ranks = ranks or Ranks()
+        options = FeedOptions(ranks.rank, ranks.world_size, choose_tail(ranks.tail, order), on_error, DECODER)
         Fields(("label",), reader).refuse_targets("DALI")
         self.feed = Feed(reader, order, batch_size, options).ranked()
         self.feed.schedule()

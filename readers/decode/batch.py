@@ -9,6 +9,8 @@ failed.
     JPEG, extended or progressive: nvJPEG's slow path                    CPU
     JPEG, 4 components (CMYK, YCCK): refused, or in wrong colours        CPU
     JPEG that stores RGB: nvJPEG takes the values for YCbCr              CPU, as the bytes say, not the index
+    JPEG, grey, with sampling factors other than 1 x 1: nvJPEG takes
+        the blocks in another order, and gives wrong pixels              CPU, as the bytes say, not the index
     JPEG, a side under 64: nvJPEG gains nothing, rocJPEG refuses it      CPU
     PNG, WebP, GIF, BMP, TIFF, pixels of a cache, unknown                CPU
 
@@ -45,7 +47,7 @@ from readers.decode.cpu import DECODER, decode_image
 from readers.decode.device import Picture, has_jpeg_engine, load_torchcodec, load_torchvision
 from readers.decode.region import MAX_PIXELS, lent
 from readers.headers import MEDIA, ImageHeader, exif_orientation, read_frame, stores_rgb
-from readers.sample import Buffer, ImageInfo
+from readers.table import Buffer, ImageInfo
 
 __all__ = [
     "DECODERS",
@@ -97,6 +99,7 @@ _REASON_CHARACTERS = 300
 _JPEG = MEDIA.index("jpeg")
 _BASELINE = 0xC0
 _LEAST_SIDE = 64
+_ONE_BY_ONE = 0x11  # the sampling factors of a component
 
 
 class Decoder(Protocol):
@@ -323,7 +326,8 @@ def same_as_promised(data: Buffer, size: tuple[int, int]) -> ImageHeader | None:
     """The header of an image that may be sent to a device: one it takes, of the upright (height, width) in the index.
 
     None sends the image to the CPU, which reports what is wrong: no GPU library may get bytes that are not what the
-    index promises. A JPEG that stores RGB goes there, too, which the index does not say.
+    index promises. What the index does not say sends it there, too: that a JPEG stores RGB, or that its only component
+    has sampling factors, which mean nothing there (T.81, A.2.2).
     """
     try:
         header, frame = read_frame(data)
@@ -334,7 +338,9 @@ def same_as_promised(data: Buffer, size: tuple[int, int]) -> ImageHeader | None:
 
 def _may_have(header: ImageHeader, frame: int, data: Buffer) -> bool:
     """An image that our own parser refuses has no frame: GPU libraries may not get it."""
-    return bool(frame) and device_takes(header) and not stores_rgb(data, frame)
+    if not frame or not device_takes(header):
+        return False
+    return data[frame + 6] == _ONE_BY_ONE if header.components == 1 else not stores_rgb(data, frame)
 
 
 def decode_batch(images: Sequence[Buffer], decoder: Decoder) -> list[Decoded]:

@@ -37,7 +37,7 @@ from readers.decode.region import Region, Scratch, check_header, pixels_of, upri
 from readers.headers import ImageHeader, read_frame, read_header
 from readers.headers.base import MEDIUM as COEFFICIENTS
 from readers.headers.pillow import opened, tiles_of
-from readers.sample import Buffer
+from readers.table import Buffer
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from cache.errors import BadSampleError
 from readers.headers import ImageHeader
 from readers.headers.base import MAX_PIXELS, PIXELS_HEADER_BYTES, pixels_header
-from readers.sample import Buffer
+from readers.table import Buffer
 
 __all__ = ["MAX_PIXELS", "Region", "Scratch", "check_header", "lent", "pixels_of", "upright", "with_header"]
 

@@ -21,35 +21,6 @@ import numpy.typing as npt
 
 from cache.errors import BadSampleError
 
-__all__ = [
-    "FOREIGN_SUFFIXES",
-    "HEADER",
-    "MAGIC",
-    "MAX_PIXELS",
-    "MEDIA",
-    "MEDIUM",
-    "PIXELS_HEADER_BYTES",
-    "PIXELS_MAGIC",
-    "SUFFIX",
-    "VERSION",
-    "Buffer",
-    "ImageHeader",
-    "RefusedImageError",
-    "bad",
-    "check_size",
-    "foreign_medium",
-    "parse_coefficients_header",
-    "parse_pixels",
-    "pixels_header",
-    "shrunk",
-    "shrunk_sides",
-    "sniff",
-    "truncated",
-    "unpack",
-    "upright_size",
-]
-
-
 Buffer: TypeAlias = bytes | memoryview
 
 # The position is the code that an index column stores: append, never reorder. The last two are never in a
@@ -136,6 +107,11 @@ def check_size(media: str, at: int, height: int, width: int) -> None:
 def pixels_header(height: int, width: int) -> bytes:
     """The 16 bytes before decoded pixels."""
     return PIXELS_MAGIC + struct.pack("<II", height, width)
+
+
+def stored_bytes(payload: Buffer) -> Buffer:
+    """The pixels behind their header."""
+    return payload[PIXELS_HEADER_BYTES:]
 
 
 def parse_pixels(data: Buffer) -> ImageHeader:

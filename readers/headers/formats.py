@@ -52,27 +52,6 @@ import numpy as np
 from cache.errors import BadSampleError
 from readers.headers.base import Buffer, ImageHeader, RefusedImageError, bad, check_size, truncated, unpack
 
-__all__ = [
-    "EXIF_PREFIX",
-    "PNG_BITS",
-    "UPRIGHT",
-    "check_scans",
-    "gif_frames",
-    "orientation",
-    "parse_frame",
-    "parse_gif",
-    "parse_jpeg",
-    "parse_png",
-    "parse_tiff",
-    "parse_webp",
-    "png_frames",
-    "stores_rgb",
-    "tiff_bits",
-    "tiff_frames",
-    "webp_frames",
-]
-
-
 PNG_BITS = 24  # the byte that says how many bits a value has
 _PNG_COMPONENTS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 # A million of 8 kB, the smallest IDAT in common use, are 8 GB.

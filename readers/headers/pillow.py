@@ -20,7 +20,6 @@ from readers.headers.formats import UPRIGHT, check_scans
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["opened", "parse_bmp", "parse_decodable", "tiles_of"]
 
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 _ORIENTATION = 0x0112

@@ -10,8 +10,18 @@ try:
 except ImportError as error:
     raise MissingExtraError("torch", "torch", "readers.loader") from error
 
-from readers.batch import FieldOptions
-from readers.loader.loader import ImageLoader, Layout
+from readers.loader.loader import ImageLoader
 from readers.loader.stats import LoaderStats
+from readers.options import Decode, FieldOptions, Layout, Ranks, Threads, Views
 
-__all__ = ["BadSample", "FieldOptions", "ImageLoader", "Layout", "LoaderStats"]
+__all__ = [
+    "BadSample",
+    "Decode",
+    "FieldOptions",
+    "ImageLoader",
+    "Layout",
+    "LoaderStats",
+    "Ranks",
+    "Threads",
+    "Views",
+]

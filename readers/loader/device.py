@@ -43,7 +43,7 @@ from readers.loader.work import Allocate, Batch, EpochWork, FieldWork
 from readers.loop import Ahead
 from readers.order.base import Int64s
 from readers.reader import Reader
-from readers.sample import Buffer
+from readers.table import Buffer
 
 __all__ = ["DevicePath", "DeviceStage", "open_path"]
 

@@ -7,7 +7,8 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,9 +18,8 @@ from cache.stores.ranges import BlockPool
 from readers.augment.cpu import Finish, check_unchanged, dtype_of, kind_of_first
 from readers.augment.ops import Normalize, Op
 from readers.augment.recipe import Recipe, recipes_of_views
-from readers.batch import FieldOptions, Fields
+from readers.batch import Fields
 from readers.decode import DECODER
-from readers.decode.device import CpuShare, Share
 from readers.feed import (
     BadSample,
     Feed,
@@ -34,19 +34,18 @@ from readers.loader.crew import Crew
 from readers.loader.stats import LoaderStats, LoopTimers
 from readers.loader.work import Batch, EpochWork, FieldWork, IndexWork, UnchangedWork, without_memory
 from readers.loop import FeedLoader, Maker
+from readers.options import Decode, FieldOptions, Images, Ranks, Threads, Views, accepts_old_names
 from readers.order import Order
-from readers.order.schedule import Tail
 from readers.reader import Reader, depth_warning
 from readers.trace import Trace, TraceSlot
 
 if TYPE_CHECKING:
-    from readers.augment.fused import Engine
     from readers.decode.batch import DecoderName
+    from readers.decode.device import CpuShare
     from readers.loader.device import DevicePath, DeviceStage
 
-__all__ = ["ImageLoader", "Layout", "find_device"]
+__all__ = ["ImageLoader", "find_device"]
 
-Layout: TypeAlias = Literal["channels_last", "NCHW", "NHWC"]
 _LAYOUTS = ("channels_last", "NCHW", "NHWC")
 # A thread takes some milliseconds of work at a time: fewer small images would cost more in handing over than they do.
 _VALUES_AT_ONCE = 2 << 20
@@ -61,44 +60,22 @@ class ImageLoader(FeedLoader):
             ...
 
     augment: ops of `readers.augment`, drawn by (seed, epoch, position). With MixUp or CutMix labels are shares of the
-        classes, float32 [n, classes].
-    views: how many times each sample is augmented, each time with draws of its own; or a list of ops for each view, in
-        place of `augment`. With more than one, "image" is a tuple of tensors, one for each view.
+        classes, float32 [n, classes]. With `Views`, "image" is a tuple of tensors, one for each view.
     order: positions to samples (default: a global shuffle, or as stored with shuffle=False).
     seed: of the order and of the augmentation; by default that of `order`, or 0.
-    rank, world_size: when not given, found in torch.distributed or the launcher's variables each time a loop begins.
-    tail: see `readers.order.Schedule`; by default "drop_last" for a shuffle and "exact", every sample once, with
-        shuffle=False.
+    ranks: `Ranks`, how ranks share an epoch.
     fields: what a batch is made of, in this order: "image"; "label" (int64 [n], -1 without one); "key" (list of str);
         "index" (int64 [n]); other fields of the set, decoded by their kind and moved with the image (`readers.batch`):
         masks [n, h, w], lists of all others, None where a sample lacks one. Batches are tuples, or with
         {"pixel_values": "image", "labels": "label"} dictionaries with these names. Without "image" no image is read.
-    field_options: how masks and boxes follow the image.
-    decode: "RGB", 8 bits; or "unchanged" for the depth and channels of the files: uint8, uint16, int32 or float32, the
-        same for all images of a batch (`readers.augment.cpu`, docs/images.md). Ops that are not defined for them
-        are refused. The CPU decodes.
-    dtype: uint8, or float32, float16 or bfloat16 in 0..1; Normalize in `augment` makes float32.
-    layout: "channels_last" is [n, 3, h, w] with channels last in memory, "NCHW" is contiguous, "NHWC" is [n, h, w, 3].
+        `FieldOptions` also says how masks and boxes follow the image.
+    decode: "RGB", "unchanged", or `Decode`, which also says by what, and what tensors are made.
     on_error: "raise", "skip" (smaller batches) or "substitute" (another sample); see `bad_samples`.
-    threads: default one per CPU this process may use, shared among the ranks of the node.
-    prefetch: batches made ahead.
-    pin_memory: default where CUDA is available.
-    device: where batches are, "cpu" or "cuda". On a CUDA device they are finished there, and `prefetch` of them wait
-        there (`readers.loader.device`). "cuda" is the one that torch.cuda.set_device has chosen, or that of the local
-        rank.
-    decoder: "torchcodec" or "torchvision" decode what they are good at and leave the rest to the CPU; "auto" takes the
-        first of them that works on a CUDA device with a JPEG engine, or else the CPU, with a warning that says why;
-        elsewhere it is the CPU. "compiled" is the CPU, with functions that
-        are compiled on the first use on a machine and decode less of a JPEG, to the same pixels (docs/performance.md).
-        What a cache keeps as coefficients a CUDA device decodes with Triton, if it is installed, except with "cpu" and
-        "compiled" (docs/gpu.md).
-    exact_colours: interpolate colours that a JPEG stores at half the size also where the box is made half as large or
-        less; otherwise they are repeated there, which is a tenth quicker on the CPU. `packer parity` shows the
-        difference.
-    engine: what crops and resizes on a CUDA device: "triton", one kernel for a batch; "torch", image by image; "auto":
-        Triton where it works, or else torch, with a warning that says why.
-    cpu_share: of the images that the device could decode, the share that the threads decode in its place, 0 to 1; or
-        "auto": as many as let both finish together, by what they are measured to take (`readers.decode.device`).
+    threads: default one per CPU this process may use, shared among the ranks of the node; `Threads` also says how many
+        batches they make ahead, and in what memory.
+    device: where batches are, "cpu" or "cuda". On a CUDA device they are finished there, and as many as are made ahead
+        wait there (`readers.loader.device`). "cuda" is the one that torch.cuda.set_device has chosen, or that of the
+        local rank.
 
     A loop begins with its first batch; a loop that is left early ends its epoch: the next loop begins the next one.
     `state_dict` names the first batch that has not been handed out; `load_state_dict` lets the next loop begin there,
@@ -106,80 +83,74 @@ class ImageLoader(FeedLoader):
     work. TrainerError: two loops run at once, or a framework would lose or repeat batches.
     """
 
+    @accepts_old_names
     def __init__(
         self,
         reader: Reader,
         batch_size: int,
         *,
-        augment: Sequence[Op] = (),
-        views: int | Sequence[Sequence[Op]] = 1,
+        augment: Sequence[Op] | Views = (),
         order: Order | None = None,
         shuffle: bool = True,
         seed: int | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        tail: Tail | None = None,
-        fields: Sequence[str] | Mapping[str, str] = ("image", "label"),
-        field_options: FieldOptions | None = None,
-        decode: Literal["RGB", "unchanged"] = "RGB",
-        dtype: torch.dtype | None = None,
-        layout: Layout = "channels_last",
+        ranks: Ranks | None = None,
+        fields: Sequence[str] | Mapping[str, str] | FieldOptions = ("image", "label"),
+        decode: Images | Decode = "RGB",
         on_error: OnError = "raise",
-        threads: int | None = None,
-        prefetch: int = 3,
-        pin_memory: bool | None = None,
+        threads: int | Threads | None = None,
         device: torch.device | str = "cpu",
-        decoder: DecoderName | Literal["compiled"] = "auto",
-        engine: Engine = "auto",
-        cpu_share: CpuShare = 0,
-        exact_colours: bool = False,
     ) -> None:
         self._arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        check_choice("decode", decode, ("RGB", "unchanged"))
-        self.decode = decode
-        images = ("uint8", 3) if decode == "RGB" else _check_for_unchanged(reader, decoder)
-        self._recipes = recipes_of_views(augment, views, images)
+        decoding = decode if isinstance(decode, Decode) else Decode(decode)
+        check_choice("decode", decoding.images, ("RGB", "unchanged"))
+        self.decode, decoder, dtype, layout = decoding.images, decoding.decoder, decoding.dtype, decoding.layout
+        own = self.decode == "unchanged"
+        images = _check_for_unchanged(reader, decoder) if own else ("uint8", 3)
+        views = augment.lists if isinstance(augment, Views) else [augment]
+        self._recipes = recipes_of_views(views, images)
         self.recipe = self._recipes[0]
         self._classes = _count_classes(reader) if self.recipe.batch_ops else 0
         order = choose_order(len(reader), order, shuffle, seed)
-        self._fields = Fields(fields, reader, field_options)
+        self._fields = Fields(fields, reader)
         for recipe in self._recipes:
             self._fields.check_ops(recipe.ops)
-        self.dtype = _choose_dtype(dtype, self.recipe, images, own=decode == "unchanged")
+        self.dtype = _choose_dtype(dtype, self.recipe, images, own=own)
         self._own_dtype = dtype is None
         check_choice("layout", layout, _LAYOUTS)
         self.layout = layout
-        self.threads = usable_cpus() if threads is None else threads
-        if self.threads < 1 or prefetch < 1:
-            raise ValueError(f"threads and prefetch are at least 1, not {self.threads} and {prefetch}")
-        self.prefetch, self.exact_colours = prefetch, exact_colours
+        crew = threads if isinstance(threads, Threads) else Threads(threads)
+        self.threads, self.prefetch = usable_cpus() if crew.number is None else crew.number, crew.prefetch
+        if self.threads < 1 or self.prefetch < 1:
+            raise ValueError(f"threads and prefetch are at least 1, not {self.threads} and {self.prefetch}")
+        self.exact_colours = decoding.exact_colours
         self.device = find_device(device)
         self._compiled = decoder == "compiled"
         if self._compiled:
             check_compiled()
-        pinned = torch.cuda.is_available() if pin_memory is None else pin_memory
+        pinned = torch.cuda.is_available() if crew.pin_memory is None else crew.pin_memory
         planar, normalize = layout == "NCHW", self.recipe.normalize
-        share = Share(cpu_share, self.threads)
         made = {
             "dtype": self.dtype,
             "planar": planar,
             "recipe": self.recipe,
-            "ahead": prefetch,
+            "ahead": self.prefetch,
             "reader": reader,
-            "engine": engine,
+            "engine": decoding.engine,
         }
         self._path = None
-        if decode == "RGB":
-            self._path = device_path(self.device, "cpu" if decoder == "compiled" else decoder, share, **made)
+        if not own:
+            name = "cpu" if decoder == "compiled" else decoder
+            self._path = device_path(self.device, name, decoding.cpu_share, self.threads, **made)
         if self._path is not None:
             stored: tuple[torch.dtype, bool, Normalize | None] = (torch.uint8, False, None)
         else:
             stored = (self.dtype, planar, normalize)
         self._finish_images = Finish(*stored)
-        self._memory = _ImageMemory(*stored[:2], pinned, (prefetch + 2) * len(self._recipes))
+        self._memory = _ImageMemory(*stored[:2], pinned, (self.prefetch + 2) * len(self._recipes))
         self._timers: LoopTimers | None = None
         self._slot, self._notes_depth = TraceSlot(), True
-        options = FeedOptions(rank, world_size, choose_tail(tail, order), on_error, self.decoder)
+        ranks = ranks or Ranks()
+        options = FeedOptions(ranks.rank, ranks.world_size, choose_tail(ranks.tail, order), on_error, self.decoder)
         super().__init__(Feed(reader, order, batch_size, options))
 
     @property
@@ -203,7 +174,9 @@ class ImageLoader(FeedLoader):
         """
         other = copy.copy(self)
         other.threads = self.threads if threads is None else threads
-        other._arguments = {**self._arguments, "reader": reader, "order": order, "threads": other.threads}
+        crew = self._arguments["threads"]
+        crew = replace(crew, number=other.threads) if isinstance(crew, Threads) else other.threads
+        other._arguments = {**self._arguments, "reader": reader, "order": order, "threads": crew}
         other._timers = None
         other._path = None if self._path is None else self._path.unmeasured(other.threads)
         FeedLoader.__init__(other, Feed(reader, order, self.batch_size, self._feed.options))
@@ -319,7 +292,9 @@ def check_compiled() -> None:
         raise UnsupportedCpuError(f"decoder='compiled' does not work here: {reason}; use decoder='cpu'")
 
 
-def device_path(device: torch.device, decoder: DecoderName, share: Share, **options: Any) -> DevicePath | None:
+def device_path(
+    device: torch.device, decoder: DecoderName, cpu_share: CpuShare, threads: int, **options: Any
+) -> DevicePath | None:
     """How batches are made on a device; None where the crew does everything: on the CPU, unless a decoder of batches
     is asked for. What GPUs need is imported only here.
 
@@ -327,9 +302,9 @@ def device_path(device: torch.device, decoder: DecoderName, share: Share, **opti
     ValueError, also for what the CPU does anyway: a share of the decoding, an engine.
     """
     on_cpu = device.type != "cuda" and decoder in ("auto", "cpu")
-    if share.wanted != 0 and (on_cpu or decoder == "cpu"):
+    if cpu_share != 0 and (on_cpu or decoder == "cpu"):
         raise ValueError(
-            f"cpu_share={share.wanted!r} is a share of what a GPU decodes, but with device={str(device)!r} and "
+            f"cpu_share={cpu_share!r} is a share of what a GPU decodes, but with device={str(device)!r} and "
             f"decoder={decoder!r} the CPU decodes everything; leave cpu_share= out, or let a GPU decode"
         )
     if on_cpu:
@@ -339,9 +314,10 @@ def device_path(device: torch.device, decoder: DecoderName, share: Share, **opti
                 f"the threads crop and resize; leave engine= out"
             )
         return None
+    from readers.decode.device import Share
     from readers.loader.device import open_path
 
-    return open_path(device, decoder, share=share, **options)
+    return open_path(device, decoder, share=Share(cpu_share, threads), **options)
 
 
 class _ImageMemory:

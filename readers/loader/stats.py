@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from cache.stores.base import TIERS
-from readers.sample import Buffer
+from readers.table import Buffer
 from readers.trace import TraceSlot
 
 __all__ = ["LoaderStats", "LoopTimers", "ThreadClock"]

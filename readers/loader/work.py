@@ -23,7 +23,7 @@ from readers.headers import ImageHeader, first_deep
 from readers.loader.stats import ThreadClock
 from readers.order.base import Int64s
 from readers.reader import SAMPLE_ERRORS, Reader
-from readers.sample import Buffer, upright_sides
+from readers.table import Buffer, upright_sides
 
 if TYPE_CHECKING:
     from readers.coefficients.layout import Shape

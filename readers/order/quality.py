@@ -24,10 +24,10 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.stores.ranges import plan_reads
-from readers.index import ABSENT
 from readers.order.base import Int64s, Order, Sequential, derive_keys, permute_each
 from readers.order.local import BlockShuffled
 from readers.reader import Reader
+from readers.table import ABSENT
 
 __all__ = ["ShuffleReport", "describe", "quality_of", "read_amplification", "shuffle_quality", "step_quality"]
 

@@ -38,7 +38,7 @@ from readers.augment.ops import IMAGENET_MEAN, IMAGENET_STD, Crop
 from readers.batch import Fields
 from readers.feed import BadSample, check_choice
 from readers.rocal.source import PADDING_BATCHES, PREFETCH, RocalSource, SourceBatch
-from readers.sample import upright_sides
+from readers.table import upright_sides
 
 __all__ = [
     "Machine",

@@ -23,6 +23,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -36,13 +37,12 @@ from readers.decode.cpu import has_clean_header
 from readers.feed import BadSample, Feed, FeedOptions, OnError, Start, choose_order, choose_tail
 from readers.headers import MEDIA, ImageHeader, read_frame
 from readers.headers.base import shrunk, upright_size
-from readers.loop import Ahead, FeedPosition
+from readers.loop import Ahead, FeedPosition, Progress
+from readers.options import Ranks, accepts_old_names
 from readers.order import Order
 from readers.order.base import Int64s
-from readers.order.schedule import Tail
-from readers.position import Progress
 from readers.reader import SAMPLE_ERRORS, Reader
-from readers.sample import NO_LABEL, Buffer, ImageInfo, upright_sides
+from readers.table import NO_LABEL, Buffer, ImageInfo, upright_sides
 
 __all__ = [
     "PADDING_BATCHES",
@@ -192,6 +192,7 @@ _INT32 = np.iinfo(np.int32)
 _Fed: TypeAlias = tuple[list[npt.NDArray[np.uint8]], npt.NDArray[np.int32], list[int]]
 
 
+@partial(accepts_old_names, dropped={"prefetch": PREFETCH})
 def external_source(
     reader: Reader,
     batch_size: int,
@@ -199,20 +200,17 @@ def external_source(
     order: Order | None = None,
     shuffle: bool = True,
     seed: int | None = None,
-    rank: int | None = None,
-    world_size: int | None = None,
-    tail: Tail | None = None,
+    ranks: Ranks | None = None,
     on_error: OnError = "raise",
     convert: bool = True,
     quality: int = 95,
     max_height: int | None = None,
     max_width: int | None = None,
     ahead: int = 3,
-    prefetch: int = PREFETCH,
 ) -> RocalSource:
     """The samples of `reader` for rocAL, in batches of exactly `batch_size`, 2 or more. Needs no rocAL itself.
 
-    order, shuffle, seed, rank, world_size, tail, on_error: as in `readers.loader.ImageLoader`, with the same samples in
+    order, shuffle, seed, ranks, on_error: as in `readers.loader.ImageLoader`, with the same samples in
         the same order.
     convert: images that rocAL does not decode (PNG and other media, CMYK, EXIF-rotated, very large) are encoded again
         as JPEGs, 4:4:4; otherwise they are bad samples.
@@ -220,19 +218,14 @@ def external_source(
     max_height, max_width: of decoded images, in pixels; by default the largest of the set, at most 1024. rocAL enlarges
         smaller images and keeps batch_size x max_height x max_width x 3 bytes several times.
     ahead: batches read ahead by a thread.
-    prefetch: the prefetch_queue_depth of the pipeline, for which rocAL leaves no value but 2.
 
     Raises ValueError, and DatasetError where the index knows no sizes.
     """
     if batch_size < 2:
         raise ValueError(f"rocAL needs a batch_size of 2 or more, not {batch_size}")
-    if prefetch != PREFETCH:
-        raise ValueError(
-            f"prefetch is {PREFETCH}, not {prefetch}: rocAL hangs at the end of an epoch with deeper queues, and has "
-            f"none of 1; `ahead` says how many batches are read before rocAL asks"
-        )
     order = choose_order(len(reader), order, shuffle, seed)
-    feed_options = FeedOptions(rank, world_size, choose_tail(tail, order), on_error, DECODER)
+    ranks = ranks or Ranks()
+    feed_options = FeedOptions(ranks.rank, ranks.world_size, choose_tail(ranks.tail, order), on_error, DECODER)
     Fields(("label",), reader).refuse_targets("rocAL")
     feed = Feed(reader, order, batch_size, feed_options).ranked()
     if max_height is None or max_width is None:

@@ -16,7 +16,7 @@ try:
 except ImportError as error:
     raise MissingExtraError("torch", "torch", "readers.torch") from error
 
-from readers.batch import FieldOptions
+from readers.options import FieldOptions
 from readers.torch.dataset import ImageDataset, Place
 from readers.torch.iterable import ImageStream
 from readers.torch.prefetcher import DevicePrefetcher

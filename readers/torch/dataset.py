@@ -16,7 +16,7 @@ from cache.errors import BadSampleError, ResumeError
 from readers.augment.cpu import check_unchanged, decode_own, kind_of_first, pixels_to_tensor
 from readers.augment.ops import Op
 from readers.augment.recipe import Job, Recipe
-from readers.batch import FieldOptions, Fields, Payloads
+from readers.batch import Fields, Payloads
 from readers.collate import stack_masks, to_tensor
 from readers.decode import DECODER, Scratch, decode_image
 from readers.feed import (
@@ -35,8 +35,9 @@ from readers.feed import (
 )
 from readers.fields import decode_field
 from readers.headers import first_deep
+from readers.options import FieldOptions, accepts_old_names
 from readers.reader import SAMPLE_ERRORS, Reader, depth_warning
-from readers.sample import Buffer
+from readers.table import Buffer
 from readers.torch.rendering import OpRenderer, PerThread, Place, Task, loser_of_places
 
 __all__ = ["ImageDataset", "Place"]
@@ -152,8 +153,8 @@ class ImageDataset(Dataset[Any]):
     fields: what an item is made of: "image", "label", "key", "index", other fields of the set, decoded by their kind
         (`readers.batch`) and moved with the image by a list of ops; None where the sample lacks one. Arrays are
         tensors, or arrays with output="numpy" or "pil". {"pixel_values": "image", "labels": "label"} makes dictionaries
-        with these names, as for the Trainer of transformers. Without "image" no image is read.
-    field_options: how masks and boxes follow the image.
+        with these names, as for the Trainer of transformers. Without "image" no image is read. `FieldOptions` also says
+        how masks and boxes follow the image.
     exact_colours: in boxes that ops make half as large or less, interpolate colours that a JPEG stores at half the
         size, as everywhere else; otherwise they are repeated there, as by `ImageLoader`.
     on_error: "raise"; "skip", which makes batches smaller, or raises BadSampleError where no sample would be left; or
@@ -163,6 +164,7 @@ class ImageDataset(Dataset[Any]):
         `report`, which an `EpochSampler` over this data set calls after each epoch.
     """
 
+    @accepts_old_names
     def __init__(
         self,
         reader: Reader,
@@ -171,8 +173,7 @@ class ImageDataset(Dataset[Any]):
         *,
         output: Output = "tensor",
         target_transform: Callable[..., Any] | None = None,
-        fields: Sequence[str] | Mapping[str, str] = ("image", "label"),
-        field_options: FieldOptions | None = None,
+        fields: Sequence[str] | Mapping[str, str] | FieldOptions = ("image", "label"),
         on_error: OnError = "raise",
         exact_colours: bool = False,
     ) -> None:
@@ -190,7 +191,7 @@ class ImageDataset(Dataset[Any]):
         if isinstance(transform, Sequence):
             recipe = Recipe(transform, kind_of_first(reader) if own else ("uint8", 3))
             self._ops = OpRenderer(recipe, exact_colours, unchanged=own)
-        asked = Fields(fields, reader, field_options)
+        asked = Fields(fields, reader)
         if isinstance(transform, Sequence):
             asked.check_ops(transform)
         elif transform is not None:

@@ -18,7 +18,7 @@ from readers.augment.cpu import Finish, Renderer, UnchangedRenderer
 from readers.augment.recipe import Job, Recipe
 from readers.headers import read_header
 from readers.headers.base import upright_size
-from readers.sample import Buffer
+from readers.table import Buffer
 
 __all__ = ["OpRenderer", "PerThread", "Place", "Task", "loser_of_places", "one_core"]
 

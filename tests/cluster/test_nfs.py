@@ -54,7 +54,7 @@ def test_a_set_is_replaced_while_a_client_knows_the_old_one(
     is an error that says what changed; after the cache's time it is the new one."""
     sets = [tmp_path / "even", tmp_path / "odd"]
     for number, made in enumerate(sets):
-        packer.convert(tree, "tar", made, workers=1, samples_per_shard=4, shuffle=number)
+        packer.convert(tree, "tar", made, run=packer.Run(workers=1), shards=packer.Shards(samples=4, shuffle=number))
     client, place = clients["a"], export / "changing"
     shutil.copytree(sets[0], place)
     client.run(f"packer stage {client.mount}/changing --target /dev/shm/0 --verify")

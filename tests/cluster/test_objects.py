@@ -103,7 +103,7 @@ def test_large_files_go_up_in_parts(stored: Stored, tmp_path: Path, trial: Trial
     for number in range(3):
         noise = Image.frombytes("RGB", (2000, 1200), os.urandom(3 * 2000 * 1200))
         noise.save(folder / f"{number}.png", compress_level=0)
-    packer.convert(folder.parent, "tar", tmp_path / "set", workers=1)
+    packer.convert(folder.parent, "tar", tmp_path / "set", run=packer.Run(workers=1))
     with trial:
         packer.upload(tmp_path / "set", url)
         assert run_packer("verify", url).returncode == 0

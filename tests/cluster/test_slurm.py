@@ -47,7 +47,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small set on what all nodes share."""
     tree, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("source") / "set"
     make_tree(tree)
-    packer.convert(tree, to="tar", output=out, workers=1, samples_per_shard=1)
+    packer.convert(tree, to="tar", output=out, run=packer.Run(workers=1), shards=packer.Shards(samples=1))
     return out
 
 

@@ -69,7 +69,7 @@ def write_source(root: Path) -> None:
 
 def convert(to: str) -> Path:
     """The set of a container, from the folder `source` in the current one."""
-    options: dict[str, Any] = {"workers": 1, "samples_per_shard": 4}
+    options: dict[str, Any] = {"shards": packer.Shards(samples=4), "run": packer.Run(workers=1)}
     opened = packer.open_source(
         "source/images.csv", split_column="split", fields={"mask:mask": "mask", "caption:text": "caption"}
     )
@@ -80,7 +80,9 @@ def convert_raw() -> Path:
     """Pixels without a codec."""
     opened = packer.open_source("source/images.csv", split_column="split")
     raw = packer.Reencode("raw")
-    return packer.convert(opened, "hdf5", "set-raw", workers=1, reencode=raw).output
+    return packer.convert(
+        opened, "hdf5", "set-raw", run=packer.Run(workers=1), images=packer.Images(reencode=raw)
+    ).output
 
 
 WRITERS: dict[str, Callable[[], Path]] = {
@@ -104,7 +106,7 @@ def separate() -> Path:
     shutil.copytree("set-hdf5", "set-separate")
     Path("more").mkdir()
     Path("more/image-1.txt").write_text("more of it")
-    packer.add_field("set-separate", "more", "note", kind="text", workers=1)
+    packer.add_field("set-separate", "more", "note", kind="text", run=packer.Run(workers=1))
     packer.prune("set-separate")
     return Path("set-separate")
 

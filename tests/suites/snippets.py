@@ -113,7 +113,7 @@ class Place:
         self.made.add(name)
         if format:
             self._make("imagenette2", "")
-            options: dict[str, Any] = {"samples_per_shard": 40, "workers": 1}
+            options: dict[str, Any] = {"shards": packer.Shards(samples=40), "run": packer.Run(workers=1)}
             packer.convert(self.root / "imagenette2", to=format, output=self.root / name, **options)
             return
         classes = ("01440764", "02102040", "02979186", "03000684", "03028079")

@@ -1,7 +1,11 @@
 """Commands of packer as forks of one process that has imported what they need, so that a start costs no second of CPU.
 
 For what a command does, prints and returns. What depends on how Python starts needs a process of its own: see
-`programs.run_packer`, which takes that for variables and limits that only a new interpreter heeds.
+`programs.run_packer`, which takes that for variables and limits that only a new interpreter heeds, and where the server
+does not answer.
+
+Nothing here waits for ever. The server has one thread, reads no terminal and keeps no stream of pytest open; forks of
+the tests close its channel, so that it ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from contextlib import suppress
 from typing import Any
 
 __all__ = ["run_warm"]
@@ -24,38 +29,91 @@ __all__ = ["run_warm"]
 _AT_START = ("PYTHON", "LD_", "OMP_", "MKL_", "OPENBLAS_", "MALLOC_", "NUMBA_")
 _LIMITS = (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_AS, resource.RLIMIT_NPROC)
 _PACKAGES = ("packer.cli", "packer.sources", "packer.formats", "readers.headers")
+_ANSWER_SECONDS = 60.0  # until a command is forked
 _lock = threading.Lock()
-_servers: dict[int, tuple[socket.socket, Any, Any]] = {}  # of a process: the channel, what a fork keeps, the child
+
+
+class _Server:
+    """The process that forks. fixed: what a fork keeps of it."""
+
+    def __init__(self) -> None:
+        self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        self.fixed = _fixed(dict(os.environ))
+        line = f"import sys; sys.path.append({os.path.dirname(os.path.dirname(__file__))!r})"
+        line += f"; from suites.warm import serve; serve({theirs.fileno()})"
+        quiet: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        # A pool of threads would be forked with it.
+        alone = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+        with theirs:
+            command = [sys.executable, "-c", line]
+            self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=alone, **quiet)
+
+    def fork(self, job: dict[str, Any], streams: list[int]) -> int:
+        """The process of a command. Raises OSError where the server does not answer in time, or has ended."""
+        self.channel.settimeout(_ANSWER_SECONDS)
+        socket.send_fds(self.channel, [json.dumps(job).encode()], streams)
+        return self.answer(_ANSWER_SECONDS)
+
+    def answer(self, seconds: float) -> int:
+        """Raises TimeoutError, and ConnectionError where the server has ended."""
+        self.channel.settimeout(seconds)
+        if not (data := self.channel.recv(64)):
+            raise ConnectionError("the process that forks commands has ended")
+        return int(data)
+
+    def end(self) -> None:
+        self.channel.close()
+        self.process.kill()
+        self.process.wait()
+
+
+_server: _Server | None = None
+
+
+def _forget() -> None:
+    """In a fork of the tests: the server is not its own."""
+    global _server, _lock
+    if _server is not None:
+        _server.channel.close()
+    _server, _lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def run_warm(
     arguments: list[str], cwd: Any, env: dict[str, str], timeout: float
 ) -> subprocess.CompletedProcess[str] | None:
-    """A command that has ended, or None where it needs a process of its own. Raises subprocess.TimeoutExpired."""
+    """A command that has ended, or None where it needs a process of its own.
+
+    Raises subprocess.TimeoutExpired, and ConnectionError where the server ended during the command.
+    """
+    global _server
     if not _lock.acquire(blocking=False):
         return None
     try:
-        if os.getpid() not in _servers:
-            _servers[os.getpid()] = _start()
-        channel, at_start, _ = _servers[os.getpid()]
-        if at_start != _fixed(env):
+        _server = _server or _Server()
+        if _server.fixed != _fixed(env):
             return None
         os.umask(umask := os.umask(0))
         cpus = sorted(os.sched_getaffinity(0))
         job = {"arguments": arguments, "cwd": str(cwd or os.getcwd()), "env": env, "umask": umask, "cpus": cpus}
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            socket.send_fds(channel, [json.dumps(job).encode()], [out.fileno(), err.fileno()])
-            pid, status = int(channel.recv(64)), None
-            channel.settimeout(timeout)
             try:
-                status = int(channel.recv(64))
+                pid = _server.fork(job, [out.fileno(), err.fileno()])
+            except OSError:
+                _server.end()
+                _server = None
+                return None
+            try:
+                status = _server.answer(timeout)
             except TimeoutError:
-                os.kill(pid, signal.SIGKILL)
-                channel.settimeout(None)
-                channel.recv(64)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                _server.end()
+                _server = None
                 raise subprocess.TimeoutExpired(arguments, timeout) from None
-            finally:
-                channel.settimeout(None)
             texts = []
             for file in (out, err):
                 file.seek(0)
@@ -69,16 +127,6 @@ def _fixed(env: dict[str, str]) -> Any:
     """What a fork cannot change any more."""
     variables = {name: value for name, value in env.items() if name.startswith(_AT_START)}
     return variables, [resource.getrlimit(limit) for limit in _LIMITS], os.geteuid()
-
-
-def _start() -> tuple[socket.socket, Any, Any]:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-    line = f"import sys; sys.path.append({os.path.dirname(os.path.dirname(__file__))!r})"
-    line += f"; from suites.warm import serve; serve({theirs.fileno()})"
-    with theirs:
-        server = subprocess.Popen([sys.executable, "-c", line], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-    return ours, _fixed(dict(os.environ)), server
 
 
 def serve(descriptor: int) -> None:

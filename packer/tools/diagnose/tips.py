@@ -281,7 +281,7 @@ _POINTLESS_FIRST = (
 _COMPILED = """@numba.njit(nogil=True)
 def work(image): ...
 op = torch.utils.cpp_extension.load('op', ['op.cpp'])  # where Numba cannot"""
-_GPU_DECODERS = """loader = ImageLoader(reader, 256, augment=ops, device='cuda', decoder='torchcodec')
+_GPU_DECODERS = """loader = ImageLoader(reader, 256, augment=ops, device='cuda', decode=Decode(decoder='torchcodec'))
 loader = DaliLoader(reader, 256, augment=ops)  # or by DALI"""
 _LIBRARIES = ("torchvision", "albumentations", "kornia", "torchaudio", "monai", "PIL", "readers", "torch")
 

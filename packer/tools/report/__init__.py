@@ -6,13 +6,103 @@
     page.table(["stage", "ms a step"], [["step", "20.0"], ["read", "41.5"]])
     write_page(Path("report.html"), page)
 
-Pages need matplotlib and Jinja2, the extra `report`; `require_charts()` says so before the work and not after it.
+A page loads nothing and runs no script. Its form is the template page.html with style.css. All text is escaped; only
+charts are markup. Pages need matplotlib and Jinja2, the extra `report`; `require_charts()` says so before the work.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from cache.files import atomic_write
 from packer.tools.report import charts
-from packer.tools.report.charts import Chart, require_charts, svg_image
-from packer.tools.report.page import Page, write_page
+from packer.tools.report.charts import STYLE, Chart, clean, require_charts, svg_image
 
 __all__ = ["Chart", "Page", "charts", "require_charts", "svg_image", "write_page"]
+
+_NUMBER = re.compile(r"(–|[<>~]?\s?[+−-]?[\d.,]+\s?\S{0,10}( ?[–±] ?[\d.,]+\s?\S{0,10})?)?")
+
+
+@dataclass(frozen=True, slots=True)
+class _Section:
+    """title: "" for what is above all sections. parts: kind and value, as the template has them."""
+
+    title: str = ""
+    collapsed: bool = False
+    parts: list[tuple[str, Any]] = field(default_factory=list)
+
+
+class Page:
+    """A report that grows from the top to the bottom.
+
+    title: of the page. lead: the result in a sentence, which is shown first.
+    """
+
+    def __init__(self, title: str, *, lead: str = "") -> None:
+        self.title, self.lead = title, lead
+        self.sections = [_Section()]
+
+    def section(self, title: str, *, collapsed: bool = False) -> None:
+        """Begin a section. collapsed: only its title is shown until it is clicked; on paper all of it."""
+        self.sections.append(_Section(title, collapsed))
+
+    def figures(self, items: Sequence[tuple[str, str, str]]) -> None:
+        """The few numbers that matter, in large: (value, what it is, a word more or "")."""
+        self._add("figures", items)
+
+    def text(self, text: str) -> None:
+        """A paragraph."""
+        self._add("text", text)
+
+    def points(self, items: Sequence[str]) -> None:
+        """A list of sentences."""
+        self._add("points", items)
+
+    def facts(self, items: Sequence[tuple[str, str]]) -> None:
+        """Names and values, as of an environment."""
+        self._add("facts", items)
+
+    def chart(self, chart: Chart, caption: str = "") -> None:
+        """A chart with a caption below it."""
+        self._add("chart", {"chart": chart, "caption": caption})
+
+    def table(
+        self, headings: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str = "", strong: Sequence[int] = ()
+    ) -> None:
+        """A table; columns of numbers are aligned right, and one that is too wide scrolls. strong: rows to look at.
+
+        Raises ValueError for a row that has not a cell for each heading.
+        """
+        for row in rows:
+            if len(row) != len(headings):
+                raise ValueError(f"a row of {len(row)} cells, expected {len(headings)}: {row!r}")
+        right = [bool(rows) and all(_NUMBER.fullmatch(row[column]) for row in rows) for column in range(len(headings))]
+        table = {"headings": headings, "rows": rows, "caption": caption, "strong": strong, "right": right}
+        self._add("table", table)
+
+    def card(self, title: str, *, badge: str = "", why: str = "", code: str = "", note: str = "") -> None:
+        """A piece of advice: what to do, what it gains (badge), why, how as code, and what to mind."""
+        self._add("card", {"title": title, "badge": badge, "why": why, "code": code, "note": note})
+
+    def render(self) -> str:
+        """The whole document. Raises MissingExtraError."""
+        require_charts()
+        from jinja2 import Environment
+
+        environment = Environment(autoescape=True)
+        environment.filters["clean"] = clean
+        template = files("packer.tools.report").joinpath("page.html").read_text("utf-8")
+        return environment.from_string(template).render(page=self, style=STYLE) + "\n"
+
+    def _add(self, kind: str, value: Any) -> None:
+        self.sections[-1].parts.append((kind, value))
+
+
+def write_page(path: Path, page: Page) -> None:
+    """Write a page; the file is whole or not there. Raises OSError, MissingExtraError."""
+    atomic_write(path, page.render().encode())

@@ -1,4 +1,4 @@
-"""Charts of a report: bars, stacked bars, points, heat maps and lines, drawn by matplotlib, each in two widths.
+"""Charts of a report: bars, stacked bars, heat maps and lines, drawn and laid out by matplotlib, each in two widths.
 
 A chart is an SVG element for the middle of a page. Its text stays text, so that it can be searched, selected and read
 aloud; its colours are CSS variables of the page, which knows whether it is light or dark: matplotlib draws with
@@ -17,9 +17,9 @@ import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, TypeAlias
-from xml.etree import ElementTree
 
 from cache.errors import MissingExtraError
 from cache.messages import printable, shortened
@@ -48,20 +48,21 @@ STYLE = files("packer.tools.report").joinpath("style.css").read_text("utf-8")
 COLOURS = STYLE.partition("/* --- the page --- */")[0]
 _ALT = 1500
 _LARGE = 1e10
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), (0, (9, 3)), (0, (3, 1, 1, 1, 1, 1)))
+_ROW = 18  # pixels of a bar with the space around it
 _INK, _MUTED, _GRID, _SURFACE, _STRONG = "#000001", "#000002", "#000003", "#000004", "#000005"
 _SERIES = ("#000011", "#000012", "#000013", "#000014", "#000015", "#000016", "#000017")
+_STYLES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), (0, (9, 3)), (0, (3, 1, 1, 1)), "--")
+_MARKERS = "os^DvPX"
 _VARIABLES = {_INK: "currentColor", _MUTED: "var(--muted)", _GRID: "var(--grid)", _SURFACE: "var(--surface)"}
 _VARIABLES |= {_STRONG: "var(--strong)"} | {colour: f"var(--series-{i})" for i, colour in enumerate(_SERIES, 1)}
-_PLACEHOLDER = re.compile("|".join(_VARIABLES))
-_REFERENCE = re.compile(r"#([A-Za-z_][\w.-]*)")
+_PLACEHOLDER = re.compile(f"(?<=fill: |roke: )({'|'.join(_VARIABLES)})")
+# Of an SVG file: its comments, what describes it, and names to which nothing refers, which several charts would share.
+_NEEDLESS = re.compile(r'<!--.*?-->|<(metadata|style)\b.*?</\1>| id="[\w.]+_\d+"|(?<=>)\s+(?=<)', re.DOTALL)
 _NO_TEXT = re.compile("[\ufffe\uffff]")  # characters that XML does not have, beyond those that `printable` escapes
 # Settings that are not about drawing; setting them would start a user interface or give a warning.
 _NO_SETTINGS = ("backend", "interactive", "toolbar", "webagg", "tk.", "date.epoch", "timezone", "figure.max_open")
 _SETTINGS = {
     "svg.fonttype": "none",
-    "svg.hashsalt": "packer",
     "text.parse_math": False,
     "font.family": ["DejaVu Sans"],
     "text.color": _INK,
@@ -105,17 +106,15 @@ class Mark:
 @dataclass(frozen=True, slots=True)
 class _Size:
     """width: pixels; a phone shows a narrow chart a little larger, a page at 400 % a little smaller. names: the
-    longest that fits, in characters."""
+    longest that fits, in characters. ticks: of an axis of times."""
 
     width: int
     font: int
     names: int
-    is_narrow: bool = False
+    ticks: int
 
 
-_WIDE, _NARROW = _Size(820, 13, 36), _Size(340, 14, 22, True)
-_ROW = 18  # pixels of a bar with the space around it
-_LANES = 6
+_SIZES = _Size(820, 13, 36, 8), _Size(340, 14, 12, 4)
 
 
 def number(value: Value, unit: str = "", *, like: float | None = None) -> str:
@@ -149,33 +148,31 @@ def bars(
     line: a value that the bars are to be compared with, and its name.
     """
     rows, values = _series(labels, series)
-    lows, highs = ([_finite(value) for value in ends or [None] * len(rows)] for ends in (low, high))
-    known = _known([value for column in (*values.values(), highs) for value in column])
-    top = max([*known, line[0] if line else 0.0]) or 1.0
+    ends = [[_finite(value) for value in each or [None] * len(rows)] for each in (low, high)]
+    top = max([*_known([v for column in (*values.values(), *ends) for v in column]), line[0] if line else 0.0]) or 1.0
+    many = max(1, len(values))
 
     def paint(axes: Axes, size: _Size) -> None:
-        places = _row_places(axes, rows, len(values), size, strong)
+        _name_rows(axes, rows, many, size, strong)
         for place, (name, column) in enumerate(values.items()):
-            y = [row + place for row in places]
-            colours = [_STRONG if row in strong and len(values) == 1 else _SERIES[place % 7] for row in range(len(y))]
+            y = [row * (many + 0.5) + place for row in range(len(rows))]
+            colours = [_STRONG if row in strong and many == 1 else _SERIES[place % 7] for row in range(len(rows))]
             lengths = [max(0.0, value or 0.0) / top for value in column]
-            axes.barh(y, lengths, height=0.85, color=colours, label=name)
-            ends = list(lengths)
-            for row, (start, end) in enumerate(zip(lows, highs, strict=True)):
-                if place == 0 and start is not None and end is not None:
-                    reach = [max(0.0, start) / top, max(0.0, end) / top]
-                    axes.plot(reach, [y[row]] * 2, color=_INK, linewidth=1.5, marker="|", markersize=7)
-                    ends[row] = max(ends[row], *reach)
-            for row, end in enumerate(ends):
-                weight = "bold" if row in strong else "normal"
-                _write(axes, number(column[row], unit, like=top), (end, y[row]), (6, 0), size, weight=weight)
+            around: Any = None
+            if place == 0 and low is not None and high is not None:
+                around = [[0.0 if end is None else max(0.0, sign * (end / top - length))
+                           for end, length in zip(each, lengths, strict=True)]
+                          for sign, each in zip((-1, 1), ends, strict=True)]  # fmt: skip
+            how: Any = {"xerr": around, "ecolor": _INK, "capsize": 3} if around else {}
+            drawn = axes.barh(y, lengths, height=0.85, color=colours, label=name, **how)
+            shown = axes.bar_label(drawn, [number(value, unit, like=top) for value in column], padding=6)
+            for row, text in enumerate(shown):
+                text.set_fontweight("bold" if row in strong else "normal")
         if line is not None:
-            axes.axvline(line[0] / top, color=_INK, linewidth=1, linestyle=(0, (3, 3)))
-            where = (line[0] / top, 1.0)
-            _write(axes, clean(line[1], 40), where, (0, 8), size, x_transform=True, ha="center")
+            axes.axvline(line[0] / top, color=_INK, linewidth=1, linestyle=(0, (3, 3)), label=clean(line[1], 40))
 
-    height = _rows_height(len(rows), len(values)) + (24 if line else 0)
-    return _both(height, paint, _table_in_words(rows, values, unit), list(values) if len(values) > 1 else [])
+    height = _rows_height(len(rows), many)
+    return _chart(height, paint, _table_in_words(rows, values, unit), legend=many > 1 or line is not None)
 
 
 def stacked_bars(
@@ -187,16 +184,18 @@ def stacked_bars(
     top = max([*sums, 0.0]) or 1.0
 
     def paint(axes: Axes, size: _Size) -> None:
-        places = _row_places(axes, rows, 1, size)
-        left = [0.0] * len(rows)
+        _name_rows(axes, rows, 1, size)
+        left, y = [0.0] * len(rows), [1.5 * row for row in range(len(rows))]
         for place, (name, column) in enumerate(values.items()):
             widths = [max(0.0, value or 0.0) / top for value in column]
-            axes.barh(places, widths, height=0.85, left=left, color=_SERIES[place % 7], edgecolor=_SURFACE, label=name)
+            drawn = axes.barh(
+                y, widths, height=0.85, left=left, color=_SERIES[place % 7], edgecolor=_SURFACE, label=name
+            )
             left = [start + width for start, width in zip(left, widths, strict=True)]
-        for row, value in enumerate(sums if total else ()):
-            _write(axes, number(value, unit, like=top), (left[row], places[row]), (6, 0), size)
+            if total and place == len(values) - 1:
+                axes.bar_label(drawn, [number(value, unit, like=top) for value in sums], padding=6)
 
-    return _both(_rows_height(len(rows), 1), paint, _table_in_words(rows, values, unit), list(values))
+    return _chart(_rows_height(len(rows), 1), paint, _table_in_words(rows, values, unit), legend=True)
 
 
 def lines(
@@ -205,17 +204,13 @@ def lines(
     *,
     x_label: str,
     y_label: str,
-    from_zero: bool = True,
     log_x: bool = False,
-    marks: Sequence[Mark] = (),
 ) -> Chart:
-    """A line for each series over the same x; it is broken where a value is missing.
+    """A line for each series over the same x, from 0; it is broken where a value is missing.
 
-    x: rising numbers. from_zero: y begins at 0. log_x: x by powers, with a tick at each of few values. marks: vertical
-    lines at places of x, with names; not with log_x.
+    x: rising numbers. log_x: x by powers, with a tick at each of few values.
     """
     _, values = _series([str(place) for place in x], series)
-    span = (x[0], x[-1]) if x else (0.0, 1.0)
 
     def paint(axes: Axes, size: _Size) -> None:
         for place, (name, column) in enumerate(values.items()):
@@ -223,32 +218,30 @@ def lines(
                 list(x),
                 [math.nan if value is None else value for value in column],
                 color=_SERIES[place % 7],
-                linestyle=_DASHES[place % len(_DASHES)],
+                linestyle=_STYLES[place % 7],
                 linewidth=2,
                 marker=_MARKERS[place % 7] if len(x) <= 24 else "",
                 markersize=8,
                 markeredgecolor=_SURFACE,
                 label=name,
             )
+        known = _known([value for column in values.values() for value in column])
+        axes.set_ylim(min([0.0, *known]), 1.06 * max([0.0, *known]) or 1.0)
         if log_x:
             axes.set_xscale("log")
-        if from_zero:
-            known = _known([value for column in values.values() for value in column])
-            axes.set_ylim(min([0.0, *known]), 1.06 * max([0.0, *known]) or 1.0)
         _label_axes(axes, size, x_label, log_x)
         if log_x and len(x) <= 8:
             axes.set_xticks(list(x))
             axes.set_xticks([], minor=True)
         axes.grid(linewidth=1)
-        axes.set_ylabel(clean(y_label, 40), fontsize=size.font)
-        _draw_marks(axes, () if log_x else marks, span, size)
+        axes.set_ylabel(clean(y_label, 40))
 
     shown = "; ".join(
         f"{name} from {number(known[0])} to {number(known[-1])}, at most {number(max(known))}"
         for name, column in values.items()
         if (known := _known(column))
     )
-    return _both(360, paint, f"{y_label} against {x_label}: {shown}", list(values) if len(values) > 1 else [])
+    return _chart(360, paint, f"{y_label} against {x_label}: {shown}", legend=len(values) > 1)
 
 
 def heat_map(
@@ -256,71 +249,75 @@ def heat_map(
     times: Sequence[float],
     values: Sequence[Sequence[Value]],
     *,
-    x_label: str = "seconds",
     marks: Sequence[Mark] = (),
 ) -> Chart:
     """values[row][time], 0 to 1, as colours from dark to bright; missing ones are left open.
 
-    times: where each column begins, rising; columns are drawn equally wide. marks: lines at times, with names.
-    Raises ValueError without rows or times, or where their numbers are not those of the values.
+    times: where each column begins in seconds, rising; columns are drawn equally wide. marks: lines at times, with
+    names where there is room. Raises ValueError without rows or times, or where their numbers are not those of the
+    values.
     """
     if not rows or not times or len(values) != len(rows) or any(len(row) != len(times) for row in values):
         raise ValueError(f"a heat map of {len(rows)} rows and {len(times)} times needs as many values, and one of each")
     names = [clean(row, 60) for row in rows]
-    cells = [
-        [None if (cell := _finite(value)) is None else min(1.0, max(0.0, cell)) for value in row] for row in values
-    ]
+    cells = [[math.nan if (cell := _finite(value)) is None else min(1.0, max(0.0, cell)) for value in row]
+             for row in values]  # fmt: skip
     span = (times[0], times[-1] + ((times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else 1.0))
     thickness = 24 if len(rows) <= 24 else max(14, 600 // len(rows))
 
     def paint(axes: Axes, size: _Size) -> None:
-        shown = [[math.nan if cell is None else cell for cell in row] for row in cells]
-        image = axes.imshow(
-            shown, cmap="viridis", vmin=0, vmax=1, interpolation="none", aspect="auto", extent=(*span, len(names), 0.0)
-        )
+        image = axes.imshow(cells, cmap="viridis", vmin=0, vmax=1, interpolation="none", aspect="auto",
+                            extent=(*span, len(names), 0.0))  # fmt: skip
         for row in range(1, len(names)):
             axes.axhline(row, color=_SURFACE, linewidth=1)
-        _label_axes(axes, size, x_label)
+        _label_axes(axes, size, "seconds")
         axes.spines["left"].set_visible(False)
         places = range(0, len(names), -(-(size.font + 2) // thickness))
-        axes.set_yticks(
-            [place + 0.5 for place in places], [clean(names[place], 12 if size.is_narrow else 36) for place in places]
-        )
-        _draw_marks(axes, marks, span, size)
-        scale = axes.figure.colorbar(image, ax=axes, location="top", aspect=12, shrink=0.25, anchor=(0, 1), pad=0.03)
-        scale.set_ticks([0, 1], labels=["0 %", "100 %"], fontsize=size.font)
+        axes.set_yticks([place + 0.5 for place in places], [clean(names[place], size.names) for place in places])
+        shown, room = list[Mark](), 2 * size.font * (span[1] - span[0]) / size.width
+        for mark in marks:
+            axes.axvline(mark.at, color=_INK, linewidth=1, zorder=3)
+            if not shown or mark.at - shown[-1].at >= 1.5 * room:
+                shown.append(mark)
+        if shown:
+            above = axes.secondary_xaxis("top")
+            above.spines["top"].set_visible(False)
+            above.set_xticks([mark.at for mark in shown], [clean(mark.label, 20) for mark in shown], rotation=90)
+        axes.set_xlim(*span)
+        scale = axes.figure.colorbar(image, ax=axes, location="bottom", aspect=12, shrink=0.25, anchor=(0, 1), pad=0.03)
+        scale.set_ticks([0, 1], labels=["0 %", "100 %"])
         scale.outline.set_visible(False)
         if scale.solids is not None:
             scale.solids.set_rasterized(True)
 
-    means = "; ".join(
-        f"{name} {number(100 * sum(known) / len(known) if (known := _known(row)) else None, '%')}"
-        for name, row in zip(names, cells, strict=True)
-    )
-    lanes = min(_LANES, len(marks)) * (_NARROW.font + 4)
-    return _both(len(names) * thickness + 110 + lanes, paint, f"means: {means}")
+    def mean(row: list[float]) -> str:
+        known = [cell for cell in row if not math.isnan(cell)]
+        return number(100 * sum(known) / len(known) if known else None, "%")
+
+    means = "; ".join(f"{name} {mean(row)}" for name, row in zip(names, cells, strict=True))
+    longest = max((len(clean(mark.label, 20)) for mark in marks), default=0)
+    return _chart(len(names) * thickness + 110 + 9 * longest, paint, f"means: {means}")
 
 
 def require_charts() -> None:
     """Raises MissingExtraError where matplotlib or Jinja2 is not installed."""
-    _matplotlib()
     try:
         import jinja2  # noqa: F401
+        import matplotlib  # noqa: F401
     except ImportError as error:
-        raise MissingExtraError("jinja2", "report", "reports as pages") from error
+        raise MissingExtraError(error.name or "matplotlib", "report", "reports with charts") from error
 
 
 def svg_image(chart: Chart) -> str:
     """The wide drawing of a chart as a document of its own, for a page in Markdown, with its colours."""
-    root = ElementTree.fromstring(chart.wide)
-    _, _, width, height = root.attrib["viewBox"].split()
-    del root.attrib["role"], root.attrib["aria-label"]
-    root.attrib |= {"xmlns": "http://www.w3.org/2000/svg", "height": height, "style": "color: var(--ink)"}
-    title, style = ElementTree.Element("title"), ElementTree.Element("style")
-    title.text, style.text = clean(chart.alt, 300), COLOURS
-    surface = ElementTree.Element("rect", {"width": width, "height": height, "fill": "var(--surface)"})
-    root[:] = [title, style, surface, *root]
-    return ElementTree.tostring(root, encoding="unicode") + "\n"
+    head, _, drawing = chart.wide.partition(">")
+    width, height = re.findall(r"[\d.]+", head.partition('viewBox="')[2])[2:4]
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" width="{width}" '
+        f'height="{height}" viewBox="0 0 {width} {height}" style="color: var(--ink)">'
+        f"<title>{escape(clean(chart.alt, 300))}</title><style>{COLOURS}</style>"
+        f'<rect width="{width}" height="{height}" fill="var(--surface)"/>{drawing}\n'
+    )
 
 
 def clean(text: object, most: int = 300) -> str:
@@ -331,110 +328,69 @@ def clean(text: object, most: int = 300) -> str:
     return shortened(_NO_TEXT.sub("\ufffd", printable(whole)), most)
 
 
-# --- parts of charts
-def _both(height: int, paint: Callable[[Axes, _Size], None], alt: str, legend: Sequence[str] = ()) -> Chart:
-    """The chart in both widths. height: pixels without the legend, whose names are those of series."""
+# --- parts of charts ------------------------------------------------------------------------------------------------
+def _chart(height: int, paint: Callable[[Axes, _Size], None], alt: str, legend: bool = False) -> Chart:
+    """The chart in both widths. height: pixels without the legend."""
     alt = clean(alt, _ALT)
-    wide, narrow = (_draw(height, paint, alt, legend, size) for size in (_WIDE, _NARROW))
+    wide, narrow = (_draw(height, paint, alt, legend, size) for size in _SIZES)
     return Chart(wide, narrow, alt)
 
 
-def _draw(height: int, paint: Callable[[Axes, _Size], None], alt: str, legend: Sequence[str], size: _Size) -> str:
-    matplotlib = _matplotlib()
+def _draw(height: int, paint: Callable[[Axes, _Size], None], alt: str, legend: bool, size: _Size) -> str:
+    require_charts()
+    import matplotlib
     from matplotlib.figure import Figure
 
-    columns = max(1, size.width // (size.font * (4 + max(map(len, legend), default=0)) * 7 // 10))
-    rows = -(-len(legend) // columns)
-    settings = {k: v for k, v in matplotlib.rcParamsDefault.items() if not k.startswith(_NO_SETTINGS)} | _SETTINGS
-    settings |= dict.fromkeys(("font.size", "xtick.labelsize", "ytick.labelsize", "legend.fontsize"), size.font)
+    salt = hashlib.blake2b(f"{alt} {size}".encode(), digest_size=8).hexdigest()
+    settings: Any = {k: v for k, v in matplotlib.rcParamsDefault.items() if not k.startswith(_NO_SETTINGS)} | _SETTINGS
+    settings |= dict.fromkeys(("font.size", "axes.labelsize", "xtick.labelsize", "ytick.labelsize"), size.font)
+    settings |= {"legend.fontsize": size.font, "svg.hashsalt": salt}
     with matplotlib.rc_context(settings), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from")  # the browser has other fonts
         warnings.filterwarnings("ignore", "constrained_layout not applied")
-        figsize = (size.width / 72, (height + rows * (size.font + 8)) / 72)
-        figure = Figure(figsize=figsize, dpi=72, facecolor="none", layout="constrained")
+        figure = Figure(dpi=72, facecolor="none", layout="constrained")
         axes = figure.subplots()
         paint(axes, size)
-        if legend:
-            handles, names = axes.get_legend_handles_labels()
-            figure.legend(handles, [clean(name, 36) for name in names], loc="outside upper left", ncols=columns)
-        file = io.BytesIO()
+        handles, names = axes.get_legend_handles_labels() if legend else ([], [])
+        longest = max([10, *map(len, names)])
+        columns = max(1, size.width // (size.font * (4 + longest) * 7 // 10))
+        figure.set_size_inches(size.width / 72, (height - (-len(names) // columns) * (size.font + 8)) / 72)
+        if names:
+            shown = [clean(name, 36) for name in names]
+            figure.legend(handles, shown, loc="outside upper left", ncols=columns)
+        file = io.StringIO()
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    return _inline(file.getvalue(), alt)
+    drawing = file.getvalue().partition("<svg")[2].partition(">")[2]
+    drawing = _PLACEHOLDER.sub(lambda match: _VARIABLES[match[0]], _NEEDLESS.sub("", drawing))
+    width, tall = (f"{72 * inches:g}" for inches in figure.get_size_inches())
+    described = f'viewBox="0 0 {width} {tall}" width="{width}" role="img" aria-label="{escape(alt)}"'
+    return f"<svg {described}>{drawing.strip()}"
 
 
-def _row_places(axes: Axes, names: Sequence[str], many: int, size: _Size, strong: Sequence[int] = ()) -> list[float]:
-    """Where the first bar of each label is. Labels are beside their bars, or above them where it is narrow."""
-    step = many + (1.3 if size.is_narrow else 0.5)
-    places = [row * step for row in range(len(names))]
+def _name_rows(axes: Axes, names: Sequence[str], many: int, size: _Size, strong: Sequence[int] = ()) -> None:
+    """Names beside bars, of which each row has `many`."""
+    step = many + 0.5
     axes.set_xlim(0, 1)
-    axes.set_ylim(max(1, len(names)) * step - 0.6, -1.4 if size.is_narrow else -0.6)
+    axes.set_ylim(max(1, len(names)) * step - 0.6, -0.6)
     axes.set_xticks([])
-    middles = [place + (many - 1) / 2 for place in places]
-    shown = [clean(name, size.names) for name in names]
-    axes.set_yticks(middles, ["" for _ in shown] if size.is_narrow else shown)
-    for row, name in enumerate(shown):
-        weight = "bold" if row in strong else "normal"
-        if size.is_narrow:
-            _write(axes, name, (0, places[row] - 0.95), (0, 0), size, weight=weight)
-        else:
-            axes.get_yticklabels()[row].set_fontweight(weight)
-    return places
+    middles = [row * step + (many - 1) / 2 for row in range(len(names))]
+    axes.set_yticks(middles, [clean(name, size.names) for name in names])
+    for row in strong:
+        axes.get_yticklabels()[row].set_fontweight("bold")
 
 
 def _rows_height(rows: int, many: int) -> int:
-    return max(1, rows) * round((many + 1.3) * _ROW) + 12
-
-
-def _write(
-    axes: Axes,
-    text: str,
-    where: tuple[float, float],
-    offset: tuple[float, float],
-    size: _Size,
-    *,
-    x_transform: bool = False,
-    **options: Any,
-) -> None:
-    """Text on a plate of the page's colour, so that lines do not cross it. offset: pixels, right and up.
-
-    x_transform: y is in shares of the height.
-    """
-    plate = {"facecolor": _SURFACE, "edgecolor": "none", "pad": 1}
-    coordinates: Any = axes.get_xaxis_transform() if x_transform else "data"
-    axes.annotate(
-        text, where, offset, xycoords=coordinates, textcoords="offset points", fontsize=size.font, va="center_baseline",
-        zorder=4, bbox=plate, annotation_clip=False, **options,
-    )  # fmt: skip
+    return max(1, rows) * round((many + 0.8) * _ROW) + 12
 
 
 def _label_axes(axes: Axes, size: _Size, x_label: str, log_x: bool = False) -> None:
-    axes.set_xlabel(clean(x_label, 40), loc="right", fontsize=size.font)
+    axes.set_xlabel(clean(x_label, 40), loc="right")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(lambda value, _: _tick(value))
         axis.set_minor_formatter(lambda value, _: "")
     if not log_x:
-        axes.locator_params(axis="x", nbins=4 if size.is_narrow else 8)
+        axes.locator_params(axis="x", nbins=size.ticks)
     axes.locator_params(axis="y", nbins=6)
-
-
-def _draw_marks(axes: Axes, marks: Sequence[Mark], span: tuple[float, float], size: _Size) -> None:
-    """Lines at times, with names above the axes in as many lanes as it takes; those without room have none."""
-    if not marks:
-        return
-    axes.set_xlim(*span)
-    pixels = 0.6 * size.width / ((span[1] - span[0]) or 1.0)  # a time has, at least
-    ends = [-math.inf] * _LANES
-    for mark in marks:
-        axes.axvline(mark.at, color=_INK, linewidth=1, zorder=3)
-        label = clean(mark.label, 20)
-        width, at = 0.75 * size.font * len(label), (mark.at - span[0]) * pixels
-        left = at - width if at > 0.3 * size.width else at
-        lane = next((lane for lane, end in enumerate(ends) if end <= left), None)
-        if lane is not None:
-            ends[lane] = left + width + 8
-            side = "right" if left < at else "left"
-            offset = (-2 if left < at else 2, 10 + lane * (size.font + 4))
-            _write(axes, label, (mark.at, 1.0), offset, size, x_transform=True, ha=side)
 
 
 def _tick(value: float) -> str:
@@ -443,6 +399,10 @@ def _tick(value: float) -> str:
 
 def _finite(value: Value) -> Value:
     return None if value is None or not math.isfinite(value) else float(value)
+
+
+def _known(values: Sequence[Value]) -> list[float]:
+    return [value for value in values if value is not None]
 
 
 def _series(labels: Sequence[str], series: Mapping[str, Sequence[Value]]) -> tuple[list[str], dict[str, list[Value]]]:
@@ -454,49 +414,9 @@ def _series(labels: Sequence[str], series: Mapping[str, Sequence[Value]]) -> tup
     return [clean(label, 60) for label in labels], values
 
 
-def _known(values: Sequence[Value]) -> list[float]:
-    return [value for value in values if value is not None]
-
-
 def _table_in_words(rows: Sequence[str], series: Mapping[str, Sequence[Value]], unit: str) -> str:
     """ "step: added 20.0 ms, if free 0 ms; copy: …"."""
     return "; ".join(
         f"{row}: " + ", ".join(f"{name} {number(column[i], unit)}".strip() for name, column in series.items())
         for i, row in enumerate(rows)
     )
-
-
-def _matplotlib() -> Any:
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise MissingExtraError("matplotlib", "report", "drawing charts") from error
-    return matplotlib
-
-
-def _inline(document: bytes, alt: str) -> str:
-    """The element of a page that an SVG file is: without metadata and styles, its names its own."""
-    root = ElementTree.fromstring(document)
-    prefix = "c" + hashlib.blake2b(document, digest_size=5).hexdigest()
-    for element in root.iter():
-        element.tag = _local(element.tag)
-        element[:] = [child for child in element if _local(child.tag) not in ("metadata", "style")]
-        element.tail = None
-        if element.tag != "text":
-            element.text = None
-        attributes = {_local(key): value for key, value in element.attrib.items()}
-        for key, value in attributes.items():
-            if key == "id":
-                attributes[key] = f"{prefix}-{value}"
-            elif key == "style":
-                attributes[key] = _PLACEHOLDER.sub(lambda match: _VARIABLES[match[0]], value)
-            elif value.startswith(("#", "url(")):
-                attributes[key] = _REFERENCE.sub(rf"#{prefix}-\1", value)
-        element.attrib = attributes
-    size = root.attrib.pop("width").removesuffix("pt"), root.attrib.pop("height").removesuffix("pt")
-    root.attrib = {"viewBox": f"0 0 {size[0]} {size[1]}", "width": size[0], "role": "img", "aria-label": alt}
-    return ElementTree.tostring(root, encoding="unicode")
-
-
-def _local(tag: str) -> str:
-    return tag.rpartition("}")[2]

@@ -27,11 +27,10 @@ from cache.errors import PackerError, UnknownNameError
 from packer.tools.view.places import Place
 from packer.verification import header_difference
 from readers.headers import MEDIA
-from readers.index import FIELD_COLUMNS, MemoryColumns
-from readers.pixels import PIXELS, stored_bytes
+from readers.headers.base import stored_bytes
+from readers.layout import PIXELS
 from readers.reader import Reader
-from readers.sample import NO_LABEL, Buffer, ImageInfo, headers_of, upright_sides
-from readers.strings import Strings
+from readers.table import FIELD_COLUMNS, NO_LABEL, Buffer, ImageInfo, MemoryColumns, Strings, headers_of, upright_sides
 from readers.where import TableFacts, json_columns, json_payloads, parse_where
 
 __all__ = [

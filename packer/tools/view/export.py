@@ -37,7 +37,7 @@ from packer.tools.view.places import open_place
 from packer.tools.view.samples import thumbnail
 from readers.headers import MEDIA
 from readers.layout import read_dataset_info
-from readers.opening import PackedColumns
+from readers.opening.packed import PackedColumns
 from readers.reader import Reader
 
 __all__ = [
@@ -297,7 +297,7 @@ def _split(split: SplitView, view: View, base: _Base, writing: _Writing) -> dict
     described = {}
     for name, values in split.columns().items():
         entry = Column(values).described(f"{base.url}{quote(info.index)}/{quote(name)}.npy")
-        size = (columns.index.directory / f"{name}.npy").stat().st_size
+        size = (columns.directory / f"{name}.npy").stat().st_size
         described[name] = {
             **entry,
             "start": size - values.nbytes,

@@ -18,13 +18,11 @@ from cache.stores.base import Payloads
 from packer.formats.base import Arena
 from packer.sources import Source, open_source
 from packer.sources.base import SourceListing, SourceReader, SplitListing
-from readers.index import MemoryColumns, encode_name
 from readers.layout import DATASET_FILE, DatasetInfo, read_dataset_info
+from readers.opening.remote import RemoteHome
+from readers.opening.tree import has_image_suffix
 from readers.reader import Reader
-from readers.remote import RemoteHome
-from readers.strings import Names
-from readers.table import Table
-from readers.tree import has_image_suffix
+from readers.table import MemoryColumns, Names, Table, encode_name
 
 __all__ = [
     "Place",

@@ -23,6 +23,7 @@ from cache.node import usable_cpus
 from packer.conversion.ops import SHOWN, parse_op
 from packer.formats.base import png_of
 from packer.verification import header_difference
+from readers import Decode, Ranks, Threads
 from readers.augment import Recipe
 from readers.augment.geometry import Plan
 from readers.augment.ops import Op, Stage
@@ -30,11 +31,11 @@ from readers.decode import Region, decode_image
 from readers.feed import Feed, FeedOptions, Start, choose_tail
 from readers.fields import decode_field
 from readers.headers import read_header, sniff
-from readers.index import MemoryColumns
+from readers.headers.base import stored_bytes
+from readers.layout import PIXELS
 from readers.order import ClassBalanced, Order, Sequential, Shuffled, block_shuffled
-from readers.pixels import PIXELS, stored_bytes
 from readers.reader import Reader
-from readers.sample import NO_LABEL, Buffer, upright_sides
+from readers.table import NO_LABEL, Buffer, MemoryColumns, upright_sides
 
 __all__ = [
     "BatchRequest",
@@ -307,12 +308,10 @@ class Batches:
             request.batch_size,
             augment=augment,
             order=feed.order,
-            rank=request.rank,
-            world_size=request.ranks,
+            ranks=Ranks(rank=request.rank, world_size=request.ranks),
             fields=("image",),
-            layout="NHWC",
-            prefetch=1,
-            decoder="cpu",
+            decode=Decode(layout="NHWC", decoder="cpu"),
+            threads=Threads(prefetch=1),
         )
         start = feed.after(step, request.epoch) if step else Start(request.epoch)
         with warnings.catch_warnings():

@@ -7,9 +7,9 @@ A page of another site cannot read anything: it does not know the token, and is 
 that leads here (DNS rebinding) its Host is refused. What is sent is never taken for another type than it says, and the
 page may load nothing from elsewhere, run no other script, and send no form. No policy of a browser keeps a script from
 sending data by opening an address, so no script runs but those of this package. Errors are JSON. Connections, the bytes
-of a request and the time for it are bounded, also for those who do not have the token (`cache.serving.http`).
+of a request and the time for it are bounded, also for those who do not have the token (`cache.serving`).
 
-This is a browser's server for one person on one machine. `cache.serving.server` is the one for many nodes: it sends
+This is a browser's server for one person on one machine. `cache.serving` is the one for many nodes: it sends
 ranges alone, for a token in a header, which an <img> cannot send.
 """
 

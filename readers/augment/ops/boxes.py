@@ -25,7 +25,7 @@ from readers.augment.ops.base import (
     sides,
     tried_sides,
 )
-from readers.sample import ImageInfo, upright_sides
+from readers.table import ImageInfo, upright_sides
 
 __all__ = ["AspectBuckets", "CenterCrop", "Crop", "RandomCrop", "RandomResizedCrop", "Resize", "ResizeToBucket"]
 

@@ -19,7 +19,7 @@ from typing import Any
 import readers
 from cache.errors import BadSampleError
 from readers.reader import Reader
-from readers.sample import NO_LABEL
+from readers.table import NO_LABEL
 
 __all__ = ["TimmReader", "create_dataset"]
 

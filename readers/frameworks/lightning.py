@@ -19,6 +19,7 @@ from cache.errors import MissingExtraError, UnknownNameError
 from readers.augment.ops import Op
 from readers.caching import cached
 from readers.loader import ImageLoader
+from readers.options import Ranks
 from readers.reader import Reader
 
 try:
@@ -44,11 +45,11 @@ class PackerDataModule(LightningDataModule):  # type: ignore[misc]
         split that the set lacks has no loader.
     stage: options of `readers.stage`, as {} or {"target": "/local"}: the set is copied to each node first.
     cache: options of `readers.cached`, as {} or {"keep": "recoded:256@90"}: samples stay in the memory of the node.
-    loader: other options of `ImageLoader`, for all splits: seed, fields, threads, dtype, …
+    loader: other options of `ImageLoader`, for all splits: seed, fields, threads, decode, …
 
     Every rank has as many batches as the others. For training the rest of an epoch is dropped; for validation and
-    testing it is padded with repeats (tail="pad", as Lightning's own sampler does), or left shorter with tail="exact"
-    in `eval_options`, which a collective in each validation step does not survive.
+    testing it is padded with repeats (Ranks(tail="pad"), as Lightning's own sampler does), or left shorter with
+    Ranks(tail="exact") in `eval_options`, which a collective in each validation step does not survive.
 
     Raises what `readers.open`, `stage`, `cached` and `ImageLoader` raise, when the loaders are made.
     """
@@ -73,7 +74,7 @@ class PackerDataModule(LightningDataModule):  # type: ignore[misc]
         self._ops = {"train": augment, "val": eval_augment, "test": eval_augment}
         self._splits = {"train": train_split, "val": val_split, "test": test_split}
         self._stage, self._cache, self._options = stage, cache, loader
-        self._eval_options = {"shuffle": False, "tail": "pad", **(eval_options or {})}
+        self._eval_options = {"shuffle": False, "ranks": Ranks(tail="pad"), **(eval_options or {})}
         self._readers: dict[str, Reader | None] = {}
         self._open = ExitStack()
 

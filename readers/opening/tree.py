@@ -37,31 +37,12 @@ import numpy.typing as npt
 
 from cache.errors import SourceError
 from cache.stores import LooseFiles
-from readers.index import MemoryColumns
 from readers.layout import same_split
 from readers.reader import Reader
-from readers.strings import LazySequence, Names, NamesBuilder, Strings, encoded, repeated
-from readers.table import Table
+from readers.table import LazySequence, MemoryColumns, Names, NamesBuilder, Strings, Table, encoded, repeated
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ProcessPoolExecutor
-
-__all__ = [
-    "SPLIT_NAMES",
-    "UNKNOWN",
-    "Keys",
-    "Rows",
-    "TreeFile",
-    "TreeFiles",
-    "TreeNames",
-    "TreeSplit",
-    "arrange",
-    "has_image_suffix",
-    "key_of_name",
-    "open_folder",
-    "scan",
-    "unique_keys",
-]
 
 
 SPLIT_NAMES = ("train", "val", "valid", "validation", "test")
@@ -675,7 +656,7 @@ class _FolderColumns(MemoryColumns):
 
 
 def open_folder(path: str | os.PathLike[str], split: str | None = None) -> Reader:
-    """Open a folder of image files; see `readers.tree` for the supported layouts.
+    """Open a folder of image files; see `readers.opening.tree` for the supported layouts.
 
     Files are images by their suffix, as in torchvision; none is opened before it is read. Raises SourceError for a tree
     that cannot be used; reading raises StaleIndexError for a file that was removed.

@@ -18,7 +18,7 @@ from cache.messages import human_bytes, plural, printable, shortened
 from readers.decode import decode_image
 from readers.fields import parse_npy
 from readers.headers import read_header, sniff
-from readers.sample import NO_LABEL, Buffer, Sample
+from readers.table import NO_LABEL, Buffer, Sample
 
 if TYPE_CHECKING:
     from readers.reader import Reader

@@ -19,9 +19,9 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,29 +32,23 @@ from cache.errors import DamagedSampleError, DatasetError, MissingError, StaleIn
 from cache.files import FileState
 from cache.messages import quoted
 from cache.stores import Buffer, Extents, Files, Shards, Store, StoreOver
-from cache.stores.base import Joined, Part, Payloads
+from cache.stores.base import Joined, Part, Payloads, location
 from cache.stores.files import OpenFile, unreadable
-from readers.index import ABSENT, FIELD_COLUMNS, REBUILD, Columns, Index, MemoryColumns, encode_name
-from readers.layout import DATASET_FILE, DatasetInfo, SplitInfo, read_dataset_info
+from readers.layout import DATASET_FILE, PIXELS, DatasetInfo, SplitInfo, read_dataset_info
 from readers.reader import Reader
-from readers.sample import NO_LABEL, ImageInfo
-from readers.strings import Strings
-from readers.table import Table
-
-__all__ = [
-    "Backend",
-    "Checked",
-    "OpenedSet",
-    "PackedColumns",
-    "Recognised",
-    "concat",
-    "handed_out",
-    "open_copied",
-    "open_packed",
-    "packed_columns",
-    "shards_of",
-]
-
+from readers.table import (
+    ABSENT,
+    FIELD_COLUMNS,
+    NO_LABEL,
+    REBUILD,
+    Columns,
+    ImageInfo,
+    Index,
+    MemoryColumns,
+    Strings,
+    Table,
+    encode_name,
+)
 
 _SAMPLES = 5  # of a shard, that are compared where the last one is wrong
 
@@ -196,20 +190,20 @@ _log = logging.getLogger(__name__)
 Backend = Literal["pread", "mmap"]
 
 
-class PackedColumns(Columns):
+class PackedColumns(Index):
     """The index of one split, and what dataset.json says of it.
 
-    place: the address of the set, where that is not the directory of the index.
+    directory: of the index. place: the address of the set, where that is not `path`.
     opened: tells whether the set is still the one that was opened; None where that is not known.
     """
 
     def __init__(
-        self, dataset: DatasetInfo, split: str, index: Index, place: str = "", opened: OpenedSet | None = None
+        self, dataset: DatasetInfo, split: str, directory: Path, place: str = "", opened: OpenedSet | None = None
     ) -> None:
-        self.dataset, self.split, self.index, self.opened = dataset, split, index, opened
+        self.dataset, self.split, self.opened = dataset, split, opened
         self.split_info: SplitInfo = dataset.splits[split]
-        self.fields, self.kinds, self.classes = tuple(dataset.fields), dataset.fields, dataset.classes
-        self.separate = dataset.separate
+        super().__init__(directory, self.split_info.samples, dataset.fields, dataset.separate)
+        self.kinds, self.classes = dataset.fields, dataset.classes
         self.place = place or str(self.path)
         self.title = f"{place or os.path.abspath(self.path)} ({split})"
         self._fingerprint = ""
@@ -219,40 +213,26 @@ class PackedColumns(Columns):
     @property
     def path(self) -> Path:
         """The directory with dataset.json and the index."""
-        return self.index.directory.parents[len(Path(self.split_info.index).parts) - 1]
-
-    def __len__(self) -> int:
-        return self.split_info.samples
+        return self.directory.parents[len(Path(self.split_info.index).parts) - 1]
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        return self.index.column(name) if name != "label" else self._checked_labels()
-
-    def _checked_labels(self) -> npt.NDArray[Any]:
-        """The labels. Raises DatasetError for one that is not the number of a class."""
-        labels, known = self.index.column("label"), len(self.classes)
-        if not self._are_labels_checked and len(labels):
-            low, high = int(labels.min()), int(labels.max())
+        """As `Columns.column`. Raises DatasetError for a label that is not the number of a class."""
+        column = super().column(name)
+        if name == "label" and not self._are_labels_checked and len(column):
+            known, low, high = len(self.classes), int(column.min()), int(column.max())
             if low < NO_LABEL or (known and high >= known):
-                row = int(labels.argmin() if low < NO_LABEL else labels.argmax())
+                row = int(column.argmin() if low < NO_LABEL else column.argmax())
                 expected = f"0 to {known - 1}" if known else "0 or more"
                 raise DatasetError(
-                    f"{self.title}: sample {row} ({self.keys()[row]!r:.80}) has the label {labels[row]}, expected "
+                    f"{self.title}: sample {row} ({self.keys()[row]!r:.80}) has the label {column[row]}, expected "
                     f"{expected}, or {NO_LABEL} for none; {REBUILD}"
                 )
-        self._are_labels_checked = True
-        return labels
+            self._are_labels_checked = True
+        return column
 
-    def field_column(self, field: str, name: str) -> npt.NDArray[Any]:
-        return self.index.field_column(field, name)
-
-    def shard_column(self, field: str) -> npt.NDArray[Any]:
-        return self.index.shard_column(field) if field in self.separate else self.index.column("shard")
-
-    def keys(self) -> Strings:
-        return self.index.keys()
-
-    def names(self, field: str) -> Strings:
-        return self.index.names(field)
+    def check_set(self) -> None:
+        if self.opened is not None:
+            self.opened.check(self.split_info.index)
 
     def fingerprint(self) -> str:
         """Of the whole set and the split: changes with any shard, the index and the meaning of the labels.
@@ -262,7 +242,7 @@ class PackedColumns(Columns):
         if not self._fingerprint:
             known = self.dataset.fingerprint()
             if not self.dataset.covers_index(self.split):
-                known = f"{known}-{self.index.digest(self.fields)}"
+                known = f"{known}-{super().fingerprint()}"
             self._fingerprint = f"{known}/{self.split}"
         return self._fingerprint
 
@@ -313,10 +293,43 @@ class Checked(StoreOver):
         if found != expected:
             damaged = DamagedSampleError(
                 f"sample {sample} (key {self.columns.keys()[sample]!r}, field {field!r}) at byte {offset} of "
-                f"{self.source.location(shard)}: CRC32C is {found:08x}, the index says {expected:08x}; "
+                f"{location(self.source, row, shard)}: CRC32C is {found:08x}, the index says {expected:08x}; "
                 f"run  packer verify {quoted(self.columns.place)}"
             )
             raise self.columns.explained(damaged)
+
+
+class Pixels(StoreOver):
+    """A store of images that are raw pixels, [height, width, 3], of the size that the index says.
+
+    They are handed out behind the header that caches of decoded images use, too (`readers.headers.base`), by which
+    everything that decodes knows them. Raises DamagedSampleError.
+    """
+
+    def __init__(self, source: Store, columns: Columns) -> None:
+        self.source, self.columns = source, columns
+
+    def read_one(self, row: int, shard: int, offset: int, length: int) -> Buffer:
+        return self._behind_header(row, self.source.read_one(row, shard, offset, length))
+
+    def read(self, extents: Extents) -> list[Buffer]:
+        found = self.source.read(extents)
+        return [self._behind_header(row, data) for row, data in zip(extents.row.tolist(), found, strict=True)]
+
+    def _behind_header(self, row: int, data: Buffer) -> Buffer:
+        from readers.headers.base import pixels_header
+
+        payloads = Payloads(len(self.columns.fields))
+        sample, number = payloads.sample(row), payloads.field(row)
+        if self.columns.fields[number] != "image":
+            return data
+        height, width = (int(self.columns.column(name)[sample]) for name in ("height", "width"))
+        if len(data) != 3 * height * width:
+            raise DamagedSampleError(
+                f"sample {sample}: has {len(data):,} bytes of pixels, expected 3 x {height} x {width} by the index; "
+                f"run  packer verify {quoted(self.columns.place)}"
+            )
+        return b"".join((pixels_header(height, width), data))
 
 
 def open_packed(
@@ -395,9 +408,7 @@ def shards_of(split: SplitInfo) -> Shards:
 def packed_columns(path: Path, dataset: DatasetInfo, split: str | None) -> PackedColumns:
     """The columns of a split of the set in the directory `path`. Raises UnknownNameError."""
     name, info = dataset.split(split, path)
-    opened = OpenedSet(path, dataset, name)
-    index = Index(path / info.index, info.samples, partial(opened.check, info.index))
-    return PackedColumns(dataset, name, index, opened=opened)
+    return PackedColumns(dataset, name, path / info.index, opened=OpenedSet(path, dataset, name))
 
 
 def _files(root: Path, columns: PackedColumns, known: Recognised, backend: Backend, open_shards: int) -> Files:
@@ -423,11 +434,7 @@ def _opened(columns: PackedColumns, store: Store) -> Reader:
 
 def handed_out(store: Store, columns: Columns) -> Store:
     """What a reader of the samples in `columns` reads from: `store`, or raw pixels with their headers."""
-    if columns.kinds.get("image") != "pixels":
-        return store
-    from readers.pixels import Pixels
-
-    return Pixels(store, columns)
+    return Pixels(store, columns) if columns.kinds.get("image") == PIXELS else store
 
 
 def _info(directory: Path) -> DatasetInfo | None:
@@ -454,60 +461,57 @@ def _errno(error: BaseException | None) -> int | None:
 def concat(readers: Sequence[Reader]) -> Reader:
     """One reader after the other, as one: classes are unified by name, and labels renumbered.
 
-    Closing it closes all of them. Raises ValueError for readers without the same fields in the same order, and for
-    readers whose images are converted (cache the result instead).
+    The columns are copied into memory. Closing it closes all of them. Raises ValueError for readers without the same
+    fields in the same order, and for readers whose images are converted (cache the result instead).
     """
     if not readers:
         raise ValueError("concat takes one reader or more, and the list is empty")
     tables = [reader.table for reader in readers]
-    joined = concat_tables(tables)
-    parts = [
-        Part(reader.store, len(table.columns.shard_bytes), len(table), table.rows, Payloads(len(table.fields)))
-        for reader, table in zip(readers, tables, strict=True)
-    ]
-    return Reader(joined, Joined(parts))
-
-
-def concat_tables(tables: Sequence[Table]) -> Table:
-    """One table after the other; labels are renumbered by the names of the classes, which are those of all, in order.
-
-    The columns are copied into memory. Shards are numbered one table after the other, as
-    `cache.stores.base.Joined` takes them. Raises ValueError for tables without one order of the same fields.
-    """
-    if not tables or any(list(table.kinds.items()) != list(tables[0].kinds.items()) or table.forms for table in tables):
+    if any(list(table.kinds.items()) != list(tables[0].kinds.items()) or table.forms for table in tables):
         raise ValueError("concat takes tables of the same fields, in order and kind, of images as they are stored")
     fields = tables[0].fields
     classes = tuple(dict.fromkeys(name for table in tables for name in table.classes))
-    numbers = {name: number for number, name in enumerate(classes)}
-    headers = [name for name in ImageInfo._fields if all(table.has_headers for table in tables)]
-    separate = {field for table in tables for field in table.columns.separate}
-    parts: dict[str, list[npt.NDArray[Any]]] = {}
-    shards, sizes = 0, list[int]()
-    for table in tables:
-        new_label = np.array([*(numbers[name] for name in table.classes), NO_LABEL], np.int64)
-        parts.setdefault("label", []).append(new_label[table.labels] if table.classes else table.labels)
-        parts.setdefault("shard", []).append(table.column("shard").astype(np.int64) + shards)
-        for field in separate:
-            parts.setdefault(f"{field}.shard", []).append(table.shard_column(field).astype(np.int64) + shards)
-        for name in headers:
-            parts.setdefault(name, []).append(table.column(name))
-        for field in fields:
-            for name in FIELD_COLUMNS:
-                parts.setdefault(f"{field}.{name}", []).append(table.field_column(field, name))
-        sizes += list(table.columns.shard_bytes)
-        shards = len(sizes)
-    columns = {name: np.concatenate(found) for name, found in parts.items()}
-    keys = Strings.of(key for table in tables for key in table.keys)
-    names = {
-        field: Strings.of(
-            encode_name(table.name(i, field), table.keys[i]) for table in tables for i in range(len(table))
-        )
-        for field in fields
-    }
-    title, kinds = " + ".join(table.title for table in tables), tables[0].kinds
-    whole = _JoinedColumns(keys, columns, fields, classes, names=names, kinds=kinds, shard_bytes=sizes, title=title)
+    counts = [len(table.columns.shard_bytes) for table in tables]
+    first_shards = [0, *accumulate(counts)]
+    columns = {"label": [_renumbered(table, classes) for table in tables]}
+    columns["shard"] = [table.column("shard") + first for table, first in zip(tables, first_shards, strict=False)]
+    for field in {field for table in tables for field in table.columns.separate}:
+        pairs = zip(tables, first_shards, strict=False)
+        columns[f"{field}.shard"] = [table.shard_column(field) + first for table, first in pairs]
+    names = [name for name in ImageInfo._fields if all(table.has_headers for table in tables)]
+    for name in [*names, *(f"{field}.{name}" for field in fields for name in FIELD_COLUMNS)]:
+        columns[name] = [table.column(name) for table in tables]
+    whole = _JoinedColumns(
+        Strings.of(key for table in tables for key in table.keys),
+        {name: np.concatenate(parts) for name, parts in columns.items()},
+        fields,
+        classes,
+        names={
+            field: Strings.of(
+                encode_name(table.name(i, field), table.keys[i]) for table in tables for i in range(len(table))
+            )
+            for field in fields
+        },
+        kinds=tables[0].kinds,
+        shard_bytes=[size for table in tables for size in table.columns.shard_bytes],
+        title=" + ".join(table.title for table in tables),
+    )
     whole.parts = [table.columns for table in tables]
-    return Table(whole)
+
+    def joined(stores: Iterable[Store]) -> Joined:
+        payloads = Payloads(len(fields))
+        parts = zip(stores, counts, tables, strict=True)
+        return Joined([Part(store, count, len(table), table.rows, payloads) for store, count, table in parts])
+
+    decoding = joined(reader.decoding or reader.store for reader in readers)
+    has_decoding = any(reader.decoding is not None for reader in readers)
+    return Reader(Table(whole), joined(reader.store for reader in readers), decoding if has_decoding else None)
+
+
+def _renumbered(table: Table, classes: Sequence[str]) -> npt.NDArray[np.int64]:
+    """The labels of a table as numbers of other classes."""
+    numbers = np.array([*map(classes.index, table.classes), NO_LABEL], np.int64)
+    return numbers[table.labels] if table.classes else table.labels
 
 
 class _JoinedColumns(MemoryColumns):

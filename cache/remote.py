@@ -46,24 +46,6 @@ from cache.errors import (
     UnsupportedError,
 )
 
-__all__ = [
-    "CRC_ATTRIBUTE",
-    "PARALLEL",
-    "SCHEMES",
-    "Courier",
-    "Facts",
-    "ObjectStore",
-    "Patience",
-    "Remote",
-    "RemoteUrl",
-    "Span",
-    "is_public",
-    "is_remote",
-    "parse_url",
-    "translated",
-]
-
-
 # Addresses in object stores and on web servers, and the options of the environment for them.
 #
 # Addresses are parsed once, and printed without their secrets.
@@ -583,7 +565,7 @@ _START_SECONDS = 60.0
 _ENDED = "the process that fetches for this forked one has ended; try again"
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from cache.remote.store import serve; serve(sys.stdin.buffer, sys.stdout.buffer)"
+    "from cache.remote import serve; serve(sys.stdin.buffer, sys.stdout.buffer)"
 )
 _V = TypeVar("_V")
 

@@ -46,7 +46,6 @@ from cache.remote import Facts, Remote, RemoteUrl, Span, parse_url
 from cache.stores import Files, Store
 from cache.stores.copied import Copied
 from cache.stores.remote import RemoteFiles
-from readers.index import Index
 from readers.layout import (
     DATASET_FILE,
     MAX_JSON_BYTES,
@@ -55,11 +54,9 @@ from readers.layout import (
     parse_dataset_info,
     read_dataset_info,
 )
-from readers.opening import Checked, OpenedSet, PackedColumns, Recognised, handed_out, shards_of
+from readers.opening.packed import Checked, OpenedSet, PackedColumns, Recognised, handed_out, shards_of
 from readers.reader import Reader
-from readers.table import Table
-
-__all__ = ["RemoteHome", "default_cache_folder", "index_cache_folder", "open_remote"]
+from readers.table import Index, Table
 
 _FIRST_BYTES = 8 << 20
 _OLD_SECONDS = 30 * 24 * 3600.0
@@ -82,7 +79,7 @@ def open_remote(
     patience_seconds: how long to wait for a shard that is being staged there; see `cache.stores.copied`.
     index_cache: the directory for indexes; see `index_cache_folder`.
 
-    Pickles by address; unpickled and forked copies connect by themselves. Raises what `readers.opening.open_packed`
+    Pickles by address; unpickled and forked copies connect by themselves. Raises what `open_packed`
     does, RemoteError, MissingExtraError, and StaleIndexError where the set changed since it was opened.
     """
     if not patience_seconds >= 0:
@@ -95,8 +92,8 @@ def open_remote(
     info = read_dataset_info(home)
     name, chosen = info.split(split, str(address))
     origin = _Origin(address, name, info.fingerprint(), index_cache)
-    index = _FetchedIndex(home / chosen.index, chosen.samples, origin)
-    columns = PackedColumns(info, name, index, str(address), _RemoteSet(Remote(address), info, name))
+    columns = _RemoteColumns(info, name, home / chosen.index, str(address), _RemoteSet(Remote(address), info, name))
+    columns.origin = origin
     shards = shards_of(chosen)
     store: Store = RemoteFiles(address, shards, _SameSet(origin, copy) if copy == home else None)
     if copy is not None:
@@ -113,6 +110,13 @@ class _Origin:
     fingerprint: str
     index_cache: str | os.PathLike[str] | None
 
+    def home(self, changed: str) -> RemoteHome:
+        """The set as it is there now. Raises StaleIndexError with the message `changed` where that is another one."""
+        home = RemoteHome(Remote(self.url), self.index_cache)
+        if home.info.fingerprint() != self.fingerprint:
+            raise StaleIndexError(changed)
+        return home
+
 
 class _RemoteSet(OpenedSet):
     """The set at an address: dataset.json is asked for where bytes are not those of the index."""
@@ -120,6 +124,9 @@ class _RemoteSet(OpenedSet):
     def __init__(self, remote: Remote, info: DatasetInfo, split: str) -> None:
         super().__init__(Path(), replace(info, read_from=None), split, str(remote.url))
         self._remote = remote
+
+    def check(self, path: str) -> None:
+        """Nothing: a file that was fetched stays as it is."""
 
     def _state(self) -> Facts:
         return self._remote.head(DATASET_FILE)[0]
@@ -137,29 +144,19 @@ class _SameSet:
     copy: Path
 
     def __call__(self) -> None:
-        home = RemoteHome(Remote(self.origin.url), self.origin.index_cache)
-        if home.info.fingerprint() != self.origin.fingerprint:
-            raise StaleIndexError(f"{self.copy}: a copy of another state of {self.origin.url}; stage it again")
+        self.origin.home(f"{self.copy}: a copy of another state of {self.origin.url}; stage it again")
 
 
-class _FetchedIndex(Index):
-    """An index that is fetched again where it was unpickled on another machine, or the cache was emptied."""
+class _RemoteColumns(PackedColumns):
+    """Columns that are fetched again where they were unpickled on another machine, or the cache was emptied."""
 
-    def __init__(self, directory: Path, samples: int, origin: _Origin) -> None:
-        super().__init__(directory, samples)
-        self._origin = origin
+    origin: _Origin
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _fetched, (self.directory, self.samples, self._origin)
-
-
-def _fetched(directory: Path, samples: int, origin: _Origin) -> _FetchedIndex:
-    if not directory.is_dir():
-        home = RemoteHome(Remote(origin.url), origin.index_cache)
-        if home.info.fingerprint() != origin.fingerprint:
-            raise StaleIndexError(f"{origin.url}: changed since this reader was opened; open it again")
-        directory = home.fetch_index(origin.split)
-    return _FetchedIndex(directory, samples, origin)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if not self.directory.is_dir():
+            changed = f"{self.origin.url}: changed since this reader was opened; open it again"
+            self.directory = self.origin.home(changed).fetch_index(self.split)
 
 
 def _home(url: RemoteUrl, split: str | None, local: Path | None, index_cache: str | os.PathLike[str] | None) -> Path:
@@ -253,7 +250,7 @@ class RemoteHome:
             if not _same(now, self.facts):
                 raise StaleIndexError(f"{self.url}: was changed while its index was fetched; open it again")
             try:
-                Index(part, info.samples).check(self.info.fields, self.info.separate)
+                Index(part, info.samples, self.info.fields, self.info.separate).check()
             except DatasetError as error:
                 message = str(error).replace(str(part), self.url.at(info.index))
                 raise DatasetError(f"{message}; then upload it again") from error

@@ -22,12 +22,12 @@ from readers.caching.form import Coefficients
 from readers.coefficients import unsupported_reason
 from readers.decode.region import with_header
 from readers.reader import Reader
-from readers.sample import Buffer
+from readers.table import Buffer
 
 try:
     import torch
 except ImportError as error:
-    raise MissingExtraError("torch", "torch", "readers.parity") from error
+    raise MissingExtraError("torch", "torch", "packer.tools.parity") from error
 
 from readers.augment.cpu import Renderer
 from readers.augment.fused import BatchRenderer, Engine, triton_fault
