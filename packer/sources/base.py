@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import itertools
+import lzma
 import multiprocessing
 import os
 import pickle
@@ -26,6 +27,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -149,7 +151,7 @@ def size_and_time(path: str | os.PathLike[str]) -> tuple[int, int]:
     """(bytes, modification time in ns) of a file; -1 bytes for one that cannot be examined, or is none."""
     try:
         found = os.stat(path)
-    except OSError:
+    except (OSError, ValueError):
         return -1, 0
     return (found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else (-1, 0)
 
@@ -510,12 +512,16 @@ class FileSource(ABC):
         else:
             listing = self.list_files(split)
         choose_split(listing, split, self.root)
-        stamp = crc32c(repr([(path.name, *stamp) for path, stamp in self._stamps.items()]).encode(errors="replace"))
+        mark = np.int64(self.mark())
         for name, part in listing.splits.items():
             if not len(part):
                 raise SourceError(f"{self.root}: no samples in {name}")
-            part.stamps = part.stamps ^ np.int64(stamp)
+            part.stamps = part.stamps ^ mark
         return listing
+
+    def mark(self) -> int:
+        """What goes into the stamps of all samples: another one for other files, or changed ones."""
+        return crc32c(repr([(path.name, *stamp) for path, stamp in self._stamps.items()]).encode(errors="replace"))
 
     def note(self, path: Path) -> Path:
         """`path`, one of the files that must not change. Raises SourceError where it is no regular file."""
@@ -598,7 +604,10 @@ def _answer(sender: Connection, is_limited: bool, work: Callable[..., object], a
         sender.send((error, None))
 
 
-_DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, EOFError, RecursionError)
+_DAMAGE = (
+    *(OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, EOFError, RecursionError),
+    *(NotImplementedError, struct.error, zlib.error, lzma.LZMAError, BadZipFile),
+)
 
 
 @contextmanager
@@ -610,7 +619,7 @@ def refusing(
         yield
     except PackerError:
         raise
-    except (*_DAMAGE, struct.error, zlib.error) as raised:
+    except _DAMAGE as raised:
         reason = raised.strerror if isinstance(raised, OSError) and raised.strerror else f"{raised!s:.200}"
         if isinstance(raised, LookupError | TypeError | AttributeError):
             reason = f"{raised!r:.200}"

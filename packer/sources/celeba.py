@@ -151,7 +151,7 @@ def _rows(
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    with refusing(path, "not a list of CelebA in UTF-8 text"), open(path, encoding="utf-8") as file:
+    with refusing(path, "not a list of CelebA, or not UTF-8"), open(path, encoding="utf-8") as file:
         number = 0
         while text := file.readline(_MAX_LINE):
             number += 1

@@ -67,7 +67,7 @@ def read_pickle(path: Path) -> dict[str, Any]:
         try:
             found = _Unpickler(file, encoding="latin-1").load()
         except (pickle.PickleError, MemoryError) as error:
-            raise SourceError(f"{path}: {what}: {error or 'it takes more memory than any file of CIFAR'}") from error
+            raise SourceError(f"{path}: {what}: {str(error) or 'it takes too much memory'}") from error
         return {key.decode("latin-1") if isinstance(key, bytes) else str(key): value for key, value in found.items()}
 
 
@@ -185,14 +185,14 @@ def _read_batch(path: Path, keys: list[str]) -> tuple[int, npt.NDArray[np.int64]
     data = found.get("data")
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape[1:] not in _SHAPES:
         raise SourceError(f"{path}: no array 'data' of {_PIXEL_BYTES} bytes an image")
-    with refusing(path, f"{' and '.join(keys)} are not lists of {len(data):,} labels"):
-        labels = np.array([[int(label) for label in found[key]] for key in keys], np.int64).T
-        if labels.shape != (len(data), len(keys)) or (labels.size and labels.min() < 0):
-            raise ValueError(f"{list(labels.shape)}")
     with open_regular(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         start = content.find(data.tobytes())
     if start < 0:
         raise SourceError(
             f"{path}: its arrays are written as text; load it with Python, and pickle it again with protocol=4"
         )
+    with refusing(path, f"{' and '.join(keys)} are not lists of {len(data):,} labels"):
+        labels = np.array([[int(label) for label in found[key]] for key in keys], np.int64).T
+        if labels.shape != (len(data), len(keys)) or (labels.size and labels.min() < 0):
+            raise ValueError(f"{list(labels.shape)}")
     return start, labels

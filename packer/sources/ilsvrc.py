@@ -16,7 +16,6 @@ size that they state; corners are put in order, and inside of the image.
 from __future__ import annotations
 
 import io
-import lzma
 import os
 import re
 import tarfile
@@ -113,7 +112,7 @@ def read_kit(path: Path) -> dict[str, str]:
                     truth, year = file.read(), match[1]
                 elif file is not None:
                     meta = file.read()
-        except (tarfile.TarError, lzma.LZMAError) as error:
+        except tarfile.TarError as error:
             raise SourceError(f"{path}: cannot be read: {error}") from error
     if not truth or not meta:
         raise SourceError(f"{path}: holds no data/ILSVRC{year}_validation_ground_truth.txt and {_META[1:]}")
