@@ -105,7 +105,7 @@ def test_a_bad_datum_falls_under_on_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "match"),
     [
-        (lambda data: data[: len(data) // 2], "truncated"),
+        (lambda data: data[: len(data) // 2], "ended the process that read it: truncated"),
         (lambda data: data[:4096], "truncated|cannot"),
         (lambda data: data[:100], "truncated|not an LMDB|cannot be opened"),
         (lambda data: data[:16] + b"\xef\xbe\xad\xde" + data[20:], "no kind of source|not an LMDB"),
@@ -148,7 +148,6 @@ def test_damaged_pages_end_a_process_that_is_named_or_are_harmless(tmp_path: Pat
         except PackerError as error:
             refusals.append(str(error))
     assert refusals and all(str(path) in text for text in refusals)
-    assert any("ended the process that read it" in text for text in refusals)
 
 
 def test_values_of_every_size_and_a_deep_tree(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ class Table:
 
     @property
     def unit(self) -> str:
-        return "row" if self.path.suffix.lower() in _PARQUET else "line"
+        return "line" if self.path.suffix.lower() in (*_DELIMITERS, *_JSON_LINES, ".txt") else "row"
 
     def rows(self) -> Iterator[tuple[int, Row]]:
         """(number from 1, row) of every row; the number of a row of several lines is that of the first.
