@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import os
 import shutil
 import zipfile
 from pathlib import Path
@@ -19,6 +20,7 @@ from conftest import make_jpeg, tree_of
 from suites.containers import COMPRESS, HDF5_LAYOUTS, example, hdf5_of, rec_of, record, tar_of, write, zip_of
 
 import packer
+from cache.errors import SourceError
 from packer.testing.sources import Found, SourceSuite
 from readers.layout import DOCUMENTS
 
@@ -211,5 +213,10 @@ class TestLmdb(OfATree):
         source.isolated = False  # listed in this process, which is quicker; other tests do otherwise
         return source
 
-    def whole_files(self, root: Path) -> bool:
-        return root.is_dir()  # without its header it is taken for a folder
+    @pytest.mark.parametrize("keep", [0.3])
+    def test_files_cut_short(self, root: Path, truth: Found, keep: float) -> None:
+        """Which ends the process that reads them."""
+        for path in self.data_files(root):
+            os.truncate(path, int(path.stat().st_size * keep))
+        with pytest.raises(SourceError):
+            packer.open_source(root).list(None)
