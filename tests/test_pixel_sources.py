@@ -229,7 +229,7 @@ def test_cifar_that_was_pickled_again(tmp_path: Path, protocol: int, labels: Any
 def test_a_pickle_of_text_says_how_to_write_it(tmp_path: Path) -> None:
     """Its arrays are not in the file as they are, where workers could read them."""
     root = cifar_py(tmp_path / "cifar", 4)
-    (root / "data_batch_1").write_bytes(pickle.dumps({b"data": np.zeros((30, 3072), np.uint8), b"labels": []}, 2))
+    (root / "data_batch_1").write_bytes(pickle.dumps({b"data": drawn(30, 3072), b"labels": [0] * 30}, 2))
     with pytest.raises(SourceError, match="pickle it again with protocol=4"):
         packer.open_source(root).list(None)
 

@@ -188,15 +188,8 @@ def _read_batch(path: Path, keys: list[str]) -> tuple[int, npt.NDArray[np.int64]
     with open_regular(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         start = content.find(data.tobytes())
     if start < 0:
-        raise SourceError(
-            f"{path}: its arrays are written as text; load it with Python, and pickle it again with protocol=4"
-        )
-    with open_regular(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        start = content.find(data.tobytes())
-    if start < 0:
-        raise SourceError(
-            f"{path}: its arrays are written as text; load it with Python, and pickle it again with protocol=4"
-        )
+        what = "its arrays are written as text; load it with Python, and pickle it again with protocol=4"
+        raise SourceError(f"{path}: {what}")
     with refusing(path, f"{' and '.join(keys)} are not lists of {len(data):,} labels"):
         labels = np.array([[int(label) for label in found[key]] for key in keys], np.int64).T
         if labels.shape != (len(data), len(keys)) or (labels.size and labels.min() < 0):
