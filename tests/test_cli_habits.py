@@ -22,16 +22,12 @@ import pytest
 from conftest import make_jpeg, tree_of
 
 import packer
-from packer.cli.group import EXAMPLES, OTHER_NAMES, WORDS, cli, run
-from packer.cli.text import Emphasis, ProgressDisplay, show
+from packer.cli.group import COMMANDS as ENTRIES
+from packer.cli.group import WORDS, cli, run
+from packer.cli.options import Emphasis, show
+from packer.cli.screen import ProgressDisplay
 
 Packer = Callable[..., "tuple[int, str, str]"]
-
-# Metavars beside WORDS, which need no explanation or get one in the help of the option.
-VALUES = {
-    *("N", "SEED", "SHARE", "SECONDS", "NAME", "KEY", "COLUMN", "EXPRESSION", "PATTERN", "FORM", "DEVICE", "ADDRESS"),
-    *("COMMAND", "FILE.py:NAME", "OLD=NEW", "NAME=KEY", "NAME=SHARE", "NAME:VALUES", "NAME[:KIND]=COLUMN"),
-}
 
 
 def commands(command: click.Command = cli, path: str = "") -> Iterator[tuple[str, click.Command]]:
@@ -97,34 +93,6 @@ def _png() -> bytes:
     return memory.getvalue()
 
 
-# --- words ----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("path", COMMANDS)
-def test_one_word_stands_for_one_thing(path: str) -> None:
-    command = COMMANDS[path]
-    context = click.Context(command, info_name=path)
-    for param in command.params:
-        if isinstance(param, click.Option) and (param.is_flag or isinstance(param.type, click.Choice)):
-            continue
-        shown = param.make_metavar(context)
-        if re.fullmatch(r"\[?\[[A-Za-z0-9|_-]+\]\]?", shown) and "|" in shown:
-            continue  # the choices themselves
-        words = shown if shown in VALUES else re.sub(r"^\[(-- )?|\.\.\.|\]$|,…", "", shown)
-        for word in re.split(r"[ |]", words):
-            assert word in VALUES or word in WORDS, f"{param.opts[-1]} takes {shown}: use a word of the others"
-
-
-def test_options_of_one_name_take_the_same() -> None:
-    exceptions = {"-o", "--output", "--field", "--split", "--cache", "--classes", "--keys", "--compare", "--step"}
-    taken: dict[str, dict[str, str]] = {}
-    for path, command in COMMANDS.items():
-        context = click.Context(command, info_name=path)
-        for param in command.params:
-            if isinstance(param, click.Option) and not isinstance(param.type, click.Choice):
-                for flag in set(param.opts) - exceptions:
-                    taken.setdefault(flag, {}).setdefault(param.make_metavar(context), path)
-    assert [(flag, found) for flag, found in taken.items() if len(found) > 1] == []
-
-
 # --- help -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("path", PATHS)
 def test_help_fits_a_terminal_and_ends_with_examples(path: str, cli_run: Packer) -> None:
@@ -132,7 +100,7 @@ def test_help_fits_a_terminal_and_ends_with_examples(path: str, cli_run: Packer)
     assert status == 0 and [line for line in shown.splitlines() if len(line) > 80] == []
     if path:
         assert shown.index("Examples:") > shown.index("--help")
-        assert 2 <= len(EXAMPLES[path]) <= 4
+        assert 2 <= len(ENTRIES[path].examples) <= 4
     if path not in ("", "cache"):
         assert "--json" in shown and "--verbose" in shown
 
@@ -146,9 +114,9 @@ def test_every_command_is_in_the_help_once(cli_run: Packer) -> None:
 
 EXAMPLE_LINES = [
     (path, shlex.split(line, comments=True))
-    for path, examples in EXAMPLES.items()
+    for path, entry in ENTRIES.items()
     if path in PATHS
-    for _, text in examples
+    for _, text in entry.examples
     for line in re.findall(r"packer [^)&]+", text)
 ]
 # What is only parsed: it needs another machine, a training, a while, or changes this machine.
@@ -202,17 +170,6 @@ def test_errors_are_json_on_request_and_typos_get_a_suggestion(path: str, cli_ru
     assert (status, error["status"], error["type"]) == (2, 2, "UsageError") and "Traceback" not in err
     assert "--json" in error["message"].partition("Did you mean")[2], error["message"]
     assert cli_run(*path.split(), "--jsn")[1] == "", "without --json stdout is for results"
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_help_names_no_file_that_is_not_installed(path: str, cli_run: Packer) -> None:
-    assert "docs/" not in cli_run(*path.split(), "--help")[1]
-
-
-def test_names_of_other_tools_are_no_commands_and_lead_to_commands() -> None:
-    words = [word for others in OTHER_NAMES.values() for word in others.split()]
-    assert set(OTHER_NAMES) <= set(COMMANDS) | {"stage", "cache"} and len(words) == len(set(words))
-    assert not {*words} & {path.split()[0] for path in PATHS if path}
 
 
 @pytest.mark.parametrize(
