@@ -44,7 +44,7 @@ from readers.layout import FieldName
 from readers.opening.tree import unique_keys
 from readers.table import Buffer, Names
 
-__all__ = ["ColumnSource", "Roles", "Rows", "Targets", "choose_roles", "target_field", "targets_of"]
+__all__ = ["CAPTION_COLUMNS", "ColumnSource", "Row", "Rows", "Targets", "target_field", "targets_of"]
 
 
 _LOOKED_AT = 1000

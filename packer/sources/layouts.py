@@ -35,6 +35,7 @@ __all__ = [
     "YOLO_NAMES",
     "YOLO_YAMLS",
     "CelebaFiles",
+    "IdxName",
     "celeba_files",
     "check_layout",
     "coco_files",
