@@ -39,12 +39,12 @@ from packer.sources.tables import (
     number_labels,
     splits_by_value,
 )
-from readers.fields import encode_field
+from readers.fields import check_field, encode_field
 from readers.layout import FieldName
 from readers.opening.tree import unique_keys
 from readers.table import Buffer, Names
 
-__all__ = ["CAPTION_COLUMNS", "ColumnSource", "Row", "Rows", "Targets", "target_field", "targets_of"]
+__all__ = ["CAPTION_COLUMNS", "ColumnSource", "Row", "Rows", "Targets", "is_mask", "target_field", "targets_of"]
 
 
 _LOOKED_AT = 1000
@@ -89,6 +89,15 @@ class Targets:
             return bytes(encode_field("target", np.array(value, self.dtype or None)))
         except (ValueError, TypeError, OverflowError) as error:
             raise BadSampleError(f"its label {value!r:.60} is not {self.length} numbers: {error}") from error
+
+
+def is_mask(data: Buffer) -> bool:
+    """Whether an encoded image can be a mask."""
+    try:
+        check_field("mask", data)
+    except BadSampleError:
+        return False
+    return True
 
 
 def targets_of(values: Callable[[], Iterable[tuple[int, Any]]], table: Table) -> Targets | None:

@@ -23,14 +23,12 @@ import numpy as np
 from cache.errors import BadNameError, BadSampleError, SourceError
 from cache.messages import listed, quoted
 from packer.sources.base import plain_yaml, read_text, refusing, safe_name
-from packer.sources.columns import CAPTION_COLUMNS, ColumnSource, Row, Rows, Targets, targets_of
+from packer.sources.columns import CAPTION_COLUMNS, ColumnSource, Row, Rows, Targets, is_mask, targets_of
 from packer.sources.layouts import head_of, parquet_files
 from packer.sources.shards import split_of_name
 from packer.sources.tables import Table, column_values, parquet_file
-from readers.fields import check_field
 from readers.headers import sniff
 from readers.layout import SplitName
-from readers.table import Buffer
 
 __all__ = ["HuggingFaceSource"]
 
@@ -318,7 +316,7 @@ class HuggingFaceSource(ColumnSource):
             for name in doubtful if batch is not None and batch.num_rows else ():
                 value = _BinaryColumn(batch.column(name)).value(0)
                 if value is not None and contents[name] == "image":
-                    contents[name] = "mask" if _is_mask(value) else "image"
+                    contents[name] = "mask" if is_mask(value) else "image"
                 elif value is not None and sniff(value):
                     contents[name] = "image"
         return contents
@@ -379,14 +377,6 @@ class HuggingFaceSource(ColumnSource):
     @contextmanager
     def open_rows(self) -> Iterator[Callable[[Any], Row]]:
         yield _Reader(self).row
-
-
-def _is_mask(data: Buffer) -> bool:
-    try:
-        check_field("mask", data)
-    except BadSampleError:
-        return False
-    return True
 
 
 class _Reader:

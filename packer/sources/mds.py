@@ -36,11 +36,10 @@ from cache.files import read_regular
 from cache.messages import listed
 from packer.formats.base import png_of
 from packer.sources.base import of_sample, refusing
-from packer.sources.columns import ColumnSource, Row, Rows
+from packer.sources.columns import ColumnSource, Row, Rows, is_mask
 from packer.sources.layouts import mds_folders
 from packer.sources.shards import split_of_name
 from packer.sources.streams import ByteFile, PlainFile, UnpackedStream
-from readers.fields import check_field
 from readers.headers import sniff
 from readers.layout import RelativePath
 from readers.table import Buffer
@@ -281,7 +280,7 @@ class MdsSource(ColumnSource):
                 if what == "array" and "image" not in contents.values() and name in _IMAGE_NAMES:
                     contents[name] = "image"
                 if contents[name] == "image" and "mask" in name.lower():
-                    contents[name] = _as_mask(row, name)
+                    contents[name] = "mask" if is_mask(row(name, "image")) else "image"
         return contents
 
     def warnings(self) -> list[str]:
@@ -346,11 +345,3 @@ def refused(where: str) -> Iterator[None]:
             yield
     except BadSampleError as error:
         raise SourceError(str(error)) from error
-
-
-def _as_mask(row: Row, name: str) -> str:
-    try:
-        check_field("mask", row(name, "image"))
-    except BadSampleError:
-        return "image"
-    return "mask"
