@@ -92,8 +92,8 @@ def _entry_of(root: Path, layout: str) -> SourceEntry | None:
     compressed, head = bool(compression_of(root)), unpacked_head(root, HEAD_BYTES)
     plain = _without_compression(root.name)
     by_content = (entry for entry in REGISTRY if (entry.compressed or not compressed) and entry.is_content(head))
-    by_name = (entry for entry in REGISTRY if (entry.compressed or plain == root.name) and entry.is_name(plain))
-    return next(by_content, None) or next(by_name, None)
+    named = (entry for entry in REGISTRY if (entry.compressed or plain == root.name) and not entry.is_text)
+    return next(by_content, None) or next((entry for entry in named if entry.is_name(plain)), None)
 
 
 def _without_compression(name: str) -> str:

@@ -46,12 +46,14 @@ class SourceEntry(Entry):
 
     options: the arguments of `open_source` that it takes.
     recognises: identifies a directory, or a file by more than its first bytes; asked before any entry's magic number.
+    is_text: whether its files are text, so that a name alone makes no file one.
     is_tree: whether a directory of it is a tree of files, whose folders `layout="tree"` takes for classes.
     compressed: whether a compressed file is one by what it unpacks to.
     """
 
     options: frozenset[str] = frozenset()
     recognises: Callable[[Path], bool] | None = field(default=None, compare=False)
+    is_text: bool = False
     is_tree: bool = True
     compressed: bool = False
 
@@ -158,11 +160,11 @@ _OWN = (
     _entry(
         "urls", "a list of addresses of images (.txt, or a table)", "url_list:UrlListSource",
         " ".join(("path_column", "label_column", "split_column", *FETCH_OPTIONS)),
-        suffixes=(*_TABLES, ".txt"), recognises=is_url_list,
+        suffixes=(*_TABLES, ".txt"), recognises=is_url_list, is_text=True,
     ),
     _entry(
         "manifest", "a manifest (.csv, .tsv, .jsonl, .ndjson, .parquet)", "manifest:ManifestSource",
-        "path_column label_column split_column fields folder", suffixes=_TABLES, recognises=_is_table,
+        "path_column label_column split_column fields folder", suffixes=_TABLES, recognises=_is_table, is_text=True,
     ),
     _entry(
         "tar", "a tar archive (.tar, .tar.gz, .tar.bz2, .tar.xz, .tar.zst)", "tar_archive:TarSource",
