@@ -27,9 +27,9 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from cache.errors import PipelineError
-from packer.tools.diagnose.pipeline import Stage, leaves, map_tree, tree_bytes
+from packer.tools.diagnose.pipeline import Stage, leaves, map_tree, own_container, tree_bytes
 
-__all__ = ["Cuts", "RecordedCuts", "StreamCuts", "batches_of", "duplicate", "name_of", "own_container"]
+__all__ = ["Cuts", "RecordedCuts", "StreamCuts", "batches_of", "duplicate", "name_of"]
 
 RECORD_SECONDS = 5.0
 RECORD_BYTES = 256 << 20
@@ -320,11 +320,6 @@ def _members(transform: Any) -> tuple[Callable[[Any], Any], ...]:
     if isinstance(transform, torch.nn.Sequential):
         return tuple(transform)
     return tuple(transform.transforms) if _is_compose(transform) else (transform,)
-
-
-def own_container(value: Any) -> Any:
-    """The same leaves in tuples, lists and mappings of their own."""
-    return map_tree(value, lambda leaf: leaf)
 
 
 def duplicate(value: Any) -> Any:
