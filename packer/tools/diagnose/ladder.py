@@ -32,7 +32,7 @@ from typing import Any, TypeAlias
 from cache.messages import parse_size, shortened, table, wrapped
 from cache.node import usable_cpus
 from packer.tools.diagnose.pipeline import Pipeline, Stage
-from packer.tools.monitor.machine import cpu_seconds
+from packer.tools.monitor.machine import CpuSeconds, cpu_seconds
 from packer.tools.monitor.record import Usage
 
 __all__ = [
@@ -242,9 +242,13 @@ def time_steps(
 
 
 def _cpu_times() -> tuple[float, float]:
-    """(busy, all) seconds of the CPUs that this process may use, since boot. Busy is also what a hypervisor took."""
-    cpus, own = cpu_seconds(), os.sched_getaffinity(0)
-    mine = [cpu for number, cpu in cpus.items() if number in own]
+    """(busy, all) seconds of the CPUs that this process may use, since boot; (0, 0) where the kernel does not say.
+
+    Busy is also what a hypervisor took.
+    """
+    own, mine = os.sched_getaffinity(0), list[CpuSeconds]()
+    with suppress(OSError):
+        mine = [cpu for number, cpu in cpu_seconds().items() if number in own]
     return sum(cpu.busy + cpu.steal for cpu in mine), sum(cpu.total for cpu in mine)
 
 
@@ -396,7 +400,7 @@ def _work(stage: Stage) -> float:
 def explained(costs: list[StageCost], rungs: list[Rung]) -> tuple[StageCost, ...]:
     """The costs, each with the reason why its two readings disagree."""
     full, step = rungs[-1].time, costs[0].added
-    found = [costs[0]]
+    reasoned = [costs[0]]
     for cost in costs[1:]:
         reason = ""
         if abs(cost.added - cost.freed) > 0.2 * full.seconds:
@@ -406,8 +410,8 @@ def explained(costs: list[StageCost], rungs: list[Rung]) -> tuple[StageCost, ...
                 reason = f"the rungs below it hide behind the step of {1e3 * step:.0f} ms"
             else:
                 reason = "with it free, another stage is the limit"
-        found.append(replace(cost, reason=reason))
-    return tuple(found)
+        reasoned.append(replace(cost, reason=reason))
+    return tuple(reasoned)
 
 
 def judge(pipeline: Pipeline, rungs: tuple[Rung, ...], costs: tuple[StageCost, ...]) -> Diagnosis:
