@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import cache
@@ -158,43 +158,24 @@ def warm_cache(
             finally:
                 watcher.end()
             after = reader.stats()
-            return WarmResult(
-                title,
-                base.split,
-                after.kind,
-                after.samples,
-                after.kept,
-                after.present,
-                after.capacity_bytes,
-                after.used_bytes,
-                time.monotonic() - started,
-            )
+            same = ("samples", "kept", "present", "capacity_bytes", "used_bytes")
+            seconds = time.monotonic() - started
+            counts = {name: getattr(after, name) for name in same}
+            return WarmResult(path=title, split=base.split, kept_as=after.kind, seconds=seconds, **counts)
 
 
 def _report(info: cache.CacheInfo) -> CacheReport:
-    counted = info.stats
-    reads = counted.hits + counted.misses + counted.passed
+    counts = asdict(info.stats)
+    del counts["users"]
+    same = ("name", "title", "job", "capacity_bytes", "used_bytes", "in_use", "persist", "age_s")
     return CacheReport(
-        name=info.name,
         set=info.fingerprint,
-        title=info.title,
         kept=info.kind,
-        job=info.job,
-        capacity_bytes=info.capacity_bytes,
-        used_bytes=info.used_bytes,
         filled=info.used_bytes / max(1, info.capacity_bytes),
-        hits=counted.hits,
-        misses=counted.misses,
-        passed=counted.passed,
-        dropped=counted.dropped,
-        hit_bytes=counted.hit_bytes,
-        puts=counted.puts,
-        put_bytes=counted.put_bytes,
-        hit_rate=counted.hits / max(1, reads),
+        hit_rate=info.stats.hits / max(1, info.stats.hits + info.stats.misses + info.stats.passed),
         users=tuple((pid, _command(pid)) for pid in info.users),
-        in_use=info.in_use,
-        persist=info.persist,
-        age_s=info.age_s,
+        **{name: getattr(info, name) for name in same},
+        **counts,
     )
 
 
