@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import click
 
+from packer.cli import flags
 from packer.cli.held import HeldSignals
-from packer.cli.options import Duration, json_option, print_json, show
 from packer.cli.screen import width
 from packer.tools.monitor import Sampler
 from packer.tools.monitor.record import read_usage, usage_lines
@@ -53,10 +53,10 @@ _COLUMNS = 110
 @click.command("monitor", options_metavar="[OPTIONS] --")
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Keep the record: "
               "lines of JSON, which are whole at any time.")  # fmt: skip
-@click.option("--interval", type=Duration(), default="0.5s", show_default=True, metavar="TIME",
+@click.option("--interval", type=flags.Duration(), default="0.5s", show_default=True, metavar="TIME",
               help="Between two samples.")  # fmt: skip
 @report_option("Write a report with a heat map, in one file.")
-@json_option
+@flags.json_option
 @click.argument("run", nargs=-1, type=click.UNPROCESSED, required=True, metavar="COMMAND...")
 def command(output: Path | None, interval: float, html: Path | None, as_json: bool, run: tuple[str, ...]) -> int:
     """Run COMMAND and record what the machine does meanwhile: CPUs, memory, disks, network, file systems, GPUs.
@@ -75,9 +75,9 @@ def command(output: Path | None, interval: float, html: Path | None, as_json: bo
             facts = [("command", shlex.join(run)), ("exit status", str(status))]
             write_page(html, usage_page(usage, f"What {Path(run[0]).name} used", facts, sampler.notes))
         if as_json:
-            print_json({**usage.to_dict(), "command": list(run), "status": status, "verdict": read_usage(usage)})
+            flags.print_json({**usage.to_dict(), "command": list(run), "status": status, "verdict": read_usage(usage)})
         else:
             notes = [f"note: {note}" for note in sampler.notes]
             kept = [f"{what} is in {path}" for what, path in (("the record", output), ("the report", html)) if path]
-            show("", *usage_lines(usage, width(sys.stderr, _COLUMNS)), *notes, *kept, err=True)
+            flags.show("", *usage_lines(usage, width(sys.stderr, _COLUMNS)), *notes, *kept, err=True)
     return status
