@@ -28,7 +28,7 @@ from cache import list_caches
 from cache.filesystem import cache_budget, filesystem_type, free_space, is_in_memory, is_local
 from cache.messages import quoted
 from cache.node import available_memory_bytes, detect_ranks
-from cache.staging import candidates
+from cache.staging.session import candidates
 from cache.stores import LooseFiles
 from packer.tools.diagnose.ladder import Diagnosis, StageCost
 from packer.tools.diagnose.pipeline import leaves
