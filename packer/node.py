@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import cache
@@ -172,29 +172,18 @@ def warm_cache(
 
 
 def _report(info: cache.CacheInfo) -> CacheReport:
-    counted = info.stats
-    reads = counted.hits + counted.misses + counted.passed
+    same = ("name", "title", "job", "capacity_bytes", "used_bytes", "in_use", "persist", "age_s")
+    counted = asdict(info.stats)
+    del counted["users"]
+    reads = info.stats.hits + info.stats.misses + info.stats.passed
     return CacheReport(
-        name=info.name,
         set=info.fingerprint,
-        title=info.title,
         kept=info.kind,
-        job=info.job,
-        capacity_bytes=info.capacity_bytes,
-        used_bytes=info.used_bytes,
         filled=info.used_bytes / max(1, info.capacity_bytes),
-        hits=counted.hits,
-        misses=counted.misses,
-        passed=counted.passed,
-        dropped=counted.dropped,
-        hit_bytes=counted.hit_bytes,
-        puts=counted.puts,
-        put_bytes=counted.put_bytes,
-        hit_rate=counted.hits / max(1, reads),
+        hit_rate=info.stats.hits / max(1, reads),
         users=tuple((pid, _command(pid)) for pid in info.users),
-        in_use=info.in_use,
-        persist=info.persist,
-        age_s=info.age_s,
+        **{name: getattr(info, name) for name in same},
+        **counted,
     )
 
 

@@ -254,7 +254,7 @@ _SECTIONS = {
 @click.option("--private", is_flag=True, default=None, help="List of addresses: also ask hosts in private networks.")
 @click.option("--task", callback=_task, metavar="I/N", help="Pack share I of N only, I from 0, as a task "
               "of an array job. When all are done,  packer commit OUTPUT  makes the set.")  # fmt: skip
-@click.option("--no-checksums", "checksums", is_flag=True, flag_value=False, default=True, help="No SHA256SUMS.")
+@click.option("--checksums/--no-checksums", help="Write SHA256SUMS, for  sha256sum -c  (packer verify --sums: later).")
 @click.option("--overwrite", is_flag=True, help="Replace the set, or unfinished conversion, in the output directory.")
 @click.option("--dry-run", is_flag=True, help="List and plan only, and measure what it will take.")
 @json_option

@@ -45,7 +45,7 @@ __all__ = ["command", "export_command"]
 )
 @click.option("--accept-loss", is_flag=True, help="Continue although shards are missing, or the existing set would "
               "lose samples, splits, classes or fields.")  # fmt: skip
-@click.option("--no-checksums", "checksums", is_flag=True, flag_value=False, default=True, help="No SHA256SUMS.")
+@click.option("--checksums/--no-checksums", help="Write SHA256SUMS, for  sha256sum -c  (packer verify --sums: later).")
 @workers_option
 @engine_options
 @json_option

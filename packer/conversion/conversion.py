@@ -48,7 +48,7 @@ from packer.documents import repair_documents
 from packer.formats import format_named
 from packer.formats.base import Arena
 from packer.sources.base import LabellingReader, Samples, SomeSamples, Source, SourceListing
-from packer.workers import Workers, run_shards, without_gc
+from packer.workers import TaskCounter, Workers, run_shards, without_gc
 from readers.layout import WORK_FOLDER, read_dataset_info
 from readers.table import ABSENT, Strings
 
@@ -194,15 +194,8 @@ def _pack(source: Source, options: ConvertOptions, prepared: Prepared, split: st
             where=listing.where,
         )
         started = time.perf_counter()
-        meta = pack_shard(task, _Uncounted())
+        meta = pack_shard(task, TaskCounter(None, 0))
         return time.perf_counter() - started, meta.shard.bytes
-
-
-class _Uncounted:
-    def report(self, samples: int, payload_bytes: int, left_out: int = 0) -> None: ...
-
-    def stopped(self) -> bool:
-        return False
 
 
 _log = logging.getLogger(__name__)

@@ -62,10 +62,16 @@ class Job:
     @classmethod
     def of(cls, source: Source, options: ConvertOptions, prepared: Prepared, tasks: int = 1) -> Job:
         """The job of a conversion that is listed and planned."""
+        names = source.title, str(getattr(source, "root", "")), stored_title(source)
+        return cls.of_plan(prepared.plan, prepared.listing, options, names, tasks)
+
+    @classmethod
+    def of_plan(
+        cls, plan: Plan, listing: SourceListing, options: ConvertOptions, names: tuple[str, str, str], tasks: int = 1
+    ) -> Job:
+        """names: title and root of the source, and its title as dataset.json has it."""
         given = {name: value for name, value in options.to_json().items() if value is not None}
-        root = str(getattr(source, "root", ""))
-        names = source.title, root, stored_title(source)
-        return cls(prepared.plan, prepared.listing, options.to, options.on_error, given, *names, tasks)
+        return cls(plan, listing, options.to, options.on_error, given, *names, tasks)
 
     def finish(self, journal: Journal, metas: Sequence[PartMeta], watcher: Watcher) -> DatasetInfo:
         """Make the set of the shards, which are parallel to those of the plan. Raises SourceError for an empty one."""

@@ -285,6 +285,8 @@ class Journal:
     @output_errors()
     def remove(self) -> None:
         """Remove the working folder after the conversion; the lock last, which keeps others from beginning."""
+        if self._removed:
+            return
         self._removed = True
         for name in self.work.names():
             if name != _LOCK:

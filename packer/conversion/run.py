@@ -83,29 +83,15 @@ class Stream:
             or options.on_error == "quarantine"
         ):
             raise ValueError("samples that come one after the other cannot be shuffled, dealt, planned or set aside")
-        started, title = time.perf_counter(), type(self.samples).__name__
+        summary = Summary(out, options.to, time.perf_counter())
         classes = class_names(self.samples) if self.classes is None else self.classes
-        with SetWriter(out, options, self.fields, classes, overwrite=overwrite, made={"source": title}) as writer:
-            warnings = convert_stream(self.samples, writer, on_error=options.on_error, watcher=watcher)
-        info = writer.info
-        assert info is not None
-        remarks = tuple(map(str, info.made.get("remarks", ())))
-        for remark in remarks:
-            watcher.note(f"warning: {remark}")
-        shards = [shard for split in info.splits.values() for shard in split.shards]
-        return ConvertResult(
-            output=out,
-            format=options.to,
-            splits={name: split.samples for name, split in info.splits.items()},
-            classes=len(info.classes),
-            shards=len(shards),
-            samples=sum(shard.samples for shard in shards),
-            payload_bytes=int(info.made["payload_bytes"]),
-            shard_bytes=sum(shard.bytes for shard in shards),
-            seconds=time.perf_counter() - started,
-            warnings=(*warnings, *remarks),
-            left_out=({"not packed": len(writer.left_out)} if writer.left_out else {}) | info.made.get("left_out", {}),
-        )
+        title = type(self.samples).__name__
+        with SetWriter(
+            out, options, self.fields, classes, overwrite=overwrite, source=title, watcher=watcher
+        ) as writer:
+            convert_stream(self.samples, writer, on_error=options.on_error, watcher=watcher)
+        assert writer.info is not None
+        return summary.of_set(writer.info, writer.listing, writer.metas)
 
 
 @takes_old_names

@@ -362,10 +362,9 @@ def reshard(
     wanted = to or (info.format if info.format in writable_formats() else "")
     if not wanted:
         raise ValueError(f"{info.format} shards cannot be written; choose a format with to=FORMAT")
-    checksums = info.made.get("options", {}).get("checksums") is not False
     raw = Reencode("raw") if PIXELS in info.fields.values() and wanted == "hdf5" else None
     images, shuffle = Images(decode=decode_of(info), reencode=raw), shards.shuffle
-    options = ConvertOptions(wanted, images=images, shards=replace(shards, checksums=checksums))
+    options = ConvertOptions(wanted, images=images, shards=replace(shards, checksums=has_checksums(info)))
     source = PackedSource(root, raw=raw is not None)
     if dry_run:
         return _resharded(root, info, options, source.list(None), None)
