@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import glob
 import os
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import pipeline as loaders
 import pipeline_sets as sets
 from harness import CONTENDERS, Benchmark, main
 from pipeline_job import Job, MakeLoader, pipeline
+from pipeline_systems import dali_graph
 from report import PEERS, Claim, Column
 
 CONTENDERS.clear()  # those of pipeline.py
@@ -34,53 +34,11 @@ _THEIRS = "numpy nvidia.dali packer readers.dali"
 _PREFETCH = 2
 
 
-def _graph(job: Job, read: Callable[[], tuple[Any, Any]], workers: int = 0) -> MakeLoader:
-    """Batches without end: where a reader ends an epoch, the next begins."""
-    import numpy as np
-    from nvidia.dali import Pipeline, fn, types
-
-    def images(encoded: Any) -> Any:
-        flip = fn.random.coin_flip()
-        if job.celeb:
-            decoded = fn.decoders.image_crop(encoded, device="cpu", **job.dali_crop)
-        else:
-            decoded = fn.decoders.image_random_crop(encoded, device="cpu", random_area=[0.08, 1.0])
-        resized = fn.resize(decoded, size=[job.size, job.size])
-        if not job.floats:
-            return fn.flip(resized, horizontal=flip)
-        mean, std = ([255 * value for value in values] for values in (job.mean, job.std))
-        return fn.crop_mirror_normalize(
-            resized, mirror=flip, mean=mean, std=std, dtype=types.FLOAT, output_layout="CHW"
-        )
-
-    def batches() -> Iterator[Any]:
-        built = Pipeline(
-            batch_size=job.batch,
-            num_threads=job.workers,
-            device_id=None,
-            prefetch_queue_depth=_PREFETCH,
-            py_num_workers=max(1, workers),
-            py_start_method="spawn",
-        )
-        with built:
-            encoded, labels = read()
-            built.set_outputs(images(encoded), labels)
-        while True:
-            try:
-                done, labels = built.run()
-            except StopIteration:
-                built.reset()
-                continue
-            yield np.asarray(done.as_tensor()), labels
-
-    return batches
-
-
 @pipeline(_FILES, data=["tree"], imports=_THEIRS, note="its own shuffle, of 1,024 samples")
 def file_reader(job: Job) -> MakeLoader:
     from nvidia.dali import fn
 
-    return _graph(job, lambda: fn.readers.file(file_root=str(job.tree), random_shuffle=True))
+    return dali_graph(job, lambda: fn.readers.file(file_root=str(job.tree), random_shuffle=True))
 
 
 @pipeline(_TAR, data=[sets.TAR], imports=_THEIRS, note="as above; `packer.export_index` wrote the index")
@@ -92,7 +50,7 @@ def webdataset_reader(job: Job) -> MakeLoader:
     folder = job.output(sets.TAR)
     indexes = [str(file) for file in packer.export_index(folder, "dali").files]
     paths = sorted(glob.glob(os.path.join(folder, "*.tar")))
-    return _graph(
+    return dali_graph(
         job,
         lambda: fn.readers.webdataset(paths=paths, index_paths=indexes, ext=["jpg", "cls"], random_shuffle=True),
     )
@@ -103,10 +61,10 @@ def _external(job: Job, workers: int = 0, **options: Any) -> MakeLoader:
     from readers.dali import external_source
 
     reader = readers.open(job.output(sets.HDF5))
-    return _graph(
+    return dali_graph(
         job,
         lambda: external_source(reader, job.batch, seed=1, parallel=workers > 0, ahead=_PREFETCH, **options),
-        workers,
+        max(1, workers),
     )
 
 

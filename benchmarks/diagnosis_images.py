@@ -19,17 +19,16 @@ from __future__ import annotations
 
 import argparse
 import os
-import random
+import sys
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
-import torch
-from PIL import Image
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
+
+sys.path.append(str(Path(__file__).with_name("seeds")))
+import pillow_transforms as T
 
 import packer
 import readers
@@ -42,67 +41,12 @@ BATCH, SIDE, WORKERS = 64, 224, 2
 _LOOP_BATCHES, _WARM_BATCHES = 24, 8
 
 
-class Compose:
-    def __init__(self, members: Sequence[Callable[[Any], Any]]) -> None:
-        self.transforms = members
-
-    def __call__(self, image: Any) -> Any:
-        for member in self.transforms:
-            image = member(image)
-        return image
-
-
-class RandomBox:
-    """A box of 8 to 100 % of the area and a ratio of 3/4 to 4/3, resized to SIDE x SIDE with antialiasing."""
-
-    def __call__(self, image: Image.Image) -> Image.Image:
-        width, height = image.size
-        for _ in range(10):
-            area = width * height * random.uniform(0.08, 1.0)
-            ratio = np.exp(random.uniform(np.log(3 / 4), np.log(4 / 3)))
-            w, h = round((area * ratio) ** 0.5), round((area / ratio) ** 0.5)
-            if 0 < w <= width and 0 < h <= height:
-                break
-        else:
-            w = h = min(width, height)
-        x, y = random.randint(0, width - w), random.randint(0, height - h)
-        return image.crop((x, y, x + w, y + h)).resize((SIDE, SIDE), Image.Resampling.BILINEAR)
-
-
-class RandomFlip:
-    def __call__(self, image: Image.Image) -> Image.Image:
-        return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if random.random() < 0.5 else image
-
-
-class ToTensor:
-    """uint8 [3, h, w]."""
-
-    def __call__(self, image: Image.Image) -> torch.Tensor:
-        return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
-
-
-class Folder(Dataset[Any]):
-    def __init__(self, tree: Path, transform: Callable[[Any], Any]) -> None:
-        classes = sorted(each for each in tree.iterdir() if each.is_dir())
-        self.samples = [(path, label) for label, each in enumerate(classes) for path in sorted(each.iterdir())]
-        self.transform = transform
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        path, label = self.samples[index]
-        with path.open("rb") as file:
-            image = Image.open(file).convert("RGB")
-        return self.transform(image), label
-
-
 def _tree() -> Path:
     return Path(os.environ["PACKER_TREE"])
 
 
 def folder_loader() -> Any:
-    data = Folder(_tree(), Compose([RandomBox(), RandomFlip(), ToTensor()]))
+    data = T.Folder(_tree(), T.Compose([T.RandomResizedCrop(SIDE), T.RandomHorizontalFlip(), T.PILToTensor()]))
     return DataLoader(data, BATCH, shuffle=True, num_workers=WORKERS, drop_last=True)
 
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from harness import contender
-from index_set import CLASSES, KEY_DIGITS, MEAN_BYTES, build_index, synthetic_columns
+from index_set import MEAN_BYTES, build_index, synthetic_columns
 
 __all__: list[str] = []
 
@@ -51,49 +49,6 @@ def mapped_npy(folder: Path, samples: int) -> LookUp:
 
     table = np.load(folder / "index.npy", mmap_mode="r")
     return lambda i: table[i].item()
-
-
-def _build_sqlite(folder: Path, samples: int) -> None:
-    columns = [column.tolist() for column in synthetic_columns(samples)]
-    with sqlite3.connect(folder / "index.db") as connection:
-        connection.execute("create table sample(id integer primary key, offset int, length int, label int)")
-        connection.executemany("insert into sample values(?,?,?,?)", zip(range(samples), *columns, strict=True))
-
-
-@contender("sqlite", imports="sqlite3", build=_build_sqlite)
-def sqlite(folder: Path, samples: int) -> LookUp:
-    connection = sqlite3.connect(folder / "index.db")
-    connection.execute("select count(*) from sample where id < 1").fetchone()
-    query = "select offset, length, label from sample where id = ?"
-    return lambda i: connection.execute(query, (i,)).fetchone()
-
-
-def _build_parquet(folder: Path, samples: int) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    names = ("offset", "length", "label")
-    pq.write_table(pa.table(dict(zip(names, synthetic_columns(samples), strict=True))), folder / "index.parquet")
-
-
-@contender("Parquet, read whole", imports="pyarrow.parquet", build=_build_parquet)
-def parquet(folder: Path, samples: int) -> LookUp:
-    import pyarrow.parquet as pq
-
-    columns = pq.read_table(folder / "index.parquet").columns
-    return lambda i: [column[i].as_py() for column in columns]
-
-
-def _build_pickle(folder: Path, samples: int) -> None:
-    names = [(f"train/{i % CLASSES:04d}/{i:0{KEY_DIGITS}d}.jpg", i % CLASSES) for i in range(samples)]
-    (folder / "samples.pickle").write_bytes(pickle.dumps(names))
-
-
-@contender("pickled (path, label) list", build=_build_pickle, note="what ImageFolder keeps in each process")
-def pickled_list(folder: Path, samples: int) -> LookUp:
-    with open(folder / "samples.pickle", "rb") as file:
-        names = pickle.load(file)
-    return lambda i: names[i]
 
 
 def _build_mds(folder: Path, samples: int) -> None:

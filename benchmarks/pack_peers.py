@@ -8,9 +8,7 @@ unless the note says so.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
-from collections.abc import Iterator
 from typing import Any
 
 from harness import contender
@@ -193,21 +191,3 @@ def litdata_optimize(tree: str, output: str) -> None:
         chunk_bytes="64MB",
         verbose=False,
     )
-
-
-@contender("HF datasets to Parquet", python="hf", imports="datasets", note="from_generator, then to_parquet")
-def hf_datasets(tree: str, output: str) -> None:
-    import datasets
-
-    items = list_tree(tree)
-    datasets.disable_progress_bars()
-    features = datasets.Features({"image": datasets.Image(decode=False), "label": datasets.Value("int32")})
-
-    def samples() -> Iterator[dict[str, Any]]:
-        for path, label in items:
-            yield {"image": {"bytes": _content(path), "path": None}, "label": label}
-
-    cache = os.path.join(output, "cache")
-    made = datasets.Dataset.from_generator(samples, features=features, cache_dir=cache)
-    made.to_parquet(os.path.join(output, "a.parquet"))
-    shutil.rmtree(cache)

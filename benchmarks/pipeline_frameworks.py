@@ -56,7 +56,7 @@ def _grain(job: Job, data: Any) -> MakeLoader:
     "ours: GrainSource + Grain, PIL",
     kinds=["u8"],
     modes=["imagenet"],
-    imports="grain readers.grain PIL.Image",
+    imports="grain readers.frameworks.grain PIL.Image",
     data=[sets.HDF5],
     note="whole images decoded by the source; box, resize and flip by Pillow; worker processes",
 )
@@ -66,7 +66,7 @@ def grain_source(job: Job) -> MakeLoader:
     from PIL import Image
 
     import readers
-    from readers.grain import GrainSource
+    from readers.frameworks.grain import GrainSource
 
     def augment(sample: dict[str, Any], rng: Any) -> dict[str, Any]:
         chance = random.Random(int(rng.integers(1 << 62)))

@@ -98,15 +98,3 @@ def _data_loader(job: Job, transform: Any) -> MakeLoader:
 @pipeline(DATASET, imports=_DATASET_IMPORTS, data=[sets.HDF5], note="our ops; worker processes")
 def image_dataset(job: Job) -> MakeLoader:
     return _data_loader(job, ops(job))
-
-
-@pipeline(
-    "ours: ImageDataset + transforms.v2 + DataLoader",
-    imports=f"{_DATASET_IMPORTS} torchvision.transforms.v2",
-    data=[sets.HDF5],
-    note="whole images decoded; torchvision's transforms on tensors, antialiased",
-)
-def image_dataset_v2(job: Job) -> MakeLoader:
-    from pipeline_peers import tensor_transforms
-
-    return _data_loader(job, tensor_transforms(job))

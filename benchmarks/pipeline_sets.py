@@ -19,11 +19,10 @@ from typing import Any
 from harness import CONTENDERS, REPOSITORY, slug
 from machine import list_tree
 
-__all__ = ["FFCV_FULL", "FFCV_SHORT", "HDF5", "LITDATA", "MDS", "RECODED", "TAR", "TFRECORD", "make"]
+__all__ = ["FFCV_FULL", "FFCV_SHORT", "HDF5", "RECODED", "TAR", "TFRECORD", "make"]
 
 HDF5, TAR, TFRECORD = "ours: hdf5", "ours: tar", "ours: tfrecord"
 RECODED = "ours: hdf5, short side 256, quality 90"
-LITDATA, MDS = "litdata optimize", "MosaicML MDS"
 FFCV_FULL, FFCV_SHORT = "FFCV jpg", "FFCV jpg, short side 256"
 SHORT_SIDE, QUALITY = 256, 90
 _SAMPLES_PER_SHARD = 1000

@@ -14,7 +14,7 @@ from pipeline_job import Job, MakeLoader, pipeline
 from pipeline_peers import normalized
 from scaled_jpeg import scaled_decode
 
-__all__ = ["FFCV", "FFCV_SHORT"]
+__all__ = ["FFCV", "FFCV_SHORT", "dali_graph"]
 
 FFCV = "FFCV, its own JPEGs"
 FFCV_SHORT = "FFCV, its own JPEGs of short side 256"
@@ -74,18 +74,6 @@ _CV2_IMPORTS = "torch spdl.pipeline simplejpeg cv2"
 )
 def spdl_simplejpeg(job: Job) -> MakeLoader:
     return _spdl_simplejpeg(job, not job.celeb)
-
-
-@pipeline(
-    "SPDL threads, simplejpeg scaled + cv2",
-    imports=_CV2_IMPORTS,
-    modes=["celeb"],
-    data=["tree"],
-    apart=True,
-    note=f"decoded at a fraction of the size, to whose pixels the edges of the box are rounded; {_CV2}",
-)
-def spdl_scaled(job: Job) -> MakeLoader:
-    return _spdl_simplejpeg(job, True)
 
 
 def _into(data: bytes, job: Job, out: Any, scaled: bool) -> None:
@@ -184,11 +172,14 @@ def ffcv_short(job: Job) -> MakeLoader:
 _DALI_NOTE = "decodes the box only; antialiased triangular filter; the pipeline is built for the first batch"
 
 
-def _dali(job: Job, read: Callable[[], tuple[Any, Any]]) -> MakeLoader:
+def dali_graph(job: Job, read: Callable[[], tuple[Any, Any]], processes: int = 1) -> MakeLoader:
+    """Batches without end: where a reader ends an epoch, the next begins. processes: of a parallel external source."""
     import numpy as np
     from nvidia.dali import fn, pipeline_def, types
 
-    @pipeline_def(batch_size=job.batch, num_threads=job.workers, device_id=None, prefetch_queue_depth=2)
+    options = {"prefetch_queue_depth": 2, "py_num_workers": processes, "py_start_method": "spawn"}
+
+    @pipeline_def(batch_size=job.batch, num_threads=job.workers, device_id=None, **options)
     def graph() -> Any:
         encoded, labels = read()
         flip = fn.random.coin_flip()
@@ -210,7 +201,11 @@ def _dali(job: Job, read: Callable[[], tuple[Any, Any]]) -> MakeLoader:
         built = graph()
         built.build()
         while True:
-            images, labels = built.run()
+            try:
+                images, labels = built.run()
+            except StopIteration:
+                built.reset()
+                continue
             yield np.asarray(images.as_tensor()), labels
 
     return batches
@@ -223,7 +218,7 @@ _DALI = {"python": "dali", "imports": "numpy nvidia.dali nvidia.dali.tfrecord", 
 def dali_file(job: Job) -> MakeLoader:
     from nvidia.dali import fn
 
-    return _dali(job, lambda: fn.readers.file(file_root=str(job.tree), random_shuffle=True))
+    return dali_graph(job, lambda: fn.readers.file(file_root=str(job.tree), random_shuffle=True))
 
 
 @pipeline("DALI CPU, webdataset reader on our tar shards", data=[sets.TAR], **_DALI)
@@ -231,7 +226,7 @@ def dali_webdataset(job: Job) -> MakeLoader:
     from nvidia.dali import fn
 
     paths = sorted(glob.glob(os.path.join(job.output(sets.TAR), "*.tar")))
-    return _dali(job, lambda: fn.readers.webdataset(paths=paths, ext=["jpg", "cls"], random_shuffle=True))
+    return dali_graph(job, lambda: fn.readers.webdataset(paths=paths, ext=["jpg", "cls"], random_shuffle=True))
 
 
 @pipeline("DALI CPU, tfrecord reader on our tfrecord shards", data=[sets.TFRECORD], **_DALI)
@@ -249,4 +244,4 @@ def dali_tfrecord(job: Job) -> MakeLoader:
         record = fn.readers.tfrecord(path=paths, index_path=indexes, features=features, random_shuffle=True)
         return record["image/encoded"], record["image/class/label"]
 
-    return _dali(job, read)
+    return dali_graph(job, read)

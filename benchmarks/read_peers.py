@@ -65,24 +65,6 @@ class ArrayRecord(Row):
         return found
 
 
-@contender("MosaicML MDS", imports="streaming", data="MosaicML MDS")
-class Mds(Row):
-    def __init__(self, place: Place) -> None:
-        from streaming import StreamingDataset
-        from streaming.base.util import clean_stale_shared_memory
-
-        clean_stale_shared_memory()
-        folder = os.path.join(place.output("MosaicML MDS"), "mds")
-        self._set = StreamingDataset(local=folder, shuffle=False, batch_size=256)
-        self.n = self._set.num_samples
-
-    def get(self, i: int) -> Any:
-        return self._set[i]["image"]
-
-    def sequential(self) -> Iterator[Any]:
-        return (sample["image"] for sample in self._set)
-
-
 @contender("litdata", imports="litdata", data="litdata optimize")
 class Litdata(Row):
     def __init__(self, place: Place) -> None:
@@ -147,73 +129,3 @@ class TfrecordIndexed(Row):
         example = self._example()
         example.ParseFromString(os.pread(self._descriptor, size - 16, start + 12))
         return example.features.feature["image"].bytes_list.value[0]
-
-
-@contender("tfrecord loader", imports="tfrecord", data="tfrecord package")
-class TfrecordLoader(_SequentialOnly):
-    def __init__(self, place: Place) -> None:
-        self._path = os.path.join(place.output("tfrecord package"), "a.tfrecord")
-        self.n = len(list_tree(place.tree))
-
-    def sequential(self) -> Iterator[Any]:
-        import tfrecord
-
-        return (sample["image"] for sample in tfrecord.tfrecord_loader(self._path, None, {"image": "byte"}))
-
-
-@contender("Parquet (pyarrow)", imports="pyarrow.parquet", data="Parquet (pyarrow)", note="iter_batches of 256 rows")
-class Parquet(_SequentialOnly):
-    def __init__(self, place: Place) -> None:
-        self._path = os.path.join(place.output("Parquet (pyarrow)"), "a.parquet")
-        self.n = len(list_tree(place.tree))
-
-    def sequential(self) -> Iterator[Any]:
-        import pyarrow.parquet as pq
-
-        for batch in pq.ParquetFile(self._path).iter_batches(256, columns=["image"]):
-            for value in batch.column(0):
-                yield memoryview(value.as_buffer()).cast("B")
-
-
-@contender(
-    "FFCV",
-    python="ffcv",
-    imports="ffcv.loader ffcv.fields.decoders",
-    data="FFCV BytesField",
-    note="its loader with 1 worker, batches of 64 padded to the largest sample; compiled before the clock",
-)
-class Ffcv(Row):
-    def __init__(self, place: Place) -> None:
-        self._path = os.path.join(place.output("FFCV BytesField"), "a.beton")
-        self._sizes = [os.path.getsize(path) for path, _ in list_tree(place.tree)]
-        self.n = len(self._sizes)
-        next(self._samples("SEQUENTIAL"))
-
-    def _samples(self, order: str) -> Iterator[Any]:
-        from ffcv.fields.decoders import BytesDecoder, IntDecoder
-        from ffcv.loader import Loader, OrderOption
-
-        loader = Loader(
-            self._path,
-            batch_size=64,
-            num_workers=1,
-            order=getattr(OrderOption, order),
-            os_cache=True,
-            batches_ahead=2,
-            pipelines={"image": [BytesDecoder()], "label": [IntDecoder()]},
-        )
-        number = 0
-        for images, _ in loader:
-            for row in images:
-                # Rows are padded, and cannot be distinguished in random order: an epoch consumes the true bytes in all.
-                yield row[: self._sizes[number % self.n]]
-                number += 1
-
-    def batch(self, indices: Sequence[int]) -> Iterable[Any]:
-        raise NotHere("its loader makes the batches")
-
-    def random(self, order: Sequence[int]) -> Iterator[Any]:
-        return self._samples("RANDOM")
-
-    def sequential(self) -> Iterator[Any]:
-        return self._samples("SEQUENTIAL")

@@ -16,10 +16,9 @@ from typing import Any
 
 from harness import NotHere, contender, slug
 
-__all__ = ["MMAP", "PREAD", "PREAD_AT_ONCE", "Place", "Row"]
+__all__ = ["MMAP", "PREAD", "Place", "Row"]
 
 PREAD = "limit: os.pread loop"
-PREAD_AT_ONCE = "limit: os.pread loop, nothing kept"
 PREADV = "limit: os.preadv into one buffer"
 MMAP = "limit: slices of one mmap"
 _BUFFER_BYTES = 1 << 24
@@ -89,18 +88,6 @@ class _Bare(Row):
 class Pread(_Bare):
     def get(self, i: int) -> bytes:
         return os.pread(*self.places[i])
-
-
-@contender(
-    PREAD_AT_ONCE,
-    imports="readers",
-    data="ours",
-    batches_only=True,
-    note="as above; a batch is never held whole",
-)
-class PreadAtOnce(Pread):
-    def batch(self, indices: Sequence[int]) -> Iterable[bytes]:
-        return map(self.get, indices)
 
 
 @contender(

@@ -14,17 +14,19 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
-from packer.tools.monitor import Sampler
+import psutil
+
+from packer.tools.monitor import Sampler, machine
 from packer.tools.monitor.sampler import INTERVAL
 
 
-def measure(samples: int, **options: Any) -> tuple[float, int]:
-    """CPU seconds of a sample, writing included, and the number of series."""
+def measure(samples: int, root: Path) -> tuple[float, int]:
+    """CPU seconds of a sample, writing included, and the number of series. root: where proc and sys are."""
     clock = iter(range(1 << 62))
+    machine.ROOT, psutil.PROCFS_PATH = root, str(root / "proc")
     with tempfile.TemporaryDirectory() as folder:
-        sampler = Sampler(Path(folder) / "run.jsonl", clock=lambda: next(clock) * INTERVAL, **options)
+        sampler = Sampler(Path(folder) / "run.jsonl", clock=lambda: next(clock) * INTERVAL)
         for _ in range(20):
             sampler.sample()
         start = time.process_time()
@@ -40,11 +42,14 @@ def large_machine(root: Path, cores: int, disks: int) -> None:
     lines = [f"cpu{core} 1000 0 500 90000 100 0 50 0 0 0" for core in range(cores)]
     (root / "proc/stat").write_text("\n".join(["cpu 1 0 1 9 1 0 1 0 0 0", *lines, "intr " + "0 " * 4000, ""]))
     names = [f"nvme{number}n1" for number in range(disks)]
+    for device in (*(f"block/{name}" for name in names), *(f"class/net/eth{number}" for number in range(8))):
+        (root / "sys" / device / "device").mkdir(parents=True)
     rows = [f" 259 {number} {name} 1 0 8 1 1 0 8 1 0 1 1 0 0 0 0 0 0" for number, name in enumerate(names)]
     (root / "proc/diskstats").write_text("\n".join([*rows, ""]))
     cards = [f"  eth{number}: 1 1 0 0 0 0 0 0 1 1 0 0 0 0 0 0" for number in range(8)]
     (root / "proc/net/dev").write_text("\n".join(["Inter-| Receive", " face |bytes", *cards, ""]))
-    (root / "proc/meminfo").write_text("MemTotal: 1000 kB\nMemAvailable: 500 kB\nCached: 100 kB\n")
+    names = ("MemTotal", "MemFree", "MemAvailable", "Buffers", "Cached", "Shmem", "Active", "Inactive")
+    (root / "proc/meminfo").write_text("".join(f"{name}: 1000 kB\n" for name in names))
 
 
 def main() -> None:
@@ -54,8 +59,8 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         large_machine(Path(folder), 256, 32)
-        for name, options in ((f"this machine, {os.cpu_count()} cores", {}), ("256 cores", {"root": folder})):
-            found = [measure(given.samples, **options) for _ in range(given.rounds)]
+        for name, root in ((f"this machine, {os.cpu_count()} cores", "/"), ("256 cores", folder)):
+            found = [measure(given.samples, Path(root)) for _ in range(given.rounds)]
             seconds = statistics.median(each[0] for each in found)
             cost = f"{1e6 * seconds:.0f} us a sample of {found[0][1]} series"
             print(f"{name}: {cost}, {seconds / INTERVAL:.3%} of a core at {INTERVAL} s")

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 from readers import Decode
 from readers.augment import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
-from readers.lightning import PackerDataModule
+from readers.frameworks.lightning import PackerDataModule
 
 
 class Classifier(lightning.LightningModule):

@@ -17,8 +17,8 @@ from transformers import TrainingArguments, set_seed
 import readers
 from readers import Decode
 from readers.augment import RandomHorizontalFlip, RandomResizedCrop
+from readers.frameworks.transformers import LoaderTrainer, last_checkpoint
 from readers.loader import ImageLoader
-from readers.transformers import LoaderTrainer, last_checkpoint
 
 
 class Classifier(nn.Module):

@@ -12,7 +12,10 @@ from types import ModuleType
 
 __all__ = ["MOVED"]
 
+_FRAMEWORKS = ("grain", "lightning", "notebook", "timm", "transformers")
 MOVED = {
+    **{f"readers.{name}": f"readers.frameworks.{name}" for name in _FRAMEWORKS},
+    "readers.position": "readers.loop",
     "readers.index": "readers.table",
     "readers.names": "readers.layout",
     "readers.remote": "readers.opening.remote",

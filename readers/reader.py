@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from cache.errors import BadSampleError, DamagedSampleError, DatasetError, StaleIndexError, UnknownNameError
 from cache.stores import Buffer, Store
-from cache.stores.base import Payloads
+from cache.stores.base import Payloads, layers, location
 from readers.layout import FIELD_KINDS, DatasetInfo, SplitInfo
 from readers.table import ABSENT as _ABSENT
 from readers.table import NO_LABEL, ImageInfo, Sample, Table, checked_indices, headers_of, html_of
@@ -47,12 +47,13 @@ class Reader:
 
     table: what is known of the samples.
     store: their bytes.
+    decoding: of a cache of images in a form that only this package decodes: their bytes in that form.
 
     A reader pickles by what it was opened with, works in forked children, and may be shared by threads.
     """
 
-    def __init__(self, table: Table, store: Store) -> None:
-        self.table, self.store = table, store
+    def __init__(self, table: Table, store: Store, decoding: Store | None = None) -> None:
+        self.table, self.store, self.decoding = table, store, decoding
         self._setup()
 
     def _setup(self) -> None:
@@ -64,6 +65,9 @@ class Reader:
         self._rows = None if self.table.rows is None else self.table.rows.data
         self._shard_bytes = columns.shard_bytes
         self._width = len(columns.fields)
+        # Where a row is the number of a payload, a store that keeps payloads by their rows needs no extent.
+        self._kept = self.store.by_row if self._rows is None and self._width == 1 else None
+        self._only = self.fields[0] if self._kept is not None else None
 
     # --- properties --------------------------------------------------------------------------------------------
     @property
@@ -135,11 +139,12 @@ class Reader:
 
     def byte_range(self, index: int, field: str = "image") -> tuple[Path | str, int, int] | None:
         """(shard's path or address, offset, length) of a field, for other readers; None where the sample lacks it."""
-        found = self._range(index, field)
-        if found is None:
+        extent = self._range(index, field)
+        if extent is None:
             return None
-        place = self.store.location(found[0])
-        return place if "://" in place else Path(place), found[1], found[2]
+        row = Payloads(self._width).number(self.table.row(index), self.table.number(field))
+        place = location(self.store, row, extent[0])
+        return place if "://" in place else Path(place), extent[1], extent[2]
 
     # The following raise DatasetError where the reader was not opened from a packed set.
     @property
@@ -176,6 +181,10 @@ class Reader:
 
         Raises IndexError outside the set and UnknownNameError for a field that the set or this sample lacks.
         """
+        if field == self._only and self._kept is not None:
+            data = self._kept.hit(index)
+            if data is not None:
+                return data
         try:
             number, shards, offsets, lengths = self._columns[field]  # memoryviews give integers, faster than scalars
             row = index if self._rows is None else self._rows[index]
@@ -197,6 +206,17 @@ class Reader:
 
         Reads are sorted by extent, and neighbours are fetched together. Views stay valid while they are referenced.
         """
+        if field == self._only and self._kept is not None:
+            indices = checked_indices(indices, self)
+            data = self._kept.hits(indices)
+            missing = [i for i, one in enumerate(data) if one is None]
+            if missing:
+                for i, one in zip(missing, self._read_extents(indices[missing], field), strict=True):
+                    data[i] = one
+            return data  # type: ignore[return-value]
+        return self._read_extents(indices, field)
+
+    def _read_extents(self, indices: Indices, field: str) -> list[Buffer]:
         extents = self.table.extents(indices, field)
         try:
             return self.store.read(extents)
@@ -293,7 +313,7 @@ class Reader:
         no sample is left, UnknownNameError for a class or key that the reader lacks, IndexError, and ValueError.
         """
         criteria = Criteria(labels, keys, min_bytes, max_bytes, min_side, indices, mask, where, fraction, seed)
-        return Reader(self.table.take(criteria.apply(self)), self.store)
+        return Reader(self.table.take(criteria.apply(self)), self.store, self.decoding)
 
     def with_kinds(self: _R, kinds: Mapping[str, str]) -> _R:
         """The same samples with fields of other kinds, {"mask": "mask"}. Raises UnknownNameError and ValueError."""
@@ -307,15 +327,16 @@ class Reader:
         """The same samples for `readers.decode`, which gives the same pixels for them: where a cache keeps images in a
         form that only this package decodes (`keep="coefficients"`), they are in that form, else this reader.
         """
-        store = self.store.for_decoding()
-        return self if store is self.store else Reader(self.table, store)
+        return self if self.decoding is None else Reader(self.table, self.decoding)
 
     def drop_damaged(self, index: int, field: str = "image") -> bool:
         """Whether the bytes of a field are a damaged copy in a cache, which is dropped: reading it again gives those of
         the set. For bytes that could not be decoded.
         """
         row, number = self.table.row(index), self.table.number(field)
-        return self.store.drop_damaged(Payloads(self._width).number(row, number))
+        shard = int(self.table.columns.shard_column(field)[row])
+        below = layers(self.store, Payloads(self._width).number(row, number), shard)
+        return any(store.drop_damaged(row) for store, row, _ in below if hasattr(store, "drop_damaged"))
 
     # --- life ---------------------------------------------------------------------------------------------------
     def close(self) -> None:
@@ -329,7 +350,7 @@ class Reader:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"table": self.table, "store": self.store}
+        return {"table": self.table, "store": self.store, "decoding": self.decoding}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

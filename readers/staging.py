@@ -44,8 +44,8 @@ from cache.remote import Patience, Remote
 from cache.serving import Rendezvous, Server, ServerProcess, ServeTerms, own_address, read_token
 from cache.staging import FolderSource, Manifest, Source, StagedFile
 from cache.staging.sources import RemoteSource
-from cache.stores import Buffer, Int64s, Shards, Store, StoreOver
-from cache.stores.base import Payloads
+from cache.stores import Buffer, Int64s, Shards, Store
+from cache.stores.base import Payloads, layer
 from cache.stores.copied import Copied, Neighbours, RowOwners, ShardOwners
 from cache.stores.remote import RemoteFiles
 from readers.headers import MEDIA, SUFFIX, sniff
@@ -874,12 +874,12 @@ def _check(reader: Reader) -> None:
     """Raise ValueError for a reader that cannot be shared."""
     if reader.table.rows is not None:
         raise ValueError("share the whole reader, and select from what share returns: nodes own parts of the whole")
-    if reader.table.forms or reader.store.for_decoding() is not reader.store:
+    if reader.table.forms or reader.decoding is not None:
         raise ValueError(
             "this reader's cache converts images, and nodes share them as they are: share the reader below it, and "
             "cache what share returns, as  readers.cached(shared, keep=…)"
         )
-    if not reader.table.columns.has_checksums or reader.store.tracks_files:
+    if not reader.table.columns.has_checksums or reader.store.state:
         raise ValueError(
             f"{reader.table.title}: has no checksums, by which wrong bytes of another node would be noticed; pack it "
             f"with  packer convert"
@@ -898,10 +898,7 @@ def _prefix(reader: Reader, node: int, nodes: int) -> str:
 def _owners(reader: Reader, nodes: int) -> RowOwners | ShardOwners:
     """Of a staged copy, which has whole shards, by shard; otherwise by sample."""
     columns, order = reader.table.columns, NodeLocal(len(reader), nodes)
-    store = reader.store
-    while isinstance(store, StoreOver) and not isinstance(store, Copied):
-        store = store.source
-    if isinstance(store, Copied):
+    if layer(reader.store, Copied) is not None:
         numbers = [columns.column("shard"), *map(columns.shard_column, columns.separate)]
         return ShardOwners(np.maximum(shard_owners(numbers, order, len(columns.shard_bytes)), 0))
     starts = [order.local_part(node).start for node in range(nodes)]

@@ -296,8 +296,8 @@ class ImageInfo(NamedTuple):
 
 
 def html_of(shown: object) -> str:
-    """What a notebook shows of a reader or a sample: by `readers.notebook`, which draws on modules that import this."""
-    return str(importlib.import_module("readers.notebook").html_of(shown))
+    """What a notebook shows of a reader or a sample, by a module that draws on those that import this."""
+    return str(importlib.import_module("readers.frameworks.notebook").html_of(shown))
 
 
 def headers_of(images: Iterable[Buffer | None]) -> ImageInfo:

@@ -43,20 +43,20 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
 from cache.errors import BadSampleError, SourceError, UnknownNameError
 from cache.messages import listed
-from readers.table import ABSENT, Buffer, ImageInfo, Table, checked_indices
+from readers.table import ABSENT, Buffer, ImageInfo, Table, checked_indices, upright_sides
 
 if TYPE_CHECKING:
     from readers.reader import Reader
 
-
 Bools: TypeAlias = npt.NDArray[np.bool_]
+ReadColumns: TypeAlias = Callable[[Collection[str]], Mapping[str, Sequence[Any]]]
 ERASED = "…"  # in place of a value that may name a person
 NUMBERS = ("width", "height", "min_side", "max_side", "pixels", "aspect", "bytes", "orientation", "components")
 TEXTS = ("key", "class_name", "medium", "split", "folder")
@@ -65,13 +65,20 @@ _MAX_CHARACTERS = 1 << 16
 _SHOWN = 5
 _COLUMNS_SHOWN = 20
 _NUMBER = re.compile(r"\s*[-+]?(?:[0-9]{1,400}(\.[0-9]*)?|(\.[0-9]+))([eE][-+]?[0-9]+)?\s*")
-_ORDERS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
     ast.Lt: operator.lt,
     ast.LtE: operator.le,
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
-_EQUAL, _MEMBER = (ast.Eq, ast.NotEq), (ast.In, ast.NotIn)
+_TURNED: dict[Any, Any] = {
+    operator.lt: operator.gt,
+    operator.le: operator.ge,
+    operator.gt: operator.lt,
+    operator.ge: operator.le,
+}
 
 
 class Texts(NamedTuple):
@@ -80,35 +87,52 @@ class Texts(NamedTuple):
     values: Sequence[str]
     codes: npt.NDArray[Any] | None = None
 
-    def where(self, wanted: Callable[[str], bool]) -> Bools:
+    def where(self, wanted: Callable[[str], Any]) -> Bools:
         """The samples whose text is wanted, bool [n]."""
-        found = np.fromiter(map(wanted, self.values), np.bool_, len(self.values))
-        return found if self.codes is None else found[self.codes]
+        chosen = np.fromiter((bool(wanted(text)) for text in self.values), np.bool_, len(self.values))
+        return chosen if self.codes is None else chosen[self.codes]
 
 
-class Facts(Protocol):
-    """What is known of n samples."""
+class Facts:
+    """What is known of n samples: what a listing says of them; subclasses know more.
 
-    @property
-    def classes(self) -> Sequence[str]:
-        """The names of the classes, () where they have none."""
+    labels: class numbers, [n]. classes: their names, () where they have none.
+    split: the name of the split.
+    columns: all columns of the table that the samples came from, by name: of those asked for with n values, None for
+        none.
+    """
 
-    def __len__(self) -> int: ...
+    def __init__(
+        self,
+        keys: Sequence[str],
+        labels: npt.NDArray[Any],
+        classes: Sequence[str] = (),
+        split: str = "",
+        columns: ReadColumns = lambda names: {},
+    ) -> None:
+        self.keys, self.labels, self.classes, self.split, self.columns = keys, labels, classes, split, columns
 
-    def labels(self) -> npt.NDArray[Any]:
-        """Class numbers, [n]."""
+    def __len__(self) -> int:
+        return len(self.labels)
 
     def numbers(self, name: str) -> npt.NDArray[Any]:
         """One of NUMBERS, [n]; NaN where it is not known."""
+        raise LookupError(name)  # a listing says nothing of images
 
     def texts(self, name: str) -> Texts:
         """One of TEXTS."""
+        if name == "key":
+            return Texts(self.keys)
+        if name == "folder":
+            return Texts([key.rpartition("/")[0] for key in self.keys])
+        if name == "split":
+            return Texts((self.split,), np.zeros(len(self), np.int64))
+        count, labels = len(self.classes), self.labels
+        return Texts((*self.classes, ""), np.where((labels >= 0) & (labels < count), labels, count))
 
     def has(self, field: str) -> Bools:
         """Whether each sample has a field, [n]. Raises UnknownNameError."""
-
-    def columns(self, names: Collection[str]) -> Mapping[str, Sequence[Any]]:
-        """All columns of the table by name; those of `names` with their n values, None for none."""
+        raise UnknownNameError(f"the source has no field {field!r}, and its table no such column")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +170,8 @@ def parse_where(text: str) -> Where:
     """Check an expression. Raises ValueError, which says at which character, what is expected, and what was found."""
     tree = _tree(text)
     try:
-        _Evaluation(text, _Nothing()).boolean(tree)
+        nothing = _Nothing((), np.zeros(0, np.int64), columns=lambda names: dict.fromkeys(names, ()))
+        _Evaluation(text, nothing).boolean(tree)
     except RecursionError:
         raise ValueError(f"{text[:80]!r}… is nested too deeply") from None
     return Where(text, _names(tree))
@@ -174,17 +199,17 @@ def _names(tree: ast.expr) -> frozenset[str]:
 
 
 def _columns(tree: ast.AST) -> frozenset[str]:
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    named = {
-        argument.value
-        for call in calls
-        for argument in call.args
-        if isinstance(call.func, ast.Name) and call.func.id in ("has", "column")
-        if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
-    }
-    functions = {id(call.func) for call in calls}
-    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in functions}
-    return frozenset(named | names - {_LABEL, *NUMBERS, *TEXTS})
+    names, functions = set[str](), set[int]()
+    for node in ast.walk(tree):  # a call comes before its parts
+        if isinstance(node, ast.Call):
+            functions.add(id(node.func))
+            if _is_call(node, "has", "column"):
+                names |= {
+                    one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)
+                }
+        elif isinstance(node, ast.Name) and id(node) not in functions and node.id not in (_LABEL, *NUMBERS, *TEXTS):
+            names.add(node.id)
+    return frozenset(names)
 
 
 class _WithoutValues(ast.NodeTransformer):
@@ -194,29 +219,20 @@ class _WithoutValues(ast.NodeTransformer):
         return self._replaced(node, node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        is_matches = isinstance(node.func, ast.Name) and node.func.id == "matches"
-        return self._replaced(node, node.args[0]) if is_matches and node.args else node
+        return self._replaced(node, node.args[0]) if _is_call(node, "matches") and node.args else node
 
     def _replaced(self, node: ast.AST, operands: ast.AST) -> ast.AST:
         names = {inner.id for inner in ast.walk(operands) if isinstance(inner, ast.Name)}
-        if not (names & {"key", "folder"} or _columns(operands)):
-            return node
-        kept = {id(argument) for call in ast.walk(node) if _is_column_call(call) for argument in call.args}
-        for above in ast.walk(node):
-            for name, value in ast.iter_fields(above):
-                if isinstance(value, list):
-                    setattr(above, name, [_hidden(item, kept) for item in value])
-                elif isinstance(value, ast.AST):
-                    setattr(above, name, _hidden(value, kept))
+        if names & {"key", "folder"} or _columns(operands):
+            kept = {id(one) for call in ast.walk(node) if _is_call(call, "column") for one in call.args}
+            for value in ast.walk(node):
+                if isinstance(value, ast.Constant) and id(value) not in kept:
+                    value.value = ERASED
         return node
 
 
-def _hidden(node: Any, kept: Collection[int]) -> Any:
-    return ast.Constant(ERASED) if isinstance(node, ast.Constant) and id(node) not in kept else node
-
-
-def _is_column_call(node: ast.AST) -> TypeGuard[ast.Call]:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "column"
+def _is_call(node: ast.AST, *names: str) -> TypeGuard[ast.Call]:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names
 
 
 @functools.lru_cache(maxsize=64)  # a conversion evaluates one for every sample
@@ -235,35 +251,27 @@ def _tree(text: str) -> ast.expr:
         raise ValueError(f"{text!r:.200}: cannot be read: {error}") from None
 
 
-class _Number(NamedTuple):
-    values: Any  # an array, or a number
+_NUMBER_KIND, _LABEL_KIND, _TEXT_KIND = "a number", "a label", "a text"
+_LIST_KIND, _COLUMN_KIND = "a list", "a column of the table"
 
 
-class _Label(NamedTuple):
-    values: npt.NDArray[Any]
+class _Operand(NamedTuple):
+    """One side of a comparison.
 
+    values: of a constant that itself, of a list its items; else those of the samples: an array of numbers or labels,
+        `Texts`, or a list of what a column of the table has, None for none.
+    """
 
-class _Text(NamedTuple):
-    text: str
+    kind: str
+    values: Any
+    is_constant: bool = False
 
-
-class _List(NamedTuple):
-    items: list[Any]
-
-
-class _Column(NamedTuple):
-    values: Sequence[Any]  # None for none
-
-
-_Operand: TypeAlias = "_Number | _Label | _Text | Texts | _List | _Column"
-_KINDS = {
-    _Number: "a number",
-    _Label: "a label",
-    _Text: "a text",
-    Texts: "a text",
-    _List: "a list",
-    _Column: "a column of the table",
-}
+    @property
+    def known(self) -> Any:
+        """Whether a number or a value of a column is known, of each sample."""
+        if self.kind == _COLUMN_KIND:
+            return _bools(map(_is_value, self.values))
+        return ~np.isnan(self.values) if self.kind == _NUMBER_KIND else True
 
 
 class _Evaluation:
@@ -275,134 +283,114 @@ class _Evaluation:
     def boolean(self, node: ast.expr) -> Bools:
         if isinstance(node, ast.BoolOp):
             join = np.logical_and if isinstance(node.op, ast.And) else np.logical_or
-            found = self.boolean(node.values[0])
-            for value in node.values[1:]:
-                found = join(found, self.boolean(value))
-            return found
+            return functools.reduce(join, map(self.boolean, node.values))
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             return ~self.boolean(node.operand)
         if isinstance(node, ast.Compare):
-            return self._chain(node)
+            chosen, left = np.ones(len(self._facts), np.bool_), self._operand(node.left)
+            for op, right_node in zip(node.ops, node.comparators, strict=True):
+                right = self._operand(right_node)
+                chosen &= self._compare(left, op, right, node)
+                left = right
+            return chosen
         if isinstance(node, ast.Call):
             return self._call(node)
         raise self._refused(node, "is neither a comparison nor matches(…) nor has(…)")
 
-    def _chain(self, node: ast.Compare) -> Bools:
-        found = np.ones(len(self._facts), np.bool_)
-        left = self._operand(node.left)
-        for op, right_node in zip(node.ops, node.comparators, strict=True):
-            right = self._operand(right_node)
-            found &= self._compare(left, op, right, node)
-            left = right
-        return found
-
-    def _compare(self, left: _Operand, op: ast.cmpop, right: _Operand, node: ast.Compare) -> Bools:
-        if isinstance(left, _Column) or isinstance(right, _Column):
-            return self._compare_column(left, op, right, node)
-        if isinstance(op, _MEMBER):
-            if not isinstance(right, _List) or _is_constant(left):
-                raise self._refused(node, "expected a column in a list, as  label in (1, 2)")
-            found = self._is_one_of(left, right.items, node)
-            return ~found & _is_known(left) if isinstance(op, ast.NotIn) else found
-        if _is_constant(left):
-            left, right, op = right, left, _TURNED.get(type(op), type(op))()
-        if isinstance(op, _EQUAL):
-            equal = self._equal(left, right, node)
-            return ~equal & _is_known(left) & _is_known(right) if isinstance(op, ast.NotEq) else equal
-        order = _ORDERS.get(type(op))
-        if order is None:
+    def _compare(self, left: _Operand, op: ast.cmpop, right: _Operand, node: ast.Compare) -> Any:
+        if isinstance(op, (ast.In, ast.NotIn)):
+            chosen = self._is_one_of(left, right, node)
+            return ~chosen & left.known if isinstance(op, ast.NotIn) else chosen
+        if type(op) not in _COMPARISONS:
             raise self._refused(node, "is not a comparison that is known here: == != < <= > >= in, not in")
-        if not isinstance(left, (_Number, _Label)) or not isinstance(right, (_Number, _Label)):
-            raise self._refused(node, f"cannot order {_KINDS[type(left)]} and {_KINDS[type(right)]}")
-        return self._full(order(left.values, right.values))
+        compare = _COMPARISONS[type(op)]
+        if left.is_constant or (right.kind == _COLUMN_KIND and left.kind != _COLUMN_KIND):
+            left, right, compare = right, left, _TURNED.get(compare, compare)
+        if left.kind == _COLUMN_KIND:
+            if not right.is_constant:
+                why = "expected a column of the table, and a number or a text to compare it with"
+                raise self._refused(node, why)
+            values = self._values(left, [right.values] if right.kind != _LIST_KIND else [], node)
+            if compare is operator.ne:
+                return _bools(value != right.values for value in values) & left.known
+            return _bools(value is not None and compare(value, right.values) for value in values)
+        is_equal = compare in (operator.eq, operator.ne)
+        if is_equal and left.kind == _LABEL_KIND and right.kind == _TEXT_KIND and right.is_constant:
+            right = _Operand(_NUMBER_KIND, self._class(right.values), is_constant=True)
+        if {left.kind, right.kind} <= {_NUMBER_KIND, _LABEL_KIND}:
+            return compare(left.values, right.values) & left.known & right.known
+        if is_equal and left.kind == right.kind == _TEXT_KIND and right.is_constant and not left.is_constant:
+            return left.values.where(lambda text: compare(text, right.values))
+        what = f"cannot compare {left.kind} with" if is_equal else f"cannot order {left.kind} and"
+        raise self._refused(node, f"{what} {right.kind}")
 
-    def _compare_column(self, left: _Operand, op: ast.cmpop, right: _Operand, node: ast.Compare) -> Bools:
-        """A column compared with a number or a text, or with a list of these."""
-        if not isinstance(left, _Column) and not isinstance(op, _MEMBER):
-            left, right, op = right, left, _TURNED.get(type(op), type(op))()
-        if not isinstance(left, _Column) or not _is_constant(right):
-            raise self._refused(node, "expected a column of the table, and a number or a text to compare it with")
-        wanted = right.items if isinstance(right, _List) else [right.text if isinstance(right, _Text) else right.values]
-        texts = {isinstance(item, str) for item in wanted}
-        order = _ORDERS.get(type(op))
-        fits = isinstance(op, _MEMBER) if isinstance(right, _List) else isinstance(op, _EQUAL) or order is not None
-        if not fits or len(texts) != 1:
+    def _is_one_of(self, left: _Operand, right: _Operand, node: ast.Compare) -> Any:
+        items = right.values
+        if left.kind == _COLUMN_KIND:
+            values = self._values(left, items if right.kind == _LIST_KIND else [], node)
+            return _bools(value is not None and value in items for value in values)
+        if right.kind != _LIST_KIND or left.is_constant:
+            raise self._refused(node, "expected a column in a list, as  label in (1, 2)")
+        are_texts = [isinstance(item, str) for item in items]
+        if left.kind == _TEXT_KIND and all(are_texts):
+            return left.values.where(frozenset(items).__contains__)
+        if left.kind == _LABEL_KIND:
+            items = [self._class(item) if isinstance(item, str) else item for item in items]
+        elif left.kind == _TEXT_KIND or any(are_texts):
+            raise self._refused(node, f"cannot compare {left.kind} with {'texts' if any(are_texts) else 'numbers'}")
+        return np.isin(left.values, items)
+
+    def _values(self, column: _Operand, wanted: list[Any], node: ast.expr) -> list[Any]:
+        """The values of a column that are of the kind of those wanted; None for other values.
+
+        Raises ValueError where it has none, or where not all that are wanted are of one kind.
+        """
+        kinds = {isinstance(item, str) for item in wanted}
+        if len(kinds) != 1:
             why = "expected  column == value  or  column in (value, value), of numbers alone or of texts alone"
             raise self._refused(node, why)
-        values = self._values(left, texts.pop(), node)
-        if order is not None:
-            return _bools(value is not None and order(value, wanted[0]) for value in values)
-        found = _bools(value is not None and value in wanted for value in values)
-        return ~found & _has_value(left) if isinstance(op, (ast.NotEq, ast.NotIn)) else found
-
-    def _values(self, column: _Column, as_texts: bool, node: ast.expr) -> list[Any]:
-        """The texts, or the numbers, of a column; None for other values. Raises ValueError where it has none."""
-        values = [_as_text(value) if as_texts else _as_number(value) for value in column.values]
+        as_kind = _as_text if kinds.pop() else _as_number
+        values = [as_kind(value) for value in column.values]
         if len(values) > 1 and all(value is None for value in values):  # of one sample alone others are not known
             other = next((value for value in column.values if _is_value(value)), None)
             if other is not None:
-                what = "texts" if as_texts else "numbers"
-                raise self._refused(
-                    node, f"asks for {what} in a column that has none, but values such as {other!r:.40}"
-                )
+                what = "texts" if as_kind is _as_text else "numbers"
+                why = f"asks for {what} in a column that has none, but values such as {other!r:.40}"
+                raise self._refused(node, why)
         return values
-
-    def _equal(self, left: _Operand, right: _Operand, node: ast.Compare) -> Bools:
-        if isinstance(left, (_Number, _Label)) and isinstance(right, (_Number, _Label)):
-            return self._full(left.values == right.values)
-        if isinstance(left, (_Label, Texts)) and isinstance(right, _Text):
-            return self._is_one_of(left, [right.text], node)
-        raise self._refused(node, f"cannot compare {_KINDS[type(left)]} with {_KINDS[type(right)]}")
-
-    def _is_one_of(self, left: _Operand, items: list[Any], node: ast.Compare) -> Bools:
-        is_text = [isinstance(item, str) for item in items]
-        if isinstance(left, Texts) and all(is_text):
-            return left.where(frozenset(items).__contains__)
-        if isinstance(left, _Label):
-            numbers = [self._class(item) if isinstance(item, str) else item for item in items]
-            return np.isin(left.values, numbers)
-        if isinstance(left, _Number) and not any(is_text):
-            return self._full(np.isin(left.values, items))
-        raise self._refused(node, f"cannot compare {_KINDS[type(left)]} with {'texts' if any(is_text) else 'numbers'}")
 
     def _class(self, name: str) -> int:
         """The number of a class. Raises UnknownNameError."""
         classes = self._facts.classes
         if isinstance(self._facts, _Nothing):
             return 0
-        try:
-            return classes.index(name)
-        except ValueError:
-            known = ", ".join(classes[:_SHOWN]) + (", …" if len(classes) > _SHOWN else "")
-            raise UnknownNameError(
-                f"{self._text!r:.200}: no class {name!r}; there are {len(classes)}: {known or 'none'}"
-            ) from None
+        if name not in classes:
+            known = listed(classes, _SHOWN) or "none"
+            raise UnknownNameError(f"{self._text!r:.200}: no class {name!r}; there are {len(classes)}: {known}")
+        return classes.index(name)
 
     def _operand(self, node: ast.expr) -> _Operand:
         if isinstance(node, ast.Name):
-            return self._column(node)
-        if _is_column_call(node) and len(node.args) == 1 and not node.keywords:
+            if node.id == _LABEL:
+                return _Operand(_LABEL_KIND, self._facts.labels)
+            if node.id in NUMBERS:
+                return _Operand(_NUMBER_KIND, self._facts.numbers(node.id))
+            return (
+                _Operand(_TEXT_KIND, self._facts.texts(node.id)) if node.id in TEXTS else self._of_table(node.id, node)
+            )
+        if _is_call(node, "column") and len(node.args) == 1 and not node.keywords:
             name = node.args[0].value if isinstance(node.args[0], ast.Constant) else None
             if isinstance(name, str):
                 return self._of_table(name, node)
         if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
-            return _List([self._constant(item) for item in node.elts])
+            return _Operand(_LIST_KIND, [self._constant(item) for item in node.elts], is_constant=True)
         value = self._constant(node)
-        return _Text(value) if isinstance(value, str) else _Number(value)
+        return _Operand(_TEXT_KIND if isinstance(value, str) else _NUMBER_KIND, value, is_constant=True)
 
-    def _column(self, node: ast.Name) -> _Operand:
-        if node.id == _LABEL:
-            return _Label(self._facts.labels())
-        if node.id in NUMBERS:
-            return _Number(self._facts.numbers(node.id))
-        if node.id in TEXTS:
-            return self._facts.texts(node.id)
-        return self._of_table(node.id, node)
-
-    def _of_table(self, name: str, node: ast.expr) -> _Column:
+    def _of_table(self, name: str, node: ast.expr) -> _Operand:
         """A column of the table. Raises UnknownNameError."""
         if name in self._columns:
-            return _Column(self._columns[name])
+            return _Operand(_COLUMN_KIND, self._columns[name])
         known = (_LABEL, *TEXTS, *NUMBERS)
         near = difflib.get_close_matches(name, [*known, *self._columns], 1)
         meant = f"; did you mean {near[0]}?" if near else ""
@@ -410,45 +398,39 @@ class _Evaluation:
         text = f"is not known; there are {', '.join(known)}; columns of the table in the field json: {columns}{meant}"
         raise UnknownNameError(str(self._refused(node, text)))
 
-    @functools.cached_property
+    @cached_property
     def _columns(self) -> Mapping[str, Sequence[Any]]:
         return self._facts.columns(_columns(_tree(self._text)))
 
-    def _constant(self, node: ast.expr) -> int | float | str:
+    def _constant(self, node: ast.expr) -> Any:
         sign = 1
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             node, sign = node.operand, -1
-        value = node.value if isinstance(node, ast.Constant) else None
-        if type(value) in (int, float) and abs(cast(float, value)) < 1 << 63:
-            return cast(float, value) * sign
+        value: Any = node.value if isinstance(node, ast.Constant) else None
+        if type(value) in (int, float) and abs(value) < 1 << 63:
+            return value * sign
         if isinstance(value, str) and sign == 1:
             return value
         raise self._refused(node, "is neither the name of a column nor a number nor a text")
 
     def _call(self, node: ast.Call) -> Bools:
-        name = node.func.id if isinstance(node.func, ast.Name) else ""
         arguments = node.args if not node.keywords else []
-        last = arguments[-1].value if arguments and isinstance(arguments[-1], ast.Constant) else None
-        if name == "has" and len(arguments) == 1 and isinstance(last, str):
+        last: Any = arguments[-1].value if arguments and isinstance(arguments[-1], ast.Constant) else None
+        if _is_call(node, "has") and len(arguments) == 1 and isinstance(last, str):
             try:
                 return self._facts.has(last)
             except UnknownNameError:
                 if last not in self._columns:
                     raise
-            return _has_value(_Column(self._columns[last]))
-        if name == "matches" and len(arguments) == 2 and isinstance(last, str):
-            column = self._operand(arguments[0])
-            pattern = re.compile(fnmatch.translate(last))
-            if isinstance(column, _Column):
-                values = self._values(column, True, node)
-                return _bools(value is not None and pattern.match(value) is not None for value in values)
-            if isinstance(column, Texts):
-                return column.where(lambda text: pattern.match(text) is not None)
+            return _bools(map(_is_value, self._columns[last]))
+        if _is_call(node, "matches") and len(arguments) == 2 and isinstance(last, str):
+            column, matches = self._operand(arguments[0]), re.compile(fnmatch.translate(last)).match
+            if column.kind == _COLUMN_KIND:
+                return _bools(value is not None and matches(value) for value in self._values(column, [last], node))
+            if column.kind == _TEXT_KIND and not column.is_constant:
+                texts: Texts = column.values
+                return texts.where(matches)
         raise self._refused(node, 'is not a function that is known here: matches(key, "a*"), has("mask")')
-
-    def _full(self, found: Any) -> Bools:
-        """A result for each sample, also where two constants were compared."""
-        return np.broadcast_to(np.asarray(found, np.bool_), (len(self._facts),))
 
     def _refused(self, node: ast.expr, why: str) -> ValueError:
         part = ast.get_source_segment(self._text, node) or self._text
@@ -457,17 +439,13 @@ class _Evaluation:
         return ValueError(f"{self._text!r:.200}: at character {place}: {part!r:.80} {why}")
 
 
-def _bools(found: Iterable[bool]) -> Bools:
-    return np.fromiter(found, np.bool_)
+def _bools(chosen: Iterable[Any]) -> Bools:
+    return np.fromiter(map(bool, chosen), np.bool_)
 
 
 def _is_value(value: Any) -> bool:
     """Whether a member of a JSON object says anything."""
     return value is not None and value != "" and value == value
-
-
-def _has_value(column: _Column) -> Bools:
-    return _bools(_is_value(value) for value in column.values)
 
 
 def _as_text(value: Any) -> str | None:
@@ -481,41 +459,63 @@ def _as_number(value: Any) -> int | float | None:
     return value if isinstance(value, (int, float)) and value == value else None
 
 
-def _is_known(operand: _Operand) -> Any:
-    """Whether a number is known, of each sample."""
-    return ~np.isnan(operand.values) if isinstance(operand, _Number) else True
-
-
-def _is_constant(operand: _Operand) -> bool:
-    is_number = isinstance(operand, _Number) and not isinstance(operand.values, np.ndarray)
-    return is_number or isinstance(operand, (_Text, _List))
-
-
-_TURNED: dict[type[ast.cmpop], type[ast.cmpop]] = {ast.Lt: ast.Gt, ast.LtE: ast.GtE, ast.Gt: ast.Lt, ast.GtE: ast.LtE}
-
-
-class _Nothing:
+class _Nothing(Facts):
     """Facts about no samples, by which an expression is checked."""
-
-    classes: Sequence[str] = ()
-
-    def __len__(self) -> int:
-        return 0
-
-    def labels(self) -> npt.NDArray[Any]:
-        return np.zeros(0, np.int64)
 
     def numbers(self, name: str) -> npt.NDArray[Any]:
         return np.zeros(0)
 
-    def texts(self, name: str) -> Texts:
-        return Texts(())
-
     def has(self, field: str) -> Bools:
         return np.zeros(0, np.bool_)
 
-    def columns(self, names: Collection[str]) -> Mapping[str, Sequence[Any]]:
-        return dict.fromkeys(names, ())
+
+class TableFacts(Facts):
+    """The samples of a table as expressions look at them.
+
+    headers: reads the header facts, where the table does not have them.
+    split: the name of the split.
+    labels, classes: in place of those of the table.
+    columns: of the table that the set was packed from; see `Facts`.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        headers: Callable[[], ImageInfo] | None = None,
+        split: str = "",
+        labels: npt.NDArray[Any] | None = None,
+        classes: Sequence[str] | None = None,
+        columns: ReadColumns = lambda names: {},
+    ) -> None:
+        labels, classes = table.labels if labels is None else labels, table.classes if classes is None else classes
+        super().__init__(table.keys, labels, classes, split, columns)
+        self._table, self._read_headers = table, headers
+
+    def numbers(self, name: str) -> npt.NDArray[Any]:
+        if name == "bytes":
+            return self._table.sizes()
+        if name in ("orientation", "components"):
+            return np.where(self._headers.height > 0, getattr(self._headers, name), np.nan)
+        sides = np.array(upright_sides(self._headers), np.float64)
+        sides[sides == 0] = np.nan
+        height, width = sides
+        if name in ("aspect", "pixels"):
+            return np.asarray(width / height if name == "aspect" else width * height)
+        return np.asarray({"min_side": sides.min(0), "max_side": sides.max(0), "width": width, "height": height}[name])
+
+    def texts(self, name: str) -> Texts:
+        if name != "medium":
+            return super().texts(name)
+        from readers.headers import MEDIA
+
+        return Texts(MEDIA, self._headers.media)
+
+    def has(self, field: str) -> Bools:
+        return np.asarray(self._table.field_column(field, "offset") != np.uint64(ABSENT))
+
+    @cached_property
+    def _headers(self) -> ImageInfo:
+        return self._table.headers(None) if self._read_headers is None else self._read_headers()
 
 
 # The criteria of a selection, and the samples of a reader that fulfil all of them.
@@ -524,8 +524,6 @@ class _Nothing:
 
 
 _JSON_BLOCK = 4096
-_CRITERIA_SHOWN = 5
-_CRITERIA_TURNED = 5  # EXIF orientations from 5 on exchange height and width
 
 
 @dataclass(frozen=True)
@@ -554,174 +552,61 @@ class Criteria:
 
         Raises SourceError where none is left, UnknownNameError for classes and keys that the reader lacks.
         """
-        left = self._named(reader)
-        left = self._by_label(left, reader)
-        left = self._by_bytes(left, reader)
-        left = self._by_key(left, reader)
-        left = self._by_side(left, reader)
-        left = self._by_facts(left, reader)
+        left = np.arange(len(reader)) if self.indices is None else checked_indices(self.indices, reader)
+        if self.mask is not None:
+            mask = np.asarray(self.mask)
+            if mask.dtype != np.bool_ or mask.shape != (len(reader),):
+                raise ValueError(f"mask must be bool [{len(reader)}], found {mask.dtype} {list(mask.shape)}")
+            left = left[mask[left]]
+        if self.labels is not None:
+            left = left[np.isin(reader.labels[left], self._label_numbers(reader))]
+        if self.min_bytes is not None or self.max_bytes is not None:
+            sizes = reader.sizes()[left]
+            most = np.iinfo(np.int64).max if self.max_bytes is None else self.max_bytes
+            left = left[(sizes >= (self.min_bytes or 0)) & (sizes <= most)]
+        if self.keys is not None:
+            left = left[self._has_key(left, reader)]
+        if self.min_side is not None:
+            info = reader.image_info(left)
+            left = left[np.minimum(info.height, info.width) >= self.min_side]
+        if self.where is not None:
+            facts = TableFacts(
+                reader.table.take(left),
+                lambda: reader.image_info(left),
+                getattr(reader.table.columns, "split", ""),
+                columns=lambda names: json_columns(json_payloads(reader, left), names),
+            )
+            left = left[parse_where(self.where).mask(facts)]
         if self.fraction is not None and left.size:
             left = left[_share(len(left), self.fraction, self.seed)]
         if not left.size:
-            raise SourceError(
-                f"nothing is selected: none of the {len(reader)} samples of {reader} has {self._describe()}"
-            )
+            criteria = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "seed"}
+            described = ", ".join(f"{name}={value!r:.60}" for name, value in criteria.items() if value is not None)
+            raise SourceError(f"nothing is selected: none of the {len(reader)} samples of {reader} has {described}")
         return left
 
-    def _named(self, reader: Reader) -> npt.NDArray[np.int64]:
-        left = np.arange(len(reader), dtype=np.int64)
-        if self.indices is not None:
-            left = checked_indices(self.indices, reader)
-        if self.mask is None:
-            return left
-        mask = np.asarray(self.mask)
-        if mask.dtype != np.bool_ or mask.shape != (len(reader),):
-            raise ValueError(f"mask must be bool [{len(reader)}], found {mask.dtype} {list(mask.shape)}")
-        wanted: npt.NDArray[np.int64] = left[mask[left]]
-        return wanted
-
-    def _by_label(self, left: npt.NDArray[np.int64], reader: Reader) -> npt.NDArray[np.int64]:
-        if self.labels is None:
-            return left
-        asked = [self.labels] if isinstance(self.labels, (int, str, np.integer)) else list(self.labels)
+    def _label_numbers(self, reader: Reader) -> npt.NDArray[np.int64]:
+        asked = [self.labels] if isinstance(self.labels, (int, str, np.integer)) else list(self.labels or ())
         numbers = {name: number for number, name in enumerate(reader.classes)}
         count = len(numbers)
         unknown = [x for x in asked if (x not in numbers if isinstance(x, str) else count and not -1 <= x < count)]
         if unknown:
-            known = ", ".join(list(numbers)[:_CRITERIA_SHOWN]) + (", …" if count > _CRITERIA_SHOWN else "")
-            raise UnknownNameError(f"{reader}: no class {unknown[0]!r}; it has {count}: {known or 'none'}")
-        wanted = np.array([numbers[x] if isinstance(x, str) else x for x in asked], np.int64)
-        return left[np.isin(reader.labels[left], wanted)]
+            known = listed(numbers, _SHOWN) or "none"
+            raise UnknownNameError(f"{reader}: no class {unknown[0]!r}; it has {count}: {known}")
+        return np.array([numbers[x] if isinstance(x, str) else x for x in asked], np.int64)
 
-    def _by_bytes(self, left: npt.NDArray[np.int64], reader: Reader) -> npt.NDArray[np.int64]:
-        if self.min_bytes is None and self.max_bytes is None:
-            return left
-        sizes = reader.sizes()[left]
-        fits = np.ones(len(left), np.bool_)
-        if self.min_bytes is not None:
-            fits &= sizes >= self.min_bytes
-        if self.max_bytes is not None:
-            fits &= sizes <= self.max_bytes
-        return left[fits]
-
-    def _by_key(self, left: npt.NDArray[np.int64], reader: Reader) -> npt.NDArray[np.int64]:
-        if self.keys is None:
-            return left
+    def _has_key(self, left: npt.NDArray[np.int64], reader: Reader) -> Bools:
+        keys = reader.keys
+        whole = len(left) == len(reader) and bool((np.diff(left) == 1).all())
+        asked = keys if whole else [keys[i] for i in left.tolist()]
         if isinstance(self.keys, str):
-            matches = re.compile(fnmatch.translate(self.keys)).match
-            fits = [matches(key) is not None for key in _keys(left, reader)]
-            return left[np.array(fits, np.bool_)]
-        wanted = set(self.keys)
-        fits, found = [], set()
-        for key in _keys(left, reader):
-            fits.append(key in wanted)
-            if fits[-1]:
-                found.add(key)
-        missing = sorted(wanted - found)
+            return _bools(map(re.compile(fnmatch.translate(self.keys)).match, asked))
+        wanted = set(self.keys or ())
+        missing = sorted(wanted.difference(asked))
         if missing:
-            few = ", ".join(map(repr, missing[:_CRITERIA_SHOWN])) + (", …" if len(missing) > _CRITERIA_SHOWN else "")
+            few = listed([repr(key) for key in missing], _SHOWN)
             raise UnknownNameError(f"{reader}: {len(missing)} keys are not among the {len(left)} asked: {few}")
-        return left[np.array(fits, np.bool_)]
-
-    def _by_side(self, left: npt.NDArray[np.int64], reader: Reader) -> npt.NDArray[np.int64]:
-        if self.min_side is None:
-            return left
-        info = reader.image_info(left)
-        return left[np.minimum(info.height, info.width) >= self.min_side]
-
-    def _by_facts(self, left: npt.NDArray[np.int64], reader: Reader) -> npt.NDArray[np.int64]:
-        if self.where is None:
-            return left
-        split = getattr(reader.table.columns, "split", "")
-        facts = TableFacts(
-            reader.table.take(left),
-            lambda: reader.image_info(left),
-            split,
-            columns=lambda names: json_columns(json_payloads(reader, left), names),
-        )
-        return left[parse_where(self.where).mask(facts)]
-
-    def _describe(self) -> str:
-        given = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "seed"}
-        return ", ".join(f"{name}={value!r:.60}" for name, value in given.items() if value is not None)
-
-
-class TableFacts:
-    """The samples of a table as `readers.where` looks at them.
-
-    headers: reads the header facts, where the table does not have them.
-    split: the name of the split.
-    labels, classes: in place of those of the table.
-    columns: reads the columns of the table that the set was packed from; see `readers.where.Facts.columns`.
-    """
-
-    def __init__(
-        self,
-        table: Table,
-        headers: Callable[[], ImageInfo] | None = None,
-        split: str = "",
-        labels: npt.NDArray[Any] | None = None,
-        classes: Sequence[str] | None = None,
-        columns: Callable[[Collection[str]], Mapping[str, Sequence[Any]]] | None = None,
-    ) -> None:
-        self.classes = table.classes if classes is None else classes
-        self._read_columns = columns
-        self._table, self._read_headers, self._split, self._labels = table, headers, split, labels
-
-    def __len__(self) -> int:
-        return len(self._table)
-
-    def labels(self) -> npt.NDArray[Any]:
-        return self._table.labels if self._labels is None else self._labels
-
-    def numbers(self, name: str) -> npt.NDArray[Any]:
-        if name == "bytes":
-            return self._table.sizes()
-        if name in ("orientation", "components"):
-            values: npt.NDArray[Any] = getattr(self._headers, name)
-            return np.where(self._headers.height > 0, values, np.nan)
-        height, width = self._size
-        if name == "aspect":
-            return width / height
-        if name == "pixels":
-            return width * height
-        return {"min_side": np.minimum(width, height), "max_side": np.maximum(width, height), "width": width}.get(
-            name, height
-        )
-
-    def texts(self, name: str) -> Texts:
-        if name == "folder":
-            return folders_of(self.texts("key").values)
-        if name == "key":
-            return Texts(self._table.keys)
-        if name == "split":
-            return Texts((self._split,), np.zeros(len(self), np.int64))
-        if name == "class_name":
-            names = (*self.classes, "")
-            labels = self.labels()
-            return Texts(names, np.where((labels >= 0) & (labels < len(self.classes)), labels, len(self.classes)))
-        from readers.headers import MEDIA
-
-        return Texts(MEDIA, self._headers.media)
-
-    def has(self, field: str) -> npt.NDArray[np.bool_]:
-        found: npt.NDArray[np.bool_] = self._table.field_column(field, "offset") != np.uint64(ABSENT)
-        return found
-
-    def columns(self, names: Collection[str]) -> Mapping[str, Sequence[Any]]:
-        return {} if self._read_columns is None else self._read_columns(names)
-
-    @cached_property
-    def _headers(self) -> ImageInfo:
-        return self._table.headers(None) if self._read_headers is None else self._read_headers()
-
-    @cached_property
-    def _size(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """(height, width) of the images as displayed; NaN where they are not known."""
-        height, width = (getattr(self._headers, name).astype(np.float64) for name in ("height", "width"))
-        height[height == 0] = width[width == 0] = np.nan
-        turned = self._headers.orientation >= _CRITERIA_TURNED
-        return np.where(turned, width, height), np.where(turned, height, width)
+        return _bools(key in wanted for key in asked)
 
 
 def json_payloads(reader: Reader, indices: npt.NDArray[np.int64]) -> Iterator[tuple[str, Buffer | None]]:
@@ -766,16 +651,6 @@ def complete_columns(parts: Sequence[dict[str, list[Any]]], counts: Sequence[int
         for part, count in zip(parts, counts, strict=True):
             part.setdefault(name, [])
             part[name] = part[name] or [None] * count
-
-
-def folders_of(keys: Iterable[str]) -> Texts:
-    """What comes before the last slash of each key, "" without one."""
-    return Texts([key.rpartition("/")[0] for key in keys])
-
-
-def _keys(left: npt.NDArray[np.int64], reader: Reader) -> Iterable[str]:
-    keys = reader.keys
-    return keys if len(left) == len(reader) and bool((np.diff(left) == 1).all()) else (keys[i] for i in left.tolist())
 
 
 def _share(count: int, fraction: float, seed: int) -> npt.NDArray[np.int64]:

@@ -206,11 +206,11 @@ def processes_end() -> Iterator[None]:
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Any:
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A fake machine to sample."""
     from usage_doubles import FakeMachine
 
-    return FakeMachine(tmp_path / "root")
+    return FakeMachine(tmp_path / "root", monkeypatch)
 
 
 class Hanging(Protocol):

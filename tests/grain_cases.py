@@ -21,7 +21,7 @@ from readers import Decode
 from readers.augment import RandomHorizontalFlip, RandomResizedCrop
 from readers.caching import cached
 from readers.decode import decode_image
-from readers.grain import GrainSource
+from readers.frameworks.grain import GrainSource
 from readers.loader import ImageLoader
 from readers.torch import ImageDataset, Place
 
@@ -157,7 +157,7 @@ def test_its_handler_of_checkpoints_saves_and_restores(grain: Any, packed: Path,
     code = f"""
 import grain, readers
 from etils import epath
-from readers.grain import GrainSource
+from readers.frameworks.grain import GrainSource
 source = GrainSource(readers.open({str(packed)!r}), ("key",))
 data = grain.MapDataset.source(source).shuffle(seed=1).batch({BATCH}).to_iter_dataset()
 handler, place, iterator = grain.checkpoint.CheckpointHandler(), epath.Path({str(tmp_path)!r}), iter(data)
@@ -230,7 +230,7 @@ def test_the_source_needs_no_torch(packed: Path) -> None:
     code = f"""
 import sys; sys.modules["torch"] = sys.modules["grain"] = None
 import readers
-from readers.grain import GrainSource
+from readers.frameworks.grain import GrainSource
 print(GrainSource(readers.open({str(packed)!r}))[0]["image"].shape)
 """
     done = run_python("-c", code)

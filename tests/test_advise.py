@@ -22,8 +22,7 @@ import readers
 from cache.errors import SourceError
 from packer.cli.convert import command as convert_command
 from packer.cli.group import cli
-from packer.cli.index import export_command
-from packer.cli.verify import command as verify_command
+from packer.cli.look import export_command, verify_command
 from packer.conversion.options import Reencode
 from packer.tools.advise import (
     READERS,

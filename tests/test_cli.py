@@ -14,9 +14,8 @@ from conftest import files_of, make_jpeg, tree_of
 from suites.programs import run_packer
 
 import readers
-from cache.messages import parse_size
+from cache.messages import bar, human_bytes, human_seconds, parse_size
 from packer.cli.screen import progress_line
-from packer.cli.text import bar, human_bytes, human_seconds
 from packer.inspection import compare_orders
 from readers.order import Shuffled
 from readers.order.quality import shuffle_quality

@@ -78,7 +78,7 @@ def test_without_json_stdout_is_for_results(tmp_path: Path) -> None:
 
 def test_an_unexpected_error_is_one_line_that_says_how_to_report_it(tmp_path: Path) -> None:
     script = (
-        "import sys, packer.inspection as i, packer.cli.inspect as c\n"
+        "import sys, packer.inspection as i, packer.cli.look as c\n"
         "def broken(path): raise ZeroDivisionError('by zero')\n"
         "c.inspect = broken\n"
         "from packer.cli import main\n"

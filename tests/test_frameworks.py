@@ -50,7 +50,7 @@ def lightning() -> Any:
 
 
 def data_module(packed: Path, **options: Any) -> Any:
-    from readers.lightning import PackerDataModule
+    from readers.frameworks.lightning import PackerDataModule
 
     given = {"augment": [RandomHorizontalFlip()], "order": None, "seed": 1, "fields": ("index", "image"), "threads": 1}
     return PackerDataModule(packed, BATCH, **{**given, **options})
@@ -114,7 +114,7 @@ def train(
     """
     from transformers import TrainerCallback, TrainingArguments
 
-    from readers.transformers import LoaderTrainer
+    from readers.frameworks.transformers import LoaderTrainer
 
     class Model(torch.nn.Module):
         def __init__(self) -> None:
@@ -199,7 +199,7 @@ def test_a_checkpoint_without_our_state_is_refused_in_mid_epoch(transformers: An
 
 def test_a_checkpoint_that_is_not_whole_is_left_out(transformers: Any, reader: Any, tmp_path: Path) -> None:
     """A run that was killed while it saved: by itself the Trainer would begin again with the weights of step 14."""
-    from readers.transformers import last_checkpoint
+    from readers.frameworks.transformers import last_checkpoint
 
     assert last_checkpoint(tmp_path / "none") is None
     train(reader, tmp_path, 9)

@@ -13,7 +13,7 @@ from conftest import files_of, make_jpeg
 
 import packer
 import readers
-from packer.cli.index import command
+from packer.cli.convert import index_command as command
 from packer.formats import format_named
 from packer.formats.base import PackedSample, ShardSpec
 from packer.sources.shards import missing_shards

@@ -87,11 +87,11 @@ ALLOWED = {  # third-party packages that a layer may name at all, lazily or not
         "ray",
     },
 }
-ALLOWED["packer.tools"] = ALLOWED["packer"] | {"torch", "pynvml", "amdsmi", "matplotlib", "jinja2"}
+ALLOWED["packer.tools"] = ALLOWED["packer"] | {"torch", "psutil", "pynvml", "amdsmi", "matplotlib", "jinja2"}
 # What runs on torch; everything else must do without. `import readers` loads none of it.
 ON_TORCH = (
     "readers.torch",
-    "readers.lightning",
+    "readers.frameworks.lightning",
     "readers.loader",
     "readers.augment.cpu",
     "readers.augment.fused",
@@ -104,15 +104,15 @@ ON_TORCH = (
     "packer.tools.diagnose.dataloader",
     "packer.tools.diagnose.imageloader",
     "packer.tools.diagnose.tiers",
-    "readers.parity",
-    "readers.transformers",
+    "packer.tools.parity",
+    "readers.frameworks.transformers",
 )
 KERNELS = (
     "readers.augment.kernel",
     *(f"readers.coefficients.device.{name}" for name in ("pixels", "rows", "transforms")),
 )
 # Their classes derive from those of the frameworks.
-FRAMEWORKS = ("readers.lightning", "readers.transformers")
+FRAMEWORKS = ("readers.frameworks.lightning", "readers.frameworks.transformers")
 # What may be imported inside a function besides optional packages, and why; a name stands for what is below it, too.
 LAZY = {
     "PIL": "21 ms; decoders seldom need it",
@@ -137,7 +137,7 @@ LAZY = {
     "readers.headers": "6 ms: 12 modules; an index has the header facts",
     "readers.loader": "torch",
     "readers.order.base": "numpy's random generators, for readers that never shuffle",
-    "readers.parity": "torch",
+    "packer.tools.parity": "torch",
     "readers.torch": "torch",
     "readers.opening.remote": "30 ms: subprocess, concurrent.futures",
     "zstandard": "9 ms; few caches and archives are compressed",

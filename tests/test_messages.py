@@ -79,7 +79,7 @@ PLACEHOLDER = re.compile("\0(\\d+)\0")
 PLAIN = frozenset(
     {
         "DISTRIBUTION", "SUMS_FILE", "wanted", "first.format", "info.format", "index", "shell", "port",
-        "more", "fraction", "resize_short", "max_side", "tasks[0]", "self.tasks", "one",
+        "more", "fraction", "resize_short", "max_side", "side", "short", "tasks[0]", "self.tasks", "one",
         "task_list(tasks)", "max(0.01, int(90 * row.holds) / 100)", "e.facts.crop or 256", "round(needed + 0.5)",
         "f.source", "e.facts.source", "places", "named",
     }

@@ -18,7 +18,7 @@ import pytest
 from suites.programs import run_packer
 
 import packer
-from packer.tools.monitor import Mark, Series, Usage, load, save
+from packer.tools.monitor import Mark, Series, Usage, load
 from packer.tools.monitor.record import compare, read_usage, usage_lines
 from packer.tools.report.pages import comparison_page, usage_page
 
@@ -200,10 +200,10 @@ def test_a_diagnosis_records_each_of_its_lines() -> None:
 
 
 def test_the_command_compares_a_record_with_the_json_of_a_diagnosis(tmp_path: Path) -> None:
-    save(usage_of(**SLOW), tmp_path / "a.jsonl")
+    (tmp_path / "a.json").write_text(json.dumps(usage_of(**SLOW).to_dict()))
     document = {"verdict": "", "usage": usage_of((Mark("\x1b[2J<b>", 1.0),), **FAST).to_dict()}
     (tmp_path / "b.json").write_text(json.dumps(document, indent=1))
-    shown = run_packer("diagnose", "--compare", tmp_path / "a.jsonl", tmp_path / "b.json")
+    shown = run_packer("diagnose", "--compare", tmp_path / "a.json", tmp_path / "b.json")
     assert shown.returncode == 0 and "+50%" in shown.stdout and "\x1b" not in shown.stdout
     result = json.loads(run_packer("diagnose", "--json", "--compare", *sorted(tmp_path.iterdir())).stdout)
     assert {row["name"]: row["ratio"] for row in result["series"]}["gpu0 busy"] == 2.0

@@ -17,7 +17,7 @@ from test_device_decode import jpeg, png, turned
 
 import packer
 import readers
-from readers.parity import Parity, compare_with_pillow
+from packer.tools.parity import Parity, compare_with_pillow
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 

@@ -18,7 +18,7 @@ from suites.staging import Notes, staged, staged_files_of
 import packer
 import readers
 from cache.remote import Remote
-from cache.staging import remote as staging_remote
+from cache.staging import sources as staging_remote
 from readers.order import staged_first
 
 

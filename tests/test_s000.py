@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,20 +16,19 @@ FOLDER = Path(packer.__file__).resolve().parent.parent / "benchmarks" / "seeds"
 
 
 @pytest.fixture
-def parts(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def parts(monkeypatch: pytest.MonkeyPatch) -> Any:
     for folder in (FOLDER.parent, FOLDER):
         monkeypatch.syspath_prepend(str(folder))
-    import s000_pixels
-    import s000_training
+    import s000
 
-    return SimpleNamespace(pixels=s000_pixels, training=s000_training)
+    return s000
 
 
 # --- the Fréchet distance ---------------------------------------------------------------------------------------------
-def test_the_distance_of_normal_distributions(parts: SimpleNamespace) -> None:
+def test_the_distance_of_normal_distributions(parts: Any) -> None:
     draw = np.random.default_rng(1)
     features = draw.normal(size=(500, 6)) @ draw.normal(size=(6, 6))
-    distance = parts.training.frechet_distance
+    distance = parts.frechet_distance
     assert distance(features, features) == pytest.approx(0, abs=1e-9)
     shift = np.arange(6.0)
     assert distance(features, features + shift) == pytest.approx(float(shift @ shift))
@@ -45,8 +43,8 @@ def test_the_distance_of_normal_distributions(parts: SimpleNamespace) -> None:
     assert distance(white, white * scales) == pytest.approx(float(((1 - scales) ** 2).sum()))
 
 
-def test_features_see_what_images_look_like(parts: SimpleNamespace) -> None:
-    network, distance = parts.training.feature_network(None), parts.training.frechet_distance
+def test_features_see_what_images_look_like(parts: Any) -> None:
+    network, distance = parts.feature_network(), parts.frechet_distance
     noise = torch.randint(0, 256, (3, 100, 3, 64, 64), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
     smooth = (noise[2].float() / 2 + 64).byte()
     first, second, third = (network(images) for images in (noise[0], noise[1], smooth))
@@ -54,40 +52,15 @@ def test_features_see_what_images_look_like(parts: SimpleNamespace) -> None:
     assert distance(first, third) > 10 * distance(first, second)
 
 
-class Means(torch.nn.Module):
-    def forward(self, images: torch.Tensor, return_features: bool = False) -> torch.Tensor:
-        means = images.float().mean(dim=(2, 3))
-        return means if return_features else means.sum(dim=1)
-
-
-class Sums(torch.nn.Module):
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return images.float().sum(dim=(1, 2, 3))
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
-def test_a_network_of_features_from_a_file(parts: SimpleNamespace, tmp_path: Path) -> None:
-    for name, module in (("means", Means()), ("sums", Sums())):
-        torch.jit.script(module).save(str(tmp_path / f"{name}.pt"))
-    images = torch.randint(0, 256, (5, 3, 8, 8), dtype=torch.uint8)
-    found = parts.training.feature_network(tmp_path / "means.pt")(images)
-    np.testing.assert_allclose(found, images.double().mean(dim=(2, 3)).numpy(), rtol=1e-5)
-    with pytest.raises(ValueError, match=r"sums.pt: it returned \[5\], expected \[n, d\]"):
-        parts.training.feature_network(tmp_path / "sums.pt")(images)
-    (tmp_path / "text.pt").write_text("text")
-    with pytest.raises(ValueError, match=r"text.pt is not a TorchScript module"):
-        parts.training.feature_network(tmp_path / "text.pt")
-
-
 # --- which sample an image is -----------------------------------------------------------------------------------------
 COUNT, BATCH = 24, 8
 
 
 @pytest.fixture
-def reference(parts: SimpleNamespace) -> Any:
+def reference(parts: Any) -> Any:
     """Two files of each of twelve images."""
     images = np.random.default_rng(1).integers(0, 256, (12, 3, 64, 64)).astype(np.uint8)
-    return parts.pixels.Reference(images, np.arange(COUNT) % 12, np.arange(COUNT) % 3)
+    return parts.Reference(images, np.arange(COUNT) % 12, np.arange(COUNT) % 3)
 
 
 def epoch(reference: Any, order: Any, flipped: Any, labels: Any, noise: float = 0.0) -> Iterator[tuple[Any, Any]]:
@@ -99,27 +72,27 @@ def epoch(reference: Any, order: Any, flipped: Any, labels: Any, noise: float = 
     raise AssertionError("no more than an epoch is needed")
 
 
-def test_samples_are_recognised_by_their_pixels(parts: SimpleNamespace, reference: Any) -> None:
+def test_samples_are_recognised_by_their_pixels(parts: Any, reference: Any) -> None:
     draw = np.random.default_rng(2)
     order, flipped = draw.permutation(COUNT), draw.random(COUNT) < 0.5
     labels = reference.labels[order]
-    found = parts.pixels.compare(epoch(reference, order, flipped, labels), reference)
-    assert (found.images, found.whole) == (COUNT, COUNT) and found.worst < 1e-3
-    assert found.flipped == flipped.mean()
-    noisy = parts.pixels.compare(epoch(reference, order, ~flipped, labels, noise=2.0), reference)
-    assert (noisy.mean, noisy.largest) == (pytest.approx(2.0, abs=1e-3), pytest.approx(2.0, abs=1e-3))
-    assert noisy.order == found.order and noisy.flips != found.flips
-    other = parts.pixels.compare(epoch(reference, order[::-1], flipped, labels[::-1]), reference)
-    assert other.whole == COUNT and other.order != found.order
+    found = parts.compare(epoch(reference, order, flipped, labels), reference)
+    assert (found["images"], found["whole"]) == (COUNT, COUNT) and found["worst"] < 1e-3
+    assert found["flipped"] == flipped.mean()
+    noisy = parts.compare(epoch(reference, order, ~flipped, labels, noise=2.0), reference)
+    assert (noisy["mean"], noisy["largest"]) == (pytest.approx(2.0, abs=1e-3), pytest.approx(2.0, abs=1e-3))
+    assert noisy["order"] == found["order"] and noisy["flips"] != found["flips"]
+    other = parts.compare(epoch(reference, order[::-1], flipped, labels[::-1]), reference)
+    assert other["whole"] == COUNT and other["order"] != found["order"]
 
 
 @pytest.mark.parametrize("fault", ["a sample twice", "labels of the neighbour"])
-def test_a_wrong_sample_or_label_is_noticed(fault: str, parts: SimpleNamespace, reference: Any) -> None:
+def test_a_wrong_sample_or_label_is_noticed(fault: str, parts: Any, reference: Any) -> None:
     order, labels = np.arange(COUNT), reference.labels.copy()
     if fault == "a sample twice":
         order[5] = 4
         labels = reference.labels[order]
     else:
         labels[:BATCH] = np.roll(labels[:BATCH], 1)
-    found = parts.pixels.compare(epoch(reference, order, np.zeros(COUNT, bool), labels), reference)
-    assert found.images == COUNT and found.whole < COUNT
+    found = parts.compare(epoch(reference, order, np.zeros(COUNT, bool), labels), reference)
+    assert found["images"] == COUNT and found["whole"] < COUNT

@@ -77,9 +77,8 @@ def test_the_index_names_every_script() -> None:
 SCRIPT = """
 import sys
 sys.path.insert(0, {folder!r})
-from experiment import Check, Experiment, Page, main, parser
-from harness import Benchmark, NotHere, contender
-from packer.tools.report import charts
+from experiment import Check, Column, Experiment, Section, main, parser
+from harness import NotHere, contender
 
 @contender("fast")
 def fast(arguments): return {{"ms": 2.0}}
@@ -94,11 +93,11 @@ def check(arguments):
     yield Check("the same samples", found="8 of 8", holds=True)
     yield Check("the same labels", found="{labels} of 8", holds={labels} == 8)
 
-def publish(page, results, arguments):
-    page.chart("times", charts.bars(["fast"], {{"ms": [2.0]}}), "times")
+def measure(chosen, arguments): return chosen.function(arguments)
+def sections(arguments): yield Section("times", "Times", (Column("ms", "ms"),), base="fast")
 
-benchmark = Benchmark("A title", (), "ms", (), lambda chosen, arguments: chosen.function(arguments))
-main(Experiment("s999", "A document", "About it.", benchmark, check, publish), parser("A script."))
+about = {{"title": "A title", "document": "A document", "about": "About it."}}
+main(Experiment("s999", measure=measure, check=check, sections=sections, **about), parser("A script."))
 """
 
 

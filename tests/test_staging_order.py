@@ -107,7 +107,7 @@ def test_in_step_with_staging_it_reads_the_copy_without_waiting(
             def one_more(position: int, reader: readers.Reader = reader, gate: threading.Semaphore = gate) -> None:
                 gate.release()
                 arrived = min(9, position // BATCH + 2)
-                wait_for(lambda: sum(map(reader.store.has_copy, range(9))) >= arrived, "a shard")
+                wait_for(lambda: sum(map(reader.store.copy.has, range(9))) >= arrived, "a shard")
                 reader.store.close()  # check the copy now, not in a second
 
             read_epoch(reader, one, one_more)
@@ -225,7 +225,7 @@ def test_every_way_to_read_is_counted(source: Path, tmp_path: Path, backend: Any
         reader = readers.open(local, "train", fallback=source, backend=backend)
         assert isinstance(reader, readers.Reader) and reader.store.stats() == CopyStats()
         assert reader.store.stats().local_share == 0
-        here = sum(shard.samples for n, shard in enumerate(reader.split_info.shards) if reader.store.has_copy(n))
+        here = sum(shard.samples for n, shard in enumerate(reader.split_info.shards) if reader.store.copy.has(n))
         reader.read_many(list(range(-36, 0)))
         assert (reader.store.stats().local, reader.store.stats().source) == (here, 36 - here) and 0 < here < 36
         assert len(list(reader.stream())) == len(list(reader)) == 36

@@ -108,10 +108,10 @@ def test_training_starts_while_staging_goes_on(source: Path, tmp_path: Path) -> 
         reader = readers.open(local, "train", fallback=source)
         assert len(shards_in(local)) < 10 and not staging.wait(0.0)
         assert_reads(local, source)
-        assert not reader.store.has_copy(7) and reader.read(len(reader) - 1)
+        assert not reader.store.copy.has(7) and reader.read(len(reader) - 1)
         borrowed = reader.byte_range(len(reader) - 1)
         assert borrowed is not None and borrowed[0].parent == source
-        assert staging.wait(300) and reader.store.has_copy(7)
+        assert staging.wait(300) and reader.store.copy.has(7)
         before = reader.store.stats().local
         wait_for(
             lambda: reader.read(len(reader) - 1) and reader.store.stats().local > before, "the reader to move over"
@@ -162,7 +162,7 @@ def test_the_fallback_reader_is_pickled_and_closed(source: Path, tmp_path: Path)
         assert reader.read(len(reader) - 1) == last
         again = pickle.loads(pickle.dumps(reader))
         copied = again.store.source
-        assert again.read(len(reader) - 1) == last and copied.has_copy(0) and not copied.has_copy(7)
+        assert again.read(len(reader) - 1) == last and copied.copy.has(0) and not copied.copy.has(7)
         mapped = readers.open(local, "train", fallback=source, backend="mmap")
         assert bytes(mapped.read(len(reader) - 1)) == last
         few = open_copied(local, "train", fallback=source, open_shards=1)

@@ -18,7 +18,7 @@ from conftest import make_jpeg, pack_few, tree_of
 import readers
 from cache.errors import BadSampleError
 from readers.decode import decode_image
-from readers.timm import TimmReader, create_dataset
+from readers.frameworks.timm import TimmReader, create_dataset
 
 COUNT = 12
 

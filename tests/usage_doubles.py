@@ -1,4 +1,5 @@
-"""A fake machine for the tests of utilisation: files of /proc and /sys, a clock, and libraries of GPUs.
+"""A fake machine for the tests of utilisation: files of /proc and /sys, which psutil reads, too, a clock, and libraries
+of GPUs.
 
 NVML is doubled below nvidia-ml-py: its own Python code runs, on a library whose functions fill ctypes values and return
 codes as NVML's do. AMD SMI's package cannot be imported without its library, so its module is doubled: calls raise its
@@ -13,6 +14,7 @@ import types
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pynvml
 import pytest
 
@@ -29,6 +31,8 @@ MemFree:          300 kB
 MemAvailable:     600 kB
 Buffers:           20 kB
 Cached:           250 kB
+Active:           100 kB
+Inactive:         100 kB
 Shmem:             70 kB
 HugePages_Total:       2
 """
@@ -37,7 +41,6 @@ DISKS = """   7       0 loop0 9 0 9 0 0 0 0 0 0 0 0 0 0 0 0 0 0
    8       1 sda1 100 5 {0} 80 50 3 {1} 20 0 {2} 100
    8       2 sda2 4 4 4 4
  253       0 dm-0 100 0 {0} 80 50 0 {1} 20 0 {2} 100
- 259       0 nvme0n1 1 2 3
 """
 NET = """Inter-|   Receive                                                |  Transmit
  face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier
@@ -62,9 +65,13 @@ ioctl                     4 samples [reqs]
 class FakeMachine:
     """Files below `root`, and a clock that stands still until `pass_time`."""
 
-    def __init__(self, root: Path, **files: str) -> None:
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root, self.now = root, 100.0
-        self.write(stat=STAT.format(100, 200), **files)
+        self.write(stat=STAT.format(100, 200))
+        cards = {name: types.SimpleNamespace(speed=1000 if name == "eth0" else 0) for name in ("lo", "eth0", "bond0")}
+        monkeypatch.setattr("packer.tools.monitor.machine.ROOT", root)
+        monkeypatch.setattr(psutil, "PROCFS_PATH", str(root / "proc"))
+        monkeypatch.setattr(psutil, "net_if_stats", lambda: cards)
 
     def clock(self) -> float:
         return self.now
@@ -196,7 +203,7 @@ def amdsmi_module(boards: int = 2) -> types.ModuleType:
 
 
 def sampler(machine: FakeMachine, path: Path | None = None, **options: Any) -> Sampler:
-    return Sampler(path, root=machine.root, clock=machine.clock, process=7, **options)
+    return Sampler(path, clock=machine.clock, process=7, **options)
 
 
 def last(usage: Usage) -> dict[str, float]:

@@ -10,7 +10,7 @@ workers; the rows with a GPU train one. --s3 s3://BUCKET/SET compares the downlo
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import importlib
 import json
 import os
 import shutil
@@ -23,10 +23,10 @@ from pathlib import Path
 from statistics import median, mode
 from typing import Any
 
-from experiment import Check, Experiment, Page, figure, main, parser, ratio
-from harness import REPOSITORY, Benchmark, Contender, NotHere, Results, contender
-from machine import folder_bytes, has_gpu
-from report import Column
+from experiment import Check, Column, Experiment, Page, Section, main, parser, ratio
+from harness import REPOSITORY, Contender, NotHere, Results, contender
+from machine import folder_bytes
+from systems import installed, need_gpu
 
 import packer
 from cache.node import usable_cpus
@@ -38,8 +38,6 @@ VARIANTS = ("as it is", "fix 1", "fix 1 and 2")
 ALONE = "the step alone"
 CULPRITS = ("transform 3", "read", "none")
 _WARM_STEPS = 3
-# Share of the time in which the GPU of the article had work, as far as it says.
-_BUSY_THERE = {"as it is": "22 %", "GPU: as it is": "22 %"}
 
 
 def toy() -> Any:
@@ -53,14 +51,13 @@ def toy() -> Any:
 # --- rows -------------------------------------------------------------------------------------------------------------
 def _diagnosed(arguments: argparse.Namespace, variant: str, device: str | None = None) -> dict[str, Any]:
     """A diagnosis; without a device of a simulated step, which takes the same time in all rows."""
-
     example = toy()
     if device is None:
         how: dict[str, Any] = {"simulate_step": json.loads(_step_file(arguments).read_text())}
     else:
         how = {"step": example.make_step(device), "device": device}
-    loader = example.make_loader(variant, _batch_size(arguments), usable_cpus(), pin_memory=device is not None)
-    result = packer.diagnose(loader, seconds=_seconds(arguments), **how)
+    loader = example.make_loader(variant, arguments.batch_size, usable_cpus(), pin_memory=device is not None)
+    result = packer.diagnose(loader, seconds=arguments.seconds, **how)
     lines = {ALONE: result.step.per_second, **example.steps_per_second(variant, result)}
     return {
         **lines,
@@ -74,16 +71,7 @@ def _diagnosed(arguments: argparse.Namespace, variant: str, device: str | None =
 
 def _step_file(arguments: argparse.Namespace) -> Path:
     """Where the seconds of the simulated step are."""
-    found: Path = arguments.work / "step.json"
-    return found
-
-
-def _seconds(arguments: argparse.Namespace) -> float:
-    return arguments.seconds or (0.4 if arguments.smoke else 20.0)
-
-
-def _batch_size(arguments: argparse.Namespace) -> int:
-    return arguments.batch_size or (2 if arguments.smoke else 32)
+    return Path(arguments.work, "step.json")
 
 
 for _variant in VARIANTS:
@@ -108,8 +96,8 @@ def _prefetched_by_torchtnt(batches: Iterable[Any]) -> Iterable[Any]:
     import torch
     from torchtnt.utils.data import CudaDataPrefetcher
 
-    found: Iterable[Any] = CudaDataPrefetcher(batches, torch.device("cuda"), num_prefetch_batches=2)
-    return found
+    ahead: Iterable[Any] = CudaDataPrefetcher(batches, torch.device("cuda"), num_prefetch_batches=2)
+    return ahead
 
 
 def _trained(arguments: argparse.Namespace, ahead: Callable[[Iterable[Any]], Iterable[Any]]) -> dict[str, Any]:
@@ -119,14 +107,14 @@ def _trained(arguments: argparse.Namespace, ahead: Callable[[Iterable[Any]], Ite
     example = toy()
     step = example.make_step("cuda")
     count, started = -_WARM_STEPS, 0.0
-    loader = example.make_loader("fix 1 and 2", _batch_size(arguments), usable_cpus(), pin_memory=True)
+    loader = example.make_loader("fix 1 and 2", arguments.batch_size, usable_cpus(), pin_memory=True)
     for batch in ahead(loader):
         if not count:
             torch.cuda.synchronize()
             started = time.perf_counter()
         step(batch)
         count += 1
-        if count > 0 and time.perf_counter() - started > _seconds(arguments):
+        if count > 0 and time.perf_counter() - started > arguments.seconds:
             break
     torch.cuda.synchronize()
     return {"steps_s": count / (time.perf_counter() - started)}
@@ -177,11 +165,10 @@ contender(
 
 def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
     """Steps/s of each line of the ladder and of the whole, or MB/s of a download."""
-    if chosen.options.get("gpu") and not has_gpu():
-        raise NotHere("needs a CUDA GPU")
-    for module in chosen.options.get("needs", ()):
-        if importlib.util.find_spec(module) is None:
-            raise NotHere(f"not installed: pip install {module}")
+    if chosen.options.get("gpu"):
+        need_gpu()
+    if not installed(needs := chosen.options.get("needs", ())):
+        raise NotHere(f"not installed: pip install {' '.join(needs)}")
     program = chosen.options.get("program")
     if program is not None and shutil.which(program) is None:
         raise NotHere(f"{program} is not installed")
@@ -225,126 +212,84 @@ def check(arguments: argparse.Namespace) -> Iterator[Check]:
         apart = max(apart, float((made[0] - made[1]).abs().max()))
     yield Check("whole transforms with the same draws", f"at most {apart:.1e} apart on 10 images", apart < 1e-5)
 
-    seconds = example.simulated_seconds(_batch_size(arguments), usable_cpus())
+    seconds = example.simulated_seconds(arguments.batch_size, usable_cpus())
     _step_file(arguments).write_text(json.dumps(seconds))
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
-_NAMED = (
-    "The third transform is the mask. The last column is steps/s if the culprit cost nothing, which each diagnosis "
-    "predicts before anything is repaired. Fix 1 repairs the transforms, and fix 2 the reading, by smaller raw images, "
-    "as the article does. There the GPU had work 95 % of the time with a batch that stays on it."
-)
-
-
-def publish(page: Page, results: Results, arguments: argparse.Namespace) -> None:
-    """The ladders of the article and of each device, who was named, and what copies and downloads took."""
-    there = toy().ARTICLE
-    for where, prefix in (("here", ""), ("on the GPU", "GPU: ")):
-        shares = _shares(results, prefix)
-        if len(shares) == len(there):
-            _ladder(page, results, arguments, prefix, where, shares)
-    rows = []
-    for name in (*VARIANTS, *(f"GPU: {variant}" for variant in VARIANTS)):
-        if culprits := _culprits(results, name):
-            busy, bound = figure(results, name, "busy"), figure(results, name, "bound")
-            rows.append([
-                name, ", ".join(culprits), f"{100 * (busy or 0):.0f} %", _BUSY_THERE.get(name, ""),
-                f"{figure(results, name, 'steps_s'):.2f}", f"{bound:.2f}",
-            ])  # fmt: skip
-    if rows:
-        page.section("What was named")
-        page.table(("", "culprit, by round", "device has work", "there", "steps/s", "predicted"), rows)
-        page.text(_NAMED)
-    _systems(page, results)
-
-
 def _shares(results: Results, prefix: str) -> dict[str, float]:
-    """Of each line, of the step alone in the same diagnosis."""
-    found = {}
+    """Of each line, of the step alone in the same diagnosis; empty where one did not run."""
+    shares = {}
     for variant, lines in toy().LINES.items():
         for line in lines:
             of_step = [run[line] / run[ALONE] for run in results.get(prefix + variant, ()) if line in run]
             if of_step:
-                found[line] = median(of_step)
-    return found
+                shares[line] = median(of_step)
+    return shares if len(shares) == len(toy().ARTICLE) else {}
 
 
-def _ladder(
-    page: Page, results: Results, arguments: argparse.Namespace, prefix: str, where: str, here: dict[str, float]
-) -> None:
-    article = toy().ARTICLE
-    lines, there = list(article), {line: steps / article[ALONE] for line, steps in article.items()}
-    named = [mode(_culprits(results, prefix + variant)) for variant in VARIANTS]
+def claims(results: Results, arguments: argparse.Namespace) -> Iterator[Check]:
     raw, both = "raw image in memory", "fix 1 and 2"
-    suffix = "" if not prefix else f", {where}"
-    holds = tuple(named) == CULPRITS
-    page.claim(f"the culprits are the mask, then reading, then none{suffix}", ", ".join(named), holds)
-    page.claim(
-        f"the transforms cost about half of the rate, reading about half of the rest{suffix}",
-        f"{here['processed sample in memory']:.0%}, {here[raw]:.0%}, {here['as it is']:.0%} of the step alone; there "
-        f"94 %, 50 %, 26 %",
-        here["processed sample in memory"] > 1.5 * here[raw] > 1.2 * 1.5 * here["as it is"],
-    )
-    page.claim(
-        f"the repaired transform costs nothing, but then reading does{suffix}",
-        f"{here['fix 1, raw image in memory']:.0%} and {here['fix 1']:.0%}; there 94 % and 37 %",
-        here["fix 1, raw image in memory"] > 0.85 and here["fix 1"] < 0.75,
-    )
-    page.claim(f"with both repairs the data keep up{suffix}", f"{here[both]:.0%}; there 94 %", here[both] > 0.85)
-    page.section(f"The ladder, {where}")
-    if not prefix:
-        page.text(
-            f"Batches of {_batch_size(arguments)} images, {usable_cpus()} workers, and a simulated step of "
-            f"{1e3 * json.loads(_step_file(arguments).read_text()):.0f} ms: 0.9 of the time in which the workers load "
-            f"the raw images of a batch, so that the ladder has the shape of the article's on any machine. There: 256 "
-            f"images, 4 workers and an A10G. A step that is simulated does not compete for the CPUs, and nothing is "
-            f"copied to a device: the second line cannot differ from the first."
+    for prefix, suffix in (("", ""), ("GPU: ", ", on the GPU")):
+        if not (here := _shares(results, prefix)):
+            continue
+        runs = (results[prefix + variant] for variant in VARIANTS)
+        named = [mode(run["culprit"] for run in some if "culprit" in run) for some in runs]
+        what = f"the culprits are the mask, then reading, then none{suffix}"
+        yield Check(what, ", ".join(named), tuple(named) == CULPRITS)
+        yield Check(
+            f"the transforms cost about half of the rate, reading about half of the rest{suffix}",
+            f"{here['processed sample in memory']:.0%}, {here[raw]:.0%}, {here['as it is']:.0%} of the step alone; "
+            f"there 94 %, 50 %, 26 %",
+            here["processed sample in memory"] > 1.5 * here[raw] > 1.2 * 1.5 * here["as it is"],
         )
-    rows = []
-    for line in lines:
-        variant = next(v for v in VARIANTS if line in toy().LINES[v])
-        steps = figure(results, prefix + variant, line)
-        rows.append([line, f"{article[line]:.2f}", f"{there[line]:.0%}", f"{steps:.2f}", f"{here[line]:.0%}"])
-    page.table(("batches come from", "there: steps/s", "of the step alone", "here: steps/s", "of the step alone"), rows)
-    shares = {"the article": [100 * there[line] for line in lines], where: [100 * here[line] for line in lines]}
-    caption = "Share of the rate of the step alone, by what is in memory"
-    page.chart("ladder" if not prefix else "ladder-gpu", charts.bars(lines, shares, unit="%"), caption)
+        yield Check(
+            f"the repaired transform costs nothing, but then reading does{suffix}",
+            f"{here['fix 1, raw image in memory']:.0%} and {here['fix 1']:.0%}; there 94 % and 37 %",
+            here["fix 1, raw image in memory"] > 0.85 and here["fix 1"] < 0.75,
+        )
+        yield Check(f"with both repairs the data keep up{suffix}", f"{here[both]:.0%}; there 94 %", here[both] > 0.85)
+    if (times := ratio(results, "ours: readers.stage", "s5cmd", "mb_s")) is not None:
+        yield Check("a set is staged as fast as s5cmd downloads it", f"{times:.2f} times", times >= 0.9)
 
 
-def _culprits(results: Results, name: str) -> list[str]:
-    return [run["culprit"] for run in results.get(name, ()) if "culprit" in run]
+def ladders(page: Page, results: Results, arguments: argparse.Namespace) -> None:
+    """The lines of the article's ladder, and those found."""
+    article = toy().ARTICLE
+    there = {line: steps / article[ALONE] for line, steps in article.items()}
+    for prefix, where in (("", "here"), ("GPU: ", "on the GPU")):
+        if not (here := _shares(results, prefix)):
+            continue
+        page.text(f"## The ladder, {where}")
+        page.table(
+            ("batches come from", "there: steps/s", "of the step alone", f"{where}: of the step alone"),
+            [[line, f"{article[line]:.2f}", f"{there[line]:.0%}", f"{here[line]:.0%}"] for line in article],
+        )
+        shares = {"the article": [100 * there[line] for line in article], where: [100 * here[line] for line in article]}
+        caption = "Share of the rate of the step alone, by what is in memory"
+        page.chart("ladder" + "-gpu" * bool(prefix), charts.bars([*article], shares, unit="%"), caption)
+        named = {name: [run["culprit"] for run in results[prefix + name] if "culprit" in run] for name in VARIANTS}
+        page.text("Named, by round: " + "; ".join(f"{name}: {', '.join(found)}" for name, found in named.items()) + ".")
 
 
-def _systems(page: Page, results: Results) -> None:
-    page.section("What the article also names")
-    page.text(
-        "TorchTNT's CudaDataPrefetcher copies batches to a GPU ahead of the training, as "
-        "`readers.torch.DevicePrefetcher` does; the rows of both train the repaired pipeline on a GPU. s5cmd downloads "
-        "from object stores; ours is `readers.stage` or `packer stage` from the address, which checks what it has "
-        "copied, and is done once for all processes of a node. These rows need a set in such a store (`--s3`) and, for "
-        "s5cmd, the program. PyTorch's profiler shows what a step does; `packer diagnose --trace` writes such a trace, "
-        "with a track for each line of the ladder."
+def sections(arguments: argparse.Namespace) -> Iterator[Section]:
+    columns = (
+        Column("steps_s", "steps/s", "{:.2f}"),
+        Column("bound", "predicted without the culprit", "{:.2f}"),
+        Column("busy", "share in which the device has work", "{:.0%}"),
     )
-    rows = []
-    for name, key, unit in (
-        ("GPU: copied in the step", "steps_s", "steps/s"),
-        ("ours: GPU, DevicePrefetcher", "steps_s", "steps/s"),
-        ("GPU: TorchTNT's CudaDataPrefetcher", "steps_s", "steps/s"),
-        ("s5cmd", "mb_s", "MB/s"),
-        ("ours: readers.stage", "mb_s", "MB/s"),
-    ):
-        if (value := figure(results, name, key)) is not None:
-            rows.append([name, f"{value:,.1f} {unit}"])
-    if rows:
-        page.table(("", "rate"), rows)
-    found = ratio(results, "ours: readers.stage", "s5cmd", "mb_s")
-    if found is not None:
-        page.claim("a set is staged as fast as s5cmd downloads it", f"{found:.2f} times", found >= 0.9)
+    text = (
+        "The third transform is the mask. Fix 1 repairs the transforms, fix 2 the reading, by smaller raw images, as "
+        "the article does; there the GPU had work 22 % of the time as it was. The last rows train the repaired "
+        "pipeline on a GPU, copied in the step or ahead of it."
+    )
+    yield Section("steps", "Each variant", columns, text=text, charted=0)
+    yield Section("download", "A packed set from an object store", (Column("mb_s", "MB/s"),), base="s5cmd", charted=0)
 
 
 EXPERIMENT = Experiment(
     name="s001",
+    title="Which stage starves the training",
     document="“PyTorch Model Performance Analysis and Optimization, part 8”, on caching as a means of diagnosis",
     about=(
         "The article keeps batches, samples and raw images in memory, one after the other, measures the steps a second "
@@ -352,25 +297,24 @@ EXPERIMENT = Experiment(
         "stays on the GPU. `packer.diagnose` climbs the same ladder by itself; here it does so on a pipeline with the "
         "same two bottlenecks."
     ),
-    benchmark=Benchmark(
-        title="Which stage starves the training",
-        columns=(Column("steps_s", "steps/s", "{:.2f}"),),
-        key="steps_s",
-        limits=(),
-        measure=measure,
-    ),
+    measure=measure,
     check=check,
-    publish=publish,
+    sections=sections,
+    claims=claims,
+    more=ladders,
+    limits=(
+        "There: 256 images a batch, 4 workers and an A10G. The step here is simulated: 0.9 of the time in which the "
+        "workers load the raw images of a batch, so that the ladder has the shape of the article's on any machine. "
+        "It does not compete for the CPUs, and nothing is copied to a device: the second line cannot differ from the "
+        "first.",
+        "TorchTNT's CudaDataPrefetcher copies batches to a GPU ahead of the training, as `readers.torch."
+        "DevicePrefetcher` does. The rows that download need a set in an object store (`--s3`) and, for s5cmd, the "
+        "program; ours is done once for all processes of a node, and checks what it has copied.",
+    ),
+    sizes={"seconds": (0.4, 20.0, "seconds of each diagnosis"), "batch-size": (2, 32, "images in a batch")},
 )
 
-
-def options() -> argparse.ArgumentParser:
-    found = parser(__doc__)
-    found.add_argument("--seconds", type=float, help="of each diagnosis; default 20, with --smoke 0.4")
-    found.add_argument("--batch-size", type=int, help="default 32, with --smoke 2")
-    found.add_argument("--s3", metavar="URL", help="a packed set in an object store, for the rows that download it")
-    return found
-
-
 if __name__ == "__main__":
-    main(EXPERIMENT, options())
+    given = parser(__doc__)
+    given.add_argument("--s3", metavar="URL", help="a packed set in an object store, for the rows that download it")
+    main(EXPERIMENT, given)

@@ -4,113 +4,581 @@
 
 few: resize, random crop, random flip. extensive: also random brightness, contrast and saturation. imagenet: JPEGs of
 500 x 375, short side 256, crop 224. faces: JPEGs of 112 x 112 in InsightFace's way, resized to 128, crop 112. All rows
-hand out float32 [n, 3, crop, crop], normalised, with as many processes or threads, from a warm page cache.
+hand out float32 [n, 3, crop, crop], normalised, without end, with as many processes or threads, from a warm page cache.
+
+A row, task and load is measured in two epochs after one that warms it up: one that takes batches as fast as they come,
+and one with a step after each: a sleep, or ResNet-50 where a GPU and torchvision are. Before the clock each row runs
+without anything random over images that are a class each, so that a label says which image it should be, and is
+compared with what Pillow makes of that file.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
+import functools
+import importlib.util
+import itertools
 import json
 import shutil
-from collections.abc import Callable, Iterator
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from experiment import Check, Experiment, main, parser
-from harness import CONTENDERS, Benchmark, Contender, NotHere, contender
-from images import make
-from machine import prime, warm
-from report import Column
-from s004_checks import check_rows, check_tree, time_baseline
-from s004_clock import STEP_FILE, has_resnet, key, make_step, measure_row, sleep_of
-from s004_dali import dali_row, loader_row
-from s004_page import SHARE_OF_STEPS, publish
-from s004_sets import EXTENSIVE, FEW, LOADS, TASKS, Job, Scale, make_sets
-from s004_torch import DATASET, FILES, PIXELS
+from experiment import Check, Column, Experiment, Section, figure, main, parser, ratio  # isort: skip  (sets the path)
+import images
+import numpy as np
+import systems
+from harness import Contender, NotHere, Results, contender, drive, slug
+from machine import cpu_seconds_of_tree, has_gpu, list_tree, prime, warm
 
-from cache.node import usable_cpus
+FEW, EXTENSIVE, CENTRE = "few", "extensive", "centre"  # centre: resize, the middle; nothing is random
+LOADS, JITTER, SHARDS = (FEW, EXTENSIVE), 0.4, 4
+FILES, HDF5, PIXELS = "PyTorch from files", "PyTorch from HDF5 of JPEGs", "PyTorch from HDF5 of pixels"
+DATASET, DALI_LOADER = "ours: ImageDataset from HDF5", "ours: DaliLoader from HDF5"
+DALI_FILES, LOADER = "DALI on the CPU from files", "ours: ImageLoader from HDF5"
+RESNET = "limit: ResNet-50, batches in memory"
+_SMOKE = (FILES, PIXELS, DATASET, DALI_FILES, LOADER, DALI_LOADER)
+# Seconds an epoch of ImageNet: 2200 became 1300 with DALI, 1800 did with a dedicated reader alone.
+SLOW, READER_SLOW, FAST = 2200.0, 1800.0, 1300.0
+# Largest and mean difference to Pillow, of 255, by the beginning of a row's name. DALI's filter and ours: docs/dali.md.
+BOUNDS = {"PyTorch": (0.0, 0.0), "ours: Image": (8.0, 0.1), "DALI": (16.0, 0.6), "ours: Dali": (16.0, 0.6)}
+OTHER_COLOURS = (20.0, 1.0)
+_SHUFFLED = 1000
+Batches = Iterable[Any]
 
-_RESNET = "limit: ResNet-50, batches in memory"
-_PRIME_BYTES = 1 << 30
-_SMOKE_ROWS = (FILES, PIXELS, DATASET, dali_row("files"), loader_row("HDF5"), dali_row("files", "gpu"))
+
+@dataclass(frozen=True)
+class Task:
+    """Width and height of the images; the short side they are resized to; the side of the crop; how many there are."""
+
+    name: str
+    size: tuple[int, int]
+    resize: int
+    crop: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    images: int
 
 
-@contender(_RESNET, exact=False, note="the step alone, on one batch of noise")
-def resnet(job: Job) -> Callable[[], Any]:
+_HALF = (0.5, 0.5, 0.5)
+TASKS = {
+    "imagenet": Task("imagenet", (500, 375), 256, 224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), 256),
+    "faces": Task("faces", (112, 112), 128, 112, _HALF, _HALF, 1024),
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a row is asked for: batches of [batch, 3, crop, crop], normalised, from the sets in `folder`."""
+
+    task: Task
+    load: str
+    folder: Path
+    batch: int
+    workers: int
+
+    @property
+    def is_random(self) -> bool:
+        return self.load != CENTRE
+
+    @property
+    def items(self) -> list[tuple[str, int]]:
+        return list_tree(self.folder / "tree")
+
+    def shards(self, name: str, suffix: str) -> list[str]:
+        return sorted(str(path) for path in (self.folder / name).iterdir() if path.name.endswith(suffix))
+
+    def check(self) -> Job:
+        """Over the few images of the checks."""
+        return replace(self, load=CENTRE, folder=self.folder / "check", batch=min(8, self.batch))
+
+
+def job_of(arguments: argparse.Namespace, task: str, load: str) -> Job:
+    unit = arguments.batch * SHARDS
+    count = max(1, round((1 if arguments.smoke else TASKS[task].images) / unit)) * unit
+    return Job(TASKS[task], load, arguments.work / f"{task}-{count}", arguments.batch, arguments.workers)
+
+
+# --- the sets ---------------------------------------------------------------------------------------------------------
+def make_sets(arguments: argparse.Namespace, task: str) -> None:
+    """The sets of a task and those of its checks; a folder that is there is taken as it is."""
+    job = job_of(arguments, task, FEW)
+    if job.folder.exists():
+        return
+    count, partial = int(job.folder.name.rpartition("-")[2]), job.folder.with_name(job.folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    items = list_tree(images.make(partial / "tree", count, size=job.task.size, source=arguments.images))
+    checked = job.check().batch * SHARDS
+    for number in range(checked):
+        target = partial / f"check/tree/class{number:03d}/0.jpg"
+        target.parent.mkdir(parents=True)
+        shutil.copyfile(items[number * len(items) // checked][0], target)
+    for folder in (partial, partial / "check"):
+        _pack(folder, job.task)
+    partial.rename(job.folder)
+
+
+def _pack(folder: Path, task: Task) -> None:
+    """hdf5/, tfrecord/, tar/: packed, with DALI's indexes. images.h5: JPEGs of variable length. pixels.h5: a chunk for
+    each image, resized and cut to a square. The document does not say which of the two its HDF5 files held."""
+    import h5py
+    import pillow_transforms as T
+
+    import packer
+
+    items, side = list_tree(folder / "tree"), task.resize
+    for form in ("hdf5", "tfrecord", "tar"):
+        how = {"shards": packer.Shards(samples=-(-len(items) // SHARDS)), "run": packer.Run(workers=1)}
+        packer.convert(folder / "tree", form, folder / form, **how)
+    for form in ("tfrecord", "tar"):
+        packer.export_index(folder / form, "dali")
+    square = T.Compose([T.Resize(side), T.CenterCrop(side)])
+    with h5py.File(folder / "images.h5", "w") as encoded, h5py.File(folder / "pixels.h5", "w") as pixels:
+        jpegs = encoded.create_dataset("images", (len(items),), h5py.vlen_dtype(np.uint8))
+        arrays = pixels.create_dataset("images", (len(items), side, side, 3), np.uint8, chunks=(1, side, side, 3))
+        encoded["labels"] = pixels["labels"] = np.array([label for _, label in items], np.int64)
+        for number, (path, _) in enumerate(items):
+            jpegs[number] = np.frombuffer(Path(path).read_bytes(), np.uint8)
+            arrays[number] = np.asarray(square(T.read_image(path)))
+
+
+# --- rows in torch's DataLoader ---------------------------------------------------------------------------------------
+def transforms(job: Job, *, resized: bool = False) -> Any:
+    """torchvision's transforms on Pillow images. resized: they are as small as the resize makes them already."""
+    import pillow_transforms as T
+
+    task = job.task
+    crop = [T.RandomCrop(task.crop), T.RandomHorizontalFlip()] if job.is_random else [T.CenterCrop(task.crop)]
+    jitter = [T.ColorJitter(JITTER, JITTER, JITTER)] if job.load == EXTENSIVE else []
+    resize = [] if resized else [T.Resize(task.resize)]
+    return T.Compose([*resize, *crop, *jitter, T.ToTensor(), T.Normalize(task.mean, task.std)])
+
+
+def operations(job: Job) -> list[Any]:
+    """The same as a list of this project's ops."""
+    from readers import augment as A
+
+    task = job.task
+    crop = [A.RandomCrop(task.crop), A.RandomHorizontalFlip()] if job.is_random else [A.CenterCrop(task.crop)]
+    jitter = [A.ColorJitter(JITTER, JITTER, JITTER)] if job.load == EXTENSIVE else []
+    return [A.Resize(task.resize), *crop, *jitter, A.Normalize(task.mean, task.std)]
+
+
+def _read(data: Any) -> Any:
+    import pillow_transforms as T
+
+    return T.read_image(bytes(data))
+
+
+class _Hdf5:
+    """A data set over one HDF5 file by h5py. read: from an item of "images" to an image."""
+
+    def __init__(self, path: Path, read: Callable[[Any], Any], transform: Any) -> None:
+        import h5py
+
+        self._path, self._read, self._transform, self._file = path, read, transform, None
+        with h5py.File(path) as file:
+            self._labels = file["labels"][:].tolist()
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        if self._file is None:  # in each worker process, as handles of HDF5 do not survive a fork
+            import h5py
+
+            self._file = h5py.File(self._path)
+        return self._transform(self._read(self._file["images"][index])), self._labels[index]
+
+
+def files(job: Job) -> Any:
+    import pillow_transforms as T
+
+    return T.Folder(job.folder / "tree", transforms(job))
+
+
+def hdf5(job: Job) -> Any:
+    return _Hdf5(job.folder / "images.h5", lambda data: _read(data.tobytes()), transforms(job))
+
+
+def pixels(job: Job) -> Any:
+    from PIL import Image
+
+    return _Hdf5(job.folder / "pixels.h5", Image.fromarray, transforms(job, resized=True))
+
+
+def image_dataset(job: Job) -> Any:
+    from readers.torch import ImageDataset
+
+    return ImageDataset(_open(job, "hdf5"), operations(job))
+
+
+def _mapped(dataset: Callable[[Job], Any]) -> Callable[[Job], Batches]:
+    return lambda job: systems.data_loader(dataset(job), job.batch, job.workers, persistent_workers=True)
+
+
+def tfrecord(job: Job) -> Batches:
+    from tfrecord.iterator_utils import shuffle_iterator
+    from tfrecord.reader import tfrecord_loader
+    from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+    transform, shards = transforms(job), job.shards("tfrecord", ".tfrecord")
+    features = {"image/encoded": "byte", "image/class/label": "int"}
+
+    def finish(record: Any) -> Any:
+        return transform(_read(record["image/encoded"])), int(record["image/class/label"][0])
+
+    class Records(IterableDataset):
+        def __iter__(self) -> Any:
+            worker = get_worker_info()
+            mine = shards[worker.id :: worker.num_workers]
+            records = itertools.chain.from_iterable(tfrecord_loader(shard, None, features) for shard in mine)
+            return map(finish, shuffle_iterator(records, _SHUFFLED) if job.is_random else records)
+
+    workers = {"num_workers": job.workers, "persistent_workers": True}
+    return systems.endless(DataLoader(Records(), job.batch, drop_last=True, **workers))
+
+
+def tar(job: Job) -> Batches:
+    import webdataset
+
+    transform, shards = transforms(job), job.shards("tar", ".tar")
+
+    def finish(sample: tuple[bytes, bytes]) -> Any:
+        return transform(_read(sample[0])), int(sample[1])
+
+    dataset = webdataset.WebDataset(shards, shardshuffle=len(shards) if job.is_random else False, empty_check=False)
+    dataset = dataset.shuffle(_SHUFFLED if job.is_random else 0).to_tuple("jpg", "cls").map(finish)
+    workers = {"num_workers": job.workers, "persistent_workers": True}
+    dataset = dataset.batched(job.batch, partial=False)
+    return systems.endless(webdataset.WebLoader(dataset, batch_size=None, **workers))
+
+
+_TORCH = "torch.utils.data pillow_transforms"
+for _name, _make, _imports, _note in (
+    (FILES, _mapped(files), _TORCH, "a file opened for each image; Pillow; torchvision's transforms"),
+    (HDF5, _mapped(hdf5), f"{_TORCH} h5py", "the dedicated reader, if it kept JPEGs: one file, h5py; Pillow as above"),
+    (PIXELS, _mapped(pixels), f"{_TORCH} h5py", "the dedicated reader, if it kept pixels, resized and cut beforehand"),
+    ("PyTorch from TFRecord", tfrecord, f"{_TORCH} tfrecord", f"our shards, tfrecord, a buffer of {_SHUFFLED}; Pillow"),
+    ("PyTorch from tar", tar, f"{_TORCH} webdataset", f"our shards, webdataset, a buffer of {_SHUFFLED}; Pillow"),
+    (DATASET, _mapped(image_dataset), "torch.utils.data readers.torch", "our reader, decoder and ops, in a DataLoader"),
+):
+    contender(_name, imports=_imports, exact=True, note=_note)(_make)
+
+
+# --- rows in DALI, and in our loaders ---------------------------------------------------------------------------------
+def _source(fn: Any, form: str, job: Job) -> tuple[Any, Any]:
+    """Encoded images and labels, by DALI's reader of a container."""
+    if form == "files":
+        return fn.readers.file(file_root=str(job.folder / "tree"), shuffle_after_epoch=job.is_random)
+    if form == "HDF5":
+        from readers.dali import external_source
+
+        return external_source(_open(job, "hdf5"), job.batch, seed=1, shuffle=job.is_random)
+    name = form.lower()
+    how = {"index_paths" if form == "tar" else "index_path": job.shards(name, ".idx"), "random_shuffle": job.is_random}
+    if form == "tar":
+        encoded, digits = fn.readers.webdataset(paths=job.shards(name, ".tar"), ext=["jpg", "cls"], **how)
+        return encoded, fn.pad(digits)
+    from nvidia.dali import tfrecord as tf
+
+    image, label = "image/encoded", "image/class/label"
+    features = {image: tf.FixedLenFeature((), tf.string, ""), label: tf.FixedLenFeature([1], tf.int64, -1)}
+    records = fn.readers.tfrecord(path=job.shards(name, ".tfrecord"), features=features, **how)
+    return records[image], records[label]
+
+
+def _dali(form: str, device: str, job: Job) -> Batches:
+    """By DALI's own operators: whole images decoded, resized with antialiasing, ColorTwist on the crop, normalised."""
+    task, side = job.task, (job.task.crop, job.task.crop)
+
+    def graph(fn: Any, decoders: str) -> Any:
+        encoded, labels = _source(fn, form, job)
+        made = fn.decoders.image(encoded, device=decoders)
+        made = fn.resize(made, resize_shorter=task.resize, subpixel_scale=False)
+        crop, mirror = {"crop_pos_x": 0.5, "crop_pos_y": 0.5}, {}
+        if job.is_random:
+            crop, mirror = (
+                {name: fn.random.uniform(range=(0.0, 1.0)) for name in crop},
+                {"mirror": fn.random.coin_flip()},
+            )
+        # Truncated: the middle of an odd number of pixels.
+        made = fn.crop(made, crop=side, rounding="truncate", **crop)
+        if job.load == EXTENSIVE:
+            names = "brightness", "contrast", "saturation"
+            factors = {name: fn.random.uniform(range=(1 - JITTER, 1 + JITTER)) for name in names}
+            made = fn.color_twist(made, **factors)
+        return systems.normalized(fn, made, task.mean, task.std, **mirror), labels
+
+    return systems.dali(job.batch, job.workers, device, graph, digits=form == "tar")
+
+
+def _open(job: Job, name: str) -> Any:
+    import readers
+
+    return readers.open_folder(job.folder / "tree") if name == "files" else readers.open(job.folder / name)
+
+
+def _image_loader(form: str, device: str, job: Job) -> Batches:
+    return systems.image_loader(_open(job, form.lower()), job.batch, operations(job), job.workers, device)
+
+
+def _dali_loader(form: str, device: str, job: Job) -> Batches:
+    return systems.dali_loader(_open(job, form.lower()), job.batch, operations(job), job.workers, device)
+
+
+def _register(title: str, make: Callable[[str, str, Job], Batches], form: str, imports: str, **options: Any) -> None:
+    """A row on the CPU and, but for our loader's other containers, one on a GPU."""
+    for device, where in (("cpu", "on the CPU"), ("cuda", "on a GPU")):
+        name = f"{title} {where} from {form}".replace("ours: ImageLoader on the CPU", "ours: ImageLoader")
+        name = name.replace("ours: DaliLoader on the CPU", "ours: DaliLoader")
+        contender(name, imports=imports if device == "cpu" else "", **options)(functools.partial(make, form, device))
+
+
+# DALI's graphs have no end: what is counted as an epoch may hold the end of one and the beginning of the next.
+for _form in ("files", "HDF5", "TFRecord", "tar"):
+    _register("DALI", _dali, _form, systems.DALI, exact=False, note="its own graph; ExternalSource over ours for HDF5")
+    _register(
+        "ours: ImageLoader", _image_loader, _form, systems.LOADER, exact=True, note="threads; our crops and colours"
+    )
+_register("ours: DaliLoader", _dali_loader, "HDF5", systems.DALI, exact=True, note="our draws, executed by DALI")
+
+
+@contender(RESNET, exact=False, note="the step alone, on one batch of noise")
+def resnet(job: Job) -> Batches:
     if not has_resnet():
         raise NotHere("needs an NVIDIA GPU and torchvision; here the step is a sleep")
     import torch
 
-    batch = torch.randn(job.batch, 3, job.task.crop, job.task.crop), torch.zeros(job.batch, dtype=torch.int64)
-    return lambda: iter([batch] * (job.count // job.batch))
+    noise = torch.randn(job.batch, 3, job.task.crop, job.task.crop), torch.zeros(job.batch, dtype=torch.int64)
+    return itertools.repeat(noise)
+
+
+# --- the clock --------------------------------------------------------------------------------------------------------
+def has_resnet() -> bool:
+    return importlib.util.find_spec("torchvision") is not None and has_gpu()
+
+
+def _step_file(arguments: argparse.Namespace) -> Path:
+    """Seconds of the step of each task; None: ResNet-50."""
+    return Path(arguments.work, "step.json")
+
+
+def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
+    """All tasks and loads of a row, one after the other: "TASK LOAD batch_ms", epoch_s, wait_s, waits, cpu_us."""
+    if arguments.compare:
+        return _compared(chosen, arguments)
+    if not arguments.smoke:
+        prime(1 << 30)
+    figures: dict[str, Any] = {}
+    for task, seconds in json.loads(_step_file(arguments).read_text()).items():
+        step = systems.resnet_step("ResNet-50", 1000) if seconds is None else systems.sleep_step(seconds)
+        for load in LOADS:
+            job = job_of(arguments, task, load)
+            batches = iter(chosen.function(job))
+            count = len(job.items) // job.batch
+            load_epoch(batches, count)
+            load_s, cpu_s, labels = load_epoch(batches, count)
+            _check_labels(labels, job, chosen.options["exact"])
+            wait_s, started = 0.0, time.perf_counter()
+            for _ in range(count):
+                asked = time.perf_counter()
+                batch = next(batches)
+                wait_s += time.perf_counter() - asked
+                step(*batch)
+            epoch_s = time.perf_counter() - started
+            found = {"batch_ms": 1e3 * load_s / count, "epoch_s": epoch_s, "wait_s": wait_s, "waits": wait_s / epoch_s}
+            found |= {"cpu_us": 1e6 * cpu_s / len(labels)}
+            figures |= {f"{task} {load} {name}": value for name, value in found.items()}
+            del batches  # its processes and threads end before the next one's begin
+    return figures
+
+
+def load_epoch(batches: Iterator[Any], count: int) -> tuple[float, float, list[int]]:
+    """Seconds and CPU seconds of so many batches that are looked at and dropped, and their labels."""
+    labels: list[int] = []
+    cpu, started = cpu_seconds_of_tree(), time.perf_counter()
+    for made, numbers in itertools.islice(batches, count):
+        made[:, 0, 0, 0]  # looked at, not copied
+        labels += numbers.tolist()
+    return time.perf_counter() - started, cpu_seconds_of_tree() - cpu, labels
+
+
+def _check_labels(labels: list[int], job: Job, exact: bool) -> None:
+    """Raise ValueError for an epoch of other samples than the tree's."""
+    found, expected = Counter(labels), Counter(label for _, label in job.items)
+    if found != expected if exact else (len(labels) != len(job.items) or not found.keys() <= expected.keys()):
+        raise ValueError(f"an epoch has the labels {dict(found)}, the tree {dict(expected)}")
 
 
 # --- before the clock -------------------------------------------------------------------------------------------------
 def check(arguments: argparse.Namespace) -> Iterator[Check]:
     """Make the sets, compare what the rows deliver, and find how long the step is."""
-    scale = Scale.of(arguments)
     for task in arguments.task:
-        _make(scale, task, arguments.images)
-    rows = [name for name in _chosen(arguments) if name != _RESNET]
-    yield from check_rows(rows, [scale.check_job(task) for task in arguments.task])
-    steps = _step_seconds(scale, arguments)
-    (scale.work / STEP_FILE).write_text(json.dumps(steps))
-    for task, seconds in steps.items():
-        found = "ResNet-50 on this GPU" if seconds is None else f"a sleep of {1e3 * seconds:.1f} ms"
-        yield Check(f"{task}: the step after each batch of {scale.batch}", found, seconds is None or seconds > 0)
+        make_sets(arguments, task)
     if arguments.smoke and not arguments.only:
-        arguments.only = ",".join(_SMOKE_ROWS)  # of the others, what they deliver has been compared
-
-
-def _make(scale: Scale, task: str, source: Path | None) -> None:
-    """The sets of a task and those of its checks; a folder that is there is taken as it is."""
-    folder = scale.folder(task)
-    if folder.exists():
-        return
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    tree = make(partial / "tree", scale.count(task), size=TASKS[task].size, source=source)
-    check_tree(tree, partial / "check" / "tree", scale.check_job(task).batch * scale.shards)
-    for place in (partial, partial / "check"):
-        make_sets(place, scale.shards, TASKS[task])
-    partial.rename(folder)
-
-
-def _chosen(arguments: argparse.Namespace) -> list[str]:
-    """As `harness.drive` chooses them."""
-    only, skip = (text.split(",") if text else [] for text in (arguments.only, arguments.skip))
-    names = [name for name in CONTENDERS if not only or any(part in name for part in only)]
-    return [name for name in names if not any(part in name for part in skip)]
-
-
-def _step_seconds(scale: Scale, arguments: argparse.Namespace) -> dict[str, float | None]:
-    """Steps that take the share of the baseline's epoch that they had there; None: ResNet-50 itself."""
-    if arguments.step is not None or has_resnet():
-        return dict.fromkeys(arguments.task, None if arguments.step is None else arguments.step / 1e3)
-    batches = time_baseline([scale.job(task, EXTENSIVE) for task in arguments.task])
-    return {task: SHARE_OF_STEPS * seconds for task, seconds in batches.items()}
-
-
-# --- the rows ---------------------------------------------------------------------------------------------------------
-def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
-    """All tasks and loads of a row, one after the other."""
-    if not arguments.smoke:
-        prime(_PRIME_BYTES)
-    scale, exact = Scale.of(arguments), chosen.options["exact"]
-    figures: dict[str, Any] = {}
+        arguments.only = ",".join(_SMOKE)
+    sys.argv.append("--compare")
+    try:
+        some = {"skip": ",".join(filter(None, (arguments.skip, RESNET))), "rounds": 1}
+        results = drive(EXPERIMENT.benchmark, argparse.Namespace(**{**vars(arguments), **some}))
+    finally:
+        sys.argv.remove("--compare")
+    ran = {name: runs[0] for name, runs in results.items() if runs and "missing" not in runs[0]}
+    for name, run in ran.items():
+        largest, mean = next(bound for begin, bound in BOUNDS.items() if name.startswith(begin))
+        what = f"{name}: each sample once, under its label; resize and middle against Pillow"
+        text = str(run.get("error") or f"at most {run['largest']:.2g} of 255, {run['mean']:.2g} on average")
+        # Values have passed through float32, normalised and back.
+        good = (
+            "error" not in run and run["complete"] and run["largest"] <= largest + 1e-3 and run["mean"] <= mean + 1e-3
+        )
+        yield Check(what, f"{text} (bounds {largest:g} and {mean:g})", good)
+    if {DALI_LOADER, LOADER} <= ran.keys():
+        for task, load in itertools.product(arguments.task, LOADS):
+            yield _same_draws(arguments, task, load)
+    steps: dict[str, float | None] = {}
     for task in arguments.task:
-        step = make_step(sleep_of(scale.work, task))
-        for load in LOADS:
-            figures |= measure_row(chosen.function, scale.job(task, load), exact=exact, step=step)
-            gc.collect()  # the loader's processes and threads end before the next one's begin
-    return figures
+        seconds = None if has_resnet() else arguments.step / 1e3 if arguments.step else None
+        if seconds is None and not has_resnet():  # the share of the baseline's epoch that steps had there
+            seconds = FAST / SLOW * ran[FILES][f"{task} batch_s"]
+        steps[task] = seconds
+        text = "ResNet-50 on this GPU" if seconds is None else f"a sleep of {1e3 * seconds:.1f} ms"
+        yield Check(f"{task}: the step after each batch of {arguments.batch}", text, seconds is None or seconds > 0)
+    _step_file(arguments).write_text(json.dumps(steps))
 
 
-def before(chosen: Contender, arguments: argparse.Namespace) -> None:
-    """Have the sets in the page cache."""
-    warm(Scale.of(arguments).folder(task) for task in arguments.task)
+def _compared(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Of a row without anything random: whether each sample was there once, and how far it is from Pillow's. The
+    baseline says what a batch takes; two rows leave what they make of the same random numbers."""
+    import pillow_transforms as T
+
+    complete, apart, figures = True, [], {}
+    for task in arguments.task:
+        job = job_of(arguments, task, CENTRE).check()
+        middle = T.Compose([T.Resize(job.task.resize), T.CenterCrop(job.task.crop)])
+        references = [np.asarray(middle(T.read_image(path)), float).transpose(2, 0, 1) for path, _ in job.items]
+        made, labels = _epoch(chosen, job)
+        complete &= sorted(labels.tolist()) == list(range(len(references)))
+        apart += [np.abs(image - references[label]) for image, label in zip(made, labels, strict=True)]
+        if chosen.name in (DALI_LOADER, LOADER):
+            for load in LOADS:
+                made, labels = _epoch(chosen, replace(job, load=load))
+                np.savez(_draws(arguments, chosen.name, task, load), made=made, labels=labels)
+        if chosen.name == FILES:
+            whole = job_of(arguments, task, EXTENSIVE)
+            batches, count = iter(chosen.function(whole)), len(whole.items) // whole.batch
+            load_epoch(batches, count)
+            figures[f"{task} batch_s"] = load_epoch(batches, count)[0] / count
+    largest, mean = max(float(one.max()) for one in apart), float(np.mean([one.mean() for one in apart]))
+    return {"complete": complete, "largest": largest, "mean": mean, **figures}
+
+
+def _epoch(chosen: Contender, job: Job) -> tuple[Any, Any]:
+    """Images as float64, 0 to 255, and labels."""
+    some = list(itertools.islice(chosen.function(job), len(job.items) // job.batch))
+    parts = ([np.array(v.cpu() if hasattr(v, "cpu") else v) for v in values] for values in zip(*some, strict=True))
+    made, labels = map(np.concatenate, parts)
+    mean, std = (np.reshape(values, (3, 1, 1)) for values in (job.task.mean, job.task.std))
+    return 255 * (made * std + mean), labels
+
+
+def _draws(arguments: argparse.Namespace, *names: str) -> Path:
+    return Path(arguments.work, f"{slug(' '.join(names))}.npz")
+
+
+def _same_draws(arguments: argparse.Namespace, task: str, load: str) -> Check:
+    with np.load(_draws(arguments, DALI_LOADER, task, load)) as a, np.load(_draws(arguments, LOADER, task, load)) as b:
+        same, apart = np.array_equal(a["labels"], b["labels"]), np.abs(a["made"] - b["made"])
+    (largest, mean), order = OTHER_COLOURS, "the same labels in the same order" if same else "other labels"
+    return Check(
+        f"{task}: DaliLoader and ImageLoader, {load}: order, crops, flips and colours of one seed",
+        f"{order}; pixels differ by at most {apart.max():.2g} of 255, {apart.mean():.2g} on average",
+        bool(same and apart.max() <= largest and apart.mean() <= mean),
+    )
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+def _less(results: Results, rows: Sequence[str], task: str, load: str) -> dict[str, float]:
+    """By what share an epoch with steps is shorter than PyTorch's from files, of those that ran."""
+    times = {row: ratio(results, row, FILES, f"{task} {load} epoch_s") for row in rows}
+    return {row: 1 - value for row, value in times.items() if value is not None}
+
+
+def claims(results: Results, arguments: argparse.Namespace) -> Iterator[Check]:
+    task, gain = arguments.task[0], 1 - FAST / SLOW
+    extensive = _less(results, (DALI_FILES, LOADER, DALI_LOADER), task, EXTENSIVE)
+    text = "; ".join(f"{row}: {less:.0%} less" for row, less in extensive.items())
+    if DALI_FILES in extensive:
+        what = f"DALI shortens an epoch with extensive augmentation by {gain:.0%}, to the time of the steps"
+        yield Check(what, f"{text}; on the CPU", extensive[DALI_FILES] >= gain - 0.05)
+    if few := _less(results, (HDF5, PIXELS), task, FEW):
+        text = "; ".join(f"{row}: {less:.0%} less" for row, less in few.items())
+        what = f"a dedicated reader alone shortens an epoch by about {1 - FAST / READER_SLOW:.0%}"
+        yield Check(what, f"{text}; few, warm page cache", max(few.values()) >= 0.23)
+    times = [ratio(results, FILES, DALI_FILES, f"{task} {load} batch_ms") for load in LOADS]
+    if times[0] is not None and times[1] is not None:
+        text = f"loading {times[0]:.2f} times few, {times[1]:.2f} extensive, on the CPU"
+        yield Check("DALI loads 100 times as fast", f"{text}; no GPU decodes", times[1] >= 100)
+        yield Check("DALI gains more where augmentation is extensive", text, times[1] > times[0])
+    if (share := figure(results, FILES, f"{task} {EXTENSIVE} waits")) is not None:
+        yield Check("loading is about 40 % of the epoch", f"{share:.0%}, by the length of the step", 0.3 < share < 0.5)
+
+
+def sections(arguments: argparse.Namespace) -> Iterator[Section]:
+    steps = json.loads(_step_file(arguments).read_text())
+    for task, load in itertools.product(arguments.task, LOADS):
+        about, job = TASKS[task], job_of(arguments, task, load)
+        columns = tuple(
+            Column(f"{task} {load} {key}", heading, form)
+            for key, heading, form in (
+                ("batch_ms", "ms a batch", "{:.1f}"), ("epoch_s", "epoch with steps, s", "{:.2f}"),
+                ("wait_s", "of it waiting, s", "{:.2f}"), ("cpu_us", "CPU µs an image", "{:,.0f}"),
+            )
+        )  # fmt: skip
+        step = "ResNet-50" if steps[task] is None else f"a sleep of {1e3 * steps[task]:.0f} ms in place of ResNet-50"
+        text = (
+            f"{len(job.items):,} JPEGs of {about.size[0]} × {about.size[1]} to {about.crop} × {about.crop}, batches of "
+            f"{job.batch}, {job.workers} processes or threads; the step is {step}. Waiting: what the steps waited for "
+            "batches, which loaders make during the steps."
+        )
+        yield Section(f"{task}-{load}", f"{task}, {load} augmentation", columns, base=FILES, text=text)
+
+
+EXPERIMENT = Experiment(
+    name="s004",
+    title="Containers, DALI and ImageLoader for ResNet-50: loading and epoch time",
+    document="Importance of Data Loading Pipeline in Training Deep Neural Networks (arXiv:2005.02130, April 2020)",
+    about=(
+        "It trained ResNet-50 on ImageNet (8 V100) and on a part of InsightFace (4 TITAN), from JPEG files and "
+        "from a dedicated reader (HDF5, TFRecord), with and without DALI, with few and extensive augmentation, and "
+        "took the time of loading and of an epoch: 2,200 s became 1,300 s with DALI, 1,800 s did with a dedicated "
+        "reader alone. Here: the same containers and systems, and tar, on one machine."
+    ),
+    measure=measure,
+    check=check,
+    before=lambda chosen, arguments: warm(job_of(arguments, task, FEW).folder for task in arguments.task),
+    sections=sections,
+    claims=claims,
+    limits=(
+        "**The step.** Where no GPU is, it is a sleep of 1300/2200 of what a batch takes PyTorch from files with "
+        "extensive augmentation, so that this row has the document's share of loading by construction. A sleep leaves "
+        "all CPUs to the loader, and there is no copy to a device, no launch of kernels and no decoding on the GPU "
+        "that training has to share.",
+        "**The 100×** was measured with GPUs that decode. Here the same few CPU cores decode in all rows.",
+        "**Reading.** All files are in the page cache, so a file for each costs little more than a shard; what a "
+        "dedicated reader saves elsewhere is in [the table of cold reads]"
+        "(../performance.md#reading-from-a-cold-page-cache).",
+        "**Colours.** DALI's own ColorTwist has other formulas (contrast about a fixed value, another colour space); "
+        "`DaliLoader` executes this project's draws and formulas in DALI. torchvision draws the order of the three.",
+    ),
+    sizes={"batch": (8, 32, "images in a batch")},
+)
 
 
 def _tasks(text: str) -> list[str]:
@@ -120,37 +588,10 @@ def _tasks(text: str) -> list[str]:
     return names
 
 
-def _parser() -> argparse.ArgumentParser:
-    options = parser(__doc__)
-    options.add_argument("--task", type=_tasks, default=list(TASKS), help="imagenet, faces, or both with a comma")
-    options.add_argument("--batch", type=int, help="images in a batch (32; with --smoke 8)")
-    options.add_argument("--workers", type=int, default=usable_cpus(), help="processes or threads of each row")
-    options.add_argument("--step", type=float, metavar="MS", help="length of the step; default: see the page")
-    options.set_defaults(rounds=2)
-    return options
-
-
-BENCHMARK = Benchmark(
-    title="Containers, DALI and ImageLoader for ResNet-50: loading and epoch time",
-    columns=tuple(Column(key("imagenet", load, "batch_ms"), f"{load}: ms a batch") for load in LOADS),
-    key=key("imagenet", FEW, "batch_ms"),
-    limits=(),
-    measure=measure,
-    before=before,
-    less_is_better=True,
-)
-EXPERIMENT = Experiment(
-    name="s004",
-    document="Importance of Data Loading Pipeline in Training Deep Neural Networks (arXiv:2005.02130, April 2020)",
-    about=(
-        "It trained ResNet-50 on ImageNet (8 V100) and on a part of InsightFace (4 TITAN), from JPEG files and "
-        "from a dedicated reader (HDF5, TFRecord), with and without DALI, with few and extensive augmentation, and "
-        "took the time of loading and of an epoch. Here: the same containers and systems, and tar, on one machine."
-    ),
-    benchmark=BENCHMARK,
-    check=check,
-    publish=publish,
-)
-
 if __name__ == "__main__":
-    main(EXPERIMENT, _parser())
+    given = parser(__doc__)
+    given.add_argument("--task", type=_tasks, default=list(TASKS), help="imagenet, faces, or both with a comma")
+    given.add_argument("--step", type=float, metavar="MS", help="length of the step; default: see the page")
+    given.add_argument("--compare", action="store_true", help=argparse.SUPPRESS)
+    given.set_defaults(rounds=2)
+    main(EXPERIMENT, given)

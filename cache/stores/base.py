@@ -14,10 +14,10 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from types import TracebackType
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -73,6 +73,14 @@ class Shards(NamedTuple):
     bytes: Sequence[int]
 
 
+class ByRow(Protocol):
+    """Payloads by their rows; None for those that are not kept."""
+
+    def hit(self, row: int) -> Buffer | None: ...
+
+    def hits(self, rows: Int64s) -> list[Buffer | None]: ...
+
+
 class Store(ABC):
     """Bytes at extents; see the module."""
 
@@ -95,43 +103,22 @@ class Store(ABC):
         return np.zeros(len(extents.row), np.bool_)
 
     def check(self, shard: int) -> None:  # noqa: B027
-        """Compare the size of a shard with what is known of it. Raises StaleIndexError."""
-
-    def location(self, shard: int) -> str:
-        """The path or address of a shard, for messages and for readers of their own."""
-        return f"shard {shard}"
-
-    @property
-    def tracks_files(self) -> bool:
-        """Whether the files may be rewritten while they are read; then `state` and `is_current` are theirs."""
-        return False
-
-    def state(self) -> str:
-        """A text that differs for files in another state than when they were listed."""
-        return ""
-
-    def is_current(self, shard: int) -> bool:
-        """Whether the file of a shard is still in the state of `state`."""
-        return True
-
-    def for_decoding(self) -> Store:
-        """The store to read images from that are decoded at once: this one, or one whose payloads take less decoding
-        to the same pixels. `close` this one.
-        """
-        return self
-
-    def drop_damaged(self, row: int) -> bool:
-        """Whether this store kept a copy of the extent that was damaged, and now is forgotten: for those whom its bytes
-        did not serve, as reading it again then helps.
-        """
-        return False
-
-    def stats(self) -> Any:
-        """Counts of reads, of a store that has them (`CopyStats`, `CachedStats`); None of others."""
-        return None
+        """Compare a shard with what is known of it: its size, or its `state`. Raises StaleIndexError."""
 
     def close(self) -> None:  # noqa: B027
         """Close what is open; the next read opens it again."""
+
+    @property
+    def state(self) -> str:
+        """Of files that may be rewritten while they are read: a text that differs for another state of them than when
+        they were listed, by which `check` goes, too; "" where an index tells.
+        """
+        return ""
+
+    @property
+    def by_row(self) -> ByRow | None:
+        """Of a store that keeps payloads by their rows: what gives them without their extents; None for others."""
+        return None
 
     def __enter__(self: _S) -> _S:
         return self
@@ -156,27 +143,12 @@ class StoreOver(Store):
     def check(self, shard: int) -> None:
         self.source.check(shard)
 
-    def location(self, shard: int) -> str:
-        return self.source.location(shard)
-
-    @property
-    def tracks_files(self) -> bool:
-        return self.source.tracks_files
-
-    def state(self) -> str:
-        return self.source.state()
-
-    def is_current(self, shard: int) -> bool:
-        return self.source.is_current(shard)
-
-    def drop_damaged(self, row: int) -> bool:
-        return self.source.drop_damaged(row)
-
-    def stats(self) -> Any:
-        return self.source.stats()
-
     def close(self) -> None:
         self.source.close()
+
+    @property
+    def state(self) -> str:
+        return self.source.state
 
 
 class Part(NamedTuple):
@@ -211,75 +183,87 @@ class Joined(Store):
         self._first_shard = [0, *accumulate(part.shards for part in parts)]
         self._first_row = [0, *accumulate(part.samples * part.payloads.width for part in parts)]
 
-    def read_one(self, row: int, shard: int, offset: int, length: int) -> Buffer:
-        number = self._number(shard)
+    def below(self, row: int, shard: int) -> tuple[Store, int, int]:
+        """The store of a shard, and how it numbers that and an extent in it."""
+        number = bisect_right(self._first_shard, shard) - 1
         part = self.parts[number]
-        of_part = int(part.of_store(row - self._first_row[number]))
-        return part.store.read_one(of_part, shard - self._first_shard[number], offset, length)
+        return part.store, int(part.of_store(row - self._first_row[number])), shard - self._first_shard[number]
+
+    def read_one(self, row: int, shard: int, offset: int, length: int) -> Buffer:
+        store, row, shard = self.below(row, shard)
+        return store.read_one(row, shard, offset, length)
 
     def read(self, extents: Extents) -> list[Buffer]:
-        found: list[Buffer] = [b""] * len(extents.row)
-        for number, which in self._split(extents):
-            data = self.parts[number].store.read(self._of_part(number, extents.take(which)))
-            for i, one in zip(which.tolist(), data, strict=True):
-                found[i] = one
-        return found
+        data: list[Buffer] = [b""] * len(extents.row)
+        for store, which, some in self._split(extents):
+            put(data, which, store.read(some))
+        return data
 
     def prefetch(self, extents: Extents, below_bytes: int | None = None) -> None:
-        for number, which in self._split(extents):
-            self.parts[number].store.prefetch(self._of_part(number, extents.take(which)), below_bytes)
+        for store, _, some in self._split(extents):
+            store.prefetch(some, below_bytes)
 
     def holds(self, extents: Extents) -> npt.NDArray[np.bool_]:
-        found = super().holds(extents)
-        for number, which in self._split(extents):
-            found[which] = self.parts[number].store.holds(self._of_part(number, extents.take(which)))
-        return found
+        local = super().holds(extents)
+        for store, which, some in self._split(extents):
+            local[which] = store.holds(some)
+        return local
 
     def check(self, shard: int) -> None:
-        number = self._number(shard)
+        number = bisect_right(self._first_shard, shard) - 1
         self.parts[number].store.check(shard - self._first_shard[number])
-
-    def location(self, shard: int) -> str:
-        number = self._number(shard)
-        return self.parts[number].store.location(shard - self._first_shard[number])
-
-    @property
-    def tracks_files(self) -> bool:
-        return any(part.store.tracks_files for part in self.parts)
-
-    def state(self) -> str:
-        return " ".join(part.store.state() for part in self.parts)
-
-    def is_current(self, shard: int) -> bool:
-        number = self._number(shard)
-        return self.parts[number].store.is_current(shard - self._first_shard[number])
-
-    def drop_damaged(self, row: int) -> bool:
-        number = bisect_right(self._first_row, row) - 1
-        part = self.parts[number]
-        return part.store.drop_damaged(int(part.of_store(row - self._first_row[number])))
-
-    def for_decoding(self) -> Store:
-        parts = [part._replace(store=part.store.for_decoding()) for part in self.parts]
-        changed = any(ours.store is not part.store for ours, part in zip(parts, self.parts, strict=True))
-        return Joined(parts) if changed else self
 
     def close(self) -> None:
         for part in self.parts:
             part.store.close()
 
-    def _number(self, shard: int) -> int:
-        return bisect_right(self._first_shard, shard) - 1
+    @property
+    def state(self) -> str:
+        return " ".join(part.store.state for part in self.parts).strip()
 
-    def _split(self, extents: Extents) -> list[tuple[int, Int64s]]:
-        """(part, positions of the extents that are in it), for those parts that have any."""
+    def _split(self, extents: Extents) -> Iterator[tuple[Store, Int64s, Extents]]:
+        """(store, positions of the extents that are in it, these as it numbers them), for those that have any."""
         numbers = np.searchsorted(self._first_shard, extents.shard, side="right") - 1
-        return [(number, np.flatnonzero(numbers == number)) for number in np.unique(numbers).tolist()]
+        for number in np.unique(numbers).tolist():
+            part, which = self.parts[number], np.flatnonzero(numbers == number)
+            some = extents.take(which)
+            row = part.of_store(some.row - self._first_row[number])
+            yield part.store, which, some._replace(row=row, shard=some.shard - self._first_shard[number])
 
-    def _of_part(self, number: int, extents: Extents) -> Extents:
-        part = self.parts[number]
-        row = part.of_store(extents.row - self._first_row[number])
-        return extents._replace(row=row, shard=extents.shard - self._first_shard[number])
+
+def put(data: list[Buffer], which: Int64s, some: Sequence[Buffer]) -> None:
+    """Put some payloads at their positions."""
+    for i, one in zip(which.tolist(), some, strict=True):
+        data[i] = one
+
+
+def layers(store: Store, row: int = 0, shard: int = 0) -> Iterator[tuple[Store, int, int]]:
+    """A store and those below it, and the numbers that an extent and its shard have there."""
+    while True:
+        yield store, row, shard
+        if isinstance(store, Joined):
+            store, row, shard = store.below(row, shard)
+        elif isinstance(store, StoreOver):
+            store = store.source
+        else:
+            return
+
+
+def layer(store: Store, kind: type[_S]) -> _S | None:
+    """The first store of a kind among those that are over each other."""
+    while not isinstance(store, kind):
+        if not isinstance(store, StoreOver):
+            return None
+        store = store.source
+    return store
+
+
+def location(store: Store, row: int, shard: int) -> str:
+    """The path or address of a shard, for messages and for readers of other packages: by the layer that has one."""
+    for one, _, number in layers(store, row, shard):
+        if hasattr(one, "location"):
+            return str(one.location(number))
+    return f"shard {shard}"
 
 
 # What the caches among a thread's stores have spent and given, apart from the stores below them.

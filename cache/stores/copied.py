@@ -23,7 +23,7 @@ import numpy.typing as npt
 from cache.errors import DamagedSampleError, StaleIndexError
 from cache.locks import call_after_fork
 from cache.staging import Arrivals
-from cache.stores.base import Buffer, Extents, Int64s, Store, StoreOver
+from cache.stores.base import Buffer, Extents, Int64s, Store, StoreOver, location, put
 from cache.stores.files import Files
 
 _RETRY_SECONDS = 1.0
@@ -106,11 +106,7 @@ class Copied(Store):
         (self.copy if self._is_local(shard) else self.source).check(shard)
 
     def location(self, shard: int) -> str:
-        return (self.copy if self.copy.has(shard) else self.source).location(shard)
-
-    def has_copy(self, shard: int) -> bool:
-        """Whether the shard is in the copy now."""
-        return self.copy.has(shard)
+        return self.copy.location(shard) if self.copy.has(shard) else location(self.source, 0, shard)
 
     # --- life ---------------------------------------------------------------------------------------------------
     def close(self) -> None:
@@ -317,8 +313,7 @@ class Neighbours(StoreOver):
                 self._read_own(extents, which, found)
                 self._count(far=len(which))
                 continue
-            for i, one in zip(which.tolist(), data, strict=True):
-                found[i] = one
+            put(found, which, data)
             self._count(near=len(which), near_bytes=sum(map(len, data)))
         self._count(own=len(own))
         return found
@@ -368,8 +363,7 @@ class Neighbours(StoreOver):
 
     def _read_own(self, extents: Extents, which: Int64s, found: list[Buffer]) -> None:
         if len(which):
-            for i, one in zip(which.tolist(), self.source.read(extents.take(which)), strict=True):
-                found[i] = one
+            put(found, which, self.source.read(extents.take(which)))
 
     def _ask(self, node: int, store: Store | None, extents: Extents) -> list[Buffer] | None:
         """What a node holds; None where it does not answer, or wrongly."""

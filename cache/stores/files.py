@@ -17,6 +17,7 @@ import stat
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -136,7 +137,7 @@ class Files(Store):
         self._setup()
 
     def _plan(self, extents: Extents) -> ReadPlan:
-        check_inside(self, self._sizes, extents)
+        check_inside(self._sizes, extents, self.location)
         return plan_reads(extents.shard, extents.offset, extents.length, GAP_BYTES)
 
     def _open(self, shard: int) -> OpenFile:
@@ -280,10 +281,17 @@ class LooseFiles(Store):
     def location(self, shard: int) -> str:
         return f"{self.root}/{self.paths[shard]}"
 
-    @property
-    def tracks_files(self) -> bool:
-        return True
+    def check(self, shard: int) -> None:
+        """By the size and the times of the file."""
+        try:
+            status = os.stat(self.location(shard))
+        except OSError as error:
+            raise unreadable(self.location(shard), error) from error
+        now = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        if now != (int(self.sizes[shard]), *self.times[shard].tolist()):
+            raise StaleIndexError(f"{self.location(shard)}: was rewritten since it was listed; open the folder again")
 
+    @cached_property
     def state(self) -> str:
         """Where the files are, and their sizes and times when they were listed; 32 hex digits."""
         digest = hashlib.blake2b(os.fsencode(os.path.realpath(self.root)), digest_size=16)
@@ -291,24 +299,15 @@ class LooseFiles(Store):
             digest.update(np.ascontiguousarray(column, "<i8").data)
         return digest.hexdigest()
 
-    def is_current(self, shard: int) -> bool:
-        """By the size and the times of the file."""
-        try:
-            status = os.stat(self.location(shard))
-        except OSError:
-            return False
-        found = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-        return found == (int(self.sizes[shard]), *self.times[shard].tolist())
 
-
-def check_inside(store: Store, sizes: Int64s, extents: Extents) -> None:
-    """Raise StaleIndexError for an extent that is not inside its shard. sizes: of the shards."""
+def check_inside(sizes: Int64s, extents: Extents, place: Callable[[int], str]) -> None:
+    """Raise StaleIndexError for an extent that is not inside its shard. sizes: of the shards; place: where each is."""
     size = sizes[extents.shard]
     bad = (extents.offset < 0) | (extents.length < 0) | (extents.length > size - extents.offset)
     if bad.any():
         shard, offset, length = (int(column[bad.argmax()]) for column in extents[1:])
         raise StaleIndexError(
-            f"{store.location(shard)}: bytes {offset} to {offset + length} were asked for, but the shard has "
+            f"{place(shard)}: bytes {offset} to {offset + length} were asked for, but the shard has "
             f"{int(sizes[shard])}; {_REBUILD}"
         )
 

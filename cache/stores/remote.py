@@ -68,7 +68,8 @@ class RemoteFiles(Store):
     # --- reading ------------------------------------------------------------------------------------------------
     def read_one(self, row: int, shard: int, offset: int, length: int) -> Buffer:
         if not 0 <= offset <= offset + length <= self.shards.bytes[shard] or length < 0:
-            check_inside(self, self._sizes, Extents(*(np.array([value]) for value in (row, shard, offset, length))))
+            one = Extents(*(np.array([value]) for value in (row, shard, offset, length)))
+            check_inside(self._sizes, one, self.location)
         data = self._announced.take((shard, offset, length)) if self._announced else None
         if data is None:
             data = self._get([(shard, offset, offset + length)])[0]
@@ -140,7 +141,7 @@ class RemoteFiles(Store):
         return self._ahead
 
     def _plan(self, extents: Extents) -> ReadPlan:
-        check_inside(self, self._sizes, extents)
+        check_inside(self._sizes, extents, self.location)
         return plan_reads(extents.shard, extents.offset, extents.length, self.gap_bytes)
 
     def _read_now(self, extents: Extents) -> list[Buffer]:

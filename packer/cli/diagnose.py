@@ -14,7 +14,8 @@ import click
 
 import readers
 from packer.cli.monitor import DiagnoseOrCompare, compare_option, report_option, written_file
-from packer.cli.text import Duration, Emphasis, json_option, show_result, split_option, watcher, width
+from packer.cli.options import Duration, Emphasis, json_option, show_result, split_option
+from packer.cli.screen import watcher, width
 from packer.tools.diagnose import Diagnosis, diagnose
 from packer.tools.diagnose.ladder import advice_lines, diagnosis_lines, verdict_lines
 from packer.tools.report import write_page

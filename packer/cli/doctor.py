@@ -12,7 +12,8 @@ from click.shell_completion import get_completion_class
 
 from cache.files import atomic_write
 from cache.messages import plural, table, wrapped
-from packer.cli.text import Emphasis, json_option, print_json, show, show_result, width
+from packer.cli.options import Emphasis, json_option, print_json, show, show_result
+from packer.cli.screen import width
 from packer.tools.doctor import Health, examine
 
 __all__ = ["command", "completion_command"]

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 import click
 
 from packer.cli.held import HeldSignals
-from packer.cli.text import Duration, json_option, print_json, show, show_result, width
+from packer.cli.options import Duration, json_option, print_json, show, show_result
+from packer.cli.screen import width
 from packer.tools.monitor import Sampler, load
 from packer.tools.monitor.record import compare, comparison_lines, read_usage, usage_lines
 from packer.tools.report import require_charts, write_page

@@ -1,4 +1,4 @@
-"""Flags in messages: the library names arguments, as overwrite=True; the command line shows --overwrite."""
+"""What commands write on stderr: progress, notes, log lines, versions; and flags in place of arguments in messages."""
 
 from __future__ import annotations
 
@@ -95,19 +95,15 @@ class Screen:
 
     def line(self, text: str) -> None:
         """Write a line, with control characters escaped."""
-        with self._lock:
-            self._write(f"{printable(text)}\n", drawn=False)
+        self.draw("", f"{printable(text)}\n")
 
-    def draw(self, text: str) -> None:
-        """Draw `text` in place of what was drawn before; "" for nothing."""
+    def draw(self, text: str, above: str = "") -> None:
+        """Draw `text` in place of what was drawn before, "" for nothing; above: whole lines to write before it."""
         with self._lock:
-            self._write(text, drawn=bool(text))
-
-    def _write(self, text: str, drawn: bool) -> None:
-        before = "\r\x1b[K" if self._is_drawn else ""
-        self.stream.write(f"{before}{text}")
-        self.stream.flush()
-        self._is_drawn = drawn
+            before = "\r\x1b[K" if self._is_drawn else ""
+            self.stream.write(f"{before}{above}{text}")
+            self.stream.flush()
+            self._is_drawn = bool(text)
 
 
 @functools.cache

@@ -2,34 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import click
 
-from cache.messages import listed, plural, quoted
-from packer.cli.convert import OF_THE_SOURCE, SOURCE_SECTIONS, Container, dealt_lines, engine_options
-from packer.cli.convert import command as convert_command
-from packer.cli.group import SectionedCommand
-from packer.cli.text import (
+from cache.messages import human_bytes, listed, plural, quoted
+from packer.cli.convert import dealt_lines
+from packer.cli.options import (
+    SOURCE_SECTIONS,
+    Container,
     Emphasis,
+    SectionedCommand,
     SetPlace,
-    Size,
-    human_bytes,
-    json_option,
+    count_option,
+    dry_run_option,
+    engine_options,
+    existing_file,
+    file_list_option,
+    fractions_option,
+    group_option,
+    keys_option,
     new_split_option,
     pairs,
-    show_result,
+    reports,
+    seed_option,
+    shard_size_option,
+    shuffle_option,
+    source_options,
     split_option,
-    watcher,
+    stratify_option,
+    where_option,
     workers_option,
 )
 from packer.conversion.options import Run, Shards
 from packer.sets.duplicates import KEEP, DedupResult, dedup
 from packer.sets.erase import EraseResult, erase
 from packer.sets.packing import EXISTING, add_field, append, reshard
-from packer.sets.table import SaveResult, SetTable, drop, merge, prune, read_keys, relabel, split, subset
-from packer.sources import open_source
+from packer.sets.table import PruneResult, SaveResult, SetTable, drop, merge, prune, read_keys, relabel, split, subset
 from readers.fields import KINDS
 
 __all__ = [
@@ -46,196 +56,221 @@ __all__ = [
     "subset_command",
 ]
 
-F = TypeVar("F", bound=Callable[..., Any])
 _GROUPS_SHOWN, _SHOWN = 20, 10
 _set = click.argument("path", metavar="SET", type=SetPlace(local=True))
 _output = click.option("-o", "--output", type=click.Path(), metavar="OUT", help="A new set, with links to the shards. "
                        "Default: SET itself is changed.")  # fmt: skip
 _new = click.option("-o", "--output", type=click.Path(), metavar="OUT", required=True, help="The new set.")
-_dry_run = click.option("--dry-run", is_flag=True, help="Say what would be done, and write nothing.")
-_shard_size = click.option("--shard-size", type=Size(), metavar="SIZE", help="Size of a shard, as 1GiB. Default: "
-                           "8 shards a split, each from 64 MiB to 1 GiB.")  # fmt: skip
-_where = click.option("--where", metavar="EXPRESSION", help="""Samples for which this is true, as 'min_side >= 64 """
-                      """and label in ("cat", 3)'.""")  # fmt: skip
-_keys = click.option("--keys", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="Samples with these "
-                     "keys, one a line.")  # fmt: skip
-_of_the_source = [option for option in convert_command.params if option.name in (*OF_THE_SOURCE, "source_label_offset")]
 
 
-@click.command("append", cls=SectionedCommand, sections=SOURCE_SECTIONS, params=list(_of_the_source))
+def _summary(result: SaveResult) -> Iterator[str]:
+    """The result in a few lines."""
+    splits = ", ".join(f"{name} {count:,}" for name, count in result.splits.items())
+    samples = f"{plural(result.samples, 'sample')} ({splits}), {plural(result.classes, 'class')}"
+    done = "would hold" if result.dry_run else "holds"
+    yield f"{result.output}: {done} {samples}, from {result.samples_before:,}"
+    written = f", {human_bytes(result.written_bytes)} of them written" if result.written_bytes else ""
+    links = f", {result.linked:,} linked" if result.linked else ""
+    yield f"  {plural(result.shards, 'shard')}, {human_bytes(result.shard_bytes)}{written}{links}"
+    if result.with_field:
+        yield f"  {plural(result.with_field, 'sample')} with the new field"
+    for count, noun, what in (
+        (result.skipped, "sample", "in the set already"),
+        (result.left_out, "file", "of the source left out"),
+        (result.unmatched, "file", "of no sample"),
+        (result.symbolic, "symbolic link", "to sets that must stay where they are"),
+    ):
+        if count:
+            yield Emphasis(f"  {plural(count, noun)} {what}")
+
+
+def _run(options: dict[str, Any], **more: Any) -> Run:
+    return Run(options.pop("workers"), options.pop("engine"), **more)
+
+
+@click.command("append", cls=SectionedCommand, sections=SOURCE_SECTIONS)
+@source_options
 @_set
 @click.argument("source", metavar="SOURCE", type=SetPlace(local=True))
 @new_split_option("Take this split only; or the name of a source without splits.")
 @click.option("--existing", type=click.Choice(EXISTING), default="raise", show_default=True,
               help="Samples whose key the split has already.")  # fmt: skip
 @click.option("--on-error", type=click.Choice(EXISTING), default="raise", show_default=True, help="Unreadable images.")
-@_shard_size
+@shard_size_option
 @workers_option
 @engine_options
-@_dry_run
-@json_option
-def append_command(path: str, source: str, as_json: bool, **options: Any) -> None:
+@dry_run_option
+@reports(_summary)
+def append_command(path: str, source: str, opens: Callable[[str], Any], **options: Any) -> SaveResult:
     """Add the samples of SOURCE, anything that `packer convert` takes, to SET.
 
     They go into shards of their own; the shards of SET stay as they are. Classes are unified by name. Others that
     append to SET at the same time wait.
     """
-    given = {option.name: options.pop(str(option.name)) for option in _of_the_source}
-    opened = open_source(source, label_offset=given.pop("source_label_offset"), **given)
     run = _run(options, on_error=options.pop("on_error"))
-    shards = Shards(options.pop("shard_size"))
-    _show(append(path, opened, shards=shards, run=run, watcher=watcher(as_json), **options), as_json)
+    return append(path, opens(source), shards=Shards(options.pop("shard_size")), run=run, **options)
 
 
 @click.command("merge")
 @click.argument("sets", nargs=-1, required=True, metavar="SET...", type=SetPlace(local=True))
 @_new
 @click.option("--prefix-keys", is_flag=True, help="Put the name of its set before each key.")
-@_dry_run
-@json_option
-def merge_command(sets: tuple[str, ...], output: str, as_json: bool, **options: Any) -> None:
+@dry_run_option
+@reports(_summary)
+def merge_command(sets: tuple[str, ...], output: str, **options: Any) -> SaveResult:
     """Make one set of several, split by split. Classes are unified by name; no shard is copied."""
-    _show(merge(sets, output, watcher=watcher(as_json), **options), as_json)
+    return merge(sets, output, **options)
+
+
+def _dealt(result: SaveResult) -> Iterator[str]:
+    yield from _summary(result)
+    options = click.get_current_context().params
+    yield from dealt_lines(result.splits, options["fractions"], options["group"])
 
 
 @click.command("split")
 @_set
-@click.option("--fractions", required=True, callback=pairs(float), metavar="NAME=SHARE,…", help="The new splits, as "
-              "train=0.9,val=0.1.")  # fmt: skip
-@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, metavar="SEED",
-              help="Of the draw.")  # fmt: skip
-@click.option("--stratify", is_flag=True, help="Every class in these shares.")
-@click.option("--group", metavar="COLUMN", help="Keep samples with the same value in this column of the table, as "
-              "patient, in one split; folder: those in one folder.")  # fmt: skip
+@fractions_option("--fractions", "The new splits, as train=0.9,val=0.1.", required=True)
+@seed_option()
+@stratify_option("Every class in these shares.")
+@group_option()
 @split_option("Deal the samples of this split; the others stay.")
 @_output
-@_dry_run
-@json_option
-def split_command(path: str, fractions: dict[str, float], group: str | None, as_json: bool, **options: Any) -> None:
+@dry_run_option
+@reports(_dealt)
+def split_command(path: str, fractions: dict[str, float], **options: Any) -> SaveResult:
     """Deal the samples of SET at random to new splits."""
-    result = split(path, fractions, group=group, watcher=watcher(as_json), **options)
-    lines = [*_summary(result), *dealt_lines(result.splits, fractions, group)]
-    show_result(result, as_json, lambda: lines)
+    return split(path, fractions, **options)
 
 
 @click.command("subset")
 @_set
 @_new
-@_where
-@_keys
-@click.option("--every", type=click.IntRange(min=1), metavar="N", help="Each N-th sample of each split.")
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="At most N samples of each split.")
-@click.option(
-    "--seed", type=click.IntRange(0, 2**32 - 1), metavar="SEED", help="Draw those of --limit. Default: the first ones."
-)
+@where_option
+@keys_option
+@count_option("--every", "Each N-th sample of each split.")
+@count_option("--limit", "At most N samples of each split.")
+@seed_option("Draw those of --limit. Default: the first ones.", None)
 @split_option()
-@_dry_run
-@json_option
-def subset_command(path: str, output: str, where: str | None, keys: str | None, as_json: bool, **options: Any) -> None:
+@dry_run_option
+@reports(_summary)
+def subset_command(
+    path: str, output: str, where: str | None, keys: str | None, every: int | None, limit: int | None,
+    seed: int | None, split: str | None, **options: Any,
+) -> SaveResult:  # fmt: skip
     """Make a set of the samples of SET that fulfil all criteria. No shard is copied."""
-    every, limit, seed, of_split = (options.pop(name) for name in ("every", "limit", "seed", "split"))
-    if where is None and keys is None and every is None and limit is None and of_split is None:
+    if where is None and keys is None and every is None and limit is None and split is None:
         raise click.UsageError("say which samples: --where, --keys, --every, --limit or --split")
 
-    def choose(whole: SetTable) -> SetTable:
-        found = whole if of_split is None else whole.of_split(of_split)
-        found = found if where is None else found.where(where)
-        found = found if keys is None else found.select(read_keys(keys))
-        found = found if every is None else found.every(every)
-        return found if limit is None else found.limit(limit, seed=seed)
+    def choose(table: SetTable) -> SetTable:
+        table = table if split is None else table.of_split(split)
+        table = table if where is None else table.where(where)
+        table = table if keys is None else table.select(read_keys(keys))
+        table = table if every is None else table.every(every)
+        return table if limit is None else table.limit(limit, seed=seed)
 
-    _show(subset(path, output, choose, watcher=watcher(as_json), **options), as_json)
+    return subset(path, output, choose, **options)
+
+
+def _chosen(where: str | None, keys: str | None) -> dict[str, Any]:
+    """--where or --keys as the library takes them."""
+    if (where is None) == (keys is None):
+        raise click.UsageError("say which samples: --where or --keys, one of them")
+    return {"where": where, "keys": None if keys is None else read_keys(keys)}
+
+
+def _dropped(result: SaveResult) -> Iterator[str]:
+    yield from _summary(result)
+    yield (
+        f"  the bytes of dropped samples stay in its shards until  packer reshard {quoted(result.output)}  and  "
+        f"packer prune {quoted(result.output)}"
+    )
 
 
 @click.command("drop")
 @_set
-@_where
-@_keys
+@where_option
+@keys_option
 @split_option("Only samples of this split.")
 @_output
-@_dry_run
-@json_option
-def drop_command(path: str, where: str | None, keys: str | None, as_json: bool, **options: Any) -> None:
+@dry_run_option
+@reports(_dropped)
+def drop_command(path: str, where: str | None, keys: str | None, **options: Any) -> SaveResult:
     """Take samples out of the index of SET, which shows them no more.
 
     Their bytes stay in the shards until `packer reshard` and then `packer prune`; `packer erase` removes them at once.
     """
-    result = drop(path, where=where, keys=_listed(where, keys), watcher=watcher(as_json), **options)
-    stay = (
-        f"  the bytes of dropped samples stay in its shards until  packer reshard {quoted(result.output)}  and  "
-        f"packer prune {quoted(result.output)}"
-    )
-    show_result(result, as_json, lambda: [*_summary(result), stay])
+    return drop(path, **_chosen(where, keys), **options)
 
 
-def _listed(where: str | None, keys: str | None) -> list[str] | None:
-    """The keys of --keys, where that is the one of the two that is given."""
-    if (where is None) == (keys is None):
-        raise click.UsageError("say which samples: --where or --keys, one of them")
-    return None if keys is None else read_keys(keys)
-
-
-@click.command("erase")
-@_set
-@_where
-@_keys
-@split_option("Only samples of this split.")
-@workers_option
-@engine_options
-@_dry_run
-@json_option
-def erase_command(path: str, where: str | None, keys: str | None, as_json: bool, **options: Any) -> None:
-    """Remove samples from SET for good: from its index, its shards, its earlier states and its history.
-
-    Shards with such samples are written again without them; the old ones are removed at once, so programs that have SET
-    open must open it again. Copies elsewhere that this node shows are listed, with what removes them.
-    """
-    result = erase(path, where=where, keys=_listed(where, keys), watcher=watcher(as_json), **options)
-    show_result(result, as_json, lambda: _erased(result))
-
-
-def _erased(result: EraseResult) -> list[str]:
+def _erased(result: EraseResult) -> Iterator[str]:
     if not result.samples:
-        return [f"{result.path}: what a killed command had left of this erasure is removed; nothing else to do"]
+        yield f"{result.path}: what a killed command had left of this erasure is removed; nothing else to do"
+        return
     erased, wrote, removed = (
         ("would erase", "would write", "would remove") if result.dry_run else ("erased", "wrote", "removed")
     )
     splits = ", ".join(f"{name} {count:,}" for name, count in result.splits.items())
     size = "" if result.dry_run else f", {human_bytes(result.written_bytes)}"
-    lines = [
-        f"{result.path}: {erased} {plural(result.samples, 'sample')} of {result.samples_before:,}; left: {splits}",
-        f"  {wrote} {plural(result.rewritten, 'shard')} again{size}",
-        f"  {removed} {plural(len(result.removed), 'old file')}, {human_bytes(result.removed_bytes)}",
-    ]
+    yield f"{result.path}: {erased} {plural(result.samples, 'sample')} of {result.samples_before:,}; left: {splits}"
+    yield f"  {wrote} {plural(result.rewritten, 'shard')} again{size}"
+    yield f"  {removed} {plural(len(result.removed), 'old file')}, {human_bytes(result.removed_bytes)}"
     if result.copies:
-        lines.append(Emphasis("  there may be more of them, which this command does not reach:"))
-        lines += [f"    {copy.what} {copy.where}: {copy.advice}" for copy in result.copies]
+        yield Emphasis("  there may be more of them, which this command does not reach:")
+        yield from (f"    {copy.what} {copy.where}: {copy.advice}" for copy in result.copies)
     if result.unknown:
-        lines.append(Emphasis(f"  files here that are not of the set, not looked at: {listed(result.unknown, _SHOWN)}"))
-    return lines
+        yield Emphasis(f"  files here that are not of the set, not looked at: {listed(result.unknown, _SHOWN)}")
+
+
+@click.command("erase")
+@_set
+@where_option
+@keys_option
+@split_option("Only samples of this split.")
+@workers_option
+@engine_options
+@dry_run_option
+@reports(_erased)
+def erase_command(path: str, where: str | None, keys: str | None, **options: Any) -> EraseResult:
+    """Remove samples from SET for good: from its index, its shards, its earlier states and its history.
+
+    Shards with such samples are written again without them; the old ones are removed at once, so programs that have SET
+    open must open it again. Copies elsewhere that this node shows are listed, with what removes them.
+    """
+    return erase(path, **_chosen(where, keys), **options)
 
 
 @click.command("relabel")
 @_set
-@click.argument("labels", required=False, metavar="[FILE]", type=click.Path(exists=True, dir_okay=False))
+@click.argument("labels", required=False, metavar="[FILE]", type=existing_file)
 @click.option("--map", "names", multiple=True, callback=pairs(str), metavar="OLD=NEW", help="Another name of a "
               "class; one that is there joins the two. Repeatable.")  # fmt: skip
-@click.option("--classes", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="Names by label, one a "
-              "line, for a set without.")  # fmt: skip
+@file_list_option("--classes", "Names by label, one a line, for a set without.")
 @_output
-@_dry_run
-@json_option
+@dry_run_option
+@reports(_summary)
 def relabel_command(
-    path: str, labels: str | None, names: dict[str, str] | None, classes: str | None, as_json: bool, **options: Any
-) -> None:
+    path: str, labels: str | None, names: dict[str, str] | None, classes: str | None, **options: Any
+) -> SaveResult:
     """Give classes other names, or samples of SET the labels in FILE: a table with the columns key and label."""
-    if sum(given is not None for given in (labels, names, classes)) != 1:
+    if sum(value is not None for value in (labels, names, classes)) != 1:
         raise click.UsageError("give one of FILE, --map and --classes")
-    listed = None if classes is None else read_keys(classes)
-    _show(
-        relabel(path, names=names, labels=labels, classes=listed, watcher=watcher(as_json), **options),
-        as_json,
-    )
+    listed_classes = None if classes is None else read_keys(classes)
+    return relabel(path, names=names, labels=labels, classes=listed_classes, **options)
+
+
+def _groups(result: DedupResult) -> Iterator[str]:
+    count = f"{plural(len(result.groups), 'group')} of duplicates in {plural(result.samples, 'sample')}"
+    across = ((result.across_splits, "splits"), (result.across_classes, "classes"))
+    yield f"{result.path}: {count}" + "".join(f", {number:,} across {what}" for number, what in across if number)
+    for group in result.groups[:_GROUPS_SHOWN]:
+        yield "  " + ", ".join(f"{'' if one.kept else 'not '}{one.split}/{one.key}" for one in group)
+    if len(result.groups) > _GROUPS_SHOWN:
+        yield f"  … and {plural(len(result.groups) - _GROUPS_SHOWN, 'more group')}; --json lists them"
+    if result.unread:
+        yield Emphasis(f"  {plural(result.unread, 'image')} could not be decoded, and were compared as bytes only")
+    if result.saved is not None:
+        yield from _summary(result.saved)
 
 
 @click.command("dedup")
@@ -247,30 +282,11 @@ def relabel_command(
 @_output
 @workers_option
 @engine_options
-@_dry_run
-@json_option
-def dedup_command(path: str, as_json: bool, **options: Any) -> None:
+@dry_run_option
+@reports(_groups)
+def dedup_command(path: str, **options: Any) -> DedupResult:
     """Find images of SET that are the same, byte by byte, in all splits, and drop all but one of each."""
-    result = dedup(path, watcher=watcher(as_json), **options)
-    show_result(result, as_json, lambda: _groups(result))
-
-
-def _groups(result: DedupResult) -> list[str]:
-    lines = [
-        "  " + ", ".join(f"{'' if one.kept else 'not '}{one.split}/{one.key}" for one in group)
-        for group in result.groups[:_GROUPS_SHOWN]
-    ]
-    if len(result.groups) > _GROUPS_SHOWN:
-        lines.append(f"  … and {plural(len(result.groups) - _GROUPS_SHOWN, 'more group')}; --json lists them")
-    found = f"{result.path}: {plural(len(result.groups), 'group')} of duplicates in {plural(result.samples, 'sample')}"
-    for count, what in ((result.across_splits, "splits"), (result.across_classes, "classes")):
-        found += f", {count:,} across {what}" if count else ""
-    lines.insert(0, found)
-    if result.unread:
-        lines.append(
-            Emphasis(f"  {plural(result.unread, 'image')} could not be decoded, and were compared as bytes only")
-        )
-    return lines if result.saved is None else [*lines, *_summary(result.saved)]
+    return dedup(path, **options)
 
 
 @click.command("add-field")
@@ -279,19 +295,17 @@ def _groups(result: DedupResult) -> list[str]:
 @click.option("--name", required=True, metavar="NAME", help="Name of the field, as mask.")
 @click.option("--kind", type=click.Choice(list(KINDS)), help="What the files are. Default: by the field's name, or "
               "their suffix.")  # fmt: skip
-@_shard_size
+@shard_size_option
 @workers_option
 @engine_options
-@_dry_run
-@json_option
-def field_command(path: str, folder: str, as_json: bool, **options: Any) -> None:
+@dry_run_option
+@reports(_summary)
+def field_command(path: str, folder: str, name: str, **options: Any) -> SaveResult:
     """Add a field to SET: a file in DIR for each sample, named by its key, as cat/001.png.
 
     The files go into shards of their own; those of SET stay as they are.
     """
-    shards, run = Shards(options.pop("shard_size")), _run(options)
-    name = options.pop("name")
-    _show(add_field(path, folder, name, shards=shards, run=run, watcher=watcher(as_json), **options), as_json)
+    return add_field(path, folder, name, shards=Shards(options.pop("shard_size")), run=_run(options), **options)
 
 
 @click.command("reshard")
@@ -299,58 +313,29 @@ def field_command(path: str, folder: str, as_json: bool, **options: Any) -> None
 @click.option("-o", "--output", type=click.Path(), metavar="OUT", help="A new set. Default: SET itself; its old shards "
               "stay until `packer prune`.")  # fmt: skip
 @click.option("--to", type=Container(), help="Format of the shards. Default: that of SET.")
-@_shard_size
-@click.option("--shuffle", type=click.IntRange(0, 2**32 - 1), metavar="SEED", help="Pack in this random order.")
+@shard_size_option
+@shuffle_option
 @workers_option
 @engine_options
-@_dry_run
-@json_option
-def reshard_command(path: str, as_json: bool, **options: Any) -> None:
+@dry_run_option
+@reports(_summary)
+def reshard_command(path: str, **options: Any) -> SaveResult:
     """Pack the samples of SET again, without the bytes that no sample uses any more."""
-    shards, run = Shards(options.pop("shard_size"), shuffle=options.pop("shuffle")), _run(options)
-    _show(reshard(path, shards=shards, run=run, watcher=watcher(as_json), **options), as_json)
+    shards = Shards(options.pop("shard_size"), shuffle=options.pop("shuffle"))
+    return reshard(path, shards=shards, run=_run(options), **options)
+
+
+def _pruned(result: PruneResult) -> list[str]:
+    dry_run = click.get_current_context().params["dry_run"]
+    size = "" if dry_run else f", {human_bytes(result.bytes)}"
+    would = "would remove" if dry_run else "removed"
+    return [f"{result.path}: {would} {plural(len(result.files), 'old file')}{size}"]
 
 
 @click.command("prune")
 @_set
-@_dry_run
-@json_option
-def prune_command(path: str, dry_run: bool, as_json: bool) -> None:
+@dry_run_option
+@reports(_pruned)
+def prune_command(path: str, **options: Any) -> PruneResult:
     """Remove old indexes and shards of SET, which stay for those who opened it before it was changed."""
-    result = prune(path, dry_run=dry_run, watcher=watcher(as_json))
-    would = "would remove" if dry_run else "removed"
-    size = "" if dry_run else f", {human_bytes(result.bytes)}"
-    show_result(result, as_json, lambda: [f"{result.path}: {would} {plural(len(result.files), 'old file')}{size}"])
-
-
-def _run(options: dict[str, Any], **more: Any) -> Run:
-    return Run(options.pop("workers"), options.pop("engine"), **more)
-
-
-def _show(result: SaveResult, as_json: bool) -> None:
-    show_result(result, as_json, lambda: _summary(result))
-
-
-def _summary(result: SaveResult) -> list[str]:
-    """The result in a few lines."""
-    splits = ", ".join(f"{name} {count:,}" for name, count in result.splits.items())
-    samples = f"{plural(result.samples, 'sample')} ({splits}), {plural(result.classes, 'class')}"
-    done = "would hold" if result.dry_run else "holds"
-    lines = [f"{result.output}: {done} {samples}, from {result.samples_before:,}"]
-    shards = f"  {plural(result.shards, 'shard')}, {human_bytes(result.shard_bytes)}"
-    if result.written_bytes:
-        shards += f", {human_bytes(result.written_bytes)} of them written"
-    if result.linked:
-        shards += f", {result.linked:,} linked"
-    lines.append(shards)
-    if result.with_field:
-        lines.append(f"  {plural(result.with_field, 'sample')} with the new field")
-    for count, noun, what in (
-        (result.skipped, "sample", "in the set already"),
-        (result.left_out, "file", "of the source left out"),
-        (result.unmatched, "file", "of no sample"),
-        (result.symbolic, "symbolic link", "to sets that must stay where they are"),
-    ):
-        if count:
-            lines.append(Emphasis(f"  {plural(count, noun)} {what}"))
-    return lines
+    return prune(path, **options)

@@ -16,9 +16,10 @@ from typing import Any
 
 import click
 
-from cache.messages import plural, quoted
+from cache.messages import human_bytes, plural, quoted
 from packer.cli.held import HeldSignals
-from packer.cli.text import SetPlace, human_bytes, json_option, print_json, show, show_result, split_option, watcher
+from packer.cli.options import SetPlace, json_option, print_json, show, show_result, split_option
+from packer.cli.screen import watcher
 from packer.tools.view import ViewExport, export_view, view
 
 __all__ = ["command"]

@@ -20,7 +20,7 @@ import readers
 from readers.layout import DatasetInfo, ShardInfo
 from readers.opening.packed import packed_columns
 from readers.table import ABSENT, COLUMNS, Strings, Table, column_names, decode_name, encode_name
-from readers.where import TableFacts, Texts, json_columns, json_payloads
+from readers.where import TableFacts, json_columns, json_payloads
 
 __all__ = ["Piece", "PieceColumns", "SplitShards", "open_pieces", "shards_of_split"]
 
@@ -99,9 +99,7 @@ class _PieceFacts(TableFacts):
     def __init__(self, piece: Piece, split: str, classes: Sequence[str], fields: Sequence[str], columns: Any) -> None:
         super().__init__(piece.table, None, split, piece.labels, classes, columns)
         self._piece, self._fields = piece, fields
-
-    def texts(self, name: str) -> Texts:
-        return Texts(self._piece.keys) if name == "key" else super().texts(name)
+        self.keys = piece.keys
 
     def has(self, field: str) -> npt.NDArray[np.bool_]:
         if field in self._fields and field not in self._piece.table.fields:

@@ -18,8 +18,7 @@ import numpy as np
 from cache import SharedByteCache
 from cache.errors import CacheError, CacheFullError
 from cache.node import detect_ranks
-from cache.stores import Buffer
-from cache.stores.base import Payloads
+from cache.stores.base import Payloads, layer
 from readers.caching.fill import FillAhead, prefill
 from readers.caching.form import Coefficients, Decoded, Encoded, Form, KeepLike, Recoded, as_form, rate_of, with_rate
 from readers.caching.store import (
@@ -38,8 +37,8 @@ from readers.caching.store import (
 )
 from readers.headers import first_deep
 from readers.order import NodeLocal, Order
-from readers.reader import Indices, Reader, depth_warning, read_good
-from readers.table import Table, checked_indices
+from readers.reader import Reader, depth_warning, read_good
+from readers.table import Table
 
 __all__ = [
     "Backend",
@@ -66,36 +65,11 @@ class CachedReader(Reader):
 
     _ahead: FillAhead | None = None
 
-    def read(self, index: int, field: str = "image") -> Buffer:
-        """As `Reader.read`; a hit needs no extent."""
-        if self._rows is None and field == self._only:
-            found = self._cache.hit(index)
-            if found is not None:
-                return found
-        return super().read(index, field)
-
-    def read_many(self, indices: Indices, field: str = "image") -> list[Buffer]:
-        """As `Reader.read_many`; hits need no extents."""
-        if self._rows is not None or field != self._only:
-            return super().read_many(indices, field)
-        wanted = checked_indices(indices, self)
-        found = self._cache.hits(wanted)
-        missing = [i for i, data in enumerate(found) if data is None]
-        if missing:
-            for i, data in zip(missing, super().read_many(wanted[missing], field), strict=True):
-                found[i] = data
-        return found  # type: ignore[return-value]
-
     def _setup(self) -> None:
         super()._setup()
-        store: Any = self.store
-        self._cache: Cached = store.source if isinstance(store, Originals) else store
-        # Images of a cache that is for decoders are read from below it.
-        self._only = self.fields[0] if len(self.fields) == 1 and self._cache is store else None
-
-    def for_decoding(self) -> CachedReader:
-        """As `Reader.for_decoding`."""
-        return self if self._cache is self.store else CachedReader(self.table, self._cache)
+        cache = layer(self.store, Cached)
+        assert cache is not None
+        self._cache = cache
 
     def prefill(
         self,
@@ -217,10 +191,8 @@ def cached(
         _warn_of_depth(reader, form)
     form = with_rate(form, terms.rate)
     if form.is_for_decoders:
-        below = reader.store.for_decoding()
-        return CachedReader(
-            table, Originals(Cached(below, shared, slots, terms, form, table.columns, check), reader.store)
-        )
+        below = Cached(reader.decoding or reader.store, shared, slots, terms, form, table.columns, check)
+        return CachedReader(table, Originals(below, reader.store), below)
     store = Cached(reader.store, shared, slots, terms, form, table.columns, check)
     forms = (*table.forms, form) if form.converts else table.forms
     return CachedReader(Table(table.columns, table.rows, forms), store)
@@ -272,9 +244,10 @@ def _kind(kept: str, slots: Slots, table: Table, compress: bool) -> str:
 
 def _identity(reader: Reader) -> str:
     """The table's fingerprint; of a folder, whose table has only names, one of the files as they were listed."""
-    if not reader.store.tracks_files:
+    state = reader.store.state
+    if not state:
         return reader.fingerprint
-    return hashlib.blake2b(f"{reader.fingerprint}\0{reader.store.state()}".encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(f"{reader.fingerprint}\0{state}".encode(), digest_size=16).hexdigest()
 
 
 def _open_shared(reader: Reader, kind: str, slots: int, size: int, where: dict[str, Any]) -> SharedByteCache | None:

@@ -5,7 +5,7 @@
     Decoded([Resize(256)])         "decoded:256": uint8 pixels after ops that draw nothing
     Coefficients()                 "coefficients": JPEGs without their entropy coding, for the decoders of this package
 
-Coefficients give the pixels of the JPEG, so only decoders are given them (`Store.for_decoding`): reading such a sample
+Coefficients give the pixels of the JPEG, so only decoders are given them (`Reader.for_decoding`): reading such a sample
 returns the JPEG, from below the cache. Which images become coefficients is not known before they are read; the others
 are kept as they are.
 

@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cache import SharedByteCache
+from cache.errors import StaleIndexError
 from cache.filesystem import Budget, cache_budget
 from cache.messages import parse_size
 from cache.stores import Buffer, Extents, Int64s, Store, StoreOver
@@ -453,7 +454,7 @@ class Cached(StoreOver):
         self._image = fields.index("image") if "image" in fields and self.form.converts else -1
         self._packed = {fields.index(name) for name in self.terms.packed}
         self._plain = self.check_payloads == "never" and not self._packed
-        self._tracks_files = self.source.tracks_files
+        self._tracks_files = bool(self.source.state)
         self._checked = bytearray()
         self._hit_bytes: deque[int] = deque()
         # Most sets have one field and keep it unchanged: then the slot is the row plus a constant.
@@ -473,6 +474,10 @@ class Cached(StoreOver):
             return self._store(row, shard, self.source.read_one(row, shard, offset, length))
         self._note_hit(data)
         return data
+
+    @property
+    def by_row(self) -> Cached | None:
+        return self if self._start < self._stop else None
 
     def hit(self, row: int) -> Buffer | None:
         """The cached payload of a row where that is a single look-up; None does not mean that it is not cached."""
@@ -521,10 +526,9 @@ class Cached(StoreOver):
         return self.has(extents.row) | self.source.holds(extents)
 
     def drop_damaged(self, row: int) -> bool:
+        """Whether this cache had a damaged copy of the payload, which is dropped: reading it again then helps."""
         slot = self.slots.one(row)
-        if self.shared is not None and slot >= 0 and self.shared.has(slot) and not self.shared.check(slot):
-            return True
-        return self.source.drop_damaged(row)
+        return self.shared is not None and slot >= 0 and self.shared.has(slot) and not self.shared.check(slot)
 
     def close(self) -> None:
         """Leave the shared memory and close the store below; later reads pass through."""
@@ -560,7 +564,7 @@ class Cached(StoreOver):
         """Store a converted payload; False where it is cached already, is being written, does not fit, or is of a file
         that was rewritten (checked here, after the read)."""
         slot = self.slots.one(row)
-        if self.shared is None or slot < 0 or (self._tracks_files and not self.source.is_current(shard)):
+        if self.shared is None or slot < 0 or not self._is_current(shard):
             return False
         return self.shared.put(
             slot, compress(converted) if self.slots.payloads.field(row) in self._packed else converted
@@ -599,13 +603,21 @@ class Cached(StoreOver):
             return None
         if self.check_payloads == "never" or (self.check_payloads == "first" and self._was_checked(slot)):
             return data
-        fresh = not self._tracks_files or self.source.is_current(shard)
-        if not (fresh and self._is_right(shared, slot, data, row)):
+        if not (self._is_current(shard) and self._is_right(shared, slot, data, row)):
             shared.drop(slot)  # so that it is read again
             return None
         if self._checked:
             self._checked[slot] = 1
         return data
+
+    def _is_current(self, shard: int) -> bool:
+        """Whether a file is still in the state in which it was listed."""
+        if self._tracks_files:
+            try:
+                self.source.check(shard)
+            except StaleIndexError:
+                return False
+        return True
 
     def _was_checked(self, slot: int) -> bool:
         if not self._checked:
@@ -701,12 +713,6 @@ class Originals(StoreOver):
         for store, which in ((self.below, images), (self.source, ~images)):
             if which.any():
                 store.prefetch(extents.take(which), below_bytes)
-
-    def for_decoding(self) -> Store:
-        return self.source
-
-    def drop_damaged(self, row: int) -> bool:
-        return self._store_of(row).drop_damaged(row)
 
     def close(self) -> None:
         self.source.close()

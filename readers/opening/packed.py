@@ -19,8 +19,9 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,7 +32,7 @@ from cache.errors import DamagedSampleError, DatasetError, MissingError, StaleIn
 from cache.files import FileState
 from cache.messages import quoted
 from cache.stores import Buffer, Extents, Files, Shards, Store, StoreOver
-from cache.stores.base import Joined, Part, Payloads
+from cache.stores.base import Joined, Part, Payloads, location
 from cache.stores.files import OpenFile, unreadable
 from readers.layout import DATASET_FILE, PIXELS, DatasetInfo, SplitInfo, read_dataset_info
 from readers.reader import Reader
@@ -292,7 +293,7 @@ class Checked(StoreOver):
         if found != expected:
             damaged = DamagedSampleError(
                 f"sample {sample} (key {self.columns.keys()[sample]!r}, field {field!r}) at byte {offset} of "
-                f"{self.source.location(shard)}: CRC32C is {found:08x}, the index says {expected:08x}; "
+                f"{location(self.source, row, shard)}: CRC32C is {found:08x}, the index says {expected:08x}; "
                 f"run  packer verify {quoted(self.columns.place)}"
             )
             raise self.columns.explained(damaged)
@@ -460,60 +461,57 @@ def _errno(error: BaseException | None) -> int | None:
 def concat(readers: Sequence[Reader]) -> Reader:
     """One reader after the other, as one: classes are unified by name, and labels renumbered.
 
-    Closing it closes all of them. Raises ValueError for readers without the same fields in the same order, and for
-    readers whose images are converted (cache the result instead).
+    The columns are copied into memory. Closing it closes all of them. Raises ValueError for readers without the same
+    fields in the same order, and for readers whose images are converted (cache the result instead).
     """
     if not readers:
         raise ValueError("concat takes one reader or more, and the list is empty")
     tables = [reader.table for reader in readers]
-    joined = concat_tables(tables)
-    parts = [
-        Part(reader.store, len(table.columns.shard_bytes), len(table), table.rows, Payloads(len(table.fields)))
-        for reader, table in zip(readers, tables, strict=True)
-    ]
-    return Reader(joined, Joined(parts))
-
-
-def concat_tables(tables: Sequence[Table]) -> Table:
-    """One table after the other; labels are renumbered by the names of the classes, which are those of all, in order.
-
-    The columns are copied into memory. Shards are numbered one table after the other, as
-    `cache.stores.base.Joined` takes them. Raises ValueError for tables without one order of the same fields.
-    """
-    if not tables or any(list(table.kinds.items()) != list(tables[0].kinds.items()) or table.forms for table in tables):
+    if any(list(table.kinds.items()) != list(tables[0].kinds.items()) or table.forms for table in tables):
         raise ValueError("concat takes tables of the same fields, in order and kind, of images as they are stored")
     fields = tables[0].fields
     classes = tuple(dict.fromkeys(name for table in tables for name in table.classes))
-    numbers = {name: number for number, name in enumerate(classes)}
-    headers = [name for name in ImageInfo._fields if all(table.has_headers for table in tables)]
-    separate = {field for table in tables for field in table.columns.separate}
-    parts: dict[str, list[npt.NDArray[Any]]] = {}
-    shards, sizes = 0, list[int]()
-    for table in tables:
-        new_label = np.array([*(numbers[name] for name in table.classes), NO_LABEL], np.int64)
-        parts.setdefault("label", []).append(new_label[table.labels] if table.classes else table.labels)
-        parts.setdefault("shard", []).append(table.column("shard").astype(np.int64) + shards)
-        for field in separate:
-            parts.setdefault(f"{field}.shard", []).append(table.shard_column(field).astype(np.int64) + shards)
-        for name in headers:
-            parts.setdefault(name, []).append(table.column(name))
-        for field in fields:
-            for name in FIELD_COLUMNS:
-                parts.setdefault(f"{field}.{name}", []).append(table.field_column(field, name))
-        sizes += list(table.columns.shard_bytes)
-        shards = len(sizes)
-    columns = {name: np.concatenate(found) for name, found in parts.items()}
-    keys = Strings.of(key for table in tables for key in table.keys)
-    names = {
-        field: Strings.of(
-            encode_name(table.name(i, field), table.keys[i]) for table in tables for i in range(len(table))
-        )
-        for field in fields
-    }
-    title, kinds = " + ".join(table.title for table in tables), tables[0].kinds
-    whole = _JoinedColumns(keys, columns, fields, classes, names=names, kinds=kinds, shard_bytes=sizes, title=title)
+    counts = [len(table.columns.shard_bytes) for table in tables]
+    first_shards = [0, *accumulate(counts)]
+    columns = {"label": [_renumbered(table, classes) for table in tables]}
+    columns["shard"] = [table.column("shard") + first for table, first in zip(tables, first_shards, strict=False)]
+    for field in {field for table in tables for field in table.columns.separate}:
+        pairs = zip(tables, first_shards, strict=False)
+        columns[f"{field}.shard"] = [table.shard_column(field) + first for table, first in pairs]
+    names = [name for name in ImageInfo._fields if all(table.has_headers for table in tables)]
+    for name in [*names, *(f"{field}.{name}" for field in fields for name in FIELD_COLUMNS)]:
+        columns[name] = [table.column(name) for table in tables]
+    whole = _JoinedColumns(
+        Strings.of(key for table in tables for key in table.keys),
+        {name: np.concatenate(parts) for name, parts in columns.items()},
+        fields,
+        classes,
+        names={
+            field: Strings.of(
+                encode_name(table.name(i, field), table.keys[i]) for table in tables for i in range(len(table))
+            )
+            for field in fields
+        },
+        kinds=tables[0].kinds,
+        shard_bytes=[size for table in tables for size in table.columns.shard_bytes],
+        title=" + ".join(table.title for table in tables),
+    )
     whole.parts = [table.columns for table in tables]
-    return Table(whole)
+
+    def joined(stores: Iterable[Store]) -> Joined:
+        payloads = Payloads(len(fields))
+        parts = zip(stores, counts, tables, strict=True)
+        return Joined([Part(store, count, len(table), table.rows, payloads) for store, count, table in parts])
+
+    decoding = joined(reader.decoding or reader.store for reader in readers)
+    has_decoding = any(reader.decoding is not None for reader in readers)
+    return Reader(Table(whole), joined(reader.store for reader in readers), decoding if has_decoding else None)
+
+
+def _renumbered(table: Table, classes: Sequence[str]) -> npt.NDArray[np.int64]:
+    """The labels of a table as numbers of other classes."""
+    numbers = np.array([*map(classes.index, table.classes), NO_LABEL], np.int64)
+    return numbers[table.labels] if table.classes else table.labels
 
 
 class _JoinedColumns(MemoryColumns):

@@ -37,11 +37,10 @@ from readers.decode.cpu import has_clean_header
 from readers.feed import BadSample, Feed, FeedOptions, OnError, Start, choose_order, choose_tail
 from readers.headers import MEDIA, ImageHeader, read_frame
 from readers.headers.base import shrunk, upright_size
-from readers.loop import Ahead, FeedPosition
+from readers.loop import Ahead, FeedPosition, Progress
 from readers.options import Ranks, accepts_old_names
 from readers.order import Order
 from readers.order.base import Int64s
-from readers.position import Progress
 from readers.reader import SAMPLE_ERRORS, Reader
 from readers.table import NO_LABEL, Buffer, ImageInfo, upright_sides
 

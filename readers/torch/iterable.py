@@ -18,8 +18,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 from cache.errors import ResumeError, TrainerError
 from cache.locks import alone
 from readers.feed import Start, choose_tail
+from readers.loop import Place, Progress
 from readers.order.base import Int64s
-from readers.position import Place, Progress
 from readers.torch.dataset import ImageDataset
 from readers.torch.sampler import EpochSampler
 from readers.trainers import Trainer, calling_package, check_persistent, find_trainer

@@ -14,11 +14,11 @@ from torch.utils.data import DistributedSampler, Sampler, get_worker_info
 from cache.errors import TrainerError
 from readers.decode import DECODER
 from readers.feed import Feed, FeedOptions, Start
+from readers.loop import Place as StreamPlace
+from readers.loop import Position, Progress, check_batches
 from readers.order import Order
 from readers.order.base import Int64s, Stepped
 from readers.order.schedule import Tail
-from readers.position import Place as StreamPlace
-from readers.position import Position, Progress, check_batches
 from readers.reader import Reader
 from readers.torch.dataset import ImageDataset, Place
 from readers.trainers import LIGHTNING, Trainer, calling_package, find_trainer

@@ -21,6 +21,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import psutil
 
 from cache import list_caches
 from cache.filesystem import cache_budget, filesystem_type, free_space, is_in_memory, is_local
@@ -30,7 +31,6 @@ from cache.staging import candidates
 from cache.stores import LooseFiles
 from packer.tools.diagnose.ladder import Diagnosis, StageCost
 from packer.tools.diagnose.pipeline import leaves
-from packer.tools.monitor.probes import key_values
 from readers.headers import MEDIA
 from readers.reader import Reader
 from readers.table import ImageInfo, headers_of
@@ -396,8 +396,8 @@ def _of_files(owners: Sequence[Any]) -> dict[str, Any]:
 
 def _bytes_read() -> int | None:
     """Bytes that this process has read from files so far, cached or not."""
-    with suppress(OSError):
-        return key_values(Path("/proc/self/io").read_text()).get("rchar")
+    with suppress(Exception):
+        return int(psutil.Process().io_counters().read_chars)
     return None
 
 

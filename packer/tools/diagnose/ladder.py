@@ -32,7 +32,7 @@ from typing import Any, TypeAlias
 from cache.messages import parse_size, shortened, table, wrapped
 from cache.node import usable_cpus
 from packer.tools.diagnose.pipeline import Pipeline, Stage
-from packer.tools.monitor.probes import cpu_times as read_cpus
+from packer.tools.monitor.machine import cpu_seconds
 from packer.tools.monitor.record import Usage
 
 __all__ = [
@@ -240,19 +240,19 @@ def time_steps(
     return StepTime(median(means), inner[0], inner[-1], waits / steps, steps, _busy_share(busy, cpu_times()))
 
 
-def cpu_times() -> tuple[int, int]:
-    """(busy, all) clock ticks of the CPUs that this process may use, since boot; (0, 0) where the kernel does not say.
+def cpu_times() -> tuple[float, float]:
+    """(busy, all) seconds of the CPUs that this process may use, since boot; (0, 0) where the kernel does not say.
 
     Busy is also what a hypervisor took.
     """
-    with suppress(OSError):
-        found = read_cpus(Path("/proc/stat").read_text())
-        mine = [found[number] for number in os.sched_getaffinity(0) if number in found]
+    with suppress(Exception):  # psutil, where there is no /proc/stat
+        cpus = cpu_seconds()
+        mine = [cpus[number] for number in os.sched_getaffinity(0) if number in cpus]
         return sum(cpu.busy + cpu.steal for cpu in mine), sum(cpu.total for cpu in mine)
-    return 0, 0
+    return 0.0, 0.0
 
 
-def _busy_share(before: tuple[int, int], after: tuple[int, int]) -> float | None:
+def _busy_share(before: tuple[float, float], after: tuple[float, float]) -> float | None:
     total = after[1] - before[1]
     return (after[0] - before[0]) / total if total > 0 else None
 

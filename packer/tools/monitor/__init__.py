@@ -10,7 +10,7 @@ Imports no library of a GPU's vendor before a `Sampler` is made.
 
 from __future__ import annotations
 
-from packer.tools.monitor.record import HeatRow, Mark, Percentiles, Series, Usage, load, save
+from packer.tools.monitor.record import HeatRow, Mark, Percentiles, Series, Usage, load
 from packer.tools.monitor.sampler import Sampler, monitor
 
-__all__ = ["HeatRow", "Mark", "Percentiles", "Sampler", "Series", "Usage", "load", "monitor", "save"]
+__all__ = ["HeatRow", "Mark", "Percentiles", "Sampler", "Series", "Usage", "load", "monitor"]

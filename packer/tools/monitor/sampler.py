@@ -21,13 +21,10 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
-from cache.errors import SourceError
 from cache.node import detect_ranks
-from packer.tools.monitor.probes import Machine, Readings
-from packer.tools.monitor.record import Buffer, Limits, Mark, RecordFile, Series, Usage
+from packer.tools.monitor.machine import Machine, Readings
+from packer.tools.monitor.record import Buffer, Limits, Mark, RecordFile, Row, Series, Usage
 
 __all__ = ["INTERVAL", "Sampler", "monitor"]
 
@@ -45,8 +42,7 @@ class Sampler:
     interval: seconds between samples.
     process: the first process of the job, whose CPU time and reads are counted with those of its children; by default
         this one.
-    root: where proc and sys are, for tests. clock: seconds, steady.
-    capacity: rows in memory; see `packer.tools.monitor.record`.
+    clock: seconds, steady.
 
     Raises SourceError where there is nothing to read, OutputError and OSError for the file, ValueError.
     """
@@ -57,40 +53,29 @@ class Sampler:
         *,
         interval: float = INTERVAL,
         process: int | None = None,
-        root: str | os.PathLike[str] = "/",
         clock: Callable[[], float] = time.monotonic,
-        capacity: int = 8192,
     ) -> None:
         if not 0.01 <= interval <= 3600:
             raise ValueError(f"interval={interval}: expected seconds from 0.01 to 3600")
         self.interval = interval
-        self.notes: tuple[str, ...] = ()
-        self.cpu_seconds = 0.0  # that sampling took, on a CPU
-        self.samples = 0
-        self._machine = Machine(Path(root), os.getpid() if process is None else process)
+        self._machine, self._readings = Machine(process or os.getpid()), Readings()
+        self.notes: tuple[str, ...] = (self._machine.note,) if self._machine.note else ()
         self._clock, self._host = clock, socket.gethostname()[: Limits.NAME] or "?"
-        self._start, self._started = clock(), time.time()
-        self._last = self._start
-        self._readings, self._buffer = Readings(), Buffer(capacity)
+        self._start = self._last = clock()
+        self._started = time.time()
+        self._buffer, self._marks = Buffer(), list[Mark]()
         self._gauges: dict[str, tuple[Callable[[], float], float | None]] = {}
         self._counts = {"steps": 0, "images": 0}
-        self._marks: list[Mark] = []
         self._sampling = threading.Lock()  # during a sample, which may take long
         self._lock = threading.Lock()  # of marks, rows and the file
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
         self._file: RecordFile | None = None
-        if not self._machine.probes:
-            raise SourceError(f"nothing to sample: no {Path(root) / 'proc'} here; utilisation is read on Linux only")
-        if self._machine.note:
-            self.notes = (self._machine.note,)
         if path is not None:
-            head = {"host": self._host, "started": self._started, "interval": interval}
-            self._file = RecordFile(path, head)
+            self._file = RecordFile(path, {"host": self._host, "started": self._started, "interval": interval})
         self._read(self._start)  # what counters begin with
 
-    # --- what the training says -----------------------------------------------------------------------------------
     def mark(self, name: str) -> None:
         """Note that something begins here: an epoch, an evaluation. At most 100,000 times."""
         mark = Mark(str(name)[: Limits.NAME] or "?", self._clock() - self._start)
@@ -111,7 +96,6 @@ class Sampler:
         """
         self._gauges[str(name)[: Limits.NAME] or "?"] = (read, full)
 
-    # --- sampling -------------------------------------------------------------------------------------------------
     def start(self) -> Sampler:
         """Sample in a thread from now on."""
         if self._thread is None:
@@ -129,24 +113,22 @@ class Sampler:
 
         Where a sample does not end, as if a driver hangs, the record ends with the one before it.
         """
-        if os.getpid() == self._process and not self._ended.is_set():
-            is_free = self._sampling.acquire(timeout=_PATIENCE_SECONDS)
-            try:
-                if not is_free:
-                    self._note("a sample did not end: the record ends before it")
-                elif not self._buffer.columns or self._clock() - self._last > _REST * self.interval:
-                    self._sample()  # a much shorter one would only have odd rates
-                self._ended.set()
-                with self._lock:
-                    if (row := self._buffer.flush()) is not None:
-                        self._write_row(row)
-                    if self._file is not None:
-                        self._file.close()
-            finally:
-                if is_free:
-                    self._machine.close()
-                    self._sampling.release()
-            if is_free and self._thread is not None and self._thread is not threading.current_thread():
+        if os.getpid() != self._process or self._ended.is_set():
+            return self.usage()
+        is_free = self._sampling.acquire(timeout=_PATIENCE_SECONDS)
+        if not is_free:
+            self._note("a sample did not end: the record ends before it")
+        elif self._last == self._start or self._clock() - self._last > _REST * self.interval:
+            self._sample()  # a much shorter one would only have odd rates
+        self._ended.set()
+        with self._lock:
+            self._write_row(self._buffer.flush())
+            if self._file is not None:
+                self._file.close()
+        if is_free:
+            self._machine.close()
+            self._sampling.release()
+            if self._thread is not None and self._thread is not threading.current_thread():
                 self._thread.join(_PATIENCE_SECONDS)
         return self.usage()
 
@@ -154,16 +136,14 @@ class Sampler:
         """The record so far."""
         with self._lock:
             times, durations, values = self._buffer.arrays()
-            series = self._series()[: values.shape[1]]
             marks = tuple(sorted(self._marks, key=lambda mark: mark.seconds))
+            series = self._series()[: values.shape[1]]
         return Usage(self._host, self._started, self.interval, series, times, durations, values, marks)
 
     def __enter__(self) -> Sampler:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     def _run(self) -> None:
@@ -180,35 +160,30 @@ class Sampler:
         duration, self._last = now - self._last, now
         values = [self._readings.values.get(name, math.nan) for name in self._readings.series]
         with self._lock:
-            if self._ended.is_set():  # while a probe hung
-                return
-            row = self._buffer.add(now - self._start, duration, values)
-            if row is not None:
-                self._write_row(row)
+            if not self._ended.is_set():  # while a probe hung
+                self._write_row(self._buffer.add(now - self._start, duration, values))
 
     def _read(self, now: float) -> None:
-        start = time.thread_time()
-        readings = self._readings
-        readings.begin(now)
+        self._readings.begin(now)
         for name, count in self._counts.items():
-            if count or name in readings.series:
-                readings.rate(name, count, "1/s")
+            if count or name in self._readings.series:
+                self._readings.rate(name, count, "1/s")
         for name, (read, full) in list(self._gauges.items()):
-            readings.gauge(name, _number(read), "1", full)
-        for probe in self._machine.probes:
+            self._readings.gauge(name, _number(read), "1", full)
+        for what, probe in self._machine.probes.items():
             try:
-                probe(readings)
+                probe(self._readings)
+            except OSError:  # this machine does not have it, or this user may not read it
+                continue
             except Exception as error:
-                self._note(f"{type(probe).__name__.strip('_').lower()} could not be read: {error!r}")
-        self.cpu_seconds += time.thread_time() - start
-        self.samples += 1
+                self._note(f"{what} could not be read: {error!r}")
 
     def _series(self) -> tuple[Series, ...]:
         return tuple(self._readings.series.values())[: Limits.SERIES]
 
-    def _write_row(self, row: tuple[float, float, Any]) -> None:
-        end, duration, values = row
-        self._write(lambda file: file.row(self._series(), end, duration, values.tolist()))
+    def _write_row(self, row: Row | None) -> None:
+        if row is not None:
+            self._write(lambda file: file.row(self._series(), *row))
 
     def _write(self, write: Callable[[RecordFile], None]) -> None:
         if self._file is None or os.getpid() != self._process:

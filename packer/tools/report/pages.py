@@ -196,7 +196,7 @@ def comparison_page(result: Comparison, names: tuple[str, str]) -> Page:
             largest[name] = max(largest.get(name, 0.0), found.max)
     seconds = max(run.seconds for run in runs)
     for which, run in zip("AB", runs, strict=True):
-        series = tuple(replace(one, full=one.full or largest.get(one.name) or None) for one in run.series)
+        series = tuple(one._replace(full=one.full or largest.get(one.name) or None) for one in run.series)
         if run.heat_rows(1):
             _add_heat_map(page, replace(run, series=series), seconds, f"Run {which}. {_HEAT}")
     page.section("Side by side")

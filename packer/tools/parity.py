@@ -27,7 +27,7 @@ from readers.table import Buffer
 try:
     import torch
 except ImportError as error:
-    raise MissingExtraError("torch", "torch", "readers.parity") from error
+    raise MissingExtraError("torch", "torch", "packer.tools.parity") from error
 
 from readers.augment.cpu import Renderer
 from readers.augment.fused import BatchRenderer, Engine, triton_fault

@@ -1,0 +1,267 @@
+"""`packer inspect`, `verify`, `extract`, `export-index`, `order` and `parity`: what is in a set, and is it whole."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import readers
+from cache.messages import bar, human_bytes, parse_size, plural
+from packer.cli.options import (
+    SetPlace,
+    count_option,
+    engine_options,
+    json_option,
+    print_json,
+    reports,
+    seed_option,
+    set_argument,
+    show,
+    show_result,
+    split_option,
+    workers_option,
+)
+from packer.cli.screen import watcher
+from packer.exported_index import TARGETS, ExportResult, Target, export_index
+from packer.extraction import ExtractResult, extract
+from packer.inspection import InspectResult, OrderReport, SplitReport, compare_orders, inspect
+from packer.verification import VerifyResult, verify
+from readers.layout import EDITS
+from readers.staging import LABELS_FILE
+
+if TYPE_CHECKING:
+    from packer.tools.parity import Parity
+
+__all__ = [
+    "export_command",
+    "extract_command",
+    "inspect_command",
+    "order_command",
+    "parity_command",
+    "verify_command",
+]
+
+_CLASSES_SHOWN, _PROBLEMS_SHOWN = 20, 50
+
+
+@click.command("inspect")
+@set_argument
+@click.option("--classes", "all_classes", is_flag=True, help="Show every class, not the first 20.")
+@json_option
+def inspect_command(path: str, all_classes: bool, as_json: bool) -> None:
+    """Show splits, counts, classes, sizes, dimensions, duplicates and origin of SET."""
+    result = inspect(path)
+    show_result(result, as_json, lambda: _described(result, all_classes))
+
+
+def _described(result: InspectResult, all_classes: bool) -> Iterator[str]:
+    made = result.made
+    fields = ", ".join(f"{name} ({kind})" for name, kind in result.fields.items())
+    yield f"{result.path}: {result.format} set, {plural(len(result.classes), 'class')}, fields {fields}"
+    yield f"  fingerprint {result.fingerprint}"
+    if made.get("source"):
+        yield f"  made by {made.get('by') or made.get('indexed_by')} from {made['source']}"
+    options = [f"{name} {value}" for name, value in dict(made.get("options", {})).items() if value not in (0, "")]
+    if options:
+        yield f"  options {', '.join(options)}"
+    yield from (f"  remark  {remark}" for remark in made.get("remarks", ()))
+    if result.label_offset:
+        yield f"  labels in the shards start at {result.label_offset}, here at 0"
+    for done in result.history:
+        before, after = done["samples"]
+        arguments = ", ".join(f"{name} {_on_one_line(value)}" for name, value in done["arguments"].items())
+        yield f"  {done['date']} {done['operation']}: {arguments}; {before:,} samples, then {after:,}"
+    yield from (f"  {EDITS[name]} than the shards" for name in result.edited)
+    if result.retired:
+        yield f"  {plural(len(result.retired), 'file')} of earlier states; packer prune removes them"
+    for name, split in result.splits.items():
+        yield ""
+        yield from _split_lines(name, split)
+        yield from _class_lines(split, result.classes, all_classes)
+    same = f"{plural(result.duplicates, 'sample')} with the bytes of another" if result.duplicates else "none"
+    yield from ("", f"duplicates: {same} (by size and CRC32C)")
+    yield from (f"  {' = '.join(group)}" for group in result.duplicate_examples)
+
+
+def _on_one_line(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={_on_one_line(item)}" for name, item in value.items())
+    return ", ".join(map(_on_one_line, value)) if isinstance(value, list) else str(value)
+
+
+def _split_lines(name: str, split: SplitReport) -> Iterator[str]:
+    samples, shards = plural(split.samples, "sample"), plural(split.shards, "shard")
+    size, payload = human_bytes(split.shard_bytes), human_bytes(split.payload_bytes)
+    yield f"{name}: {samples} in {shards}, {size} ({payload} of payload)"
+    partial = [f"{field} {count:,}" for field, count in split.field_samples.items() if count != split.samples]
+    if partial:
+        yield f"  present in {', '.join(partial)}"
+    sizes = {percent: human_bytes(value) for percent, value in split.size_percentiles.items()}
+    of_axes: dict[str, Any] = {"bytes": sizes, **split.dimensions}
+    for axis, values in of_axes.items():
+        if values:
+            names = {0: "min", 50: "median", 100: "max"}
+            shown = (f"{names.get(percent, f'{percent} %')} {value}" for percent, value in values.items())
+            yield f"  {axis:7s} {'  '.join(shown)}"
+    yield "  images  " + ", ".join(f"{media} {count:,}" for media, count in split.media.items())
+    if split.coding:
+        yield "  coding  " + ", ".join(f"{what}: {plural(count, 'image')}" for what, count in split.coding.items())
+
+
+def _class_lines(split: SplitReport, classes: tuple[str, ...], everything: bool) -> Iterator[str]:
+    if split.unlabelled:
+        yield f"  without a label {split.unlabelled:,}"
+    counts = [(label, classes[label] if label < len(classes) else "", n) for label, n in split.label_counts.items()]
+    if not counts:
+        return
+    shown = counts if everything else counts[:_CLASSES_SHOWN]
+    top, width = max(split.label_counts.values()), max(len(name) for _, name, _ in shown)
+    yield from (f"  {label:5d} {name:{width}s} {count:8,} {bar(count / top)}" for label, name, count in shown)
+    if len(shown) < len(counts):
+        spread = f"{min(split.label_counts.values()):,} to {top:,} samples each"
+        yield f"  … {plural(len(counts), 'class')}, {spread}; --classes shows all"
+
+
+def _verified(result: VerifyResult) -> Iterator[str]:
+    yield from (f"DAMAGED {problem}" for problem in result.problems[:_PROBLEMS_SHOWN])
+    if result.problem_count > _PROBLEMS_SHOWN:
+        yield f"… and {result.problem_count - _PROBLEMS_SHOWN:,} more; --json lists them"
+    state = "OK" if result.ok else plural(result.problem_count, "problem")
+    what = f"{plural(result.samples, 'sample')} in {plural(result.shards, 'shard')}, {human_bytes(result.shard_bytes)}"
+    same = f", compared with {result.against}" if result.against else ""
+    left = f" ({result.left_out:,} left out when it was packed)" if result.left_out else ""
+    written = "; SHA256SUMS is written" if result.sums else ""
+    yield f"{result.path}: {state}: {what}{same}{left}{written}"
+
+
+@click.command("verify")
+@set_argument
+@click.option("--deep", is_flag=True, help="Also the checksum of each whole shard, the format's own checksums, and a "
+              "full decode of every image.")  # fmt: skip
+@click.option("--against", type=SetPlace(local=True), metavar="SOURCE", help="Compare with the original source.")
+@click.option("--sums", is_flag=True, help="Write SHA256SUMS, for  sha256sum -c , if the set is whole.")
+@workers_option
+@engine_options
+@json_option
+def verify_command(path: str, as_json: bool, **options: Any) -> None:
+    """Check SET: size of every shard, structure, CRC32C of every sample, index against shards.
+
+    SET may be an address; then the CRC32C of every shard and the index are checked.
+
+    Exits with 1 and names each damaged sample where anything is wrong.
+    """
+    result = verify(path, watcher=watcher(as_json), **options)
+    show_result(result, as_json, lambda: _verified(result))
+    if not result.ok:
+        sys.exit(1)
+
+
+def _extracted(result: ExtractResult) -> Iterator[str]:
+    kept = f", {result.kept:,} were there already" if result.kept else ""
+    yield f"{result.output}: {plural(result.files, 'file')}, {human_bytes(result.bytes)}{kept}"
+    if result.labels_file:
+        yield f"  labels: {result.output}/{LABELS_FILE}"
+
+
+@click.command("extract")
+@click.argument("path", metavar="SET", type=SetPlace(local=True))
+@click.option("-o", "--output", type=click.Path(), required=True, metavar="DIR", help="Where the tree goes.")
+@split_option()
+@click.option("--keys", multiple=True, metavar="PATTERN", help="Only keys that match, as 'n01440764/*'; repeatable.")
+@click.option("--overwrite", is_flag=True, help="Replace files that are there with other bytes.")
+@workers_option
+@engine_options
+@reports(_extracted)
+def extract_command(path: str, output: str, **options: Any) -> ExtractResult:
+    """Write the files of SET, with their original names and bytes, every checksum verified."""
+    return extract(path, output, **options)
+
+
+def _exported(result: ExportResult) -> list[str]:
+    where = result.files[0].parent if result.files else result.path
+    target, samples = click.get_current_context().params["target"], plural(result.samples, "sample")
+    return [f"{where}: {plural(len(result.files), 'index file')} for {target}, {samples}"]
+
+
+@click.command("export-index")
+@click.argument("path", metavar="SET", type=click.Path(exists=True))
+@click.option("--for", "target", type=click.Choice(TARGETS), required=True, help="Who will read: dali and rocal want "
+              "<shard>.idx, tfrecord <shard>.tfindex, wids <split>.wids.json.")  # fmt: skip
+@click.option("-o", "--output", type=click.Path(file_okay=False), metavar="DIR", help="Directory of the files. "
+              "Default: that of SET.")  # fmt: skip
+@split_option()
+@reports(_exported)
+def export_command(path: str, target: Target, **options: Any) -> ExportResult:
+    """Write the index files with which the readers of DALI, rocAL, tfrecord or wids read the shards of SET themselves.
+
+    Tar and TFRecord shards have such readers, HDF5 shards do not. The shards are not changed.
+    """
+    return export_index(path, target, **options)
+
+
+def _orders(reports: list[OrderReport]) -> Iterator[str]:
+    """The comparison as lines."""
+    yield "                     bytes read per byte used                 mixes, against"
+    yield "order                4 KiB reads   1 MiB reads   memory      a global shuffle"
+    for report in reports:
+        small, large = report.amplification.values()
+        memory = human_bytes(report.memory_bytes) if report.memory_bytes else ""
+        costs = f"{report.name:20s} {small:11.2f} {large:13.2f}   {memory:9s}"
+        yield f"{costs} {report.quality:5.2f} {bar(report.quality, 20)}"
+    blocks = click.get_current_context().params["block_bytes"]
+    use = "readers.order.block_shuffled(reader, seed, window=…)"
+    yield f"Blocks hold {blocks} and are read once. In training: {use}"
+
+
+@click.command("order")
+@set_argument
+@split_option("Default: the only split, or train.")
+@click.option("--block-bytes", default="8MiB", show_default=True, metavar="SIZE", help="Consecutive bytes of a block.")
+@count_option("--window", "Blocks in memory at a time; repeatable.", multiple=True)
+@seed_option(most=None)
+@reports(_orders, watched=False)
+def order_command(path: str, block_bytes: str, window: tuple[int, ...], **options: Any) -> list[OrderReport]:
+    """Show what each order of the samples in SET costs in bytes read, and how well it mixes them.
+
+    Local disks read single samples at little cost; slow and remote storage needs a block shuffle.
+    """
+    options |= {"windows": window} if window else {}
+    return compare_orders(path, block_bytes=parse_size(block_bytes), **options)
+
+
+@click.command("parity", short_help="Compare decoders and resizers with Pillow.")
+@click.argument("path", metavar="SET", type=click.Path(exists=True))
+@split_option("Default: the only split, or train.")
+@count_option("--samples", "Images, drawn by --seed.", 200)
+@click.option("--size", default=224, show_default=True, type=click.IntRange(1, 4096), metavar="N",
+              help="Side of the resized boxes, in pixels.")  # fmt: skip
+@seed_option(most=None)
+@click.option("--device", default="cpu", show_default=True, metavar="DEVICE",
+              help="Where to decode and resize: cpu, cuda, cuda:1, …")  # fmt: skip
+@json_option
+def parity_command(path: str, split: str | None, device: str, as_json: bool, **options: Any) -> None:
+    """Show how far the pixels of each decoder and resizer are from Pillow's, on images of SET."""
+    from packer.tools.parity import compare_with_pillow
+    from readers.loader.loader import find_device
+
+    with readers.open(path, split) as reader:
+        rows = compare_with_pillow(reader, device=find_device(device), **options)
+    if as_json:
+        print_json([row.to_dict() for row in rows])
+    else:
+        show(*_parity_lines(rows))
+
+
+def _parity_lines(rows: list[Parity]) -> Iterator[str]:
+    """The comparison as lines; differences of 255."""
+    yield "                              images  its own      mean  worst image  largest"
+    for row in rows:
+        name = f"{row.what:9s} {row.name:19s}"
+        if row.reason:
+            yield f"{name} did not run: {row.reason}"
+            continue
+        own = f"{row.by_device}" if row.what == "decoder" and row.name != "cpu" else ""
+        yield f"{name} {row.images:6d} {own:>8s} {row.mean:9.3f} {row.worst_image:12.3f} {row.largest:8d}"
