@@ -15,6 +15,7 @@ DECODER_TESTS := tests/test_device_decode.py tests/test_loader_device.py tests/t
 demo: $(VENV)/.ready $(if $(TORCH),$(VENV)/.ready-torch)
 	$(BIN)/python examples/demo.py
 
+# EXAMPLES=1000 gives each property more examples than 40.
 test: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal
 

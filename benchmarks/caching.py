@@ -23,7 +23,7 @@ from typing import Any
 
 from caching_rows import NONE, STOCACHING, CountingSource, Job, SourceInMemory, SourceWithDelay
 from harness import CONTENDERS, Benchmark, Contender, NotHere, base_parser, contender, main
-from machine import prime, warm
+from machine import prime, pss_of_tree, warm
 from report import Claim, Column
 
 from readers import Ranks
@@ -43,7 +43,7 @@ def epochs(chosen: Contender, arguments: argparse.Namespace, job: Job) -> dict[s
     import torch
 
     torch.manual_seed(1)
-    before = pss()
+    before = pss_of_tree()
     dataset = chosen.function(job)
     loader = _loader(dataset, arguments)
     rates, grown = [], 0.0
@@ -52,7 +52,7 @@ def epochs(chosen: Contender, arguments: argparse.Namespace, job: Job) -> dict[s
         for images, _labels in loader:
             count += len(images)
         rates.append(count / (time.perf_counter() - started))
-        grown = max(grown, pss() - before)
+        grown = max(grown, pss_of_tree() - before)
     del loader, images, _labels  # ends the workers, so that they leave the cache
     _close(dataset)
     return {"first": rates[0], "later": max(rates[1:]), "pss_mb": grown}
@@ -80,9 +80,9 @@ def memory(chosen: Contender, arguments: argparse.Namespace, job: Job) -> dict[s
     import torch
 
     torch.set_num_threads(1)  # a pool of threads does not survive a fork
-    made = pss()
+    made = pss_of_tree()
     dataset = chosen.function(job)
-    made = pss() - made
+    made = pss_of_tree() - made
     context = multiprocessing.get_context("fork")
     ready, done, end = context.Barrier(arguments.workers + 1), context.Barrier(arguments.workers + 1), context.Event()
 
@@ -98,10 +98,10 @@ def memory(chosen: Contender, arguments: argparse.Namespace, job: Job) -> dict[s
     for worker in workers:
         worker.start()
     ready.wait(_WAIT)
-    before = pss()
+    before = pss_of_tree()
     ready.wait(_WAIT)
     done.wait(_WAIT)
-    grown = pss() - before + made
+    grown = pss_of_tree() - before + made
     end.set()
     for worker in workers:
         worker.join()
@@ -125,19 +125,6 @@ def _stored_mb(dataset: Any) -> float:
     if hasattr(dataset, "transform"):
         return float(reader.sizes().sum()) / _MB
     return len(dataset) * 3 * 256 * 256 / _MB
-
-
-def pss() -> float:
-    """MB of this process and its children, shared pages divided among those who map them."""
-    pids = [os.getpid(), *(child.pid for child in multiprocessing.active_children())]
-    return sum(_pss_of(pid) for pid in pids if pid) / _MB
-
-
-def _pss_of(pid: int) -> int:
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) * 1024
-    return 0
 
 
 # --- reads --------------------------------------------------------------------------------------------------------

@@ -14,13 +14,9 @@ import functools
 import http.client
 import os
 import shutil
-import subprocess
-import sys
 import time
 import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +24,7 @@ from typing import Any
 import numpy as np
 from harness import Benchmark, Contender, base_parser, contender, main
 from machine import prime
+from remote_server import served
 from report import Claim, Column
 
 __all__ = ["BENCHMARK"]
@@ -130,7 +127,7 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     os.environ["PACKER_CACHE_DIR"] = str(target / "index")
-    with _server(arguments) as url, readers.open(arguments.set, arguments.split) as local:
+    with served(arguments.set, arguments.latency) as (url, _), readers.open(arguments.set, arguments.split) as local:
         size = min(arguments.samples, len(local) // 2)
         draws = np.random.default_rng(7).choice(len(local), (2, size), replace=False).tolist()
         files = [(s.path, s.bytes) for split in local.dataset.splits.values() for s in split.shards]
@@ -153,18 +150,6 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
 def _ranges(reader: Any, wanted: list[int]) -> list[tuple[str, int, int]]:
     places = [reader.byte_range(i) for i in wanted]
     return [(Path(path).relative_to(reader.path).as_posix(), offset, length) for path, offset, length in places]
-
-
-@contextmanager
-def _server(arguments: argparse.Namespace) -> Iterator[str]:
-    command = [sys.executable, str(Path(__file__).with_name("remote_server.py")), arguments.set, str(arguments.latency)]
-    with subprocess.Popen([str(part) for part in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
-        finally:
-            process.stdin.close()
-            process.kill()
 
 
 def _gets(url: str) -> int:

@@ -11,10 +11,26 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-__all__: list[str] = []
+__all__ = ["served"]
+
+
+@contextmanager
+def served(root: Path, milliseconds: object = 0) -> Iterator[tuple[str, int]]:
+    """The address of such a server in a process of its own, and that process."""
+    command = [sys.executable, __file__, str(root), str(milliseconds)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}", process.pid
+        finally:
+            process.stdin.close()
+            process.kill()
 
 
 class Server:

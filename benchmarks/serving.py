@@ -12,8 +12,6 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +21,7 @@ from typing import Any
 import numpy as np
 from harness import Benchmark, Contender, base_parser, contender, main
 from machine import warm
+from remote_server import served
 from report import Claim, Column
 
 __all__ = ["BENCHMARK"]
@@ -45,14 +44,8 @@ def local(arguments: argparse.Namespace, place: Path) -> Iterator[tuple[Any, int
 def plain_server(arguments: argparse.Namespace, place: Path) -> Iterator[tuple[Any, int]]:
     import readers
 
-    command = [sys.executable, str(Path(__file__).with_name("remote_server.py")), str(arguments.set), "0"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            yield readers.open(f"http://127.0.0.1:{int(process.stdout.readline())}", "train"), process.pid
-        finally:
-            process.stdin.close()
-            process.kill()
+    with served(arguments.set) as (url, process):
+        yield readers.open(url, "train"), process
 
 
 @contextmanager

@@ -14,20 +14,17 @@ import argparse
 import io
 import os
 import shutil
-import subprocess
-import sys
 import tarfile
 import time
 from collections import deque
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from harness import Benchmark, Contender, base_parser, contender, main
 from machine import cpu_seconds, files_below
+from remote_server import served
 from report import Column
 
 __all__ = ["BENCHMARK"]
@@ -102,7 +99,7 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
     (work / "out").mkdir(parents=True)
     root = arguments.images.resolve()
     paths = [Path(path).relative_to(root).as_posix() for path in files_below(root)]
-    with _server(root, arguments.latency) as address:
+    with served(root, arguments.latency) as (address, _):
         urls = [f"{address}/{paths[i % len(paths)]}?{i}" for i in range(arguments.count)]
         table = work / "list.txt"
         table.write_text("\n".join(urls))
@@ -120,18 +117,6 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
 def _members(path: str) -> int:
     with tarfile.open(path) as tar:
         return sum(name.endswith((".jpg", ".jpeg")) for name in tar.getnames())
-
-
-@contextmanager
-def _server(root: Path, latency: str) -> Iterator[str]:
-    command = [sys.executable, str(Path(__file__).with_name("remote_server.py")), str(root), latency]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
-        finally:
-            process.stdin.close()
-            process.kill()
 
 
 BENCHMARK = Benchmark(

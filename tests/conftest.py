@@ -29,9 +29,12 @@ from cache import list_caches
 from readers.coefficients import unsupported_reason
 
 pytest.register_assert_rewrite("suites")
-# How long an example takes says how busy the machine is, and nothing of the code.
+# How long an example takes says how busy the machine is, and nothing of the code. EXAMPLES=1000 tries more of them.
 hypothesis.settings.register_profile(
-    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "any machine",
+    max_examples=int(os.environ.get("EXAMPLES", "40")),
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("any machine")
 

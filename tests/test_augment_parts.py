@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from augment_cases import LOAD, Pixels, on_a_device, on_the_cpu, photo
 from conftest import tree_of
 from gpu_doubles import install
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from loader_options import grouped
 from torch.utils.data import DataLoader
@@ -133,7 +133,6 @@ POOL: list[Op] = [
 ]
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from(POOL), min_size=1, max_size=7), st.integers(0, 3))
 def test_any_list_that_is_taken_is_its_ops_one_after_another(ops: list[Op], number: int) -> None:
     ops = [*ops, CenterCrop(20)]

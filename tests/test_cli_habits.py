@@ -29,12 +29,6 @@ from packer.cli.screen import ProgressDisplay
 
 Packer = Callable[..., "tuple[int, str, str]"]
 
-# Metavars beside WORDS, which need no explanation or get one in the help of the option.
-VALUES = {
-    *("N", "SEED", "SHARE", "SECONDS", "NAME", "KEY", "COLUMN", "EXPRESSION", "PATTERN", "FORM", "DEVICE", "ADDRESS"),
-    *("COMMAND", "FILE.py:NAME", "OLD=NEW", "NAME=KEY", "NAME=SHARE", "NAME:VALUES", "NAME[:KIND]=COLUMN"),
-}
-
 
 def commands(command: click.Command = cli, path: str = "") -> Iterator[tuple[str, click.Command]]:
     """Every command with its path, as "cache warm"; the hidden one of `packer stage SET` is called "stage"."""
@@ -97,34 +91,6 @@ def _png() -> bytes:
     memory = io.BytesIO()
     Image.new("L", (64, 48)).save(memory, "png")
     return memory.getvalue()
-
-
-# --- words ----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("path", COMMANDS)
-def test_one_word_stands_for_one_thing(path: str) -> None:
-    command = COMMANDS[path]
-    context = click.Context(command, info_name=path)
-    for param in command.params:
-        if isinstance(param, click.Option) and (param.is_flag or isinstance(param.type, click.Choice)):
-            continue
-        shown = param.make_metavar(context)
-        if re.fullmatch(r"\[?\[[A-Za-z0-9|_-]+\]\]?", shown) and "|" in shown:
-            continue  # the choices themselves
-        words = shown if shown in VALUES else re.sub(r"^\[(-- )?|\.\.\.|\]$|,…", "", shown)
-        for word in re.split(r"[ |]", words):
-            assert word in VALUES or word in WORDS, f"{param.opts[-1]} takes {shown}: use a word of the others"
-
-
-def test_options_of_one_name_take_the_same() -> None:
-    exceptions = {"-o", "--output", "--field", "--split", "--cache", "--classes", "--keys", "--compare", "--step"}
-    taken: dict[str, dict[str, str]] = {}
-    for path, command in COMMANDS.items():
-        context = click.Context(command, info_name=path)
-        for param in command.params:
-            if isinstance(param, click.Option) and not isinstance(param.type, click.Choice):
-                for flag in set(param.opts) - exceptions:
-                    taken.setdefault(flag, {}).setdefault(param.make_metavar(context), path)
-    assert [(flag, found) for flag, found in taken.items() if len(found) > 1] == []
 
 
 # --- help -----------------------------------------------------------------------------------------------------------
@@ -204,17 +170,6 @@ def test_errors_are_json_on_request_and_typos_get_a_suggestion(path: str, cli_ru
     assert (status, error["status"], error["type"]) == (2, 2, "UsageError") and "Traceback" not in err
     assert "--json" in error["message"].partition("Did you mean")[2], error["message"]
     assert cli_run(*path.split(), "--jsn")[1] == "", "without --json stdout is for results"
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_help_names_no_file_that_is_not_installed(path: str, cli_run: Packer) -> None:
-    assert "docs/" not in cli_run(*path.split(), "--help")[1]
-
-
-def test_names_of_other_tools_are_no_commands_and_lead_to_commands() -> None:
-    words = [word for entry in ENTRIES.values() for word in entry.others]
-    assert len(words) > 40 and len(words) == len(set(words))
-    assert not {*words} & {path.split()[0] for path in PATHS if path}
 
 
 @pytest.mark.parametrize(

@@ -220,16 +220,6 @@ def test_a_token_of_a_later_version_is_refused() -> None:
     assert ResumeToken.from_dict({**token, "later": 1}).to_dict() == token
 
 
-def test_the_script_makes_nothing_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copytree(GOLDEN, tmp_path / "golden")
-    monkeypatch.setattr(make, "HERE", tmp_path / "golden")
-    monkeypatch.setattr(make, "WRITERS", {"tar": make.WRITERS["tar"]})
-    monkeypatch.setattr(make, "CHANGES", {})
-    before = {path.name: path.read_bytes() for path in GOLDEN.iterdir() if path.is_file()}
-    make.main()
-    assert {path.name: path.read_bytes() for path in (tmp_path / "golden").iterdir() if path.is_file()} == before
-
-
 def test_a_set_with_an_index_of_the_rows_of_its_jpegs_opens(unpacked: Callable[[Path], Path], tmp_path: Path) -> None:
     """Early versions added three more files to an index on request, and listed them with its columns."""
     path = next(unpacked(GOLDEN / "set-1-tar.tar.xz").rglob(DATASET_FILE)).parent

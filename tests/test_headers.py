@@ -10,7 +10,7 @@ import struct
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from image_cases import encoded, exif_blob, outcome, refusal
 from PIL import Image, features
@@ -133,7 +133,6 @@ def test_a_cut_after_the_first_image_is_accepted() -> None:
     assert parse_header(two[:-1]) == parse_header(SMALL["jpeg"])
 
 
-@settings(max_examples=400, deadline=None)
 @given(media=st.sampled_from(sorted(SMALL)), place=st.floats(0, 1, exclude_max=True), value=st.integers(0, 255))
 def test_a_flipped_byte(media: str, place: float, value: int) -> None:
     data = bytearray(SMALL[media])
@@ -150,13 +149,11 @@ def test_extreme_bytes_in_every_header_position(media: str) -> None:
             outcome(bytes(data))
 
 
-@settings(max_examples=600, deadline=None)
 @given(magic=st.sampled_from((b"", *MAGICS)), tail=st.binary(max_size=300))
 def test_random_bytes(magic: bytes, tail: bytes) -> None:
     assert outcome(magic + tail) == outcome(memoryview(magic + tail))
 
 
-@settings(max_examples=400, deadline=None)
 @given(blob=st.binary(max_size=120), start=st.integers(0, 130), stop=st.integers(0, 130))
 def test_orientation_of_any_bytes(blob: bytes, start: int, stop: int) -> None:
     for data in (blob, b"II*\0\x08\0\0\0" + blob, b"MM\0*" + blob):

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import ast
 import gzip
 import os
 import re
 import shlex
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import cache
 import packer
 import readers
 from cache.errors import PackerError
 from cache.messages import quoted, table, wrapped
-from packer.cli.group import cli
 
 WORD = st.text("abcdefgh", min_size=1, max_size=9)
 PATH = st.text("abcd/", min_size=1, max_size=40)
@@ -67,66 +63,6 @@ def test_paths_are_never_split() -> None:
 
 
 # --- commands that messages suggest -----------------------------------------------------------------------------------
-PACKAGES = (Path(cache.__file__).parent, Path(readers.__file__).parent, Path(packer.__file__).parent)
-# A command ends before two spaces or a sign that none of ours has.
-COMMAND = re.compile(
-    rf"(?:\bpacker (?:{'|'.join(cli.list_commands(click.Context(cli)))})|\bh5repack|\bssh|\bpip (?:un)?install)(?= )"
-    r"(?:(?!  |[`;()\n]).)*|--[a-z-]+[ =]\0\d+\0"
-)
-QUOTED = re.compile(r"^quoted\(|\bmap\(quoted, ")
-PLACEHOLDER = re.compile("\0(\\d+)\0")
-# Words that need no quotes: numbers, names of our own, and what its property or caller has quoted.
-PLAIN = frozenset(
-    {
-        "DISTRIBUTION", "SUMS_FILE", "wanted", "first.format", "info.format", "index", "shell", "port",
-        "more", "fraction", "resize_short", "max_side", "side", "short", "tasks[0]", "self.tasks", "one",
-        "task_list(tasks)", "max(0.01, int(90 * row.holds) / 100)", "e.facts.crop or 256", "round(needed + 0.5)",
-        "f.source", "e.facts.source", "places", "named",
-    }
-)  # fmt: skip
-
-
-def unquoted(text: str, values: list[ast.expr]) -> list[str]:
-    """The values in commands of a text that a shell might take apart. Each value stands in it as its number."""
-    found = [values[int(number)] for command in COMMAND.findall(text) for number in PLACEHOLDER.findall(command)]
-    return [name for value in found if not QUOTED.search(name := ast.unparse(value)) and name not in PLAIN]
-
-
-def suggestions(module: Path) -> Iterator[tuple[int, list[str]]]:
-    """Every text of a module that is filled in: its line, and the values in its commands that are not quoted."""
-    for node in ast.walk(ast.parse(module.read_text())):
-        if isinstance(node, ast.JoinedStr):
-            values = [part.value for part in node.values if isinstance(part, ast.FormattedValue)]
-            numbers = iter(range(len(values)))
-            text = "".join(
-                str(part.value) if isinstance(part, ast.Constant) else f"\0{next(numbers)}\0" for part in node.values
-            )
-            yield node.lineno, unquoted(text, values)
-
-
-@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
-def test_every_value_in_a_suggested_command_is_quoted(package: Path) -> None:
-    lines = {
-        f"{module}:{line}": names
-        for module in sorted(package.rglob("*.py"))
-        for line, names in suggestions(module)
-        if names
-    }
-    assert not lines, "\n".join(f"{line}: {names}" for line, names in lines.items())
-
-
-def test_every_template_of_a_command_is_filled_in_with_quoted_values() -> None:
-    filled = []
-    for module in (path for package in PACKAGES for path in sorted(package.rglob("*.py"))):
-        nodes = list(ast.walk(ast.parse(module.read_text())))
-        texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-        if not any(unquoted(re.sub(r"\{\w*\}", "\x000\x00", text), [ast.Name("value")]) for text in texts):
-            continue
-        calls = [node for node in nodes if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "format"]
-        values = [value for call in calls for value in (*call.args, *(keyword.value for keyword in call.keywords))]
-        filled += [module.name] * bool(values)
-        assert all(QUOTED.search(ast.unparse(value)) for value in values), module
-    assert filled == ["exported_index.py", "contents.py"]
 
 
 def test_a_command_with_a_hostile_name_is_one_word_of_the_shell(tmp_path: Path) -> None:

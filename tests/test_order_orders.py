@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cache.errors import ResumeError
@@ -178,7 +178,6 @@ def test_where_a_sample_comes() -> None:
     window=st.integers(1, 5),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=100, deadline=None)
 def test_blocks_of_any_sizes(sizes: list[int], block_bytes: int, window: int, seed: int) -> None:
     starts = block_starts(np.array(sizes, np.int64), block_bytes)
     assert starts[0] == 0 and starts[-1] == len(sizes) and (np.diff(starts) > 0).all()
@@ -216,7 +215,6 @@ def turns_read(order: StagedFirst, epoch: int = 0) -> np.ndarray:
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=12), st.integers(1, 6), st.integers(0, 2**64 - 1))
-@settings(max_examples=150, deadline=None)
 def test_a_position_needs_no_shard_after_its_round(sizes: list[int], window: int, seed: int) -> None:
     """Against a plain count: rounds with parts of the shards of the last `window` turns, and the samples once each."""
     order = staged(sizes, window, seed=seed)
@@ -263,7 +261,6 @@ def test_how_well_staged_shards_mix() -> None:
 
 # --- nodes --------------------------------------------------------------------------------------------------------
 @given(n=st.integers(0, 90), nodes=st.integers(1, 12), every=st.integers(1, 4), epoch=st.integers(0, 9))
-@settings(max_examples=150, deadline=None)
 def test_nodes_keep_to_their_parts(n: int, nodes: int, every: int, epoch: int) -> None:
     order = NodeLocal(n, nodes, every, seed=n)
     parts = [order.local_part(node) for node in range(nodes)]
@@ -312,7 +309,6 @@ def test_draws_follow_the_weights() -> None:
 
 # --- classes ------------------------------------------------------------------------------------------------------
 @given(labels=st.lists(st.integers(-1, 5), min_size=1, max_size=60), length=st.integers(0, 200))
-@settings(max_examples=100, deadline=None)
 def test_classes_equally_often_and_samples_in_cycles(labels: list[int], length: int) -> None:
     members = Counter(label for label in labels if label >= 0)
     if not members:

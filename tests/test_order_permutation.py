@@ -6,7 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from readers.order.base import KEYS, Permutation, counter_hash, derive_keys, mix64, permute_each, uniform
@@ -28,7 +28,6 @@ def test_every_small_n_exhaustively() -> None:
 
 
 @given(n=st.integers(1, 2**62 - 1) | st.integers(10**12 - 5, 10**12 + 5), seed=SEEDS, data=st.data())
-@settings(max_examples=150, deadline=None)
 def test_large_n_there_and_back(n: int, seed: int, data: st.DataObject) -> None:
     edges = {0, n - 1, n // 2, max(0, n - 2)}
     positions = sorted(edges | set(data.draw(st.lists(st.integers(0, n - 1), max_size=20))))
@@ -94,7 +93,6 @@ def test_seeds_epochs_and_purposes_differ() -> None:
 
 # --- many small ones at once --------------------------------------------------------------------------------------
 @given(sizes=st.lists(st.integers(1, 300), min_size=1, max_size=12), seed=SEEDS)
-@settings(max_examples=60, deadline=None)
 def test_permutations_of_many_sizes_at_once(sizes: list[int], seed: int) -> None:
     keys = derive_keys(seed, 0, "test")
     n = np.repeat(sizes, sizes)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cache.errors import PackerError, ResumeError
@@ -40,7 +40,6 @@ def dealt(ranks: list[Schedule], step: int, cursor: int) -> list[list[int]]:
     tail=TAIL,
     data=st.data(),
 )
-@settings(max_examples=400, deadline=None)
 def test_all_ranks_together_see_every_position(
     n: int, groups: int, batch: int, size: int, tail: Any, data: st.DataObject
 ) -> None:
@@ -98,7 +97,6 @@ def test_tails() -> None:
 
 
 @given(n=st.integers(1, 150), nodes=st.integers(2, 4), local=st.integers(1, 3), batch=st.integers(1, 5), tail=TAIL)
-@settings(max_examples=200, deadline=None)
 def test_nodes_see_only_their_positions(n: int, nodes: int, local: int, batch: int, tail: Any) -> None:
     """And so only their own part of the samples, to the last step, repeats included."""
     order = NodeLocal(n, nodes, exchange_every=4, seed=3)
@@ -127,7 +125,6 @@ def test_worlds_that_do_not_fit_the_nodes() -> None:
     groups=st.integers(1, 3),
     runs=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 6), st.integers(0, 5), TAIL), min_size=1, max_size=5),
 )
-@settings(max_examples=200, deadline=None)
 def test_stopping_anywhere_and_resuming_in_another_world(
     n: int, groups: int, runs: list[tuple[int, int, int, Any]]
 ) -> None:

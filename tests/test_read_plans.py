@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cache.stores.ranges import plan_reads
@@ -20,7 +20,6 @@ RANGES = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=300)
 @given(wanted=RANGES, gap=st.integers(0, 40), limit=st.integers(1, 120), repeat=st.booleans())
 def test_read_plans(wanted: list[tuple[int, int, int]], gap: int, limit: int, repeat: bool) -> None:
     """Carry a plan out on random bytes: every wanted range must be where the plan says."""

@@ -45,7 +45,7 @@ def reader(tmp_path: Path) -> readers.Reader:
 
 
 def test_every_epoch_is_whole_whatever_rocal_does_at_its_end(rocal: Any, reader: Any) -> None:
-    """A naive user has some of these wrong: see test_rocal_double.py."""
+    """A naive user has some of these wrong."""
     with faces(reader, tail="exact") as loader:
         epochs = []
         for epoch in range(20):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import make_jpeg
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import readers
@@ -125,7 +125,6 @@ def test_only_the_files_of_a_selection_are_read(tree: Path, monkeypatch: pytest.
 
 
 @given(a=st.floats(0.01, 1), b=st.floats(0.01, 1), seed=st.integers(0, 99))
-@settings(max_examples=30, deadline=None)
 def test_fractions(tree: Path, a: float, b: float, seed: int) -> None:
     reader = readers.open_folder(tree, "train")
     small, large = sorted((a, b))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 import pytest
-from suites.snippets import ELSEWHERE, RUN, Page, Place, blocks_of, matches
+from suites.snippets import ELSEWHERE, RUN, Page, Place, blocks_of
 
 from packer.cli.group import cli
 
@@ -117,50 +117,3 @@ def test_commands_and_options_in_the_text_exist(path: Path) -> None:
             assert options <= OPTIONS[words[1]], f"{path.name}: `{code}`: {options - OPTIONS[words[1]]}"
         elif words[:1] == ["packer"] or code.startswith("--"):
             assert options <= every, f"{path.name}: `{code}`: no command of packer has {options - every}"
-
-
-@pytest.mark.parametrize(
-    ("printed", "shown", "agrees"),
-    [
-        ("12 images, 4.0 MB\n", "13,394 images, 1.5 GB\n", True),
-        ("a\nb\nc\n", "a\n…\nc\n", True),
-        ("a\nc\n", "a\n…\nc\n", True),
-        ("a  12 s   ██▌\n", "a 1.5 ms █\n", True),
-        ("as it is in /tmp/x\n", "as it is in …\n", True),
-        ("", "", True),
-        ("12 images\n", "12 files\n", False),
-        ("12 images\n", "", False),
-        ("", "12 images\n", False),
-        ("a\nx\n", "a\n", False),
-        ("a\nx b\ny\n", "a…\ny\n", False),
-    ],
-)
-def test_what_is_printed_is_compared(printed: str, shown: str, agrees: bool) -> None:
-    assert matches(shown, printed) is agrees
-
-
-WRONG = {
-    "```python\n1 / 0\n```": "page.md:2: ZeroDivisionError",
-    "```python needs=nothing_of_that_name\nfrom readers import no_such_name\n```": "readers has no no_such_name",
-    "```python parse\nfrom readers.no_such_module import x\n```": "no module readers.no_such_module",
-    "```bash\ntrue\nfalse\ntrue\n```": "page.md:2: ends with 1",
-    "```bash\npacker inspect nothing\n```": "page.md:2: packer inspect nothing ends with 2",
-    "```bash parse\nif true\n```": "Syntax error",
-    "```bash parse: a cluster\nsrun packer convert a --to hdf5 --wrokers 2 | tee log\n```": "No such option.*--wrokers",
-    "```bash parse\nx=$(packer convert a --to zip)\n```": "Invalid value for '--to'",
-    "```bash parse\npacker convret a --to hdf5\n```": "No such command 'convret'",
-    "```console\n$ echo 1 more\n2 less\n```": r"prints\s+1 more\s+and the page says\s+2 less",
-    "```console\n$ cd nowhere && true\n…\n```": "ends with 2",
-    "```console\n$ packer inspect nothing\n…\n```": "ends with 2",
-}
-
-
-@pytest.mark.parametrize("text", WRONG, ids=lambda text: text.splitlines()[1])
-def test_a_wrong_block_is_found(text: str, page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "page.md").write_text(f"{text}\n")
-    (block,) = blocks_of(tmp_path / "page.md")
-    with pytest.raises((AssertionError, ZeroDivisionError)) as error:
-        page.do(block)
-    found = f"{block}: {type(error.value).__name__}" if error.type is ZeroDivisionError else str(error.value)
-    assert re.search(WRONG[text], found), found

@@ -16,7 +16,7 @@ import numpy as np
 import PIL
 import pytest
 import simplejpeg
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from image_cases import (
     XMP_PREFIX,
@@ -229,7 +229,6 @@ def turned_by_pillow(data: bytes) -> tuple[int, int] | None:
         return None
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     orientation=st.integers(0, 9),
     kind=st.integers(0, 19),

@@ -304,11 +304,7 @@ class FormatSuite:
         samples = [sample(f"k{label}", label=label) for label in labels]
         self.check_law(tmp_path, samples, label_offset=offset, classes=("cat", "dog \u00e9", "owl"))
 
-    @settings(
-        deadline=None,
-        max_examples=60,
-        suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow],
-    )
+    @settings(deadline=None, suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow])
     @given(samples=any_samples(), offset=st.sampled_from([0, 1]))
     def test_any_samples(self, samples: list[PackedSample], offset: int) -> None:
         with tempfile.TemporaryDirectory() as folder:
