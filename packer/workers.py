@@ -30,7 +30,7 @@ from cache.node import usable_cpus
 from packer import __version__
 from packer.engines.local import InlineExecutor, open_processes, run_task
 
-__all__ = ["Workers", "run_shards", "without_gc"]
+__all__ = ["TaskCounter", "Workers", "run_shards", "without_gc"]
 
 
 # ------------------------------------------------------------------------------
