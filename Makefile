@@ -48,16 +48,16 @@ test-decoders: $(DECODERS)/.ready
 test-corpora: $(VENV)/.ready-test
 	CORPORA='$(CORPORA)' $(BIN)/python -m pytest -q -s -m corpora tests/test_corpora.py
 
-# The wheel and the source archive, installed where nothing else is, for each Python from 3.10 to 3.14 that is here.
+# The wheel and the source archive, installed where nothing else is, for each Python from 3.11 to 3.14 that is here.
 test-wheels: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest -q -m wheels tests/test_wheels.py
 
 # The tests of what calls other packages to read and write data, with the lowest versions that pyproject.toml admits, on
-# the lowest Python. LOWEST_PYTHON=python3.11 where there is no 3.10. Needs the package index; about fifteen minutes.
+# the lowest Python. LOWEST_PYTHON=python3.12 where there is no 3.11. Needs the package index; about fifteen minutes.
 # Left out, because only make test runs them: what needs PyTorch, servers of object stores or packages of the extra "test"
 # (loaders, pipelines, trainers, comparisons with other programs); and, for the time they take, the cache, staging to
 # several nodes, tools, kills and faults, which have not been tried with these versions.
-LOWEST_PYTHON ?= python3.10
+LOWEST_PYTHON ?= python3.11
 # Of the files named below, those that need PyTorch or a server of an object store.
 NEED_MORE = tests/test_convert_ops.py tests/test_index_checksums.py tests/test_order_mixed.py
 LOWEST_TESTS = $(filter-out $(NEED_MORE),$(wildcard tests/test_formats.py tests/test_format_*.py tests/test_source*.py tests/test_sets*.py \
@@ -116,7 +116,7 @@ clean:
 	rm -rf $(VENV) $(DECODERS) $(LOWEST) $(CLUSTER) demo-out build docs/reference *.egg-info .pytest_cache .mypy_cache .ruff_cache
 
 $(BIN)/python:
-	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 10), "packer needs Python 3.10 or later"'
+	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "packer needs Python 3.11 or later"'
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.ready: $(BIN)/python pyproject.toml constraints.txt
@@ -127,10 +127,10 @@ $(VENV)/.ready-torch: $(VENV)/.ready
 	$(PIP) -e '.[torch]'
 	touch $@
 
-# DALI has wheels for Linux on x86_64 and Python 3.10 to 3.14. Where it cannot be had, its tests are skipped.
+# DALI has wheels for Linux on x86_64 and Python 3.11 to 3.14. Where it cannot be had, its tests are skipped.
 $(VENV)/.ready-test: $(BIN)/python pyproject.toml constraints.txt tests/requirements-dali.txt
 	$(PIP) -e '.[test]'
-	if $(BIN)/python -c 'import platform, sys; sys.exit(not ((3, 10) <= sys.version_info[:2] <= (3, 14) and \
+	if $(BIN)/python -c 'import platform, sys; sys.exit(not ((3, 11) <= sys.version_info[:2] <= (3, 14) and \
 	    (platform.system(), platform.machine()) == ("Linux", "x86_64")))'; then \
 	  $(PIP) --no-deps -r tests/requirements-dali.txt || echo 'DALI could not be installed; its tests are skipped'; \
 	fi
@@ -164,7 +164,7 @@ $(CLUSTER)/.ready: $(VENV)/.ready-test tests/cluster/install.sh tests/cluster/re
 # pyparsing 3.3 deprecates, and a warning fails a test.
 $(LOWEST)/.ready: pyproject.toml tests/lowest.py
 	$(LOWEST_PYTHON) -m venv $(LOWEST)
-	$(LOWEST_PYTHON) tests/lowest.py parquet urls yolo ilsvrc report remote coefficients > $(LOWEST)/requirements.txt
+	$(LOWEST_PYTHON) tests/lowest.py parquet urls yolo ilsvrc report remote > $(LOWEST)/requirements.txt
 	$(LOWEST)/bin/pip install -q --disable-pip-version-check --no-compile -r $(LOWEST)/requirements.txt 'pyparsing<3.3' pytest pytest-xdist hypothesis
 	$(LOWEST)/bin/pip install -q --disable-pip-version-check --no-compile --no-deps -e .
 	touch $@

@@ -142,7 +142,7 @@ def encoded(job: Job) -> Any:
     return augmented(job.cached())
 
 
-@contender("ours: coefficients", imports="torch numba", note="of the JPEGs, for the same pixels; needs AVX2")
+@contender("ours: coefficients", imports="torch", note="of the JPEGs, for the same pixels")
 def coefficients(job: Job) -> Any:
     return augmented(job.cached(keep="coefficients"))
 

@@ -36,7 +36,6 @@ from cache import clean_caches
 
 _STEPS = Path(__file__).with_name("coefficient_steps.py")
 _TIMEOUT = 600
-_SAYS = "compiling"  # what a process logs that compiles
 Figures = dict[str, Any]
 
 
@@ -128,35 +127,6 @@ def beside(steps: Steps) -> None:
         _print(f"Beside training, epochs 1, 2, 3; {1000 * pause:.0f} ms of a GPU's work a batch; 2 threads", rows)
 
 
-def _seconds(runs: list[Figures]) -> str:
-    elapsed, cpu = (median(run[key] for run in runs) for key in ("s", "cpu_s"))
-    return f"{elapsed:.2f} s, {cpu:.2f} s of CPU time"
-
-
-def compile_(steps: Steps) -> None:
-    first = []
-    again = []
-    both = []
-    for number in range(min(3, steps.arguments.rounds)):
-        alone, together = ({"PACKER_CACHE_DIR": str(steps.folder / f"{name}{number}")} for name in ("one", "two"))
-        first.append(steps.run("load", alone))
-        again += [steps.run("load", alone) for _ in range(2)]
-        both.append([steps.end(one) for one in [steps.start("load", together) for _ in range(2)]])
-    compiled = [sum(_SAYS in one["log"] for one in pair) for pair in both]
-    _print(
-        "Compiling",
-        [
-            ("first use", _seconds(first)),
-            ("every other process, numba's import included", _seconds(again)),
-            (
-                "two processes at once",
-                f"{median(max(x['s'] for x in pair) for pair in both):.1f} s; {max(compiled)} compiled",
-            ),
-            ("it says", next(line for line in first[0]["log"].splitlines() if _SAYS in line)),
-        ],
-    )
-
-
 def start(steps: Steps) -> None:
     folder = steps.folder / "disk"
     folder.mkdir()
@@ -231,7 +201,6 @@ def cpu(steps: Steps) -> None:
 _PARTS = {
     "fill": fill,
     "beside": beside,
-    "compile": compile_,
     "start": start,
     "ranks": ranks,
     "workers": workers,

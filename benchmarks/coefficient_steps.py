@@ -43,9 +43,7 @@ def fill(options: Options) -> Figures:
     from machine import prime
 
     import readers
-    from readers.coefficients.compiled import load_functions
 
-    load_functions()
     base = readers.open(options["set"])
     samples, memory = len(base), bytearray(3 * int((base.info.height.astype(int) * base.info.width).max()))
     prime(1 << 30)
@@ -108,16 +106,6 @@ def _ops() -> list[Any]:
 
 
 # --- starting -------------------------------------------------------------------------------------------------------
-@step
-def load(options: Options) -> Figures:
-    """Seconds until the compiled functions are there, numba's import included."""
-    started, cpu = time.perf_counter(), time.process_time()
-    from readers.coefficients.compiled import load_functions
-
-    load_functions()
-    return {"s": time.perf_counter() - started, "cpu_s": time.process_time() - cpu}
-
-
 @step
 def warm(options: Options) -> Figures:
     """Fill a cache that stays."""

@@ -99,7 +99,7 @@ def kernel(task: Task) -> dict[str, Any]:
 
 @contender(
     COEFFICIENTS,
-    imports="torch triton numba",
+    imports="torch triton",
     figures=True,
     data=["tree"],
     note="boxes of one batch, their tables and the wait for the device included; the upload apart",

@@ -123,7 +123,7 @@ def dali_external(task: Task) -> MakeBatches:
 
 # --- the ladder: where the bytes come from, and who decodes them ----------------------------------------------------
 def _ladder(name: str, keep: str, decoder: str) -> None:
-    needed = "torch numba triton" if keep == "coefficients" else "torch"
+    needed = "torch triton" if keep == "coefficients" else "torch"
 
     @contender(name, imports=needed, data=[HDF5 if keep else "tree"], apart=True)
     def rung(task: Task) -> MakeBatches:

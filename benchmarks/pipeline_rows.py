@@ -9,10 +9,10 @@ from pipeline_job import MANY_EPOCHS, Job, MakeLoader, pipeline
 
 from readers import Decode
 
-__all__ = ["COEFFICIENTS", "COMPILED", "DATASET", "LOADER", "RECODED", "ops"]
+__all__ = ["COEFFICIENTS", "DATASET", "LIBJPEG", "LOADER", "RECODED", "ops"]
 
 LOADER = "ours: ImageLoader"
-COMPILED = "ours: ImageLoader, compiled decoder"
+LIBJPEG = "ours: ImageLoader, libjpeg"
 RECODED = "ours: ImageLoader, set re-encoded"
 COEFFICIENTS = "ours: ImageLoader, coefficients"
 DATASET = "ours: ImageDataset + DataLoader"
@@ -43,13 +43,13 @@ def image_loader(job: Job) -> MakeLoader:
 
 
 @pipeline(
-    COMPILED,
-    imports=f"{_LOADER_IMPORTS} numba",
+    LIBJPEG,
+    imports=_LOADER_IMPORTS,
     data=[sets.HDF5],
-    note='the same bytes and pixels, with decoder="compiled"; needs AVX2',
+    note='the same bytes and pixels, with decoder="cpu"',
 )
-def image_loader_compiled(job: Job) -> MakeLoader:
-    return _loader(job, sets.HDF5, decode=Decode(decoder="compiled"))
+def image_loader_libjpeg(job: Job) -> MakeLoader:
+    return _loader(job, sets.HDF5, decode=Decode(decoder="cpu"))
 
 
 @pipeline(f"{LOADER}, tar", kinds=["u8"], imports=_LOADER_IMPORTS, data=[sets.TAR], note="as the row above; tar shards")
@@ -70,10 +70,10 @@ def image_loader_recoded(job: Job) -> MakeLoader:
 
 @pipeline(
     COEFFICIENTS,
-    imports=f"{_LOADER_IMPORTS} numba",
+    imports=_LOADER_IMPORTS,
     data=[sets.HDF5],
     apart=True,
-    note="the same pixels, from a cache in memory that is filled before: not counted; needs AVX2",
+    note="the same pixels, from a cache in memory that is filled before: not counted",
 )
 def image_loader_coefficients(job: Job) -> MakeLoader:
     import readers

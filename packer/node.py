@@ -124,12 +124,12 @@ def warm_cache(
     """Fill a cache that stays, for readers that open the set with the same keep and persist=True.
 
     Raises DatasetError and UnknownNameError for the set, ValueError for capacity and keep, OutputError without room,
-    and for coefficients MissingExtraError and UnsupportedCpuError.
+    and for coefficients UnsupportedCpuError.
     """
     if keep == "coefficients":
         from readers.coefficients import unsupported_reason  # loads crc32c
 
-        if reason := unsupported_reason("a cache of coefficients"):  # a warning in training, an error here
+        if reason := unsupported_reason():  # a warning in training, an error here
             raise UnsupportedCpuError(f"this machine cannot decode DCT coefficients: {reason}; --keep encoded works")
     watcher, title = watcher or Silent(), set_title(path)
     started = time.monotonic()

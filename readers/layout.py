@@ -34,7 +34,7 @@ import posixpath
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, TypeVar
 
@@ -580,13 +580,13 @@ class Retired:
 
     @property
     def age_seconds(self) -> float:
-        since = datetime.strptime(self.since, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
-        return (datetime.now(timezone.utc) - since).total_seconds()
+        since = datetime.strptime(self.since, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+        return (datetime.now(UTC) - since).total_seconds()
 
 
 def now() -> str:
     """The time as dataset.json has it."""
-    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def parse_edited(value: Any) -> tuple[str, ...]:

@@ -57,10 +57,10 @@ class Decode:
     layout: "channels_last" is [n, 3, h, w] with channels last in memory, "NCHW" is contiguous, "NHWC" is [n, h, w, 3].
     decoder: "torchcodec" or "torchvision" decode what they are good at and leave the rest to the CPU; "auto" takes the
         first of them that works on a CUDA device with a JPEG engine, or else the CPU, with a warning that says why;
-        elsewhere it is the CPU. "compiled" is the CPU, with functions that
-        are compiled on the first use on a machine and decode less of a JPEG, to the same pixels (docs/performance.md).
-        What a cache keeps as coefficients a CUDA device decodes with Triton, if it is installed, except with "cpu" and
-        "compiled" (docs/gpu.md).
+        elsewhere it is the CPU. There the compiled codec of this package decodes baseline JPEGs, and libjpeg the
+        others; "compiled" is the same, an error where the codec was not built; "cpu" is libjpeg for all, to the same
+        pixels (docs/images.md). What a cache keeps as coefficients a CUDA device decodes with Triton, if it is
+        installed, except with "cpu" and "compiled" (docs/gpu.md).
     engine: what crops and resizes on a CUDA device: "triton", one kernel for a batch; "torch", image by image; "auto":
         Triton where it works, or else torch, with a warning that says why.
     cpu_share: of the images that the device could decode, the share that the threads decode in its place, 0 to 1; or

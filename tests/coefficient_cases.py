@@ -1,79 +1,20 @@
-"""What tests of coefficients share: compiled functions, JPEGs of all kinds, an independent reader of the bytes."""
+"""What tests of coefficients share: JPEGs of all kinds, an independent reader of the bytes."""
 
 from __future__ import annotations
 
 import io
-import json
-import os
 import struct
-import subprocess
-import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pytest
 import simplejpeg
 from image_cases import picture
 from PIL import Image
 
-from cache.files import atomic_write
-from cache.locks import locked
+__all__ = ["SAMPLINGS", "exact", "made_jpeg", "reduced", "stored_coefficients"]
 
-__all__ = ["SAMPLINGS", "Compiled", "compiled", "exact", "made_jpeg", "reduced", "stored_coefficients"]
-
-ROOT = Path(__file__).resolve().parent.parent
 SAMPLINGS = {"444": (1, 1), "422": (2, 1), "440": (1, 2), "420": (2, 2)}
-_LOAD = "from readers.coefficients.compiled import load_functions; load_functions()"
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """The directory that all tests load compiled functions from. logs: of two processes that found it empty."""
-
-    folder: Path
-    logs: list[str]
-
-    @property
-    def environ(self) -> dict[str, str]:
-        return {"PACKER_CACHE_DIR": str(self.folder)}
-
-    def load(self, **environ: str) -> str:
-        """What another process logs when it loads the functions."""
-        return _finished(_started({**self.environ, **environ}))
-
-
-@pytest.fixture(scope="session")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compiled]:
-    """The functions, compiled once for all workers of a run of tests, and loaded into this process."""
-    base = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        base = base.parent
-    folder, logs = base / "compiled-functions", base / "compiled-functions.json"
-    with locked(base / "compiled-functions.lock", 300):
-        if not logs.exists():
-            both = [_started({"PACKER_CACHE_DIR": str(folder)}) for _ in range(2)]
-            atomic_write(logs, json.dumps([_finished(one) for one in both]).encode())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PACKER_CACHE_DIR", str(folder))
-        from readers.coefficients.compiled import load_functions
-
-        load_functions()
-    yield Compiled(folder, json.loads(logs.read_text()))
-
-
-def _started(environ: dict[str, str]) -> subprocess.Popen[str]:
-    environment = {**os.environ, **environ}
-    return subprocess.Popen([sys.executable, "-c", _LOAD], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
-
-
-def _finished(process: subprocess.Popen[str]) -> str:
-    log = process.communicate(timeout=300)[1]
-    assert process.returncode == 0, log
-    return log
 
 
 def made_jpeg(

@@ -1,36 +1,44 @@
-"""Decode damaged coefficients, encode damaged JPEGs and decode boxes of them, between pages that no one may touch.
+"""Give the codec damaged coefficients and damaged JPEGs, between pages that no one may touch.
 
-    PYTHONPATH=. python tests/coefficient_fuzz.py decode|encode|strips|beyond TRIALS SEED
+    PYTHONPATH=. python tests/coefficient_fuzz.py decode|encode|strips TRIALS SEED
+    PYTHONPATH=. python tests/coefficient_fuzz.py read|write|read-heap|write-heap 1 SEED
 
-An access outside of the bytes, the pixels or the memory to work in ends the process with SIGSEGV. `beyond` shows that
-it does: it says that the image is longer than it is. Prints how many trials ended how.
+An access outside of the bytes of an image or of its pixels ends the process with SIGSEGV; the codec's own memory is
+checked where it is built with AddressSanitizer (CODEC=FOLDER names the folder of that build; VARIANT=NAME the variant).
+`read` and `write` show that a fault is seen: they lie about the length of the bytes or of the pixels, between pages or
+on the heap. Prints how many trials ended how.
 """
 
 from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
+
+if "CODEC" in os.environ:
+    import readers.coefficients
+
+    sys.path.insert(0, os.environ["CODEC"])
+    import native  # type: ignore[import-not-found]
+
+    sys.modules["readers.coefficients.native"] = readers.coefficients.native = native  # type: ignore[attr-defined]
 from coefficient_cases import SAMPLINGS, made_jpeg
 from image_cases import encoded, picture
 
 from cache.errors import BadSampleError
-from readers.coefficients import Refused, encode_strictly, parse_coefficients, strips
-from readers.coefficients.compiled import load_functions
-from readers.coefficients.decode import memory_bytes, resize_bytes
-from readers.coefficients.encode import Memory
-from readers.coefficients.layout import SPARSE_TO_WORKING, Shape
-from readers.decode.cpu import has_clean_header
-from readers.decode.region import Region, Scratch
+from readers.coefficients import Refused, decode, encode_strictly, parse_coefficients
+from readers.coefficients.compiled import load_codec
+from readers.coefficients.layout import Shape
+from readers.coefficients.strips import strips_of
 from readers.headers import read_header
 
 PAGE = mmap.PAGESIZE
 MOST_PAGES = 512
-FACTORS = np.ones(48, np.float32)
 
 
 class Guarded:
@@ -53,32 +61,7 @@ class Guarded:
         return self.array[PAGE : PAGE + size]
 
 
-class GuardedMemory(Memory):
-    """Memory of exactly the sizes that the encoder asks for."""
-
-    def __init__(self) -> None:
-        self.parts: dict[str, Guarded] = {}
-
-    def take(self, name: str, size: int) -> np.ndarray:
-        if name not in self.parts:
-            self.parts[name] = Guarded()
-        return self.parts[name].at_end(size)
-
-
-class GuardedScratch(Scratch):
-    """Memory of exactly the sizes that the decoder asks for, also that in which it works."""
-
-    def __init__(self) -> None:
-        self.parts = [Guarded(), Guarded(), Guarded()]
-
-    def encoded(self, size: int) -> memoryview:  # type: ignore[override]
-        return memoryview(self.parts[0].at_end(size))
-
-    def pixels(self, size: int) -> memoryview:
-        return memoryview(self.parts[1].at_end(size))
-
-    def address(self, size: int) -> int:
-        return int(self.parts[2].at_end(size).ctypes.data)
+_Place = Callable[[Guarded, int], np.ndarray]
 
 
 def images() -> list[bytes]:
@@ -89,120 +72,122 @@ def images() -> list[bytes]:
 
 def spoiled(rng: np.random.Generator, data: bytes, shape: Shape) -> bytes:
     """Flips, truncation, and lies in the index, whose checksum nobody compares."""
-    found = bytearray(data)
+    damaged = bytearray(data)
     kind = rng.integers(5)
-    index = np.frombuffer(found, "<u4", (shape.rows_at - shape.index_at) // 4, shape.index_at)
+    index = np.frombuffer(damaged, "<u4", (shape.rows_at - shape.index_at) // 4, shape.index_at)
     if kind == 0:  # any bytes behind the header
         for _ in range(rng.integers(1, 12)):
-            found[rng.integers(24, len(found))] = rng.integers(256)
+            damaged[rng.integers(24, len(damaged))] = rng.integers(256)
     elif kind == 1:  # lies that may pass for truth
         entry = rng.integers(len(index))
         index[entry] = (int(index[entry]) + int(rng.integers(-40, 41))) & 0xFFFFFFFF
     elif kind == 2:  # and others
-        entry, far = rng.integers(len(index)), int(rng.choice([0, 1, 2**31 - 1, 2**31, 2**32 - 1, len(found)]))
-        index[entry] = rng.choice([far, rng.integers(2**32), len(found) - rng.integers(70)])
+        entry, far = rng.integers(len(index)), int(rng.choice([0, 1, 2**31 - 1, 2**31, 2**32 - 1, len(damaged)]))
+        index[entry] = rng.choice([far, rng.integers(2**32), len(damaged) - rng.integers(70)])
     elif kind == 3:  # heads and masks, which say how long the parts of a row are
         begin = int(index[rng.integers(len(index) - 1)])
         for _ in range(rng.integers(1, 30)):
-            found[min(begin + int(rng.integers(400)), len(found) - 1)] = rng.choice([0, 255, rng.integers(256)])
+            damaged[min(begin + int(rng.integers(400)), len(damaged) - 1)] = rng.choice([0, 255, rng.integers(256)])
     else:
         del index
-        del found[rng.integers(24, len(found) + 1) :]
-        found[20:24] = len(found).to_bytes(4, "little")
-    return bytes(found)
+        del damaged[rng.integers(24, len(damaged) + 1) :]
+        damaged[20:24] = len(damaged).to_bytes(4, "little")
+    return bytes(damaged)
 
 
-def fuzz_decoder(trials: int, rng: np.random.Generator, longer: int = 0) -> Counter[str]:
-    functions, counts = load_functions(), Counter[str]()
-    sources = [encode_strictly(data) for data in images()]
-    shapes = [parse_coefficients(data) for data in sources]
-    data, pixels, memory = Guarded(), Guarded(), Guarded()
+def spoiled_jpeg(rng: np.random.Generator, data: bytes, trial: int) -> bytes:
+    """Changed bytes, of the data alone or of all, and sometimes a part left out."""
+    damaged = bytearray(data)
+    start = 0 if trial % 8 == 0 else damaged.index(b"\xff\xda") - 4
+    for _ in range(rng.integers(1, 5)):
+        damaged[rng.integers(start, len(damaged))] = rng.choice([0, 255, rng.integers(256)])
+    if trial % 8 == 1:
+        cut = int(rng.integers(4, len(damaged)))
+        del damaged[cut : int(rng.integers(cut, len(damaged) + 1))]
+    return bytes(damaged)
+
+
+def copied(memory: np.ndarray, data: bytes) -> np.ndarray:
+    memory[:] = np.frombuffer(data, np.uint8)
+    return memory
+
+
+def region_of(rng: np.random.Generator, shape: Shape, trial: int) -> tuple[int, ...]:
+    size = int(rng.choice([8, 4, 2, 1]))
+    height, width = -(-shape.height * size // 8), -(-shape.width * size // 8)
+    top, left = int(rng.integers(height)), int(rng.integers(width))
+    lines, columns = int(rng.integers(1, height - top + 1)), int(rng.integers(1, width - left + 1))
+    return size, size > 1 and trial % 5 > 1, top, left, lines, columns
+
+
+def run(codec: object, name: str, before: tuple[object, ...], region: tuple[int, ...], how: tuple[object, ...]) -> int:
+    """Pixels of a region, or of it resized, between the pages. how: random numbers, memory, whether to resize."""
+    rng, memory, place, resizes = how
+    lines, columns = region[4:]
+    if not resizes:
+        out = place(memory, lines * columns * 3).reshape(lines, columns, 3)  # type: ignore[operator]
+        return getattr(codec, name)(*before, region, out)  # type: ignore[no-any-return]
+    resized = [int(rng.integers(-(-side // 4), side + 40)) for side in (lines, columns)]  # type: ignore[attr-defined]
+    h, w = (int(rng.integers(1, side + 1)) for side in resized)  # type: ignore[attr-defined]
+    corner = [int(rng.integers(side - n + 1)) for side, n in zip(resized, (h, w), strict=True)]  # type: ignore[attr-defined]
+    kind = int(rng.integers(4))  # type: ignore[attr-defined]
+    raw = place(memory, h * w * (12 if kind else 3))  # type: ignore[operator]
+    out = raw.view(np.float32) if kind else raw
+    out = out.reshape(3, h, w).transpose(1, 2, 0) if kind == 3 else out.reshape(h, w, 3)
+    scaling = (np.ones((2, 3), np.float32), kind == 2) if kind else (None, False)
+    flips = int(rng.integers(4))  # type: ignore[attr-defined]
+    return getattr(codec, f"{name}_resized")(*before, region, (*resized, *corner, flips), out, *scaling)  # type: ignore[no-any-return]
+
+
+def fuzz_decoder(trials: int, rng: np.random.Generator) -> Counter[str]:
+    codec, counts, data, pixels = load_codec(), Counter[str](), Guarded(), Guarded()
+    sources = [encode_strictly(one) for one in images()]
+    shapes = [parse_coefficients(one) for one in sources]
     for trial in range(trials):
-        number = trial % len(sources)
-        one = spoiled(rng, sources[number], shapes[number]) if not longer else sources[number]
+        one = spoiled(rng, sources[trial % len(sources)], shapes[trial % len(sources)])
         try:
             shape = parse_coefficients(one)
         except BadSampleError:
             counts["refused by its header"] += 1
             continue
-        size = int(rng.choice([8, 4, 2, 1]))
-        height, width = -(-shape.height * size // 8), -(-shape.width * size // 8)
-        top, left = int(rng.integers(height)), int(rng.integers(width))
-        lines, columns = int(rng.integers(1, height - top + 1)), int(rng.integers(1, width - left + 1))
-        place: Callable[[Guarded, int], np.ndarray] = Guarded.at_end if trial % 2 or longer else Guarded.at_begin
-        source = place(data, shape.total_bytes)
-        source[:] = np.frombuffer(one, np.uint8, shape.total_bytes)
-        if longer:  # an index that is right for a longer image
-            index = source[shape.index_at : shape.rows_at].view("<u4")
-            index[-1] += longer
-        scale, box = (size, bool(size > 1 and trial % 5 > 1)), (top, left, lines, columns)
-        image = np.lib.stride_tricks.as_strided(source, (shape.total_bytes + longer,))
-        if trial % 3:
-            out, lent = place(pixels, lines * columns * 3), place(memory, memory_bytes(columns))
-            target = out.ctypes.data, 3 * columns
-            status = functions.decode_box(image, shape[:5], scale, box, target, lent.ctypes.data, SPARSE_TO_WORKING)
-        else:
-            resized = [int(rng.integers(-(-side // 4), side + 40)) for side in (lines, columns)]
-            h, w = (int(rng.integers(1, side + 1)) for side in resized)
-            corner = int(rng.integers(resized[0] - h + 1)), int(rng.integers(resized[1] - w + 1))
-            kind, resize = int(rng.integers(4)), (*resized, *corner, h, w, int(rng.integers(4)))
-            out, lent = place(pixels, h * w * (12 if kind else 3)), place(memory, resize_bytes(columns, h, w))
-            strides = [(3 * w, 0), (12 * w, 0), (12 * w, 0), (4 * w, 4 * h * w)][kind]
-            target = out.ctypes.data, *strides, kind, FACTORS.ctypes.data
-            status = functions.resize_box(
-                image, shape[:5], scale, box, resize, target, lent.ctypes.data, SPARSE_TO_WORKING
-            )
+        place: _Place = Guarded.at_end if trial % 2 else Guarded.at_begin
+        before = copied(place(data, shape.total_bytes), one[: shape.total_bytes]), shape[:5]
+        how = rng, pixels, place, trial % 3 == 0
+        status = run(codec, "decode", before, region_of(rng, shape, trial), how)
         counts["refused by the decoder" if status else "decoded"] += 1
     return counts
 
 
-def spoiled_jpeg(rng: np.random.Generator, data: bytes, trial: int) -> bytearray:
-    """Changed bytes, of the data alone or of all, and sometimes a part left out."""
-    found = bytearray(data)
-    start = 0 if trial % 3 == 0 else found.index(b"\xff\xda") - 4
-    for _ in range(rng.integers(1, 5)):
-        found[rng.integers(start, len(found))] = rng.choice([0, 255, rng.integers(256)])
-    if trial % 5 == 0:
-        cut = int(rng.integers(4, len(found)))
-        del found[cut : int(rng.integers(cut, len(found) + 1))]
-    return found
-
-
 def fuzz_strips(trials: int, rng: np.random.Generator) -> Counter[str]:
     """Boxes of damaged JPEGs."""
-    counts, data, scratch = Counter[str](), Guarded(), GuardedScratch()
-    strips.working_memory = scratch  # type: ignore[assignment]
+    codec, counts, data, pixels = load_codec(), Counter[str](), Guarded(), Guarded()
     sizes = ((64, 80), (97, 130), (200, 66))
-    kinds = (*SAMPLINGS, "gray")
-    sources = [made_jpeg(*size, kind, 90, seed=n) for n, size in enumerate(sizes) for kind in kinds]
+    sources = [made_jpeg(*size, kind, 90, seed=n) for n, size in enumerate(sizes) for kind in (*SAMPLINGS, "gray")]
     for trial in range(trials):
-        found = spoiled_jpeg(rng, sources[trial % len(sources)], trial)
-        source = data.at_end(len(found))
-        source[:] = found
+        one = spoiled_jpeg(rng, sources[trial % len(sources)], trial)
         try:
-            header = read_header(memoryview(source))
+            header = read_header(one)
         except BadSampleError:
             counts["refused by its header"] += 1
             continue
-        if header.height * header.width > 200 * 200 or header.components not in (1, 3):
-            counts["other images"] += 1
+        if header.height * header.width > 200 * 200:
+            counts["too large"] += 1
             continue
-        reduce = int(rng.choice([1, 2, 4, 8]))
-        height, width = header.upright_size
-        top, left = (int(rng.integers(-(-side // reduce))) * reduce for side in (height, width))
-        box = top, left, int(rng.integers(1, height - top + 1)), int(rng.integers(1, width - left + 1))
-        if reduce > 1:  # to the grid, or the edge
-            ends = (min(-(-(box[i] + box[i + 2]) // reduce) * reduce, (height, width)[i]) for i in (0, 1))
-            box = top, left, *(end - begin for end, begin in zip(ends, (top, left), strict=True))
-        pixels = strips.decode_strips(
-            memoryview(source), header, Region(*box, reduce, trial % 2 > 0), has_clean_header, scratch
-        )
-        counts["left to libjpeg" if pixels is None else "decoded"] += 1
+        place: _Place = Guarded.at_end if trial % 2 else Guarded.at_begin
+        source = memoryview(copied(place(data, len(one)), one))
+        strips = strips_of(source, header)
+        if strips is None:
+            counts["left to libjpeg by its segments"] += 1
+            continue
+        before = source, strips.start, strips.tables, strips.shape[:5]
+        how = rng, pixels, place, trial % 3 == 0
+        status = run(codec, "decode_jpeg", before, region_of(rng, strips.shape, trial), how)
+        counts["left to libjpeg by the decoder" if status else "decoded"] += 1
     return counts
 
 
 def fuzz_encoder(trials: int, rng: np.random.Generator) -> Counter[str]:
-    counts, data, memory = Counter[str](), Guarded(), GuardedMemory()
+    counts, data = Counter[str](), Guarded()
     sources = images()[::3]
     for size in ((40, 56), (17, 33)):
         for options in (
@@ -212,21 +197,37 @@ def fuzz_encoder(trials: int, rng: np.random.Generator) -> Counter[str]:
         ):
             sources.append(encoded(picture(*size), "JPEG", quality=85, **options))
     for trial in range(trials):
-        found = spoiled_jpeg(rng, sources[trial % len(sources)], trial)
-        source = data.at_end(len(found))
-        source[:] = found
+        one = spoiled_jpeg(rng, sources[trial % len(sources)], trial)
         try:
-            encode_strictly(memoryview(source), memory=memory)
+            decode(encode_strictly(memoryview(copied(data.at_end(len(one)), one))))
             counts["encoded"] += 1
         except Refused:
             counts["kept as a JPEG"] += 1
     return counts
 
 
+def beyond(what: str) -> None:
+    """Reads from behind the bytes of an image, or writes behind its pixels: the process must end here."""
+    kept = encode_strictly(made_jpeg(64, 64))
+    shape = parse_coefficients(kept)
+    longer = 4 * PAGE
+    source, out = copied(Guarded().at_end(len(kept)), kept), Guarded().at_end(64 * 64 * 3)
+    if what.endswith("-heap"):
+        source, out = copied(np.empty(len(kept), np.uint8), kept), np.empty(64 * 64 * 3, np.uint8)
+    if what.startswith("write"):
+        short = np.lib.stride_tricks.as_strided(out[-64 * 3 :], (64, 64, 3), (64 * 3, 3, 1))
+        load_codec().decode(source, shape[:5], (8, True, 0, 0, 64, 64), short)
+        return
+    source[shape.index_at : shape.rows_at].view("<u4")[-1] += longer
+    image = np.lib.stride_tricks.as_strided(source, (len(kept) + longer,))
+    load_codec().decode(image, shape[:5], (8, True, 0, 0, 64, 64), out.reshape(64, 64, 3))
+
+
 if __name__ == "__main__":
-    what, count, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    generator = np.random.default_rng(seed)
-    if what in ("encode", "strips"):
-        print(dict({"encode": fuzz_encoder, "strips": fuzz_strips}[what](count, generator)))
+    asked, count, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    load_codec().choose(os.environ.get("VARIANT", ""))
+    if asked.startswith(("read", "write")):
+        beyond(asked)
     else:
-        print(dict(fuzz_decoder(count, generator, longer=4 * PAGE if what == "beyond" else 0)))
+        fuzz = {"decode": fuzz_decoder, "encode": fuzz_encoder, "strips": fuzz_strips}[asked]
+        print(dict(fuzz(count, np.random.default_rng(seed))))

@@ -26,7 +26,6 @@ import pytest
 
 import packer
 from cache import list_caches
-from readers.coefficients import unsupported_reason
 
 pytest.register_assert_rewrite("suites")
 # How long an example takes says how busy the machine is, and nothing of the code. EXAMPLES=1000 tries more of them.
@@ -38,7 +37,6 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("any machine")
 
-from coefficient_cases import compiled  # noqa: E402, F401
 from remote_suite import (  # noqa: E402, F401
     address,
     certificates,
@@ -244,14 +242,6 @@ def hanging() -> Hanging:
             raise raised[0]
 
     return call
-
-
-@pytest.fixture
-def compiled_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where this machine decodes coefficients, tests and their processes load one compiled decoder, not the user's."""
-    if importlib.util.find_spec("numba") and not unsupported_reason():
-        for name, value in request.getfixturevalue("compiled").environ.items():
-            monkeypatch.setenv(name, value)
 
 
 @pytest.fixture

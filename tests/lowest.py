@@ -1,6 +1,6 @@
 """Print the dependencies of the project and of the named extras, each at its lowest version: "numpy==1.24".
 
-Reads pyproject.toml as text, since Python 3.10 has no tomllib; each requirement there is "name>=version".
+Reads pyproject.toml as text; each requirement there is "name>=version".
 """
 
 from __future__ import annotations

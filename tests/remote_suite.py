@@ -91,7 +91,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
-    folder, now = tmp_path_factory.mktemp("tls"), datetime.datetime.now(datetime.timezone.utc)
+    folder, now = tmp_path_factory.mktemp("tls"), datetime.datetime.now(datetime.UTC)
     day = datetime.timedelta(days=1)
     authority = ec.generate_private_key(ec.SECP256R1())
     issuer = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "an authority of the tests")])

@@ -40,7 +40,6 @@ from packer.tools.advise import (
 )
 from readers.headers import ImageHeader
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
 GB = 10**9
 TRAIN, VAL = 100_000, 5_000
 

@@ -24,7 +24,7 @@ from suites.programs import run_packer
 from torch.utils.data import DataLoader
 
 import readers
-from cache.errors import BadSampleError, MissingExtraError
+from cache.errors import BadSampleError
 from packer.tools.diagnose.tiers import Tiers
 from readers import Decode, Ranks, Views
 from readers.augment import CenterCrop, Normalize, Op, RandomHorizontalFlip, RandomResizedCrop, RandomRotation, Resize
@@ -37,11 +37,9 @@ from readers.order import Sequential
 from readers.rocal import external_source
 from readers.torch import EpochSampler, ImageDataset
 
-pytest.importorskip("numba", reason="needs numba: pip install 'packer-vision[coefficients]'")
 if unsupported_reason():
     pytest.skip(unsupported_reason(), allow_module_level=True)
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
 ROOT = Path(__file__).resolve().parent.parent
 KEEP = "coefficients"
 HEIGHT, WIDTH = 216, 288
@@ -397,26 +395,9 @@ def test_an_image_that_is_bad_below_the_cache_stays_bad(folder: Path, place: dic
             batches(reader, AUGMENTS["scaled"])
 
 
-@pytest.mark.parametrize(
-    ("work", "asked"),
-    [
-        (lambda base, place: readers.cached(base, keep=KEEP, **place), "a cache of coefficients"),
-        (lambda base, place: ImageLoader(base, 4, decode=Decode(decoder="compiled")), "decoder='compiled'"),
-    ],
-)
-def test_without_the_package(
-    packed_base: Any, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch, work: Any, asked: str
-) -> None:
-    unsupported_reason.cache_clear()
-    for name in [name for name in sys.modules if name.partition(".")[0] == "numba"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "numba", None)
-    with pytest.raises(MissingExtraError, match=rf"{asked} needs numba: .*pip install .*\[coefficients\]'"):
-        work(packed_base, place)
-
-
-OLD_CPU = """
+WITHOUT_CODEC = """
 import sys, warnings
+sys.modules["readers.coefficients.native"] = None
 import readers
 from readers.augment import CenterCrop, Resize
 from readers.loader import ImageLoader
@@ -427,18 +408,18 @@ with readers.open(sys.argv[1], "train") as base, warnings.catch_warnings(record=
     print(*(str(one.message) for one in warned))
     ours, theirs = ([*ImageLoader(each, 4, augment=[Resize(64), CenterCrop(48)])] for each in (reader, base))
     print(all((a[0] == b[0]).all() for a, b in zip(ours, theirs, strict=True)), reader.stats().capacity_bytes)
+    try:
+        ImageLoader(base, 4, decode=readers.Decode(decoder="compiled"))
+    except RuntimeError as error:
+        print(error)
 """
 
 
-def test_on_a_cpu_that_cannot_decode_them(
-    packed_base: Any, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_compiled_codec(packed_base: Any, place: dict[str, Any]) -> None:
     """Everything passes through, with a warning: nodes of different kinds may run the same script."""
-    monkeypatch.setenv("NUMBA_CPU_FEATURES", "+sse2")
-    command = [sys.executable, "-c", OLD_CPU, str(packed_base.path), str(place["directory"])]
+    command = [sys.executable, "-c", WITHOUT_CODEC, str(packed_base.path), str(place["directory"])]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    warned, result = done.stdout.splitlines()
-    assert "everything passes through" in warned and "AVX2" in warned and result == "True 0"
-    warm = run_packer("cache", "warm", packed_base.path, "--keep", KEEP, "--target", place["directory"])
-    assert warm.returncode == 1 and "cannot decode DCT coefficients" in warm.stderr and "AVX2" in warm.stderr
+    warned, result, error = done.stdout.splitlines()
+    assert "everything passes through" in warned and "the compiled codec" in warned and result == "True 0"
+    assert "decoder='compiled' does not work here: the compiled codec" in error

@@ -4,30 +4,37 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from coefficient_cases import SAMPLINGS, Compiled, exact, made_jpeg, reduced, stored_coefficients
+from coefficient_cases import SAMPLINGS, exact, made_jpeg, reduced, stored_coefficients
 from image_cases import SIZE, encoded, picture, pillow_rgb
 from jpeg_maker import FLAT, GAPS, LONG, Jpeg, random_blocks, segment
 from PIL import Image
+from suites.programs import run_python
 
 from cache.errors import BadSampleError
-from readers.coefficients import Refused, decode, encode, encode_strictly, parse_coefficients, unsupported_reason
-from readers.coefficients.compiled import private_folder
+from readers.coefficients import (
+    Refused,
+    Scaling,
+    decode,
+    decode_resized,
+    encode,
+    encode_strictly,
+    parse_coefficients,
+    unsupported_reason,
+)
+from readers.coefficients.compiled import load_codec
 from readers.decode import Region, decode_image
 
-pytest.importorskip("numba", reason="needs numba: pip install 'packer-vision[coefficients]'")
 if unsupported_reason():
     pytest.skip(unsupported_reason(), allow_module_level=True)
 
-pytestmark = pytest.mark.usefixtures("compiled")
 TRIALS = int(os.environ.get("TRIALS", "100000"))
 ROOT = Path(__file__).resolve().parent.parent
 ZIGZAG = sorted(range(64), key=lambda n: (n // 8 + n % 8, n // 8 if (n // 8 + n % 8) % 2 else n % 8))
@@ -397,50 +404,7 @@ def test_a_header_says_what_is_wrong_with_it(at: int, value: bytes, message: str
         decode(kept[:at] + value + kept[at + len(value) :])
 
 
-# --- compiled functions -------------------------------------------------------------------------------------------
-def test_a_process_compiles_and_all_others_load(compiled: Compiled) -> None:
-    """Two that began at the same time with an empty directory, and one that came later."""
-    assert sorted(log.count("compiling the decoder") for log in compiled.logs) == [0, 1], compiled.logs
-    assert compiled.load() == ""
-
-
-@pytest.mark.parametrize("above", [0, 1, 2, 3])
-@pytest.mark.parametrize("mode", [0o777, 0o770])
-def test_a_directory_that_others_may_write_to_or_exchange_is_not_used(
-    compiled: Compiled, tmp_path: Path, above: int, mode: int
-) -> None:
-    """What is in it would be executed. Then that without PACKER_CACHE_DIR is used."""
-    (name,) = (one.name for one in (compiled.folder / "compiled").iterdir())
-    folder = tmp_path / "shared" / "cache" / "compiled" / name
-    folder.mkdir(parents=True)
-    (folder, *folder.parents)[above].chmod(mode)
-    other = tmp_path / "own"
-    environ = {"PACKER_CACHE_DIR": str(folder.parents[1]), "XDG_CACHE_HOME": str(other), "NUMBA_DISABLE_JIT": "1"}
-    log = compiled.load(**environ)
-    assert f"others may write to {(folder, *folder.parents)[above]}" in log and not list(folder.iterdir())
-    assert (other / "packer" / "compiled" / name / "done").is_file()
-
-
-def test_a_directory_of_another_user_is_not_used(
-    compiled: Compiled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("PACKER_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
-    monkeypatch.setattr(os, "getuid", lambda: 54321)
-    with ExitStack() as stack:
-        folder = private_folder(stack)
-        assert tmp_path not in folder.parents and folder.is_dir()
-    assert caplog.text.count("not private to this user") == 2
-
-
-def test_a_private_directory_below_one_like_tmp_is_used(compiled: Compiled, tmp_path: Path) -> None:
-    (tmp_path / "tmp").mkdir()
-    (tmp_path / "tmp").chmod(0o1777)
-    cache = tmp_path / "tmp" / "cache"
-    assert "not private" not in compiled.load(PACKER_CACHE_DIR=str(cache), NUMBA_DISABLE_JIT="1")
-    assert list(cache.glob("compiled/*/done"))
-
-
+# --- the compiled codec -------------------------------------------------------------------------------------------
 def test_threads_do_not_disturb_each_other() -> None:
     sources = [made_jpeg(60 + n, 90 - n, sampling, seed=n) for n, sampling in enumerate([*SAMPLINGS, "gray"] * 4)]
     expected = [exact(data) for data in sources]
@@ -450,20 +414,79 @@ def test_threads_do_not_disturb_each_other() -> None:
             assert all(map(np.array_equal, found, expected))
 
 
-def test_without_numba_the_extra_is_named() -> None:
-    script = """
-import sys
-sys.modules["numba"] = None
-from readers.coefficients import decode, encode, parse_coefficients
-from cache.errors import MissingExtraError
-for work in (lambda: encode(b"\\xff\\xd8\\xff"), lambda: encode(b"")):
+@pytest.fixture
+def best() -> Iterator[Any]:
+    """The codec; the variant of this CPU is back afterwards."""
+    codec = load_codec()
+    yield codec
+    codec.choose()
+
+
+@pytest.mark.parametrize("variant", ["avx2", "avx2_tables", "sse4", "neon", "plain"])
+def test_every_variant_makes_the_same(variant: str, best: Any) -> None:
     try:
-        print(work())
-    except MissingExtraError as error:
-        print(error)
+        best.choose(variant)
+    except ValueError:
+        pytest.skip(f"this CPU has no variant {variant}")
+    made = [made_jpeg(100, 150, sampling, 88) for sampling in (*SAMPLINGS, "gray")]
+    made += [encoded(picture(90, 70), "JPEG", progressive=True), made_jpeg(70, 66, "420", 100, noise=True)]
+    for number, data in enumerate(made):
+        results = []
+        for name in (variant, ""):
+            best.choose(name)
+            kept = encode_strictly(data, 200)
+            results += [kept, decode_image(data).tobytes(), decode(kept).tobytes()]
+            results += [decode(kept, Region(0, 0, 64, 64, reduce)).tobytes() for reduce in (2, 4, 8)]
+            for image in (data, kept):
+                bytes_, floats = np.empty((31, 45, 3), np.uint8), np.empty((3, 31, 45), np.float32).transpose(1, 2, 0)
+                box = Region(3, 5, 60, 57)
+                assert decode_resized(image, box, (31, 45), bytes_) == (number != 5 or image is kept)
+                decode_resized(image, box, (31, 45), floats, scaling=Scaling(np.float32([[2, 3, 4], [5, 6, 7]]), True))
+                results += [bytes_.tobytes(), floats.tobytes()] if number != 5 or image is kept else []
+        half = len(results) // 2
+        assert results[:half] == results[half:], number
+
+
+def test_arguments_that_do_not_fit_one_another_are_refused(best: Any) -> None:
+    """What is given to the codec cannot lead it outside of its buffers."""
+    kept, out = encode_strictly(made_jpeg(16, 24)), np.empty((16, 24, 3), np.uint8)
+    shape, region = (16, 24, 3, 1, 1), (8, 1, 0, 0, 16, 24)
+    assert best.decode(kept, shape, region, out) == 0
+    wrong: list[tuple[Any, ...]] = [
+        (kept[:100], shape, region, out),
+        (kept, (16, 24, 2, 1, 1), region, out),
+        (kept, (16, 24, 3, 3, 1), region, out),
+        (kept, (70_000, 24, 3, 1, 1), region, out),
+        (kept, shape, (8, 1, 1, 0, 16, 24), out),
+        (kept, shape, (7, 1, 0, 0, 14, 21), out),
+        (kept, shape, region, out[1:]),
+        (kept, shape, region, out.astype(np.float32)),
+        (kept, shape, region, out.transpose(1, 0, 2)),
+    ]
+    for arguments in wrong:
+        with pytest.raises(ValueError, match="native: "):
+            best.decode(*arguments)
+
+
+WITHOUT = """
+import sys
+sys.modules["readers.coefficients.native"] = None
+from cache.errors import UnsupportedCpuError
+from readers.coefficients import decode, encode
+from readers.decode import decode_image
+data = open(sys.argv[1], "rb").read()
+print(decode_image(data).shape, encode(data))
+try:
+    decode(bytes.fromhex(sys.argv[2]))
+except UnsupportedCpuError as error:
+    print(error)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=300, check=True
+
+
+def test_without_the_codec_libjpeg_decodes(tmp_path: Path) -> None:
+    (tmp_path / "one.jpg").write_bytes(made_jpeg(70, 80))
+    done = run_python("-c", WITHOUT, str(tmp_path / "one.jpg"), GOLDEN, cwd=ROOT)
+    shape, error = done.stdout.splitlines()
+    assert shape == "(70, 80, 3) None" and "the compiled codec" in error and "keep='encoded' works" in error, (
+        done.stderr
     )
-    first, second = done.stdout.splitlines()
-    assert "[coefficients]'" in first and "numba" in first and second == "None"

@@ -13,14 +13,13 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 import torch
-from coefficient_cases import SAMPLINGS, Compiled, made_jpeg
+from coefficient_cases import SAMPLINGS, made_jpeg
 from suites.programs import run_python
 
 from readers.coefficients import decode, encode_strictly, unsupported_reason
 from readers.decode import Region
 from readers.decode.device import DecodeStream, Picture
 
-pytest.importorskip("numba", reason="needs numba: pip install 'packer-vision[coefficients]'")
 if unsupported_reason():
     pytest.skip(unsupported_reason(), allow_module_level=True)
 
@@ -29,10 +28,10 @@ NEEDS_TRITON = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 
 
 @NEEDS_TRITON
-def test_the_kernels_under_the_interpreter(compiled: Compiled) -> None:
+def test_the_kernels_under_the_interpreter() -> None:
     cases = str(TESTS / "coefficient_kernel_cases.py")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", cases]
-    environment = {**os.environ, **compiled.environ, "TRITON_INTERPRET": "1"}
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(
         command, env=environment, cwd=TESTS.parent, capture_output=True, text=True, timeout=300, check=False
     )
@@ -90,7 +89,7 @@ def test_triton_that_is_missing_is_named() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: the kernels were only interpreted")
 @pytest.mark.parametrize("sampling", [*SAMPLINGS, "gray"])
-def test_the_kernels_on_a_gpu(compiled: Compiled, sampling: str) -> None:
+def test_the_kernels_on_a_gpu(sampling: str) -> None:
     from readers.coefficients.device.decoder import CoefficientDecoder, vetted_shape
 
     device = torch.device("cuda", 0)

@@ -17,11 +17,9 @@ from readers.augment.cpu import Finish
 from readers.coefficients import decode, decode_resized, encode_strictly, parse_coefficients, unsupported_reason
 from readers.decode import Region
 
-pytest.importorskip("numba", reason="needs numba: pip install 'packer-vision[coefficients]'")
 if unsupported_reason():
     pytest.skip(unsupported_reason(), allow_module_level=True)
 
-pytestmark = pytest.mark.usefixtures("compiled")
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 

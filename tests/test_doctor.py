@@ -31,14 +31,14 @@ def checks(*arguments: object, status: int = 0, **options: object) -> dict[str, 
 @pytest.fixture
 def alone(tmp_path: Path) -> dict[str, str]:
     """An environment in which no extra works, so that nothing large is imported."""
-    optional = ("torch", "numba", "pyarrow", "triton", "matplotlib", "obstore", "nvidia", "mpi4py")
+    optional = ("torch", "pyarrow", "triton", "matplotlib", "obstore", "nvidia", "mpi4py")
     for module in (*optional, "lightning", "transformers", "accelerate", "distributed", "scipy"):
         (tmp_path / f"{module}.py").write_text("raise ImportError('a double that is broken')\n")
     return {**os.environ, "PYTHONPATH": str(tmp_path)}
 
 
 def test_an_environment_that_works(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    doubles = tmp_path_factory.mktemp("doubles")  # torch and numba are the real ones
+    doubles = tmp_path_factory.mktemp("doubles")  # torch is the real one
     for module in ("pyarrow", "matplotlib", "obstore", "lightning", "transformers", "accelerate", "distributed"):
         (doubles / f"{module}.py").touch()
     found = checks(tmp_path, env={**os.environ, "PYTHONPATH": str(doubles)})

@@ -37,8 +37,6 @@ OPTIONAL = (
     "obstore",
     "matplotlib",
     "jinja2",
-    "numba",
-    "llvmlite",
     "lightning",
     "pytorch_lightning",
     "timm",
@@ -58,9 +56,7 @@ ALLOWED = {  # third-party packages that a layer may name at all, lazily or not
         "zstandard",
         "amd",
         "nvidia",
-        "numba",
         "lightning",
-        "llvmlite",
         "pytorch_lightning",
         "timm",
         "transformers",
@@ -129,7 +125,6 @@ LAZY = {
     "readers.augment": "14 ms and more; kernels need triton",
     "readers.collate": "torch",
     "readers.coefficients": "crc32c, as below; few caches keep coefficients",
-    "readers.coefficients.kernels": "numba: 0.5 s, and all functions are compiled when they are imported",
     "readers.caching.form": "60 ms: decoders",
     "readers.decode.device": "torch",
     "packer.tools.diagnose.dataloader": "torch",
@@ -283,8 +278,6 @@ def test_heavy_packages_are_imported_where_they_are_used(path: Path) -> None:
         at_import.discard("torch")
     if name in KERNELS:  # a kernel is compiled from the text of its module
         at_import.discard("triton")
-    if name.startswith("readers.coefficients.kernels"):  # so are these functions
-        at_import -= {"numba", "llvmlite"}
     if name in FRAMEWORKS:
         at_import -= {"lightning", "pytorch_lightning", "transformers"}
     optional = {"PIL", *OPTIONAL, *GPU}

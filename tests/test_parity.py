@@ -19,8 +19,6 @@ import packer
 import readers
 from packer.tools.parity import Parity, compare_with_pillow
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
-
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -50,10 +50,7 @@ def test_the_code_of_a_page_runs(
     page: Page,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
 ) -> None:
-    if any("readers.coefficients" in block.text for block in blocks_of(path) if block.runs):
-        request.getfixturevalue("compiled_once")
     place.copy(blocks_of(path), tmp_path / "place")
     monkeypatch.syspath_prepend(str(tmp_path / "place"))
     with warnings.catch_warnings():

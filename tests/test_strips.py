@@ -1,4 +1,4 @@
-"""Boxes of JPEGs by compiled functions: libjpeg-turbo's pixels everywhere."""
+"""Boxes of JPEGs by the compiled codec: libjpeg-turbo's pixels everywhere."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from image_cases import encoded, picture
 from PIL import Image
 
 from cache.errors import BadSampleError
-from readers.coefficients.strips import decode_strips
+from readers.coefficients import decode_jpeg, unsupported_reason
 from readers.decode import Region, decode_image
-from readers.decode.cpu import has_clean_header
 from readers.headers import read_header
+
+if unsupported_reason():
+    pytest.skip(unsupported_reason(), allow_module_level=True)
 
 SAMPLINGS = ("444", "422", "440", "420", "gray")
 WIDE = (150, 203)
-pytestmark = pytest.mark.usefixtures("compiled")
 
 
 def boxes(height: int, width: int, count: int, seed: int = 1) -> list[Region]:
@@ -39,14 +40,14 @@ def boxes(height: int, width: int, count: int, seed: int = 1) -> list[Region]:
 def by_libjpeg(data: bytes, region: Region) -> Any:
     """The pixels, or why there are none."""
     try:
-        return decode_image(data, region)
+        return decode_image(data, region, compiled=False)
     except BadSampleError as error:
         return str(error)
 
 
 def compiled_pixels(data: bytes, region: Region) -> Any:
     try:
-        return decode_image(data, region, compiled=True)
+        return decode_image(data, region)
     except BadSampleError as error:
         return str(error)
 
@@ -67,16 +68,16 @@ def test_boxes_that_end_anywhere_have_the_pixels_of_the_whole(sampling: str) -> 
             assert np.array_equal(part, whole[: bottom // reduce]), (reduce, bottom)
 
 
-# --- boxes by compiled functions --------------------------------------------------------------------------------
+# --- boxes by the compiled codec --------------------------------------------------------------------------------
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("quality", [35, 96])
 def test_compiled_boxes_are_those_of_libjpeg(sampling: str, quality: int) -> None:
     for size, noise in ((WIDE, False), ((64, 65), True), ((81, 640), False)):
         data = made_jpeg(*size, sampling, quality, noise)
         for region in boxes(*size, 40):
-            found = decode_strips(data, read_header(data), region, has_clean_header)
+            found = decode_jpeg(data, read_header(data), region)
             assert found is not None, "it was left to libjpeg"
-            assert np.array_equal(found, decode_image(data, region)), region
+            assert np.array_equal(found, decode_image(data, region, compiled=False)), region
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -84,7 +85,7 @@ def test_compiled_boxes_are_upright(orientation: int) -> None:
     data = encoded(picture(88, 120), "JPEG", orientation, quality=90, subsampling="4:2:0")
     height, width = read_header(data).upright_size
     for region in boxes(height, width, 15):
-        assert np.array_equal(decode_image(data, region, compiled=True), decode_image(data, region)), region
+        assert np.array_equal(decode_image(data, region), decode_image(data, region, compiled=False)), region
 
 
 def test_tables_of_their_own_and_noise() -> None:
@@ -95,8 +96,11 @@ def test_tables_of_their_own_and_noise() -> None:
     for image, quality in itertools.product((noise, mixed, picture(130, 140)), (100, 75, 5)):
         data = encoded(image, "JPEG", quality=quality, optimize=True, subsampling=0)
         for region in boxes(130, 140, 10):
-            found = decode_strips(data, read_header(data), region, has_clean_header)
-            assert found is not None and np.array_equal(found, decode_image(data, region)), (quality, region)
+            found = decode_jpeg(data, read_header(data), region)
+            assert found is not None and np.array_equal(found, decode_image(data, region, compiled=False)), (
+                quality,
+                region,
+            )
 
 
 @pytest.mark.parametrize(
@@ -115,8 +119,8 @@ def test_tables_of_their_own_and_noise() -> None:
 def test_what_is_left_to_libjpeg(data: bytes) -> None:
     header = read_header(data)
     region = Region(8, 16, 24, 40)
-    assert decode_strips(data, header, region, has_clean_header) is None
-    assert np.array_equal(decode_image(data, region, compiled=True), decode_image(data, region))
+    assert decode_jpeg(data, header, region) is None
+    assert np.array_equal(decode_image(data, region), decode_image(data, region, compiled=False))
 
 
 def test_damaged_jpegs_end_as_with_libjpeg() -> None:
@@ -133,5 +137,5 @@ def test_damaged_jpegs_end_as_with_libjpeg() -> None:
         region = boxes(*WIDE, 5, number)[0]
         wanted, found = by_libjpeg(bytes(spoiled), region), compiled_pixels(bytes(spoiled), region)
         assert np.array_equal(wanted, found), (number, region)
-        left += decode_strips(bytes(spoiled), read_header(bytes(spoiled)), region, has_clean_header) is None
+        left += decode_jpeg(bytes(spoiled), read_header(bytes(spoiled)), region) is None
     assert 0 < left < 150

@@ -1,6 +1,6 @@
 """The wheel and the source archive: their metadata, their files, and that they work where nothing else is installed.
 
-Those with the mark `wheels` are run by `make test-wheels`, with every Python from 3.10 to 3.14 that is on the PATH or
+Those with the mark `wheels` are run by `make test-wheels`, with every Python from 3.11 to 3.14 that is on the PATH or
 below ~/.pyenv: they need the package index.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-VERSIONS = [f"3.{minor}" for minor in range(10, 15)]
+VERSIONS = [f"3.{minor}" for minor in range(11, 15)]
 USE = """
 import io, sys
 from pathlib import Path
@@ -90,7 +90,9 @@ def test_both_archives_have_all_files_and_no_others(made: Path) -> None:
     (wheel,), (archive,) = made.glob("*.whl"), made.glob("*.tar.gz")
     with zipfile.ZipFile(wheel) as file:
         ours = {name for name in names if name.startswith(("packer/", "readers/", "cache/"))}
-        assert {name for name in file.namelist() if ".dist-info/" not in name} == ours
+        ours -= {name for name in ours if name.startswith("readers/coefficients/_codec/")}
+        made_here = {"readers/coefficients/native.abi3.so"} if any(map(shutil.which, ("clang", "gcc", "cc"))) else set()
+        assert {name for name in file.namelist() if ".dist-info/" not in name} == ours | made_here
     with tarfile.open(archive) as file:
         inside = {name.partition("/")[2] for name in file.getnames()} - {""}
     extra = ("PKG-INFO", "setup.cfg", "packer_vision.egg-info")

@@ -23,8 +23,8 @@ from cache.messages import plural
 from packer.conversion.options import Images, Reencode
 from packer.conversion.plan import renamed
 from readers.decode import decode_image, decode_unchanged
-from readers.decode.cpu import bits_of, bits_of_grey, check_coding, without_all_bits, without_rgb
-from readers.decode.region import check_header
+from readers.decode.cpu import bits_of, bits_of_grey, without_all_bits, without_rgb
+from readers.decode.region import check_coding, check_header
 from readers.fields import check_field, decode_field, encode_field
 from readers.headers import ImageHeader, frames, parse_header, read_header, sniff
 from readers.headers.base import shrunk, upright_size

@@ -63,7 +63,7 @@ def _list_split(reader: readers.Reader, number: int) -> SplitListing:
     """Place of a sample: (number of the split, index of the sample)."""
     keys, table = Names.of(reader.keys), reader.table
     names = [Names.of(map(decode_name, table.columns.names(field), keys)) for field in reader.fields]
-    sizes = sum((table.field_column(field, "length").astype(np.int64) for field in reader.fields), np.int64(0))
+    sizes = np.sum([table.field_column(field, "length").astype(np.int64) for field in reader.fields], axis=0)
     return SplitListing(
         reader.split_info.root,
         keys,

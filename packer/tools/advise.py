@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cache.errors import BadSampleError, MissingExtraError, SourceError
+from cache.errors import BadSampleError, SourceError
 from cache.messages import Silent, Watcher, human_bytes, human_seconds, plural, quoted, table, wrapped
 from cache.node import usable_cpus
 from cache.stores import Store
@@ -38,7 +38,7 @@ from packer.sources.base import Slice, SourceListing
 from packer.sources.contents import EMPTY, is_stray, reason_of
 from packer.workers import without_gc
 from readers.caching.form import as_form
-from readers.coefficients.compiled import load_functions, unsupported_reason
+from readers.coefficients import unsupported_reason
 from readers.decode import decode_image
 from readers.headers import ImageHeader
 from readers.layout import DATASET_FILE, read_dataset_info
@@ -157,22 +157,11 @@ def choose_variants(headers: Sequence[ImageHeader], choices: Choices) -> tuple[l
     variants.append(Variant(f"webp, {name}, q{quality}", Reencode("webp", max_side, None, quality)))
     variants.append(Variant(f"pixels, short side {short}", keep=f"decoded:{short}"))
     if any(header.media == "jpeg" for header in headers):
-        if reason := _without_coefficients():
+        if reason := unsupported_reason():
             notes.append(f"coefficients in memory were not measured: {reason}")
         else:
             variants.append(Variant("coefficients", keep="coefficients"))
     return variants, notes
-
-
-def _without_coefficients() -> str:
-    """Why a cache cannot keep coefficients of JPEGs on this machine, or "". Compiles the decoder where it can."""
-    try:
-        reason = unsupported_reason()
-        if not reason:
-            load_functions()
-    except MissingExtraError as error:
-        return str(error)
-    return reason
 
 
 # --- A random sample of a source ------------------------------------------------------------------------------------

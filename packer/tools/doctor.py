@@ -32,6 +32,7 @@ from cache.staging import candidates
 from packer import __version__
 from packer.output import Result
 from readers.coefficients import unsupported_reason
+from readers.coefficients.compiled import load_codec
 
 __all__ = ["Check", "Health", "examine"]
 
@@ -223,9 +224,20 @@ def _extras() -> Iterator[Check]:
             yield _extra(extra, needs, versions)
     if isinstance(versions.get("torch"), str):
         yield from _gpus()
-    reason = unsupported_reason() if isinstance(versions.get("numba"), str) else ""
-    if reason:
-        yield Check("coefficients", "note", f"DCT coefficients cannot be kept here: {reason}")
+    yield _codec()
+
+
+def _codec() -> Check:
+    """Whether this package has its compiled codec of JPEGs, and whether at full speed."""
+    about = "JPEG codec"
+    if reason := unsupported_reason():
+        return Check(about, "note", f"libjpeg decodes, and caches cannot keep coefficients: {reason}")
+    codec = load_codec()
+    text = f"compiled by {codec.COMPILER}; this CPU takes its variant {codec.choose()}"
+    if codec.COMPILER == "GCC":
+        advice = "set CC=clang, or  pip install ziglang  and CC='python -m ziglang cc', and install packer-vision again"
+        return Check(about, "note", f"{text}; Clang makes it up to twice as fast", advice)
+    return Check(about, "ok", text)
 
 
 def _extra(extra: str, needs: list[Requirement], versions: dict[str, str | Exception | None]) -> Check:

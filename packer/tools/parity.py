@@ -132,20 +132,12 @@ def _contenders(device: torch.device) -> tuple[list[_Contender], list[Parity]]:
             found.append(("resizer", engine, partial(_resize, renderer)))
     found.append(("both", "cpu", partial(_render, decoded=False)))
     found.append(("both", "cpu, exact colours", partial(_render, decoded=False, exact_colours=True)))
-    reason = _missing_coefficients()
+    reason = unsupported_reason()
     if reason:
         missing.append(Parity("both", "coefficients", reason=reason))
     else:
         found.append(("both", "coefficients", partial(_render, decoded=False, form=Coefficients())))
     return found, missing
-
-
-def _missing_coefficients() -> str:
-    """Why coefficients are not decoded here, "" where they are."""
-    try:
-        return unsupported_reason()
-    except MissingExtraError as error:
-        return str(error)
 
 
 def _batch(reader: Reader, indices: npt.NDArray[np.int64], size: int, seed: int) -> _Batch:

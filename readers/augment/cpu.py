@@ -7,8 +7,8 @@ Resizing is torch's antialiased kernels for uint8: Pillow's arithmetic (within 1
 (docs/performance.md). Images of one size are decoded side by side, so that one call resizes them all: a call of torch
 costs some 10 µs and releases the interpreter's lock twice, as much as a tenth of a small image.
 
-What a cache keeps as coefficients (`readers.coefficients`) is decoded, resized and flipped in one go, to the same
-values, where it can be.
+Where it can be, an image is decoded, resized and flipped in one go, to the same values, by the codec of
+`readers.coefficients`: a baseline JPEG, or what a cache keeps as coefficients.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ __all__ = [
 # Images of one size, decoded side by side: boxes at the same place of each are one array, resized by one call.
 
 
+_JPEG = b"\xff\xd8\xff"
 MAX_STACK_BYTES = 4 << 20  # larger images gain nothing: decoding takes far longer than a call
 
 
@@ -131,7 +132,7 @@ class Finish:
         return self.dtype == torch.uint8 and not self.planar
 
     def scaling(self) -> Scaling | None:
-        """How compiled functions make float32 of bytes as this does, to the bit; None for other dtypes.
+        """How the compiled codec makes float32 of bytes as this does, to the bit; None for other dtypes.
 
         Whether torch rounds once or twice is up to its build: all bytes are tried.
         """
@@ -149,10 +150,11 @@ class Finish:
         self._convert(pixels, found)
         values, expected = np.arange(256, dtype=np.float32)[:, None], found.reshape(3, 256).numpy().T
         scale, shift = self._scale.numpy(), self._shift.numpy()
+        both = np.stack((scale, shift))
         if np.array_equal(values * scale + shift, expected):
-            return Scaling(scale, shift, False)
+            return Scaling(both, False)
         once = (values.astype(np.float64) * scale + shift).astype(np.float32)
-        return Scaling(scale, shift, True) if not self.planar and np.array_equal(once, expected) else None
+        return Scaling(both, True) if not self.planar and np.array_equal(once, expected) else None
 
     def store(
         self, pixels: torch.Tensor, rows: Sequence[torch.Tensor], jobs: Sequence[Job | None], out: torch.Tensor
@@ -227,9 +229,12 @@ class Renderer:
     """
 
     def __init__(
-        self, interpolation: Interpolation | None = None, finish: Finish | None = None, *, compiled: bool = False
+        self, interpolation: Interpolation | None = None, finish: Finish | None = None, *, compiled: bool = True
     ) -> None:
-        self._bicubic, self._finish, self._compiled = interpolation == "bicubic", finish, compiled
+        from readers.coefficients import unsupported_reason  # loads crc32c
+
+        self._bicubic, self._finish = interpolation == "bicubic", finish
+        self._compiled = compiled and not unsupported_reason()
         self._scratch = Scratch()
         self._temporary = torch.empty(0, dtype=torch.uint8)
         self._chunk = torch.empty(0, dtype=torch.uint8)
@@ -262,10 +267,10 @@ class Renderer:
         size: (height, width) of the upright image, as the plan took it. whole: the place of the result in a batch;
         where that is quicker, it is made there, and the result is None. Raises BadSampleError.
         """
-        if self._resizes_coefficients(data, job):
+        if self._resizes_at_once(data, job):
             scaling = self._finish.scaling() if self._finish is not None and whole is not None else None
             into = (out, None) if scaling is None or job[4] else (whole, scaling)
-            if self._render_coefficients(data, job, size, *into):
+            if self._render_at_once(data, job, size, *into):
                 return _unflipped(job) if into[0] is out else None
         earlier = job[5]
         region = earlier[0][0] if earlier else job[0]
@@ -279,18 +284,19 @@ class Renderer:
         self._store(box_of(image, job[0]) if earlier else image, job, out)
         return job
 
-    def _resizes_coefficients(self, data: Buffer | Exception, job: Job) -> bool:
-        """Whether an image is one that a compiled function may decode and resize in one go."""
-        if isinstance(data, Exception) or data[: len(COEFFICIENTS)] != COEFFICIENTS or self._bicubic or job[5]:
+    def _resizes_at_once(self, data: Buffer | Exception, job: Job) -> bool:
+        """Whether the compiled codec may decode and resize an image in one go."""
+        if isinstance(data, Exception) or self._bicubic or job[5]:
+            return False
+        if data[: len(COEFFICIENTS)] != COEFFICIENTS and not (self._compiled and data[: len(_JPEG)] == _JPEG):
             return False
         (_, _, height, width, reduce, _), resized, *_ = job
         return resized != (-(-height // reduce), -(-width // reduce))
 
-    def _render_coefficients(
+    def _render_at_once(
         self, data: Buffer, job: Job, size: tuple[int, int], out: torch.Tensor, scaling: Scaling | None
     ) -> bool:
-        """One image of coefficients, flipped, into out, of any layout with `scaling`; False, and nothing done, where a
-        compiled function cannot do that."""
+        """One image, flipped, into out, of any layout with `scaling`; False where the codec does not do that."""
         from readers.coefficients import decode_resized  # loads crc32c
 
         region, resized, corner, flips, steps, _ = job
@@ -322,7 +328,7 @@ class Renderer:
         False, with undefined contents of `out`, where they differ, are large, or one of them cannot be decoded, and
         where each by itself is quicker.
         """
-        if not alike(jobs, sizes) or self._resizes_coefficients(data[0], jobs[0]):
+        if not alike(jobs, sizes) or self._resizes_at_once(data[0], jobs[0]):
             return False
         at_once = min(len(data), MAX_STACK_BYTES // max(1, sizes[0][0] * sizes[0][1] * 3))
         if at_once < 2:

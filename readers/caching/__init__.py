@@ -144,7 +144,7 @@ def cached(
         every process and every epoch.
     keep: "encoded", "recoded:256@90" or `Recoded(256, 90)`, "decoded:256" or `Decoded([Resize(256)])`, "coefficients":
         what decoding a JPEG on the CPU begins with, for the same pixels (ImageLoader and ImageDataset; what reads
-        images as they are reads below the cache). Needs `pip install 'packer-vision[coefficients]'`.
+        images as they are reads below the cache). Needs the compiled codec.
     fields: the fields to keep (default: all).
     partition: (node, nodes) keeps only this node's contiguous part, as `readers.order.NodeLocal` assigns it; "node":
         the same, as the launcher numbers the nodes.
@@ -157,7 +157,7 @@ def cached(
 
     A reader may be cached again, in another directory: memory over a local disk over the set. Where the memory cannot
     be reserved, everything passes through, with a warning; there is one, too, where "auto" keeps little because
-    /dev/shm is small, where the CPU cannot decode coefficients, and where the first image has more than the 8 bits that
+    /dev/shm is small, where the compiled codec is missing, and where the first image has more than the 8 bits that
     are kept. Raises ValueError and UnknownNameError for invalid
     arguments, MissingExtraError.
     """
@@ -199,10 +199,10 @@ def cached(
 
 
 def _can_decode() -> bool:
-    """Whether this machine decodes coefficients; warns where it does not. Raises MissingExtraError."""
+    """Whether this machine decodes coefficients; warns where it does not."""
     from readers.coefficients import unsupported_reason  # loads crc32c
 
-    reason = unsupported_reason("a cache of coefficients")
+    reason = unsupported_reason()
     if reason:
         _warn(f"everything passes through, without a cache of coefficients: {reason}")
     return not reason

@@ -231,7 +231,7 @@ class Coefficients:
         return _whole(original, self.info(original))
 
     def convert(self, image: Buffer) -> Buffer:
-        """Coefficients that a cache below has made already stay as they are. Raises MissingExtraError."""
+        """Coefficients that a cache below has made already stay as they are."""
         kept = self.lend(image)
         return kept if kept is image else bytes(kept)
 

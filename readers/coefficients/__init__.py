@@ -5,12 +5,12 @@
     decode_resized  …, a size, flips  ──►  the same, as torch resizes them
 
 `layout` says what the bytes are, docs/coefficients.md what is kept and what it costs. Importing this package takes
-numpy alone; the first `encode` or `decode` needs numba (`pip install 'packer-vision[coefficients]'`) and a CPU with
-AVX2 and BMI2 instructions.
+numpy alone; `encode` and `decode` need the compiled codec, which is built when the package is installed
+(`unsupported_reason` says why it is missing).
 """
 
 from readers.coefficients.compiled import unsupported_reason
-from readers.coefficients.decode import Scaling, decode, decode_resized
+from readers.coefficients.decode import Scaling, decode, decode_jpeg, decode_resized
 from readers.coefficients.encode import encode, encode_strictly, lend
 from readers.coefficients.layout import MAGIC, parse_coefficients
 from readers.coefficients.markers import Refused
@@ -20,6 +20,7 @@ __all__ = [
     "Refused",
     "Scaling",
     "decode",
+    "decode_jpeg",
     "decode_resized",
     "encode",
     "encode_strictly",

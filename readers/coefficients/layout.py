@@ -59,17 +59,11 @@ __all__ = [
     "INDEX_BYTES",
     "MAGIC",
     "MEDIUM",
-    "PAIRS",
-    "SPARSE",
-    "SPARSE_OF_ZIGZAG",
-    "SPARSE_TO_WORKING",
     "SPARSE_ZIGZAG",
     "SUBSAMPLINGS",
     "TABLES_AT",
     "TABLE_BYTES",
     "TAIL_BYTES",
-    "WORKING",
-    "WORKING_OF_ZIGZAG",
     "WORKING_ZIGZAG",
     "Shape",
     "blocks_of",
@@ -108,9 +102,6 @@ def _between(wanted: npt.NDArray[np.int64], given: npt.NDArray[np.int64]) -> npt
 
 SPARSE_ZIGZAG = _between(SPARSE, _ZIGZAG)  # of each bit of a mask: the number of its coefficient in a JPEG
 WORKING_ZIGZAG = _between(WORKING, _ZIGZAG)
-SPARSE_OF_ZIGZAG = np.argsort(SPARSE_ZIGZAG)
-WORKING_OF_ZIGZAG = np.argsort(WORKING_ZIGZAG)
-SPARSE_TO_WORKING = np.argsort(WORKING)[SPARSE].astype(np.int64)
 
 
 class Shape(NamedTuple):

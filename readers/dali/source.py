@@ -44,7 +44,7 @@ from cache.errors import BadSampleError
 from readers.augment.ops import Op
 from readers.augment.recipe import Part, Plan, Recipe
 from readers.batch import Fields
-from readers.decode.cpu import has_clean_header
+from readers.decode.region import has_clean_header
 from readers.feed import (
     BadSample,
     Feed,
@@ -288,15 +288,16 @@ class Source:
                 reasons[i] = self.undecodable.get(row, "its image has no bytes")
         if info is not None and plan is not None:
             for i in np.flatnonzero((info.height == 0) | (info.width == 0)).tolist():
-                if i not in faults:
-                    reasons.setdefault(i, f"its header cannot be read: {refusal(data[i])}")
+                if not isinstance(one := data[i], Exception):
+                    reasons.setdefault(i, f"its header cannot be read: {refusal(one)}")
             for i in np.flatnonzero(np.isin(info.media, _FOREIGN_CODES)).tolist():
                 reasons.setdefault(i, _FOREIGN[MEDIA[info.media[i]]])
             for i, error in plan.boxes.bad.items():
                 reasons.setdefault(i, str(error))
             # The box of an image is that of the upright one; DALI turns by EXIF, and by nothing else.
             for i in np.flatnonzero(info.orientation > 1).tolist():
-                if i not in faults and exif_orientation(data[i]) != info.orientation[i]:
+                one = data[i]
+                if not isinstance(one, Exception) and exif_orientation(one) != info.orientation[i]:
                     reasons.setdefault(i, "its orientation does not come from EXIF, and DALI reads no XMP or text")
         if self.on_error != "raise":
             for i, one in enumerate(data):

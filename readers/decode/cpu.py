@@ -33,8 +33,8 @@ import numpy.typing as npt
 import simplejpeg
 
 from cache.errors import BadSampleError
-from readers.decode.region import Region, Scratch, check_header, pixels_of, upright
-from readers.headers import ImageHeader, read_frame, read_header
+from readers.decode.region import Region, Scratch, check_header, has_clean_header, pixels_of, readable_frame, upright
+from readers.headers import ImageHeader, read_header
 from readers.headers.base import MEDIUM as COEFFICIENTS
 from readers.headers.pillow import opened, tiles_of
 from readers.table import Buffer
@@ -46,10 +46,8 @@ __all__ = [
     "DECODER",
     "bits_of",
     "bits_of_grey",
-    "check_coding",
     "decode_image",
     "decode_unchanged",
-    "has_clean_header",
     "without_all_bits",
     "without_rgb",
 ]
@@ -221,8 +219,6 @@ def _array(image: Image) -> npt.NDArray[Any]:
 
 # Named in resume tokens: another decoder may give slightly different pixels.
 DECODER = "cpu"
-_BITS = 8
-_PROCESSES = (0xC0, 0xC1, 0xC2, 0xC3, 0xC9, 0xCA)
 _SEQUENTIAL = (0xC0, 0xC1)
 _height = struct.Struct(">H")
 # simplejpeg raises the first warning of libjpeg, or its error. Bytes before the end marker follow all pixels, and those
@@ -237,7 +233,7 @@ def decode_image(
     scratch: Scratch | None = None,
     size: tuple[int, int] | None = None,
     *,
-    compiled: bool = False,
+    compiled: bool = True,
 ) -> npt.NDArray[np.uint8]:
     """RGB pixels of an encoded image, upright, uint8 [height, width, 3]. Raises BadSampleError.
 
@@ -246,11 +242,10 @@ def decode_image(
     region: the part that is needed (None: all of it). Only JPEGs can be reduced; other images are cropped at full size.
     scratch: memory to use; the result may be a view of it, valid until its next use.
     size: the (height, width) that the index promises for the upright image.
-    compiled: decode baseline JPEGs by compiled functions (`readers.coefficients.strips`), which is quicker and gives
-        the same pixels. Raises MissingExtraError, UnsupportedCpuError.
+    compiled: decode baseline JPEGs by the codec of this package (`readers.coefficients`), where it was built: it is
+        quicker and gives the same pixels. Otherwise libjpeg does.
     """
-    header, frame = read_frame(data)
-    check_header(header, size)
+    header, frame = readable_frame(data, size)
     if region is None:
         region = Region(0, 0, *header.upright_size)
     if header.media == COEFFICIENTS:
@@ -259,14 +254,13 @@ def decode_image(
     if header.orientation != 1 and (header.height % reduce or header.width % reduce):
         reduce = 1  # the decoder counts its squares from the stored corner, which is another one
     pixels = None
-    if frame:
-        check_coding(data, header, frame)
     if frame and compiled and header.process in _SEQUENTIAL:
-        from readers.coefficients.strips import decode_strips  # loads crc32c
+        from readers.coefficients import decode_jpeg, unsupported_reason  # loads crc32c
 
-        found = decode_strips(data, header, Region(*region), has_clean_header, scratch)
-        if found is not None:
-            return found
+        if not unsupported_reason():
+            pixels = decode_jpeg(data, header, Region(*region), scratch)
+            if pixels is not None:
+                return pixels
     if frame and header.components != 4:
         bottom = top + height if header.orientation == 1 else header.height
         pixels = _decode_rows(data, header, frame, bottom, reduce, coarse, scratch or Scratch())
@@ -306,30 +300,6 @@ def _decode_coefficients(
     shape = (-(-region.height // region.reduce), -(-region.width // region.reduce), 3)
     count = math.prod(shape)
     return decode(data, region, np.frombuffer(scratch.pixels(count), np.uint8, count).reshape(shape))
-
-
-def check_coding(data: Buffer, header: ImageHeader, frame: int) -> None:
-    """Raise BadSampleError for a JPEG that neither TurboJPEG nor Pillow takes.
-
-    Other than 8 bits a sample, which the frame states before its height at `frame`; two components; hierarchical
-    JPEGs, and lossless ones of arithmetic coding.
-    """
-    bits = data[frame - 1]
-    if bits != _BITS:
-        raise BadSampleError(f"jpeg image: has {bits} bits a sample; no decoder here takes other than {_BITS}")
-    if header.components == 2:
-        raise BadSampleError("jpeg image: has 2 components; decoders here take 1, 3 or 4")
-    if header.process not in _PROCESSES:
-        raise BadSampleError(f"jpeg image: is of process SOF{header.process & 15}, which no decoder here takes")
-
-
-def has_clean_header(source: Any) -> bool:
-    """Whether libjpeg reports nothing for a JPEG before its pixels: TurboJPEG decodes no others."""
-    try:
-        simplejpeg.decode_jpeg_header(source, strict=True)
-    except ValueError:
-        return False
-    return True
 
 
 def _decode_rows(

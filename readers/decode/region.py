@@ -9,15 +9,30 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import simplejpeg
 
 from cache.errors import BadSampleError
-from readers.headers import ImageHeader
+from readers.headers import ImageHeader, read_frame
 from readers.headers.base import MAX_PIXELS, PIXELS_HEADER_BYTES, pixels_header
 from readers.table import Buffer
 
-__all__ = ["MAX_PIXELS", "Region", "Scratch", "check_header", "lent", "pixels_of", "upright", "with_header"]
+__all__ = [
+    "MAX_PIXELS",
+    "Region",
+    "Scratch",
+    "check_coding",
+    "check_header",
+    "has_clean_header",
+    "lent",
+    "pixels_of",
+    "readable_frame",
+    "upright",
+    "with_header",
+]
 
 _KEPT_BYTES = 64 << 20
+_BITS = 8
+_PROCESSES = (0xC0, 0xC1, 0xC2, 0xC3, 0xC9, 0xCA)
 
 
 class Region(NamedTuple):
@@ -78,6 +93,42 @@ def check_header(header: ImageHeader, size: tuple[int, int] | None = None) -> No
         raise BadSampleError(f"{header.media} image: the index says {size[0]} x {size[1]} pixels, found {found}")
     if header.height * header.width > MAX_PIXELS:
         raise BadSampleError(f"{header.height} x {header.width} pixels are more than the {MAX_PIXELS} that are decoded")
+
+
+def readable_frame(data: Buffer, size: tuple[int, int] | None = None) -> tuple[ImageHeader, int]:
+    """The header of an image, and the byte of a JPEG that holds its height, 0 for others.
+
+    Raises BadSampleError for what no decoder here takes, and for another upright (height, width) than `size`.
+    """
+    header, frame = read_frame(data)
+    check_header(header, size)
+    if frame:
+        check_coding(data, header, frame)
+    return header, frame
+
+
+def check_coding(data: Buffer, header: ImageHeader, frame: int) -> None:
+    """Raise BadSampleError for a JPEG that neither TurboJPEG nor Pillow takes.
+
+    Other than 8 bits a sample, which the frame states before its height at `frame`; two components; hierarchical
+    JPEGs, and lossless ones of arithmetic coding.
+    """
+    bits = data[frame - 1]
+    if bits != _BITS:
+        raise BadSampleError(f"jpeg image: has {bits} bits a sample; no decoder here takes other than {_BITS}")
+    if header.components == 2:
+        raise BadSampleError("jpeg image: has 2 components; decoders here take 1, 3 or 4")
+    if header.process not in _PROCESSES:
+        raise BadSampleError(f"jpeg image: is of process SOF{header.process & 15}, which no decoder here takes")
+
+
+def has_clean_header(source: Any) -> bool:
+    """Whether libjpeg reports nothing for a JPEG before its pixels: TurboJPEG decodes no others."""
+    try:
+        simplejpeg.decode_jpeg_header(source, strict=True)
+    except ValueError:
+        return False
+    return True
 
 
 def upright(pixels: npt.NDArray[Any], orientation: int) -> npt.NDArray[Any]:

@@ -124,8 +124,8 @@ class ImageLoader(FeedLoader):
             raise ValueError(f"threads and prefetch are at least 1, not {self.threads} and {self.prefetch}")
         self.exact_colours = decoding.exact_colours
         self.device = find_device(device)
-        self._compiled = decoder == "compiled"
-        if self._compiled:
+        self._compiled = decoder != "cpu"
+        if decoder == "compiled":
             check_compiled()
         pinned = torch.cuda.is_available() if crew.pin_memory is None else crew.pin_memory
         planar, normalize = layout == "NCHW", self.recipe.normalize
@@ -284,10 +284,10 @@ class ImageLoader(FeedLoader):
 
 
 def check_compiled() -> None:
-    """Raise MissingExtraError or UnsupportedCpuError where this machine cannot make the compiled functions."""
+    """Raise UnsupportedCpuError where the compiled codec is missing."""
     from readers.coefficients import unsupported_reason
 
-    reason = unsupported_reason("decoder='compiled'")
+    reason = unsupported_reason()
     if reason:
         raise UnsupportedCpuError(f"decoder='compiled' does not work here: {reason}; use decoder='cpu'")
 

@@ -204,7 +204,7 @@ class EpochWork:
     classes: of the labels, where images are mixed.
     fields: what to do for other fields, None where none is asked for.
     exact_colours: see `ImageLoader`.
-    compiled: whether JPEGs are decoded by compiled functions.
+    compiled: whether the compiled codec decodes JPEGs, where it was built.
     notes_depth: whether batches say which image has more than 8 bits.
     """
 
@@ -215,7 +215,7 @@ class EpochWork:
     classes: int = 0
     fields: FieldWork | None = None
     exact_colours: bool = False
-    compiled: bool = False
+    compiled: bool = True
     notes_depth: bool = False
     _read_seconds: float = 0.0
     _images: Reader = field(init=False, repr=False)

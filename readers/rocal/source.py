@@ -33,7 +33,7 @@ import simplejpeg
 from cache.errors import BadSampleError, DatasetError
 from readers.batch import Fields
 from readers.decode import decode_image
-from readers.decode.cpu import has_clean_header
+from readers.decode.region import has_clean_header
 from readers.feed import BadSample, Feed, FeedOptions, OnError, Start, choose_order, choose_tail
 from readers.headers import MEDIA, ImageHeader, read_frame
 from readers.headers.base import shrunk, upright_size

@@ -86,7 +86,7 @@ class _Report:
         made, passed = (sum(getattr(line, name) for line in self.lines.values()) for name in ("made", "passed"))
         rows.append(("all", str(made), str(passed), f"{sum(line.seconds for line in self.lines.values()):.0f}", ""))
         table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
-        when = f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC, {platform.platform()}"
+        when = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC, {platform.platform()}"
         terminalreporter.write_sep("=", "report")
         terminalreporter.write_line(table)
         if self.path:

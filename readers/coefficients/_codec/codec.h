@@ -1,0 +1,129 @@
+/* The codec of DCT coefficients: what is compiled once for each kind of CPU, and what these variants share.
+ *
+ *   module.c       Python's functions: arguments are checked against each other here, and the lock is released
+ *   tables.c       Huffman tables, bytes of scans, the choice of a variant
+ *   codec.inc      everything done for each coefficient or pixel; included by avx2.c, avx2_tables.c, base.c, plain.c
+ *   simd.h         vectors: AVX2, SSE4.2, NEON, and portable C
+ *
+ * Bytes of images are not trusted. All memory is allocated in here, by the sizes in an image's header, and every length
+ * that an image states is compared with the bytes present before it is used. Functions return 0 or a reason. */
+#ifndef CODEC_H
+#define CODEC_H
+#include <stddef.h>
+#include <stdint.h>
+
+typedef uint8_t u8;
+typedef int16_t i16;
+typedef uint16_t u16;
+typedef int32_t i32;
+typedef uint32_t u32;
+typedef int64_t i64;
+typedef uint64_t u64;
+
+enum { BLOCK_BYTES = 128, HEADER_BYTES = 24, TABLE_BYTES = 128, TAIL_BYTES = 32, LIMITS = 65 };
+enum { MOST_COMPONENTS = 3, MOST_SIDE = 65535, MOST_RESIZED = 4096, MOST_SHRINK = 4 };
+enum { SPARE_BYTES = 2048 }; /* behind entropy-coded bytes: more than a block's codes take */
+
+/* Reasons; readers/coefficients/encode.py has their texts. */
+enum {
+    TRUNCATED = 1, RESTART_OUT_OF_TURN, TOO_FEW_RESTARTS, BYTES_LEFT_OVER, UNKNOWN_CODE, TOO_MANY_COEFFICIENTS,
+    TOO_SHORT, TOO_MANY_BITS, TOO_LONG, TOO_LARGE, DAMAGED, LEFT_TO_LIBJPEG, NO_MEMORY
+};
+
+/* An image as stored. across, down: how often chroma is subsampled, 1 or 2. */
+typedef struct {
+    i64 height, width, components, across, down;
+} Shape;
+
+/* A box of its pixels at size / 8 of its sides. is_fancy: chroma is interpolated, not repeated. */
+typedef struct {
+    i64 size, is_fancy, top, left, height, width;
+} Region;
+
+/* What a box becomes: all of it resized to rows x columns, of which a part is wanted. flips: 1 left to right, 2 upside
+ * down. factors: of floats, 24 to multiply by and 24 to add, in the order of `kind`. */
+enum { BYTES, FLOATS, FUSED, PLANES };
+typedef struct {
+    i64 rows, columns, top, left, height, width, flips;
+    int kind;
+    float factors[48];
+} Resize;
+
+/* Lines `stride` bytes apart; of PLANES the planes are `plane_stride` apart. */
+typedef struct {
+    u8 *at;
+    i64 stride, plane_stride;
+} Target;
+
+/* A Huffman code. A step says what the next bits are: bits of code and value | bits of the code << 8 | bits of the
+ * value << 16 | coefficients << 24, where an end of block is END_OF_BLOCK coefficients; 0: no code. */
+enum { LOOK_BITS = 11, SKIP_BITS = 12, PAIR_BITS = 12, END_OF_BLOCK = 128 };
+typedef struct {
+    u32 look[1 << LOOK_BITS];
+    i64 largest[16], offsets[16]; /* of codes of 1 to 16 bits: the largest, -1 for none; from code to symbol */
+    u8 symbols[256];
+    u16 skips[1 << SKIP_BITS]; /* of AC: whole codes with their values in the next bits, their bits and coefficients */
+    u64 pairs[1 << PAIR_BITS]; /* of AC: the next one or two codes, see `read_pair` */
+} Codes;
+
+/* The entropy-coded bytes of a JPEG of one scan, and for each component its codes, multipliers and the largest values,
+ * in the order WORKING. */
+typedef struct {
+    const u8 *bytes, *stop;
+    const Codes *dc[MOST_COMPONENTS], *ac[MOST_COMPONENTS];
+    const i16 *steps[MOST_COMPONENTS], *limits[MOST_COMPONENTS];
+} Strips;
+
+/* A scan of any JPEG, as readers/coefficients/encode.py writes it. */
+typedef struct {
+    i64 start, stop, restart, first, last, high, low, count;
+    struct {
+        i64 component, dc, ac; /* dc, ac: numbers of tables, -1 for none */
+    } of[MOST_COMPONENTS];
+} Scan;
+
+typedef struct {
+    const u8 *jpeg;
+    Shape shape;
+    int is_progressive;
+    const Scan *scans;
+    i64 scan_count;
+    const Codes *codes;
+    const i16 *limits; /* [components][LIMITS]: of each coefficient, in the order SPARSE; the least of them */
+} Encoding;
+
+typedef struct {
+    const char *name;
+    i64 (*encode)(const Encoding *, u8 *out, i64 room);
+    int (*decode_box)(const u8 *data, i64 total, const Shape *, const Region *, Target);
+    int (*resize_box)(const u8 *data, i64 total, const Shape *, const Region *, const Resize *, Target);
+    int (*decode_strips)(const Strips *, const Shape *, const Region *, Target);
+    int (*resize_strips)(const Strips *, const Shape *, const Region *, const Resize *, Target);
+} Codec;
+
+extern const Codec codec_avx2, codec_avx2_tables, codec_base, codec_plain;
+extern u64 codec_spread[256], codec_squeeze[256]; /* of each mask of a tile: orders of bytes */
+extern u8 codec_working[256]; /* of each coefficient of a JPEG: its place in WORKING; 64 beyond the last */
+extern u8 codec_sparse[256];  /* the same in SPARSE, in bytes; 0, the place of the DC, beyond the last */
+
+void codec_start(void);
+const Codec *codec_choose(const char *name);
+i64 find_marker(const u8 *source, i64 at, i64 stop);
+int unstuff(const u8 *source, const u8 *stop, u8 *target, i64 *begins, i64 parts);
+i64 copy_clean(const u8 *source, const u8 *stop, u8 *target);
+void build_codes(const u8 *counts, const u8 *symbols, int is_raw, Codes *codes);
+
+static inline i64 blocks_down(const Shape *s, int component) {
+    i64 side = component ? 8 * s->down : 8;
+    return (s->height + side - 1) / side;
+}
+static inline i64 blocks_across(const Shape *s, int component) {
+    i64 side = component ? 8 * s->across : 8;
+    return (s->width + side - 1) / side;
+}
+/* Where the index of an image is, and where its rows begin. */
+static inline i64 index_at(const Shape *s) { return HEADER_BYTES + TABLE_BYTES * s->components; }
+static inline i64 rows_at(const Shape *s) {
+    return index_at(s) + 4 * (blocks_down(s, 0) + (s->components - 1) * blocks_down(s, 1) + 1);
+}
+#endif

@@ -1,0 +1,366 @@
+/* readers.coefficients.native: the functions of Python, in the limited API of 3.11.
+ *
+ * Each checks that its arguments fit one another, so that no caller in Python can lead it outside of its buffers, and
+ * raises ValueError otherwise; what an image says is checked where it is read. The interpreter's lock is released.
+ *
+ *   shape   (height, width, components, across, down) of the image as stored
+ *   region  (size, is_fancy, top, left, height, width): a box at size / 8 of its sides
+ *   resize  (rows, columns, top, left, flips): the size of the whole box, and the corner of what is wanted
+ *   tables  (numbers, values, codes): uint8 [2 components], the number of the table of DC of each, then of AC; int16
+ *           [components, 2, 64], multipliers and largest values in the order WORKING; the tables */
+#define Py_LIMITED_API 0x030B0000
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include "codec.h"
+#include <stdlib.h>
+#include <string.h>
+
+static const Codec *codec;
+
+static int refuse(const char *what) {
+    PyErr_Format(PyExc_ValueError, "native: %s", what);
+    return 1;
+}
+
+static int check_shape(const Shape *s) {
+    int is_sampled = (s->across == 1 || s->across == 2) && (s->down == 1 || s->down == 2);
+    if (s->height < 1 || s->width < 1 || s->height > MOST_SIDE || s->width > MOST_SIDE || !is_sampled ||
+        !(s->components == 3 || (s->components == 1 && s->across == 1 && s->down == 1)))
+        return refuse("shape");
+    return 0;
+}
+static int check_region(const Shape *s, const Region *r) {
+    if (r->size != 8 && r->size != 4 && r->size != 2 && r->size != 1) return refuse("size");
+    i64 height = (s->height * r->size + 7) / 8, width = (s->width * r->size + 7) / 8;
+    if (r->top < 0 || r->left < 0 || r->height < 1 || r->width < 1 || r->height > height - r->top ||
+        r->width > width - r->left)
+        return refuse("region");
+    return 0;
+}
+
+/* What a function writes to, [height, width, 3] of uint8 or float32. */
+typedef struct {
+    Py_buffer view;
+    Target target;
+    i64 height, width;
+} Output;
+
+static int open_output(PyObject *object, Output *out) {
+    if (PyObject_GetBuffer(object, &out->view, PyBUF_STRIDES | PyBUF_WRITABLE)) return 1;
+    const Py_buffer *v = &out->view;
+    if (v->ndim != 3 || v->shape[2] != 3 || (v->itemsize != 1 && v->itemsize != 4)) {
+        PyBuffer_Release(&out->view);
+        return refuse("out: [height, width, 3]");
+    }
+    out->target = (Target){v->buf, v->strides[0], v->strides[2]};
+    out->height = v->shape[0], out->width = v->shape[1];
+    return 0;
+}
+/* The strides of a side of one pixel are anything. */
+static int has_step(const Py_buffer *v, i64 bytes) { return v->shape[1] == 1 || v->strides[1] == bytes; }
+static int is_interleaved(const Py_buffer *v) { return v->strides[2] == v->itemsize && has_step(v, 3 * v->itemsize); }
+
+static int check_pixels(const Region *r, const Output *out) {
+    if (out->view.itemsize != 1 || !is_interleaved(&out->view) || out->height != r->height || out->width != r->width)
+        return refuse("out: uint8 of the size of the region");
+    return 0;
+}
+/* scaling: float32 [2, 3], what is multiplied by and added for each colour, or None for uint8. */
+static int read_resize(const Region *r, const Output *out, PyObject *scaling, int is_fused, Resize *to) {
+    const Py_buffer *v = &out->view;
+    to->height = out->height, to->width = out->width;
+    if (to->rows < 1 || to->columns < 1 || to->rows > MOST_RESIZED || to->columns > MOST_RESIZED ||
+        r->height > MOST_SHRINK * to->rows || r->width > MOST_SHRINK * to->columns || to->top < 0 || to->left < 0 ||
+        to->height < 1 || to->width < 1 || to->height > to->rows - to->top || to->width > to->columns - to->left)
+        return refuse("resize");
+    if (scaling == Py_None) {
+        to->kind = BYTES;
+        return v->itemsize == 1 && is_interleaved(v) ? 0 : refuse("out: uint8, a line without gaps");
+    }
+    Py_buffer factors;
+    if (PyObject_GetBuffer(scaling, &factors, PyBUF_SIMPLE)) return 1;
+    int fits = factors.len == 6 * sizeof(float) && v->itemsize == 4 && (is_interleaved(v) || has_step(v, 4));
+    if (fits) {
+        const float *both = factors.buf;
+        to->kind = !is_interleaved(v) ? PLANES : is_fused ? FUSED : FLOATS;
+        for (int k = 0; k < 48; k++) {
+            int n = k % 24;
+            to->factors[k] = both[3 * (k / 24) + (to->kind == PLANES ? n / 8 : n % 3)];
+        }
+    }
+    PyBuffer_Release(&factors);
+    return fits ? 0 : refuse("out: float32, a line without gaps, and scaling float32 [2, 3]");
+}
+
+#define SHAPE(s) &(s).height, &(s).width, &(s).components, &(s).across, &(s).down
+#define REGION(r) &(r).size, &(r).is_fancy, &(r).top, &(r).left, &(r).height, &(r).width
+#define RESIZE(z) &(z).rows, &(z).columns, &(z).top, &(z).left, &(z).flips
+#define WITHOUT_LOCK(expression)                                                                                       \
+    Py_BEGIN_ALLOW_THREADS expression;                                                                                 \
+    Py_END_ALLOW_THREADS
+
+static PyObject *result_of(int status) { return status == NO_MEMORY ? PyErr_NoMemory() : PyLong_FromLong(status); }
+
+/* decode(data, shape, region, out): coefficients, the header of which fits `shape`. Returns 0 or a reason. */
+static PyObject *py_decode(PyObject *self, PyObject *args) {
+    Py_buffer data;
+    PyObject *object;
+    Shape s;
+    Region r;
+    Output out;
+    int status = -1;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "y*(LLLLL)(LLLLLL)O", &data, SHAPE(s), REGION(r), &object)) return NULL;
+    if (!check_shape(&s) && !check_region(&s, &r) && !open_output(object, &out)) {
+        if (data.len < rows_at(&s) + TAIL_BYTES) refuse("data");
+        else if (!check_pixels(&r, &out)) { WITHOUT_LOCK(status = codec->decode_box(data.buf, data.len, &s, &r, out.target)) }
+        PyBuffer_Release(&out.view);
+    }
+    PyBuffer_Release(&data);
+    return status < 0 ? NULL : result_of(status);
+}
+
+/* decode_resized(data, shape, region, resize, out, scaling, is_fused): the same, resized. */
+static PyObject *py_decode_resized(PyObject *self, PyObject *args) {
+    Py_buffer data;
+    PyObject *object, *scaling;
+    Shape s;
+    Region r;
+    Resize to = {0};
+    Output out;
+    int status = -1, is_fused;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "y*(LLLLL)(LLLLLL)(LLLLL)OOp", &data, SHAPE(s), REGION(r), RESIZE(to), &object, &scaling,
+                          &is_fused))
+        return NULL;
+    if (!check_shape(&s) && !check_region(&s, &r) && !open_output(object, &out)) {
+        if (data.len < rows_at(&s) + TAIL_BYTES) refuse("data");
+        else if (!read_resize(&r, &out, scaling, is_fused, &to)) {
+            WITHOUT_LOCK(status = codec->resize_box(data.buf, data.len, &s, &r, &to, out.target))
+        }
+        PyBuffer_Release(&out.view);
+    }
+    PyBuffer_Release(&data);
+    return status < 0 ? NULL : result_of(status);
+}
+
+/* The tables of a JPEG of one scan. */
+typedef struct {
+    Py_buffer numbers, values, codes;
+} Tables;
+
+static int read_tables(const Shape *s, const Tables *t, Strips *strips) {
+    const u8 *numbers = t->numbers.buf;
+    i64 n = s->components, count = t->codes.len / (i64)sizeof(Codes);
+    if (t->numbers.len != 2 * n || t->values.len != n * 2 * BLOCK_BYTES) return refuse("tables");
+    for (int c = 0; c < n; c++) {
+        if (numbers[c] >= count || numbers[n + c] >= count) return refuse("tables");
+        strips->dc[c] = (const Codes *)t->codes.buf + numbers[c], strips->ac[c] = (const Codes *)t->codes.buf + numbers[n + c];
+        strips->steps[c] = (const i16 *)t->values.buf + 128 * c, strips->limits[c] = strips->steps[c] + 64;
+    }
+    return 0;
+}
+static void release_tables(Tables *t) {
+    PyBuffer_Release(&t->numbers), PyBuffer_Release(&t->values), PyBuffer_Release(&t->codes);
+}
+/* The entropy-coded bytes from `start` on into memory that the caller frees. */
+static int read_strips(const Py_buffer *jpeg, i64 start, Strips *strips, u8 **memory) {
+    i64 bytes = jpeg->len - start;
+    const u8 *source = (const u8 *)jpeg->buf + start;
+    *memory = malloc((size_t)(bytes + SPARE_BYTES));
+    if (!*memory) return NO_MEMORY;
+    i64 count = copy_clean(source, source + bytes, *memory);
+    if (count < 0) return LEFT_TO_LIBJPEG;
+    memset(*memory + count, 0, SPARE_BYTES);
+    strips->bytes = *memory, strips->stop = *memory + count;
+    return 0;
+}
+static int run_strips(const Py_buffer *jpeg, i64 start, Strips *strips, const Shape *s, const Region *r, const Resize *to,
+                      Target target) {
+    u8 *memory;
+    int status = read_strips(jpeg, start, strips, &memory);
+    if (!status)
+        status = to ? codec->resize_strips(strips, s, r, to, target) : codec->decode_strips(strips, s, r, target);
+    free(memory);
+    return status;
+}
+
+/* decode_jpeg(jpeg, start, tables, shape, region, out): a JPEG whose entropy-coded bytes begin at `start`. */
+static PyObject *py_decode_jpeg(PyObject *self, PyObject *args) {
+    Py_buffer jpeg;
+    Tables t;
+    PyObject *object;
+    Shape s;
+    Region r;
+    Output out;
+    Strips strips;
+    i64 start;
+    int status = -1;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "y*L(y*y*y*)(LLLLL)(LLLLLL)O", &jpeg, &start, &t.numbers, &t.values, &t.codes, SHAPE(s),
+                          REGION(r), &object))
+        return NULL;
+    if (!check_shape(&s) && !check_region(&s, &r) && !read_tables(&s, &t, &strips) && !open_output(object, &out)) {
+        if (start < 0 || start > jpeg.len) refuse("start");
+        else if (!check_pixels(&r, &out)) { WITHOUT_LOCK(status = run_strips(&jpeg, start, &strips, &s, &r, NULL, out.target)) }
+        PyBuffer_Release(&out.view);
+    }
+    release_tables(&t);
+    PyBuffer_Release(&jpeg);
+    return status < 0 ? NULL : result_of(status);
+}
+
+/* decode_jpeg_resized(jpeg, start, tables, shape, region, resize, out, scaling, is_fused): the same, resized. */
+static PyObject *py_decode_jpeg_resized(PyObject *self, PyObject *args) {
+    Py_buffer jpeg;
+    Tables t;
+    PyObject *object, *scaling;
+    Shape s;
+    Region r;
+    Resize to = {0};
+    Output out;
+    Strips strips;
+    i64 start;
+    int status = -1, is_fused;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "y*L(y*y*y*)(LLLLL)(LLLLLL)(LLLLL)OOp", &jpeg, &start, &t.numbers, &t.values, &t.codes,
+                          SHAPE(s), REGION(r), RESIZE(to), &object, &scaling, &is_fused))
+        return NULL;
+    if (!check_shape(&s) && !check_region(&s, &r) && !read_tables(&s, &t, &strips) && !open_output(object, &out)) {
+        if (start < 0 || start > jpeg.len) refuse("start");
+        else if (!read_resize(&r, &out, scaling, is_fused, &to)) {
+            WITHOUT_LOCK(status = run_strips(&jpeg, start, &strips, &s, &r, &to, out.target))
+        }
+        PyBuffer_Release(&out.view);
+    }
+    release_tables(&t);
+    PyBuffer_Release(&jpeg);
+    return status < 0 ? NULL : result_of(status);
+}
+
+static int check_scans(const Encoding *e, i64 bytes, i64 count) {
+    int is_progressive = e->is_progressive;
+    for (i64 k = 0; k < e->scan_count; k++) {
+        const Scan *s = &e->scans[k];
+        if (s->start < 0 || s->stop < s->start || s->stop > bytes || s->restart < 0 || s->first < 0 || s->last < s->first ||
+            s->last > 63 || s->high < 0 || s->low < 0 || s->low > 13 || s->count < 1 || s->count > e->shape.components ||
+            (is_progressive && s->first && s->count > 1) || (is_progressive && !s->first && s->last))
+            return refuse("scans");
+        for (i64 c = 0; c < s->count; c++) {
+            i64 component = s->of[c].component, dc = s->of[c].dc, ac = s->of[c].ac;
+            int needs_dc = !is_progressive || (!s->first && !s->high), needs_ac = !is_progressive || s->first;
+            if (component < 0 || component >= e->shape.components || (c && component <= s->of[c - 1].component) ||
+                dc >= count || ac >= count || (needs_dc && dc < 0) || (needs_ac && ac < 0))
+                return refuse("scans");
+        }
+    }
+    /* blocks are packed as they are read where a single sequential scan has them all */
+    if (!is_progressive && e->scan_count == 1 && e->scans[0].count != e->shape.components) return refuse("scans");
+    return 0;
+}
+
+/* encode(jpeg, shape, is_progressive, scans, codes, limits, room): scans: int64 [scans, 17], as `Scan`; limits: int16
+ * [components, 65]. Returns coefficients of at most `room` bytes as a bytearray, in which header and multipliers are still
+ * to be written, or a reason. */
+static PyObject *py_encode(PyObject *self, PyObject *args) {
+    Py_buffer jpeg, scans, codes, limits;
+    Encoding e;
+    PyObject *made = NULL;
+    i64 room;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "y*(LLLLL)py*y*y*L", &jpeg, SHAPE(e.shape), &e.is_progressive, &scans, &codes, &limits, &room))
+        return NULL;
+    e.jpeg = jpeg.buf, e.scans = scans.buf, e.scan_count = scans.len / (i64)sizeof(Scan);
+    e.codes = codes.buf, e.limits = limits.buf;
+    int fits = !check_shape(&e.shape) && !check_scans(&e, jpeg.len, codes.len / (i64)sizeof(Codes));
+    if (fits && (limits.len != e.shape.components * 2 * LIMITS || e.scan_count < 1 || room > UINT32_MAX ||
+                 room < rows_at(&e.shape) + TAIL_BYTES))
+        fits = !refuse("limits or room");
+    if (fits) made = PyByteArray_FromStringAndSize(NULL, room + 12 * blocks_across(&e.shape, 0) + 16);
+    if (made) {
+        i64 total;
+        u8 *out = (u8 *)PyByteArray_AsString(made);
+        WITHOUT_LOCK(total = codec->encode(&e, out, room))
+        if (total <= 0) {
+            Py_DecRef(made);
+            made = result_of((int)-total);
+        } else if (PyByteArray_Resize(made, total)) {
+            Py_DecRef(made);
+            made = NULL;
+        }
+    }
+    PyBuffer_Release(&jpeg), PyBuffer_Release(&scans), PyBuffer_Release(&codes), PyBuffer_Release(&limits);
+    return made;
+}
+
+/* build_codes(counts, symbols, is_raw): a table, as bytes. counts: 16 bytes, symbols: as many as they say, at most 256. */
+static PyObject *py_build_codes(PyObject *self, PyObject *args) {
+    Py_buffer counts, symbols;
+    PyObject *made = NULL;
+    int is_raw, sum = 0;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "y*y*p", &counts, &symbols, &is_raw)) return NULL;
+    for (Py_ssize_t k = 0; k < counts.len; k++) sum += ((const u8 *)counts.buf)[k];
+    if (counts.len != 16 || symbols.len != sum || sum > 256) refuse("counts");
+    else made = PyBytes_FromStringAndSize(NULL, sizeof(Codes));
+    Codes *codes = made ? malloc(sizeof(Codes)) : NULL;
+    if (codes) {
+        u8 all[256] = {0};
+        memcpy(all, symbols.buf, (size_t)sum);
+        build_codes(counts.buf, all, is_raw, codes);
+        memcpy(PyBytes_AsString(made), codes, sizeof(Codes));
+    } else if (made) {
+        Py_DecRef(made);
+        made = PyErr_NoMemory();
+    }
+    free(codes);
+    PyBuffer_Release(&counts), PyBuffer_Release(&symbols);
+    return made;
+}
+
+/* find_marker(data, at): the first marker other than a restart from byte `at` on; len(data) for none. */
+static PyObject *py_find_marker(PyObject *self, PyObject *args) {
+    Py_buffer data;
+    i64 at;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "y*L", &data, &at)) return NULL;
+    i64 place = at < 0 ? data.len : find_marker(data.buf, at, data.len);
+    PyBuffer_Release(&data);
+    return PyLong_FromLongLong(place);
+}
+
+/* choose(name=""): take a variant by name, or the best for this CPU; its name. For tests and measurements. */
+static PyObject *py_choose(PyObject *self, PyObject *args) {
+    const char *name = "";
+    (void)self;
+    if (!PyArg_ParseTuple(args, "|s", &name)) return NULL;
+    const Codec *one = codec_choose(name);
+    if (!one) {
+        PyErr_Format(PyExc_ValueError, "this CPU has no variant %s", name);
+        return NULL;
+    }
+    codec = one;
+    return PyUnicode_FromString(codec->name);
+}
+
+#define METHOD(name) {#name, py_##name, METH_VARARGS, NULL}
+static PyMethodDef methods[] = {METHOD(decode),      METHOD(decode_resized), METHOD(decode_jpeg), METHOD(decode_jpeg_resized),
+                                METHOD(encode),      METHOD(build_codes),    METHOD(find_marker), METHOD(choose),
+                                {NULL, NULL, 0, NULL}};
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "native", NULL, -1, methods, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit_native(void) {
+    codec_start();
+    codec = codec_choose("");
+    PyObject *module = PyModule_Create(&definition);
+#ifdef __clang__
+    const char *compiler = "Clang";
+#else
+    const char *compiler = "GCC";
+#endif
+    if (module && PyModule_AddStringConstant(module, "COMPILER", compiler)) {
+        Py_DecRef(module);
+        return NULL;
+    }
+    return module;
+}

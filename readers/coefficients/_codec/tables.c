@@ -1,0 +1,196 @@
+/* What is as quick on every CPU: tables, bytes of scans; and which variant a CPU takes. */
+#include "codec.h"
+#include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+u64 codec_spread[256], codec_squeeze[256];
+u8 codec_working[256], codec_sparse[256];
+
+static u64 load(const u8 *at) {
+    u64 v;
+    memcpy(&v, at, 8);
+    return v;
+}
+
+static int has_ff(u64 v) {
+    u64 n = ~v;
+    return ((n - 0x0101010101010101ull) & v & 0x8080808080808080ull) != 0;
+}
+
+void codec_start(void) {
+    for (int mask = 0; mask < 256; mask++) {
+        u64 spread = 0, squeeze = 0;
+        int count = 0;
+        for (int bit = 0; bit < 8; bit++) {
+            if (mask >> bit & 1) {
+                squeeze |= (u64)bit << 8 * count;
+                spread |= (u64)count++ << 8 * bit;
+            } else
+                spread |= 0x80ull << 8 * bit;
+        }
+        for (; count < 8; count++) squeeze |= 0x80ull << 8 * count;
+        codec_spread[mask] = spread, codec_squeeze[mask] = squeeze;
+    }
+    memset(codec_working, 64, sizeof codec_working);
+    static const u8 vectors[4] = {0, 2, 1, 3}; /* lines (0, 4), (2, 6), (1, 5), (3, 7) of WORKING */
+    int line = 0, column = 0;
+    for (int k = 0; k < 64; k++) { /* the zigzag of T.81, figure A.6 */
+        codec_working[k] = (u8)(16 * vectors[line & 3] + 2 * column + (line >> 2));
+        codec_sparse[k] = (u8)(2 * (16 * (line >> 1) + 8 * (column >> 2) + 2 * (column & 3) + (line & 1)));
+        int is_up = ((line + column) & 1) == 0;
+        if (is_up ? column == 7 : line == 7) line += is_up, column += !is_up;
+        else if (is_up) column++, line -= line > 0;
+        else line++, column -= column > 0;
+    }
+}
+
+#if defined(__x86_64__)
+static int has_avx2(int *is_slow) {
+    unsigned a, b, c, d, family;
+    if (!__get_cpuid(1, &a, &b, &c, &d)) return 0;
+    if (!(c >> 27 & 1) || !(c >> 12 & 1) || !(c >> 28 & 1)) return 0; /* OSXSAVE, FMA, AVX */
+    family = (a >> 8 & 15) + (a >> 20 & 255);
+    unsigned low, high;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    if ((low & 6) != 6) return 0;
+    __get_cpuid(0, &a, &b, &c, &d);
+    int is_amd = b == 0x68747541;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 0;
+    *is_slow = !(b >> 8 & 1) || (is_amd && family < 0x19);
+    return b >> 5 & 1;
+}
+#endif
+
+const Codec *codec_choose(const char *name) {
+    const Codec *codecs[4] = {0};
+    int count = 0;
+#if defined(__x86_64__)
+    int is_slow = 0, has = has_avx2(&is_slow);
+    if (has && !is_slow) codecs[count++] = &codec_avx2;
+    if (has) codecs[count++] = &codec_avx2_tables;
+    if (__builtin_cpu_supports("sse4.2")) codecs[count++] = &codec_base;
+#else
+    codecs[count++] = &codec_base;
+#endif
+    codecs[count++] = &codec_plain;
+    for (int k = 0; k < count; k++)
+        if (!*name || !strcmp(name, codecs[k]->name)) return codecs[k];
+    return 0;
+}
+
+/* The first marker other than a restart in source[at, stop); `stop` for none. */
+i64 find_marker(const u8 *source, i64 at, i64 stop) {
+    while (at + 1 < stop) {
+        const u8 *next = memchr(source + at, 0xFF, (size_t)(stop - 1 - at));
+        if (!next) break;
+        u8 marker = next[1];
+        at = next - source;
+        if (marker != 0 && marker != 0xFF && (marker < 0xD0 || marker > 0xD7)) return at;
+        at++;
+    }
+    return stop;
+}
+
+/* Copies what is free of FF, eight bytes at a time. */
+static const u8 *copy_plain(const u8 *source, const u8 *stop, u8 **target) {
+    for (; stop - source >= 8 && !has_ff(load(source)); source += 8, *target += 8) memcpy(*target, source, 8);
+    return source;
+}
+
+/* The bytes of a scan without stuffing and restart markers, into target[stop - source]; begins: [2][parts], where the
+ * restart intervals begin and end. */
+int unstuff(const u8 *source, const u8 *stop, u8 *target, i64 *begins, i64 parts) {
+    i64 part = 0;
+    u8 *out = target;
+    begins[0] = 0;
+    while ((source = copy_plain(source, stop, &out)) < stop) {
+        u8 byte = *source++;
+        if (byte == 0xFF) {
+            while (source < stop && *source == 0xFF) source++;
+            if (source == stop) return TRUNCATED;
+            u8 marker = *source++;
+            if (marker) {
+                if (part == parts - 1 || marker != 0xD0 + (part & 7)) return RESTART_OUT_OF_TURN;
+                begins[parts + part] = out - target;
+                begins[++part] = out - target;
+                continue;
+            }
+        }
+        *out++ = byte;
+    }
+    begins[parts + part] = out - target;
+    return part == parts - 1 ? 0 : TOO_FEW_RESTARTS;
+}
+
+/* The same of a scan that the end marker follows, with no other marker in between: how many bytes; -1 for others. */
+i64 copy_clean(const u8 *source, const u8 *stop, u8 *target) {
+    u8 *out = target;
+    while ((source = copy_plain(source, stop, &out)) < stop) {
+        u8 byte = *source++;
+        if (byte == 0xFF) {
+            if (source < stop && *source == 0xD9) return out - target;
+            if (source == stop || *source) break;
+            source++;
+        }
+        *out++ = byte;
+    }
+    return -1;
+}
+
+/* From an index of the next PAIR_BITS bits: the step of the code in them, 0 where it is longer. */
+static u32 whole_step(const Codes *codes, u32 index) {
+    u32 step = codes->look[(index & ((1 << PAIR_BITS) - 1)) >> (PAIR_BITS - LOOK_BITS)];
+    if (step) return step;
+    i64 code = index & ((1 << PAIR_BITS) - 1);
+    if (code > codes->largest[PAIR_BITS - 1]) return 0;
+    u32 symbol = codes->symbols[(code + codes->offsets[PAIR_BITS - 1]) & 255], size = symbol & 15;
+    u32 count = size == 0 && symbol != 0xF0 ? END_OF_BLOCK : (symbol >> 4) + 1;
+    return (PAIR_BITS + size) | PAIR_BITS << 8 | size << 16 | count << 24;
+}
+static u64 pair_of(const Codes *codes, u32 index) {
+    u32 a = whole_step(codes, index), used = a & 31, b = 0;
+    if (a == 0 || used > 28) return 64ull << 16; /* to be read singly */
+    if (a >> 24 < END_OF_BLOCK && used < PAIR_BITS) {
+        b = whole_step(codes, index << used);
+        if (b && ((b >> 8 & 31) > PAIR_BITS - used || used + (b & 31) > 28)) b = 0;
+    }
+    u64 first = a >> 24, second = first + (b >> 24), all = used + (b & 31);
+    return all | first << 8 | second << 16 | (u64)(a >> 8 & 31) << 24 | (u64)(a >> 16 & 15) << 32 |
+           (u64)(b ? used + (b >> 8 & 31) : 0) << 40 | (u64)(b >> 16 & 15) << 48;
+}
+static u16 skip_of(const Codes *codes, u32 index) {
+    u32 used = 0, count = 0;
+    while (used < SKIP_BITS && count < END_OF_BLOCK) {
+        u32 rest = index << used & ((1 << SKIP_BITS) - 1), step = codes->look[rest >> (SKIP_BITS - LOOK_BITS)];
+        if (step == 0 || (step >> 8 & 31) > SKIP_BITS - used || used + (step & 31) > 28) break;
+        if (count + (step >> 24) > 63 + END_OF_BLOCK) break;
+        used += step & 31, count += step >> 24;
+    }
+    return (u16)(count << 5 | used);
+}
+
+/* counts: codes of 1 to 16 bits, which are a prefix code; symbols: [256], of its codes and any more. is_raw: of DC or of
+ * a progressive scan, where no code ends a block alone. */
+void build_codes(const u8 *counts, const u8 *symbols, int is_raw, Codes *codes) {
+    i64 code = 0, number = 0;
+    memset(codes, 0, sizeof *codes);
+    for (int bits = 1; bits <= 16; bits++) {
+        codes->offsets[bits - 1] = number - code;
+        for (int k = 0; k < counts[bits - 1]; k++, code++, number++) {
+            u32 symbol = symbols[number & 255], size = symbol & 15, count = (symbol >> 4) + 1;
+            codes->symbols[number & 255] = (u8)symbol;
+            if (size == 0 && symbol != 0xF0 && !is_raw) count = END_OF_BLOCK;
+            if (bits <= LOOK_BITS)
+                for (i64 at = 0; at < 1 << (LOOK_BITS - bits); at++)
+                    codes->look[((code << (LOOK_BITS - bits)) + at) & ((1 << LOOK_BITS) - 1)] =
+                        (bits + size) | (u32)bits << 8 | size << 16 | count << 24;
+        }
+        codes->largest[bits - 1] = counts[bits - 1] ? code - 1 : -1;
+        code <<= 1;
+    }
+    if (is_raw) return;
+    for (u32 index = 0; index < 1 << SKIP_BITS; index++) codes->skips[index] = skip_of(codes, index);
+    for (u32 index = 0; index < 1 << PAIR_BITS; index++) codes->pairs[index] = pair_of(codes, index);
+}
