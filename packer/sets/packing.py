@@ -33,17 +33,19 @@ from packer.formats import format_named, writable_formats
 from packer.formats.base import Arena
 from packer.output import local_output, output_errors
 from packer.sets.change import Change
-from packer.sets.pieces import Piece, PieceColumns, open_pieces
-from packer.sets.table import SaveResult, SetTable, Step, operation, origin_of, table, write_table
-from packer.sets.unify import (
+from packer.sets.pieces import (
+    Piece,
+    PieceColumns,
     check_alike,
     check_targets,
     decode_of,
+    open_pieces,
     renumbering,
     target_forms,
     unified_classes,
     unified_fields,
 )
+from packer.sets.table import SaveResult, SetTable, Step, operation, origin_of, table, write_table
 from packer.sources import Source, open_source
 from packer.sources.base import (
     ListingBuilder,
@@ -284,8 +286,8 @@ def append(
     """Add the samples of a source to a packed set, in shards of their own; the shards that are there stay as they are.
 
     path: the set.
-    source: anything that `packer.convert` takes. The shards of a packed set that is like this one (`packer.sets.unify`)
-        are linked, and no byte of them is written.
+    source: anything that `packer.convert` takes. The shards of a packed set that is like this one
+        (`packer.sets.pieces`) are linked, and no byte of them is written.
     split: the only split to take, or the name for a source without splits.
     existing: samples whose key the split has already are an error ("raise"), or left out ("skip").
     shards: size or samples of the new shards.
