@@ -15,7 +15,6 @@ import collections
 import logging
 import math
 import os
-import shutil
 import tempfile
 import time
 import warnings
@@ -42,7 +41,7 @@ from packer.conversion.commit import replaced_set
 from packer.conversion.journal import Journal
 from packer.conversion.ops import check_fields, check_ops
 from packer.conversion.options import Choose, ConvertOptions, Images, Run, Shards, takes_old_names
-from packer.conversion.pack import Cancelled, ShardTask, pack_shard
+from packer.conversion.pack import Cancelled, ShardTask, check_room, pack_shard
 from packer.conversion.plan import check_listing, make_plan
 from packer.conversion.result import ConvertResult, Summary, link_warnings
 from packer.conversion.saved import JOB_FILE, Job, Prepared, load_job
@@ -195,16 +194,12 @@ def _pack(source: Source, options: ConvertOptions, prepared: Prepared, split: st
     rows = np.arange(count) * (len(listing.splits[split]) // count if listing.shuffles else 1)
     with tempfile.TemporaryDirectory(prefix="packer-dry-run-") as folder:
         Path(folder, WORK_FOLDER).mkdir()
-        task = ShardTask(
-            source=source,
-            spec=prepared.plan.specs[split],
-            samples=SomeSamples(listing.splits[split], rows),
-            options=replace(options, on_error="skip"),
-            skip_strays=listing.skip_strays,
-            out=Path(folder),
-            shard=prepared.plan.shards[0].name,
-            where=listing.where,
+        shard = (
+            prepared.plan.shards[0].name,
+            prepared.plan.specs[split],
+            SomeSamples(listing.splits[split], rows),
         )
+        task = ShardTask.of(source, listing, replace(options, on_error="skip"), Path(folder), shard)
         started = time.perf_counter()
         meta = pack_shard(task, TaskCounter(None, 0))
         return time.perf_counter() - started, meta.shard.bytes
@@ -389,10 +384,20 @@ class Conversion:
             human_bytes(sum(plan.shards[number].source_bytes for number in numbers) / max(1, len(metas))),
         )
         size = sum(shard.source_bytes for shard in shards)
-        self._check_space(size)
+        check_room(self._out, size, self._options)
         done = run_shards(
             pack_shard,
-            (self._task(journal, number, prepared) for number in missing),
+            (
+                ShardTask.of(
+                    self._source,
+                    listing,
+                    self._options,
+                    journal.out,
+                    (plan.shards[number].name, plan.specs[plan.shards[number].split], prepared.samples(number)),
+                    plan.fingerprint,
+                )
+                for number in missing
+            ),
             len(shards),
             self._workers.at_most(listing.max_workers),
             self._watcher,
@@ -402,20 +407,6 @@ class Conversion:
         )
         metas |= zip(missing, done, strict=True)
         return [meta for meta in metas.values() if meta is not None], resumed
-
-    def _task(self, journal: Journal, number: int, prepared: Prepared) -> ShardTask:
-        shard = prepared.plan.shards[number]
-        return ShardTask(
-            source=self._source,
-            spec=prepared.plan.specs[shard.split],
-            samples=prepared.samples(number),
-            options=self._options,
-            skip_strays=prepared.listing.skip_strays,
-            out=journal.out,
-            shard=shard.name,
-            where=prepared.listing.where,
-            plan=prepared.plan.fingerprint,
-        )
 
     def _compare(self, journal: Journal, prepared: Prepared, numbers: Sequence[int], *, is_set: bool = False) -> None:
         """Refuse shards, or the set, that were packed of another state of the source.
@@ -455,14 +446,6 @@ class Conversion:
             raise OutputError(
                 f"{self._out}: {self._source.title} is not what it was when that was packed: {wrong}; pass "
                 f"overwrite=True to pack all of it again, or choose another output"
-            )
-
-    def _check_space(self, needed: int) -> None:
-        """Refuse before the first byte what cannot fit; re-encoding makes sizes unknowable."""
-        free = shutil.disk_usage(self._out).free
-        if self._options.images.encoding is None and needed > free:
-            raise OutputError(
-                f"{self._out}: needs {needed:,} bytes, {free:,} are free there; make room, or choose another output"
             )
 
     def _planned(self, prepared: Prepared) -> ConvertResult:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,14 +17,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cache.errors import OutputError, SourceError
+from cache.errors import SourceError
 from cache.messages import Silent, Watcher, plural, quoted
 from packer import __version__
 from packer.columns import PartColumns, PartMeta, load_part
 from packer.conversion.choice import select
 from packer.conversion.ops import check_fields, check_ops, recorded_op
 from packer.conversion.options import ConvertOptions, Images, Reencode, Run, Shards, refuse_others, takes_old_names
-from packer.conversion.pack import ShardTask, pack_shard
+from packer.conversion.pack import ShardTask, check_room, pack_shard
 from packer.conversion.plan import Plan, check_listing, check_splits, make_plan
 from packer.conversion.result import refuse_unlike
 from packer.documents import has_checksums
@@ -72,7 +71,6 @@ __all__ = [
     "NewShards",
     "add_field",
     "append",
-    "check_room",
     "extended_index",
     "options_like",
     "pack",
@@ -131,13 +129,6 @@ def recorded_options(root: Path, info: DatasetInfo, options: ConvertOptions) -> 
         ) from error
 
 
-def check_room(root: Path, needed: int) -> None:
-    """Raise OutputError where the disk of a set has less room than this."""
-    free = shutil.disk_usage(root).free
-    if needed > free:
-        raise OutputError(f"{root}: needs {needed:,} bytes, {free:,} are free there; make room")
-
-
 def pack(
     change: Change,
     source: Source,
@@ -166,18 +157,14 @@ def pack(
             if not any(map(change.place.kind, names)):
                 break
         shards += [shard._replace(name=name) for shard, name in zip(of_split, names, strict=True)]
-    if options.images.encoding is None:
-        check_room(change.root, plan.source_bytes)
+    check_room(change.root, plan.source_bytes, options)
     tasks = (
-        ShardTask(
-            source=source,
-            spec=plan.specs[shard.split],
-            samples=SomeSamples(listing.splits[shard.split], shard.indices),
-            options=options,
-            skip_strays=listing.skip_strays,
-            out=change.root,
-            shard=shard.name,
-            where=listing.where,
+        ShardTask.of(
+            source,
+            listing,
+            options,
+            change.root,
+            (shard.name, plan.specs[shard.split], SomeSamples(listing.splits[shard.split], shard.indices)),
         )
         for shard in shards
     )
