@@ -26,12 +26,12 @@ from cache.errors import BadNameError, BadSampleError, OutputError, SourceError,
 from cache.messages import Silent, Watcher
 from packer.columns import PartMeta
 from packer.conversion.commit import replaced_set
-from packer.conversion.job import Job
 from packer.conversion.journal import Journal
 from packer.conversion.ops import check_ops
 from packer.conversion.options import ConvertOptions, Images, Shards, refuse_others, takes_old_names
 from packer.conversion.pack import ShardPacker, disk_full
 from packer.conversion.plan import Plan, PlannedShard, default_shard_bytes
+from packer.conversion.saved import Job
 from packer.formats import format_named
 from packer.formats.base import ShardSpec
 from packer.output import local_output

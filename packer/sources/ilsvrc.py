@@ -31,7 +31,7 @@ from cache.errors import BadSampleError, FormatError, MissingExtraError, SourceE
 from cache.files import read_regular
 from cache.messages import listed, plural
 from packer.formats.base import Arena
-from packer.formats.ustar import walk
+from packer.formats.tar import walk
 from packer.sources.base import FieldNames, Places, Source, SourceListing, SplitListing, wanted_split
 from packer.sources.folder import FolderReader, FolderSource
 from packer.sources.layouts import SOLUTION, find_solution, ilsvrc_tars

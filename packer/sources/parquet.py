@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cache.errors import FormatError, MissingExtraError, PackerError, SourceError
-from packer.formats.example import varint_at
+from packer.formats.tfrecord import varint_at
 from packer.sources.streams import PlainFile
 
 __all__ = ["BinaryColumn", "batches_of", "has_child", "open_parquet", "parquet_file", "row_bytes", "translated"]
