@@ -19,7 +19,7 @@ import pipeline as loaders
 import pipeline_sets as sets
 from harness import CONTENDERS, Benchmark, main
 from pipeline_job import Job, MakeLoader, pipeline
-from pipeline_systems import dali_graph
+from pipeline_rows import dali_graph
 from report import PEERS, Claim, Column
 
 CONTENDERS.clear()  # those of pipeline.py

@@ -13,22 +13,397 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-import gpu_kernel
-import gpu_rows
 import pipeline_sets
-from gpu_rows import MakeBatches, Task
-from harness import Benchmark, Contender, base_parser, main
-from machine import cpu_seconds_of_tree, warm
+from harness import Benchmark, Contender, NotHere, base_parser, contender, main, slug
+from machine import cpu_seconds_of_tree, list_tree, warm
+from pipeline_sets import HDF5, TAR
 from report import PEERS, Claim, Column
 
-__all__ = ["measure"]
+# The rows of `gpu.py`. A row takes a `Task`, and returns what its loader is: a function that makes the batches of an
+# epoch.
+#
+# Batches are (images, …) on the device: normalised floats in float16, 224 x 224, a random box, flipped or not.
+
+
+SIZE = 224
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+CODEC, V2 = "ours: torchcodec", "torchvision decode + v2 transforms"
+SHARES = (0.25, "auto")  # of what the GPU can decode, by the CPU; 0 is the row before
+MakeBatches: TypeAlias = Callable[[], Iterable[Any]]
+
+
+@dataclass(frozen=True)
+class Task:
+    """tree: class folders of JPEG files. work: where sets are. threads: for reading and for decoding on the CPU."""
+
+    tree: Path
+    work: Path
+    batch: int
+    threads: int
+    device: str
+
+    def set(self, name: str) -> Path:
+        """A set made by `pipeline_sets`."""
+        folder = self.work / slug(name)
+        if not folder.is_dir():
+            raise NotHere(f"no {folder}; making it failed")
+        return folder
+
+    def cuda(self) -> None:
+        import torch
+
+        if self.device != "cuda":
+            raise NotHere("runs on a GPU only")
+        if not torch.cuda.is_available():
+            raise NotHere("no CUDA device")
+
+
+# --- ours -----------------------------------------------------------------------------------------------------------
+def _ours(task: Task, reader: Any, decoder: Any, cpu_share: Any = 0) -> MakeBatches:
+    import torch
+
+    from cache.errors import MissingExtraError
+    from readers import Decode
+    from readers.augment import Normalize, RandomHorizontalFlip, RandomResizedCrop
+    from readers.loader import ImageLoader
+
+    if task.device == "cuda":
+        task.cuda()
+    try:
+        loader = ImageLoader(
+            reader,
+            task.batch,
+            augment=[RandomResizedCrop(SIZE), RandomHorizontalFlip(), Normalize(MEAN, STD)],
+            decode=Decode(dtype=torch.float16, decoder=decoder, cpu_share=cpu_share),
+            threads=task.threads,
+            device=task.device,
+        )
+    except MissingExtraError as error:
+        raise NotHere(str(error)) from error
+    return lambda: loader
+
+
+def _packed(task: Task) -> Any:
+    import readers
+
+    return readers.open(task.set(HDF5))
+
+
+@contender(CODEC, imports="torch", data=[HDF5], note="readers.loader, one fused kernel")
+def torchcodec(task: Task) -> MakeBatches:
+    return _ours(task, _packed(task), "torchcodec")
+
+
+def _shared(cpu_share: Any) -> None:
+    @contender(f"{CODEC} with cpu_share={cpu_share}", imports="torch", data=[HDF5], note="CPU and GPU decode at once")
+    def shared(task: Task) -> MakeBatches:
+        return _ours(task, _packed(task), "torchcodec", cpu_share)
+
+
+for _share in SHARES:
+    _shared(_share)
+
+
+@contender("ours: torchvision", imports="torch", data=[HDF5], note="readers.loader, one fused kernel")
+def torchvision(task: Task) -> MakeBatches:
+    return _ours(task, _packed(task), "torchvision")
+
+
+@contender("ours: decoded on the CPU", imports="torch", data=[HDF5], note="uint8 of 224 x 224 crosses the bus")
+def on_the_cpu(task: Task) -> MakeBatches:
+    return _ours(task, _packed(task), "cpu")
+
+
+@contender("ours: DALI, external source", imports="torch nvidia.dali", data=[HDF5], note="readers.dali over our reader")
+def dali_external(task: Task) -> MakeBatches:
+    task.cuda()
+    try:
+        from readers.dali import DaliLoader, PipelineOptions, classification
+    except ImportError as error:
+        raise NotHere(f"readers.dali cannot be imported ({error})") from error
+    options = PipelineOptions(device="cuda", dtype="float16", threads=task.threads, prefetch=3)
+    loader = DaliLoader(_packed(task), task.batch, augment=classification(SIZE), options=options)
+    return lambda: loader
+
+
+# --- the ladder: where the bytes come from, and who decodes them ----------------------------------------------------
+def _ladder(name: str, keep: str, decoder: str) -> None:
+    needed = "torch triton" if keep == "coefficients" else "torch"
+
+    @contender(name, imports=needed, data=[HDF5 if keep else "tree"], apart=True)
+    def rung(task: Task) -> MakeBatches:
+        import readers
+
+        if decoder == "auto":
+            task.cuda()
+        reader: Any = readers.open_folder(task.tree)
+        if keep:
+            reader = readers.cached(_packed(task), keep=keep, capacity="auto")
+            reader.prefill(threads=task.threads)
+        return _ours(task, reader, decoder)
+
+
+LADDER = {
+    "ladder: files, CPU decode": ("", "cpu"),
+    "ladder: files, GPU decode": ("", "auto"),
+    "ladder: cache, CPU decode": ("encoded", "cpu"),
+    "ladder: cache, GPU decode": ("encoded", "auto"),
+    "ladder: coefficients, CPU decode": ("coefficients", "cpu"),
+    "ladder: coefficients, GPU decode": ("coefficients", "auto"),
+}
+for _name, _rung in LADDER.items():
+    _ladder(_name, *_rung)
+
+
+# --- torchvision ----------------------------------------------------------------------------------------------------
+@contender(V2, imports="torch torchvision.io torchvision.transforms.v2", data=["tree"], note="decode_jpeg on a list")
+def torchvision_v2(task: Task) -> MakeBatches:
+    import torch
+    from torchvision.io import ImageReadMode, decode_jpeg
+    from torchvision.transforms import v2
+
+    task.cuda()
+    paths = [path for path, _ in list_tree(task.tree)]
+    crop = v2.Compose([v2.RandomResizedCrop(SIZE, antialias=True), v2.RandomHorizontalFlip()])
+    finish = v2.Compose([v2.ToDtype(torch.float16, scale=True), v2.Normalize(MEAN, STD)])
+
+    def read(path: str) -> Any:
+        return torch.frombuffer(bytearray(Path(path).read_bytes()), dtype=torch.uint8)
+
+    def batches() -> Iterator[Any]:
+        random.shuffle(paths)
+        with ThreadPoolExecutor(task.threads) as pool:
+            for start in range(0, len(paths) - task.batch + 1, task.batch):
+                encoded = list(pool.map(read, paths[start : start + task.batch]))
+                images = decode_jpeg(encoded, mode=ImageReadMode.RGB, device="cuda")
+                yield (finish(torch.stack([crop(image) for image in images])),)
+
+    return batches
+
+
+# --- DALI -----------------------------------------------------------------------------------------------------------
+def _dali(task: Task, read: Callable[[Any], Any], *, fused: bool = True) -> MakeBatches:
+    """fused: decode the random boxes only, as NVIDIA's example for ImageNet does. nvImageCodec 0.9.0 crashed at that on
+    some GPUs (nvImageCodec#55), so there is a row without it."""
+    from nvidia.dali import fn, pipeline_def, types
+    from nvidia.dali.plugin.pytorch import DALIGenericIterator
+
+    task.cuda()
+
+    @pipeline_def(batch_size=task.batch, num_threads=task.threads, device_id=0, prefetch_queue_depth=3)
+    def make() -> Any:
+        encoded, label = read(fn)
+        if fused:
+            images = fn.decoders.image_random_crop(encoded, device="mixed", output_type=types.RGB)
+            images = fn.resize(images, size=[SIZE, SIZE], device="gpu")
+        else:
+            images = fn.decoders.image(encoded, device="mixed", output_type=types.RGB)
+            images = fn.random_resized_crop(images, size=SIZE, device="gpu")
+        images = fn.crop_mirror_normalize(
+            images,
+            dtype=types.FLOAT16,
+            output_layout="CHW",
+            mean=[255 * value for value in MEAN],
+            std=[255 * value for value in STD],
+            mirror=fn.random.coin_flip(),
+            device="gpu",
+        )
+        return images, label
+
+    def batches() -> Iterator[Any]:
+        iterator = DALIGenericIterator(built, ["images", "labels"], reader_name="reader", auto_reset=True)
+        for (batch,) in iterator:
+            yield batch["images"], batch["labels"]
+
+    built = make()
+    return batches
+
+
+def _dali_files(name: str, *, fused: bool) -> None:
+    @contender(name, imports="torch nvidia.dali nvidia.dali.plugin.pytorch", data=["tree"])
+    def dali_files(task: Task) -> MakeBatches:
+        options = {"file_root": str(task.tree), "random_shuffle": True, "name": "reader", "pad_last_batch": True}
+        return _dali(task, lambda fn: fn.readers.file(**options), fused=fused)
+
+
+_dali_files("DALI GPU, file reader", fused=True)
+_dali_files("DALI GPU, file reader, whole images decoded", fused=False)
+
+
+def index_of(shard: Path) -> Path:
+    """DALI's index of a tar shard (version 1.2), next to it: a line per sample, `ext offset size name` per file."""
+    import tarfile
+
+    place = shard.with_suffix(".idx")
+    if not place.exists():
+        lines: dict[str, list[str]] = {}
+        with tarfile.open(shard) as archive:
+            for member in archive:
+                stem, _, extension = member.name.partition(".")
+                lines.setdefault(stem, []).append(f"{extension} {member.offset_data} {member.size} {member.name}")
+        place.write_text("\n".join([f"v1.2 {len(lines)}", *(" ".join(parts) for parts in lines.values())]) + "\n")
+    return place
+
+
+@contender("DALI GPU, webdataset reader", imports="torch nvidia.dali nvidia.dali.plugin.pytorch", data=[TAR])
+def dali_webdataset(task: Task) -> MakeBatches:
+    task.cuda()
+    shards = sorted(task.set(TAR).glob("*.tar"))
+    indexes = [str(index_of(shard)) for shard in shards]
+
+    def read(fn: Any) -> Any:
+        return fn.readers.webdataset(
+            paths=[str(shard) for shard in shards],
+            index_paths=indexes,
+            ext=["jpg", "cls"],
+            random_shuffle=True,
+            name="reader",
+            pad_last_batch=True,
+        )
+
+    return _dali(task, read)
+
+
+# Rows of `gpu.py` without a loader: kernels alone, and the memory bandwidth that bounds them.
+#
+# GB/s are of the bytes that must be moved. Of the fused kernel these are the pixels of the boxes once, and the batch;
+# its images are real ones. Of coefficients they are those of the whole images, and the pixels of the boxes.
+
+
+KERNEL, COPY = "ours: kernel alone", "limit: copy within the GPU"
+COEFFICIENTS = "ours: coefficients to boxes alone"
+_COPIED_BYTES = 1 << 30
+_LAUNCHES = 50
+# (tile, block, warps) as `readers.augment.fused.Tiling`; the first is the default.
+TILINGS = (
+    (16, 32, 16, 32, 4),
+    (16, 32, 16, 64, 4),
+    (16, 16, 16, 32, 4),
+    (32, 32, 16, 32, 4),
+    (32, 32, 16, 32, 8),
+    (32, 32, 32, 32, 4),
+    (32, 64, 16, 64, 8),
+    (16, 64, 16, 64, 4),
+)
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    """Of one call, queued many times, by the GPU's clock."""
+    import torch
+
+    for _ in range(3):
+        work()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(_LAUNCHES):
+        work()
+    end.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(end)) / 1000 / _LAUNCHES
+
+
+@contender(COPY, imports="torch", figures=True, data=[], note="1 GiB read and written")
+def copy(task: Task) -> dict[str, Any]:
+    import torch
+
+    task.cuda()
+    source = torch.empty(_COPIED_BYTES, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return {"gb_s": 2 * _COPIED_BYTES / seconds_of(lambda: target.copy_(source)) / 1e9}
+
+
+@contender(
+    KERNEL, imports="torch triton", figures=True, data=["tree"], note="boxes of one batch, float16, channels last"
+)
+def kernel(task: Task) -> dict[str, Any]:
+    import numpy as np
+    import torch
+
+    from readers.augment import Normalize, RandomHorizontalFlip, RandomResizedCrop, Recipe
+    from readers.augment.fused import BatchRenderer
+    from readers.decode import decode_image
+    from readers.decode.device import Picture
+
+    task.cuda()
+    device = torch.device("cuda", 0)
+    pictures = []
+    for path, _ in list_tree(task.tree)[: task.batch]:
+        with open(path, "rb") as file:
+            pixels = np.ascontiguousarray(decode_image(file.read()).transpose(2, 0, 1))
+        pictures.append(Picture(torch.from_numpy(pixels).to(device)))
+    sizes = np.array([picture.size for picture in pictures])
+    recipe = Recipe([RandomResizedCrop(SIZE), RandomHorizontalFlip(), Normalize(MEAN, STD)])
+    jobs = recipe.plan(0, 0, np.arange(len(pictures)), sizes[:, 0], sizes[:, 1]).jobs()
+    # What must be read and written at least: the pixels of the boxes once, and the batch.
+    moved = sum(3 * job[0][2] * job[0][3] for job in jobs) + len(jobs) * 3 * SIZE * SIZE * 2
+    figures: dict[str, Any] = {}
+    for tiling in TILINGS:
+        renderer = BatchRenderer(
+            device, dtype=torch.float16, normalize=recipe.normalize, engine="triton", tiling=tiling
+        )
+        renderer.render(pictures, jobs, (SIZE, SIZE))
+        out = torch.empty((len(jobs), 3, SIZE, SIZE), dtype=torch.float16, device=device)
+        out = out.contiguous(memory_format=torch.channels_last)
+        launch = renderer.prepared(pictures, jobs, out)  # the table is uploaded before the clock
+        seconds = seconds_of(launch)
+        figures["gb_s" if tiling == TILINGS[0] else f"gb_s {tiling}"] = moved / seconds / 1e9
+        if tiling == TILINGS[0]:
+            figures["images_s"] = len(jobs) / seconds
+    return figures
+
+
+@contender(
+    COEFFICIENTS,
+    imports="torch triton",
+    figures=True,
+    data=["tree"],
+    note="boxes of one batch, their tables and the wait for the device included; the upload apart",
+)
+def coefficients(task: Task) -> dict[str, Any]:
+    import numpy as np
+    import torch
+
+    from readers.augment import RandomResizedCrop, Recipe
+    from readers.coefficients import encode
+    from readers.coefficients.device.decoder import CoefficientDecoder, vetted_shape
+    from readers.decode import Region
+
+    task.cuda()
+    images = []
+    for path, _ in list_tree(task.tree):
+        with open(path, "rb") as file:
+            kept = encode(file.read())
+        if kept is not None:
+            images.append(kept)
+        if len(images) == task.batch:
+            break
+    shapes = [vetted_shape(image) for image in images]
+    sizes = np.array([shape.header.upright_size for shape in shapes])
+    jobs = Recipe([RandomResizedCrop(SIZE)]).plan(0, 0, np.arange(len(images)), sizes[:, 0], sizes[:, 1]).jobs()
+    regions = [Region(*job[0]) for job in jobs]
+    decoder = CoefficientDecoder(torch.device("cuda", 0))
+    uploaded = decoder.upload(images, shapes)
+    found = decoder.decode(uploaded, regions)
+    moved = uploaded.data.numel() + sum(picture.pixels.numel() for picture in found)  # type: ignore[union-attr]
+    seconds = seconds_of(lambda: decoder.decode(uploaded, regions))
+    copying = seconds_of(lambda: decoder.upload(images, shapes))
+    return {
+        "images_s": len(images) / seconds,
+        "gb_s": moved / seconds / 1e9,
+        "images_s uploaded": len(images) / copying,
+        "gb_s uploaded": uploaded.data.numel() / copying / 1e9,
+    }
+
 
 _WARM_BATCHES = 8
 _TRACED_BATCHES = 10
@@ -49,7 +424,7 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
     for _ in range(_WARM_BATCHES):
         _look_at(next(batches), task)
     _wait(task)
-    if arguments.trace and chosen.name == gpu_rows.CODEC:
+    if arguments.trace and chosen.name == CODEC:
         _trace(batches, task, arguments.trace)
     count, cpu, started = 0, cpu_seconds_of_tree(), time.perf_counter()
     while count < arguments.n:
@@ -86,7 +461,7 @@ def _endless(make: MakeBatches) -> Iterator[Any]:
 def _look_at(batch: Any, task: Task) -> int:
     """Use every value, on the consumer's stream."""
     images = batch[0]
-    expected = (task.batch, 3, gpu_rows.SIZE, gpu_rows.SIZE)
+    expected = (task.batch, 3, SIZE, SIZE)
     if tuple(images.shape) != expected or str(images.dtype) != "torch.float16":
         raise ValueError(f"a batch of {images.dtype} {tuple(images.shape)}, expected torch.float16 {expected}")
     images.sum()
@@ -158,14 +533,14 @@ BENCHMARK = Benchmark(
         Column("device_mb", "GPU MB"),
     ),
     key="images_s",
-    limits=(("images_s", PEERS), ("gb_s", gpu_kernel.COPY)),
+    limits=(("images_s", PEERS), ("gb_s", COPY)),
     measure=measure,
     before=before,
     claims=(
-        Claim(gpu_rows.CODEC, "images_s", 1.0, "DALI GPU, file reader"),
-        Claim(gpu_rows.CODEC, "images_s", 1.0, "DALI GPU, webdataset reader"),
-        Claim(gpu_rows.CODEC, "images_s", 3.0, gpu_rows.V2),
-        Claim(gpu_kernel.KERNEL, "gb_s", 0.6, gpu_kernel.COPY),
+        Claim(CODEC, "images_s", 1.0, "DALI GPU, file reader"),
+        Claim(CODEC, "images_s", 1.0, "DALI GPU, webdataset reader"),
+        Claim(CODEC, "images_s", 3.0, V2),
+        Claim(KERNEL, "gb_s", 0.6, COPY),
     ),
 )
 

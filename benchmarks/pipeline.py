@@ -18,11 +18,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pipeline_frameworks  # noqa: F401  its rows
-import pipeline_peers
 import pipeline_rows
 import pipeline_sets
-import pipeline_systems
 from harness import CONTENDERS, Benchmark, Contender, base_parser, main
 from machine import cpu_seconds_of_tree, prime, pss_of_tree, warm
 from pipeline_job import KINDS, Job
@@ -112,12 +109,12 @@ def _claims(arguments: argparse.Namespace) -> Iterator[Claim]:
     column = "images_s"
     for kind in KINDS:
         loader, dataset, folder = (
-            f"{name} [{kind}]" for name in (pipeline_rows.LOADER, pipeline_rows.DATASET, pipeline_peers.FOLDER)
+            f"{name} [{kind}]" for name in (pipeline_rows.LOADER, pipeline_rows.DATASET, pipeline_rows.FOLDER)
         )
         if arguments.recoded:
             recoded = f"{pipeline_rows.RECODED} [{kind}]"
-            yield Claim(recoded, column, 1.3, f"{pipeline_systems.FFCV} [{kind}]")
-            yield Claim(recoded, column, 1.3, f"{pipeline_systems.FFCV_SHORT} [{kind}]")
+            yield Claim(recoded, column, 1.3, f"{pipeline_rows.FFCV} [{kind}]")
+            yield Claim(recoded, column, 1.3, f"{pipeline_rows.FFCV_SHORT} [{kind}]")
             yield Claim(recoded, column, 2.5, loader)
             continue
         celeb, floats = arguments.task == "celeb", kind == "f32"

@@ -111,7 +111,7 @@ def _main(name: str, tree: str, output: str) -> None:
     elif name in (FFCV_FULL, FFCV_SHORT):
         _ffcv(name, tree, output)
     else:
-        import pack_peers  # noqa: F401  (registers writers)
+        import pack  # noqa: F401  (registers writers)
 
         CONTENDERS[name].function(tree, output)
 

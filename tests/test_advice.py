@@ -218,8 +218,6 @@ def test_the_model_gives_back_what_it_was_fitted_to() -> None:
         ({"workers": 4}, 0.04),
         ({"workers": 16}, 0.02),  # the floor
         ({"share": {"read": 0.5}}, 0.04),
-        ({"saved": 0.01}, 0.08),
-        ({"saved": 0.01, "workers": 16}, 0.01),
         ({"workers": 0}, 0.18),
     ],
 )

@@ -134,10 +134,6 @@ def a_full_disk(place: Place, number: int = errno.ENOSPC) -> object:
         return place.packer("convert images --to tar --workers 1")
 
 
-def a_quota(place: Place) -> object:
-    return a_full_disk(place, errno.EDQUOT)
-
-
 class DyingReader(FolderReader):
     def read(self, place: Any, arena: Any) -> Any:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -148,17 +144,9 @@ class Dying(FolderSource):
         return DyingReader(str(self.root))
 
 
-def a_worker_that_is_killed(place: Place) -> object:
-    return packer.convert(Dying("images"), "tar", "out", run=packer.Run(workers=2), shards=packer.Shards(samples=2))
-
-
 class Stuck(FolderSource):
     def __reduce__(self) -> str:
         raise TypeError("cannot pickle 'sqlite3.Connection' object")
-
-
-def a_source_that_does_not_pickle(place: Place) -> object:
-    return packer.convert(Stuck("images"), "tar", "out", run=packer.Run(workers=2), shards=packer.Shards(samples=2))
 
 
 def a_name_among_numbers(place: Place) -> object:
@@ -187,27 +175,13 @@ def an_index_that_would_lose_samples(place: Place) -> object:
     return place.packer("index set")
 
 
-def keys_of_two_sets(place: Place) -> object:
-    return place.packer("merge set set -o both")
-
-
 # --- opening, reading -------------------------------------------------------------------------------------------------
-def a_folder_that_is_not_a_set(place: Place) -> object:
-    return readers.open("images")
-
-
-def a_shard_for_a_set(place: Place) -> object:
-    return readers.open(place.shard())
 
 
 def an_unfinished_conversion(place: Place) -> object:
     (place.root / "set/.packing").mkdir()
     (place.root / "set/dataset.json").unlink()
     return readers.open("set")
-
-
-def no_such_directory(place: Place) -> object:
-    return readers.open("/scratch/imagenet-hdf5")
 
 
 def _described(place: Place, change: Callable[[dict[str, Any]], object]) -> None:
@@ -220,10 +194,6 @@ def _described(place: Place, change: Callable[[dict[str, Any]], object]) -> None
 def several_splits(place: Place) -> object:
     _described(place, lambda content: content["splits"].update(fold1=content["splits"].pop("train")))
     return readers.open("set")
-
-
-def an_unknown_split(place: Place) -> object:
-    return readers.open("set", split="test")
 
 
 def a_newer_set(place: Place) -> object:
@@ -273,14 +243,6 @@ def verify_finds_damage(place: Place) -> object:
     return place.packer("verify set --workers 1")
 
 
-def an_unknown_field(place: Place) -> object:
-    return place.reader().read(0, field="mask")
-
-
-def an_expression(place: Place) -> object:
-    return place.packer("subset set -o big --where min_side>>64")
-
-
 # --- training ---------------------------------------------------------------------------------------------------------
 def images_of_several_sizes(place: Place) -> object:
     place.files(a_jpg=make_jpeg(1), b_png=_png())
@@ -297,25 +259,9 @@ def _png() -> bytes:
     return memory.getvalue()
 
 
-def a_function_among_ops(place: Place) -> object:
-    return place.loader(augment=[lambda image: image])
-
-
-def ops_out_of_order(place: Place) -> object:
-    return place.loader(augment=[Normalize((0.5,) * 3, (0.5,) * 3), CenterCrop(8)])
-
-
-def normalised_bytes(place: Place) -> object:
-    return place.loader(augment=[*SMALL, Normalize((0.5,) * 3, (0.5,) * 3)], dtype=torch.uint8)
-
-
 def mixing_without_labels(place: Place) -> object:
     place.files(a_jpg=make_jpeg(1))
     return ImageLoader(readers.open_folder("other"), 1, augment=[*SMALL, MixUp()], threads=1)
-
-
-def a_batch_larger_than_the_set(place: Place) -> object:
-    return place.loader(64, tail="drop_last")
 
 
 def a_rank_outside_the_world(place: Place) -> object:
@@ -352,14 +298,6 @@ def a_state_of_another_set(place: Place) -> object:
     return ImageLoader(readers.open("set", split="val"), 2, augment=SMALL, threads=1).load_state_dict(state)
 
 
-def a_state_of_another_order(place: Place) -> object:
-    return place.loader(order=Sequential(8)).load_state_dict(_state(place))
-
-
-def what_is_not_a_state(place: Place) -> object:
-    return place.loader().load_state_dict({"model": 1})
-
-
 def lightning_counts_other_batches(place: Place) -> object:
     from readers.trainers import Trainer
 
@@ -373,18 +311,6 @@ def no_room_for_a_cache(place: Place) -> object:
     return str(warned[0].message)
 
 
-def a_capacity(place: Place) -> object:
-    return readers.cached(place.reader(), capacity="lots")
-
-
-def a_variable_that_is_not_set(place: Place) -> object:
-    return place.packer("stage set --target $NO_SUCH_DISK")
-
-
-def a_target_without_room(place: Place) -> object:
-    return place.packer("stage set --target /proc")
-
-
 def a_target_that_is_not_local(place: Place) -> object:
     place.patch.setattr("cache.staging.session.filesystem_type", lambda path: "nfs4")
     return place.packer(f"stage set --target {place.root}")
@@ -395,35 +321,52 @@ def a_shard_that_is_damaged_while_staging(place: Place) -> object:
     return place.packer(f"stage set --target {place.root} --any-filesystem")
 
 
-def an_address_of_no_kind(place: Place) -> object:
-    return readers.open("ftp://host/set")
-
-
-PROVOKERS: list[Provoke] = [
-    value for name, value in list(globals().items())
+# Those that need no more than a line.
+LINES: dict[str, Provoke] = {
+    "a_quota": lambda place: a_full_disk(place, errno.EDQUOT),
+    "a_worker_that_is_killed": lambda place: packer.convert(
+        Dying("images"), "tar", "out", run=packer.Run(workers=2), shards=packer.Shards(samples=2)
+    ),
+    "a_source_that_does_not_pickle": lambda place: packer.convert(
+        Stuck("images"), "tar", "out", run=packer.Run(workers=2), shards=packer.Shards(samples=2)
+    ),
+    "keys_of_two_sets": lambda place: place.packer("merge set set -o both"),
+    "a_folder_that_is_not_a_set": lambda place: readers.open("images"),
+    "a_shard_for_a_set": lambda place: readers.open(place.shard()),
+    "no_such_directory": lambda place: readers.open("/scratch/imagenet-hdf5"),
+    "an_unknown_split": lambda place: readers.open("set", split="test"),
+    "an_unknown_field": lambda place: place.reader().read(0, field="mask"),
+    "an_expression": lambda place: place.packer("subset set -o big --where min_side>>64"),
+    "a_function_among_ops": lambda place: place.loader(augment=[lambda image: image]),
+    "ops_out_of_order": lambda place: place.loader(augment=[Normalize((0.5,) * 3, (0.5,) * 3), CenterCrop(8)]),
+    "normalised_bytes": lambda place: place.loader(
+        augment=[*SMALL, Normalize((0.5,) * 3, (0.5,) * 3)], dtype=torch.uint8
+    ),
+    "a_batch_larger_than_the_set": lambda place: place.loader(64, tail="drop_last"),
+    "a_state_of_another_order": lambda place: place.loader(order=Sequential(8)).load_state_dict(_state(place)),
+    "what_is_not_a_state": lambda place: place.loader().load_state_dict({"model": 1}),
+    "a_capacity": lambda place: readers.cached(place.reader(), capacity="lots"),
+    "a_variable_that_is_not_set": lambda place: place.packer("stage set --target $NO_SUCH_DISK"),
+    "a_target_without_room": lambda place: place.packer("stage set --target /proc"),
+    "an_address_of_no_kind": lambda place: readers.open("ftp://host/set"),
+}
+PROVOKERS: dict[str, Provoke] = LINES | {
+    name: value for name, value in list(globals().items())
     if callable(value) and getattr(value, "__module__", "") == __name__ and re.match(r"[a-z]", name)
     and name not in ("original", "place") and not isinstance(value, type)
-]  # fmt: skip
+}  # fmt: skip
 
 
-def message_of(provoke: Provoke, place: Place) -> str:
-    """What it prints, or the error that it ends with, in one line."""
+@pytest.mark.parametrize("name", PROVOKERS)
+def test_a_message_is_as_the_page_has_it(name: str, place: Place) -> None:
+    """What is printed, or the error at the end, in one line."""
     try:
-        said = provoke(place)
+        said = PROVOKERS[name](place)
     except (Exception, SystemExit) as error:
         said = str(error)
-    assert isinstance(said, str), f"{provoke.__name__} goes well: {said!r:.200}"
-    return " ".join(said.split())
-
-
-def pattern(quoted: str) -> re.Pattern[str]:
-    return re.compile(".*?".join(map(re.escape, quoted.split("…"))))
-
-
-@pytest.mark.parametrize("provoke", PROVOKERS, ids=lambda provoke: provoke.__name__)
-def test_a_message_is_as_the_page_has_it(provoke: Provoke, place: Place) -> None:
-    said = message_of(provoke, place)
-    found = [quoted for quoted in QUOTED if pattern(quoted).search(said)]
+    assert isinstance(said, str), f"{name} goes well: {said!r:.200}"
+    said = " ".join(said.split())
+    found = [quoted for quoted in QUOTED if re.search(".*?".join(map(re.escape, quoted.split("…"))), said)]
     assert len(found) == 1, f"docs/troubleshooting.md has {found or 'no quotation'} for: {said}"
 
 

@@ -10,10 +10,11 @@ where they are the limit. What storage adds to the warm pipeline is work that wa
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -61,24 +62,15 @@ class Model:
     slowdown: float = 1.0
     serial: tuple[str, ...] = ()
 
-    def seconds(
-        self, *, workers: int | None = None, share: Mapping[str, float] | None = None, saved: float = 0.0
-    ) -> float:
-        """Seconds of a step with so many workers, each stage at a share of its work, and a lower floor."""
-        left = share or {}
-        count = self.workers if workers is None else workers
-        work = sum(seconds * left.get(stage, 1.0) for stage, seconds in self.work.items())
-        serial = sum(self.work.get(stage, 0.0) * left.get(stage, 1.0) for stage in self.serial)
-        cpu = sum(seconds * left.get(stage, 1.0) for stage, seconds in self.cpu.items())
-        floor = max(0.0, self.floor - saved)
+    def seconds(self, *, workers: int | None = None, share: Mapping[str, float] | None = None) -> float:
+        """Seconds of a step with so many workers, and each stage at a share of its work."""
+        left, count = share or {}, self.workers if workers is None else workers
+        work = {stage: seconds * left.get(stage, 1.0) for stage, seconds in self.work.items()}
         if count < 1:
-            return floor + self.slowdown * work
-        return max(floor, self.slowdown * max(work / count, cpu / self.cpus, serial))
-
-    @property
-    def is_limited(self) -> bool:
-        """Whether the step waits for the workers."""
-        return self.seconds() > _LIMITED * self.floor
+            return self.floor + self.slowdown * sum(work.values())
+        cpu = sum(seconds * left.get(stage, 1.0) for stage, seconds in self.cpu.items())
+        serial = sum(work.get(stage, 0.0) for stage in self.serial)
+        return max(self.floor, self.slowdown * max(sum(work.values()) / count, cpu / self.cpus, serial))
 
     def enough_workers(self) -> int:
         """The fewest workers with which a step takes as little as with any number of them."""
@@ -97,34 +89,34 @@ def is_computing(cost: StageCost, cpu_busy: float | None) -> bool:
 
 def fit(result: Diagnosis, workers: int | None = None, serial: tuple[str, ...] = ()) -> Model | None:
     """The model of a diagnosis; None where the times of the stages are not known. workers: 0 if there are none."""
-    alone = {cost.stage: cost.busy for cost in result.costs if cost.busy is not None}
-    computing = [cost for cost in result.costs if is_computing(cost, result.full.cpu_busy)]
+    timed = [cost for cost in result.costs if cost.busy]
+    alone = {cost.stage: cost.busy or 0.0 for cost in timed}
+    cpu = {cost.stage: min(cost.cpu, alone[cost.stage]) for cost in timed if cost.cpu is not None}
     # What computes takes its CPU time; the rest is what other processes took.
-    work = {**alone, **{cost.stage: min(cost.cpu or 0.0, cost.busy or 0.0) for cost in computing}}
-    cpu = {cost.stage: min(cost.cpu, cost.busy) for cost in result.costs if cost.cpu is not None and cost.busy}
-    if not work or not sum(work.values()):
+    work = {**alone, **{cost.stage: cpu[cost.stage] for cost in timed if is_computing(cost, result.full.cpu_busy)}}
+    total = sum(work.values())
+    if not total:
         return None
     count = result.workers if workers is None else workers
     # From the step up: what runs in the training process, what runs in workers, and what only waits.
-    first = next(number for number, rung in enumerate(result.rungs) if rung.stage in work)
-    floor, full = result.rungs[first - 1].time.seconds, result.full.seconds
-    warm = next(rung.time.seconds for rung in reversed(result.rungs) if rung.stage in work)
+    stages = [rung.stage for rung in result.rungs]
+    of_workers = [number for number, stage in enumerate(stages) if stage in work]
+    lines = (of_workers[0] - 1, of_workers[-1], -1)
+    floor, warm, full = (result.rungs[number].time.seconds for number in lines)
     model = Model(floor, work, cpu, count, result.cpus, 1.0, serial)
     if count < 1:
-        slowdown = max(0.0, warm - floor) / sum(work.values())
+        slowdown = max(0.0, warm - floor) / total
         waited = max(0.0, full - max(warm, floor)) / (slowdown or 1.0)
     else:
         least = replace(model, floor=0.0).seconds()
         limited = _LIMITED * floor < warm < _SLOWEST * replace(model, floor=0.0, work=alone).seconds()
         slowdown = warm / least if limited and least else 1.0
         waited = 0.0
-        if full > _LIMITED * max(floor, warm):
-            # What makes the work of a batch what the whole loader shows.
-            one_at_a_time = sum(work.get(stage, 0.0) for stage in serial)
-            waits = [full * count / slowdown - sum(work.values())]
-            waits += [full / slowdown - one_at_a_time] if serial else []
+        if full > _LIMITED * max(floor, warm):  # what makes the work of a batch what the whole loader shows
+            waits = [full * count / slowdown - total]
+            waits += [full / slowdown - sum(work.get(stage, 0.0) for stage in serial)] if serial else []
             waited = max(0.0, min(waits))
-    storage = "storage" if any(rung.stage == "storage" for rung in result.rungs) else result.rungs[-1].stage
+    storage = "storage" if "storage" in stages else stages[-1]
     return replace(model, work={storage: waited, **work}, slowdown=slowdown)
 
 
@@ -231,35 +223,29 @@ def gather(
     loader: Any, result: Diagnosis, batch: Any, *, device: Any = None, copies: bool = False, simulated: bool = False
 ) -> Facts:
     """The facts of any loader. batch: one of its batches. device, copies: where and whether batches are copied."""
-    facts = Facts(loader=type(loader).__name__, simulated=simulated, copies=copies, workers=result.workers)
-    facts = replace(facts, batch_size=result.batch_size, omp_threads=os.environ.get("OMP_NUM_THREADS", ""))
+    found: dict[str, Any] = {
+        "loader": type(loader).__name__, "simulated": simulated, "copies": copies, "workers": result.workers,
+        "batch_size": result.batch_size, "omp_threads": os.environ.get("OMP_NUM_THREADS", ""),
+    }  # fmt: skip
     for find in (_of_node, lambda: _of_loader(loader), lambda: _of_data(loader), lambda: _of_batch(batch)):
         with suppress(Exception):  # of an object that is not what it looks like
-            facts = replace(facts, **find())
-    if facts.device == "cpu" and device is not None:
-        facts = replace(facts, device=str(device))
-    if facts.place and facts.files != "remote":
+            found |= find()
+    if device is not None and found.get("device", "cpu") == "cpu":
+        found["device"] = str(device)
+    if found.get("place") and found.get("files") != "remote":
         with suppress(OSError):
-            kind = filesystem_type(Path(facts.place))
-            memory = is_in_memory(Path(facts.place))
-            facts = replace(facts, filesystem=kind, local=is_local(kind), in_memory=memory)
+            kind, memory = filesystem_type(Path(found["place"])), is_in_memory(Path(found["place"]))
+            found |= {"filesystem": kind, "local": is_local(kind), "in_memory": memory}
+    facts = Facts(**found)
     return replace(facts, faster=_places_nearby(facts))
-
-
-def reader_of(loader: Any) -> Reader | None:
-    """The reader of this package that a loader's samples come from, if there is one."""
-    for owner in _owners(loader):
-        if isinstance(found := getattr(owner, "reader", None), Reader):
-            return found
-    return None
 
 
 def _owners(loader: Any) -> Iterator[Any]:
     """The loader, its data set, and the data sets below that."""
-    owner, seen = loader, 0
-    while owner is not None and seen < 8:
-        yield owner
-        owner, seen = getattr(owner, "dataset", None), seen + 1
+    for _ in range(8):
+        if loader is not None:
+            yield loader
+            loader = getattr(loader, "dataset", None)
 
 
 # --- the node ---------------------------------------------------------------------------------------------------------
@@ -339,8 +325,9 @@ def _of_data(loader: Any) -> dict[str, Any]:
         ops = getattr(getattr(owner, "recipe", None), "ops", transform if isinstance(transform, list | tuple) else ())
         if ops:
             found["ops"] = tuple(type(op).__name__ for op in ops)
-    reader = reader_of(loader)
-    return found | (_of_reader(reader) if reader is not None else _of_files(owners))
+    readers = (getattr(owner, "reader", None) for owner in owners)
+    reader = next((reader for reader in readers if isinstance(reader, Reader)), None)
+    return found | (_of_files(owners) if reader is None else _of_reader(reader))
 
 
 def _of_reader(reader: Reader) -> dict[str, Any]:
@@ -376,45 +363,24 @@ def _of_images(info: ImageInfo) -> dict[str, Any]:
 
 def _of_files(owners: Sequence[Any]) -> dict[str, Any]:
     """Facts of a data set that keeps a list of its files."""
-    for owner in owners:
-        for name in _LISTS:
-            listed = getattr(owner, name, None)
-            if not isinstance(listed, Sequence) or isinstance(listed, str | bytes) or not len(listed):
-                continue
-            path_of = _path_of(listed[0], str(getattr(owner, "root", "") or ""))
-            if path_of is not None:
-                return _of_paths([path_of(item) for item in _spread(listed)], len(listed))
+    for owner, name in itertools.product(owners, _LISTS):
+        listed = getattr(owner, name, None)
+        if not isinstance(listed, Sequence) or isinstance(listed, str | bytes) or not len(listed):
+            continue
+        some = [listed[number] for number in range(0, len(listed), max(1, len(listed) // _PEEKED))][:_PEEKED]
+        paths = [item[0] if isinstance(item, list | tuple) and item else item for item in some]
+        if isinstance(paths[0], str | os.PathLike):
+            base = Path() if Path(paths[0]).is_file() else Path(getattr(owner, "root", "") or "")
+            if (base / paths[0]).is_file():
+                return _of_paths([base / path for path in paths], len(listed))
     data = owners[-1]
     if len(owners) > 1 and hasattr(data, "__getitem__"):
-        before = _bytes_read()
+        process = psutil.Process()
+        before = process.io_counters().read_chars  # from files, cached or not
         data[0], data[len(data) - 1]
-        after = _bytes_read()
-        if before is not None and after is not None and after - before < _NO_BYTES:
+        if process.io_counters().read_chars - before < _NO_BYTES:
             return {"files": "none"}
     return {}
-
-
-def _bytes_read() -> int | None:
-    """Bytes that this process has read from files so far, cached or not."""
-    with suppress(Exception):
-        return int(psutil.Process().io_counters().read_chars)
-    return None
-
-
-def _spread(listed: Sequence[Any]) -> list[Any]:
-    step = max(1, len(listed) // _PEEKED)
-    return [listed[i] for i in range(0, len(listed), step)][:_PEEKED]
-
-
-def _path_of(item: Any, root: str) -> Callable[[Any], Path] | None:
-    """How the path of a file is found in an item of a list of them."""
-    first = item[0] if isinstance(item, list | tuple) and item else item
-    if not isinstance(first, str | os.PathLike):
-        return None
-    base = Path(root) if not Path(first).is_file() else Path()
-    if not (base / first).is_file():
-        return None
-    return lambda item: base / (item[0] if isinstance(item, list | tuple) else item)
 
 
 def _of_paths(paths: list[Path], samples: int) -> dict[str, Any]:
@@ -451,11 +417,11 @@ class Evidence:
 
     def freed(self, stage: str) -> float:
         """Seconds of a step that are gained if a stage is free; 0 for one that there is not."""
-        return next((cost.freed for cost in self.diagnosis.costs if cost.stage == stage), 0.0)
+        return sum(cost.freed for cost in self.diagnosis.costs if cost.stage == stage)
 
     def added(self, stage: str) -> float:
         """Seconds of a step that the line of a stage adds; 0 for one that there is not."""
-        return next((cost.added for cost in self.diagnosis.costs if cost.stage == stage), 0.0)
+        return sum(cost.added for cost in self.diagnosis.costs if cost.stage == stage)
 
     def costs(self, *stages: str) -> bool:
         """Whether a step gains a tenth if these stages are free, alone or together."""
@@ -473,15 +439,6 @@ class Evidence:
     def names(self) -> tuple[str, ...]:
         """Of all stages, "step" first."""
         return tuple(cost.stage for cost in self.diagnosis.costs)
-
-    @property
-    def fetches(self) -> tuple[str, ...]:
-        """The stages that take data from their files, and may do more."""
-        return tuple(stage for stage in ("storage", "read") if stage in self.names)
-
-    def stages_of(self, *prefixes: str) -> tuple[str, ...]:
-        """The stages whose names begin so."""
-        return tuple(stage for stage in self.names if stage.startswith(prefixes))
 
     def waits(self, stage: str) -> bool:
         """Whether a stage mostly waits and does not compute; also storage, of which only the wait is known."""
