@@ -205,7 +205,8 @@ def test_what_people_write_into_a_readme_stays(one: Path, tmp_path: Path) -> Non
     changed = (one / "README.md").read_text()
     assert changed.startswith("# Photos of Ada\n\n<!--") and changed.endswith("\nLicence: CC0\n")
     assert "This set was changed after it was packed" in changed and changed.count(BEGIN) == 1
-    packer.convert(tmp_path / "set-images", "hdf5", one, run=packer.Run(workers=1), overwrite=True)
+    shards, run = packer.Shards(checksums=True), packer.Run(workers=1)
+    packer.convert(tmp_path / "set-images", "hdf5", one, shards=shards, run=run, overwrite=True)
     replaced = (one / "README.md").read_text()
     assert replaced.startswith("# Photos of Ada\n\n") and "h5py" in replaced and "Licence" in replaced
     (one / "README.md").write_text("mine alone")
@@ -234,12 +235,13 @@ def test_overwriting_and_starting_over_leave_no_old_document(tmp_path: Path) -> 
     first = tree_of(tmp_path / "first", {"a/1.jpg": make_jpeg(1), "b/2.jpg": make_jpeg(2)})
     second = tree_of(tmp_path / "second", {"c/1.jpg": make_jpeg(3)})
     out = tmp_path / "out"
+    options: dict[str, Any] = {"shards": packer.Shards(checksums=True), "run": packer.Run(workers=1), "overwrite": True}
     crashed, step = True, 5
     while crashed:
-        crashed = crashes_at(step, lambda: packer.convert(first, "tar", out, run=packer.Run(workers=1), overwrite=True))
+        crashed = crashes_at(step, lambda: packer.convert(first, "tar", out, **options))
         if (out / "dataset.json").exists():
             assert wrong(out) == [] and sha256sum(out).returncode == 0
-        packer.convert(second, "tar", out, run=packer.Run(workers=1), overwrite=True)
+        packer.convert(second, "tar", out, **options)
         assert not unlisted(out) and (out / "classes.txt").read_text() == "c\n", step
         step += 9
     assert step > 30
