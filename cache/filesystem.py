@@ -173,31 +173,6 @@ def drop(path: str | os.PathLike[str], ranges: Sequence[tuple[int, int]] = ((0, 
         os.close(descriptor)
 
 
-def cached_share(path: str | os.PathLike[str], ranges: Sequence[tuple[int, int]]) -> float | None:
-    """Share of the pages of (offset, length) ranges that are in the page cache, 0 to 1, by mincore(2).
-
-    None where the kernel does not say: of an empty file, of one that this process may not write, or cannot map.
-    """
-    with open(path, "rb") as file:
-        status = os.fstat(file.fileno())
-        if not status.st_size or not (status.st_uid == os.geteuid() or os.access(path, os.W_OK)):
-            return None
-        cached = total = 0
-        try:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # ctypes asks for memory that may be written
-        except OSError:  # a filesystem without maps
-            return None
-        with mapped:
-            states = (ctypes.c_ubyte * -(-len(mapped) // _PAGE_BYTES))()
-            first = ctypes.c_ubyte.from_buffer(mapped)  # for its address alone
-            failed = _libc().mincore(ctypes.byref(first), ctypes.c_size_t(len(mapped)), states)
-            del first
-        for offset, length in ranges:
-            part = bytes(states[offset // _PAGE_BYTES : -(-(offset + length) // _PAGE_BYTES)])
-            cached, total = cached + sum(state & 1 for state in part), total + len(part)
-        return None if failed or not total else cached / total
-
-
 @cache
 def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)

@@ -12,6 +12,7 @@ go through the courier at the end of this file.
 from __future__ import annotations
 
 import base64
+import functools
 import ipaddress
 import itertools
 import json
@@ -28,7 +29,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, TypeVar, cast
 from urllib.parse import unquote_to_bytes
 
 from cache.errors import (
@@ -228,6 +229,7 @@ def _fence(options: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, 
 
 
 _T = TypeVar("_T")
+_F = TypeVar("_F", bound=Callable[..., Any])
 CRC_ATTRIBUTE = "crc32c"  # metadata that uploads give an object: 8 hex digits, the CRC32C of its bytes
 _BODY_TRIES = 2  # obstore retries bodies itself where the server sends ETags
 _PART_BYTES = 8 << 20
@@ -283,6 +285,19 @@ class Span:
         return f"{self.path}, bytes {self.start} to {self.stop}"
 
 
+def _again(once: _F) -> _F:
+    """Request once more where a body broke off."""
+
+    @functools.wraps(once)
+    def call(*arguments: Any) -> Any:
+        for _ in range(_BODY_TRIES - 1):
+            with suppress(TruncatedError):
+                return once(*arguments)
+        return once(*arguments)
+
+    return cast(_F, call)
+
+
 class ObjectStore:
     """The objects below one address. Threads may share it. Raises RemoteError and its kinds, MissingExtraError."""
 
@@ -301,11 +316,9 @@ class ObjectStore:
         except Exception as error:
             raise translated(error, str(url), str(error)) from error
 
+    @_again
     def read(self, span: Span) -> tuple[Any, Facts]:
         """The bytes of a span, in one GET, and the facts of its object. Raises ChangedError, TruncatedError, …"""
-        return _again(lambda: self._read_once(span))
-
-    def _read_once(self, span: Span) -> tuple[Any, Facts]:
         options: Any = {"range": (span.start, span.stop)}
         if span.etag and not span.etag.startswith("W/"):  # a weak ETag never matches, by RFC 9110
             options["if_match"] = span.etag
@@ -318,11 +331,9 @@ class ObjectStore:
             raise TruncatedError(f"{self.url.at(str(span))}: {len(data)} bytes of {found} came; try again")
         return data, facts
 
+    @_again
     def whole(self, path: str, most_bytes: int, cut: bool = False) -> tuple[bytes, Facts]:
         """A whole small object. One of more than `most_bytes` is a RemoteError; or cut there, in one ranged GET."""
-        return _again(lambda: self._whole_once(path, most_bytes, cut))
-
-    def _whole_once(self, path: str, most_bytes: int, cut: bool) -> tuple[bytes, Facts]:
         options: Any = {"range": (0, most_bytes)} if cut else None
         with self._asking("GET", path):
             result = self._obs.get(self._store, path, options=options)
@@ -404,16 +415,6 @@ class ObjectStore:
             raise
         except Exception as error:
             raise translated(error, f"{self.url.at(path)} ({verb})", str(error)) from error
-
-
-def _again(once: Callable[[], _T]) -> _T:
-    """Request once more where a body broke off."""
-    for _ in range(_BODY_TRIES - 1):
-        try:
-            return once()
-        except TruncatedError:
-            pass
-    return once()
 
 
 def _facts(meta: Mapping[str, Any]) -> Facts:
@@ -563,10 +564,7 @@ def _detail(says: str) -> str:
 PARALLEL = 32
 _START_SECONDS = 60.0
 _ENDED = "the process that fetches for this forked one has ended; try again"
-_BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from cache.remote import serve; serve(sys.stdin.buffer, sys.stdout.buffer)"
-)
+_BOOT = "from cache.remote import serve; serve(sys.stdin.buffer, sys.stdout.buffer)"
 _V = TypeVar("_V")
 
 
@@ -601,7 +599,7 @@ class Remote:
     def __init__(self, url: str | RemoteUrl, patience: Patience | None = None) -> None:
         self.url = parse_url(url)
         self.patience = patience or Patience.from_environment()
-        self._store: ObjectStore | _ReadByCourier | None = None
+        self._store: ObjectStore | None = None
         self._process: _Process | None = None
 
     def __repr__(self) -> str:
@@ -618,7 +616,8 @@ class Remote:
         """The bytes of one span (bytes-like), by one GET, and the facts of its object. An empty span needs no GET."""
         if span.start >= span.stop:
             return b"", Facts(span.bytes or 0, span.etag, 0.0)
-        return self._reading().read(span)
+        data, facts = self._ask("read", span)
+        return data, facts
 
     def read_many(self, spans: Sequence[Span]) -> list[tuple[Any, Facts]]:
         """The same for many spans, `PARALLEL` at a time, in their order."""
@@ -630,11 +629,13 @@ class Remote:
 
     def whole(self, path: str, most_bytes: int, cut: bool = False) -> tuple[bytes, Facts]:
         """A whole object that has at most so many bytes; cut: or as many of them, by one ranged GET."""
-        return self._reading().whole(path, most_bytes, cut)
+        data, facts = self._ask("whole", path, most_bytes, cut)
+        return data, facts
 
     def head(self, path: str) -> tuple[Facts, Mapping[str, str]]:
         """Size, ETag and time of an object, and its attributes."""
-        return self._reading().head(path)
+        facts, attributes = self._ask("head", path)
+        return facts, attributes
 
     def each(self, work: Callable[[_T], _V], items: Iterable[_T]) -> list[_V]:
         """Call `work`, which calls one of these methods, for each item in parallel; the first error ends it."""
@@ -653,10 +654,11 @@ class Remote:
     @property
     def store(self) -> ObjectStore:
         """For listing and writing. Raises UnsupportedError in a process that was forked with obstore in it."""
-        store = self._reading()
-        if isinstance(store, _ReadByCourier):
+        if _process.forked:
             raise UnsupportedError(f"{self.url}: a forked process can only read; write from one that was spawned")
-        return store
+        if self._store is None or self._process is not _process:
+            self._store, self._process = ObjectStore(self.url, self.patience), _process
+        return self._store
 
     # --- life ---------------------------------------------------------------------------------------------------
     def close(self) -> None:
@@ -669,15 +671,11 @@ class Remote:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _reading(self) -> ObjectStore | _ReadByCourier:
-        store = self._store
-        if store is None or self._process is not _process:
-            if _process.forked:
-                store = _ReadByCourier(_courier(), self.url, self.patience)
-            else:
-                store = ObjectStore(self.url, self.patience)
-            self._store, self._process = store, _process
-        return store
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the `ObjectStore`, or of that of the courier."""
+        if _process.forked:
+            return _courier().ask(self.url, self.patience, method, *arguments)
+        return getattr(self.store, method)(*arguments)
 
 
 def _pool() -> ThreadPoolExecutor:
@@ -696,15 +694,21 @@ def _courier() -> Courier:
         return process.courier
 
 
+def start_child(code: str) -> tuple[subprocess.Popen[bytes], IO[bytes], IO[bytes]]:
+    """A new interpreter that runs `code` with the import path of this one: the process, its input and its output."""
+    boot = f"import json, sys; sys.path[:] = json.loads(sys.argv[1]); {code}"
+    command = [sys.executable, "-c", boot, json.dumps([path or os.getcwd() for path in sys.path])]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None and process.stdout is not None
+    return process, process.stdin, process.stdout
+
+
 # --- reading for a forked process -----------------------------------------------------------------------------------
 class Courier:
     """A process that answers like an `ObjectStore`. Threads may share it."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-c", _BOOT, json.dumps([path or os.getcwd() for path in sys.path])]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._requests, self._answers = self._process.stdin, self._process.stdout
+        self._process, self._requests, self._answers = start_child(_BOOT)
         self._numbers = itertools.count()
         self._waiting: dict[int, Future[Any]] = {}
         self._lock = threading.Lock()
@@ -763,28 +767,6 @@ class Courier:
             left, self._waiting = self._waiting, {}
         for answer in left.values():
             answer.set_exception(RemoteError(_ENDED))
-
-
-class _ReadByCourier:
-    """The reading side of `ObjectStore`, carried out by a courier."""
-
-    def __init__(self, courier: Courier, url: RemoteUrl, patience: Patience) -> None:
-        self._courier, self._url, self._patience = courier, url, patience
-
-    def read(self, span: Span) -> tuple[Any, Facts]:
-        data, facts = self._ask("read", span)
-        return data, facts
-
-    def whole(self, path: str, most_bytes: int, cut: bool = False) -> tuple[bytes, Facts]:
-        data, facts = self._ask("whole", path, most_bytes, cut)
-        return data, facts
-
-    def head(self, path: str) -> tuple[Facts, Mapping[str, str]]:
-        facts, attributes = self._ask("head", path)
-        return facts, attributes
-
-    def _ask(self, method: str, *arguments: Any) -> Any:
-        return self._courier.ask(self._url, self._patience, method, *arguments)
 
 
 def serve(requests: IO[bytes], answers: IO[bytes]) -> None:

@@ -23,7 +23,6 @@ import socket
 import ssl
 import stat
 import subprocess
-import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -38,7 +37,7 @@ from typing import IO, Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from cache.errors import AddressError, PackerError, ServingError
 from cache.files import Folder, PathError, atomic_write, read_regular
-from cache.remote import RemoteUrl, parse_url
+from cache.remote import RemoteUrl, parse_url, start_child
 
 _T = TypeVar("_T")
 _CLOSE_SECONDS = 1.0
@@ -408,10 +407,7 @@ def _tls(terms: ServeTerms) -> ssl.SSLContext | None:
 
 _START_SECONDS = 120.0
 _END_SECONDS = 5.0
-_BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from cache.serving import serve; serve(sys.stdin.buffer, sys.stdout.buffer)"
-)
+_BOOT = "from cache.serving import serve; serve(sys.stdin.buffer, sys.stdout.buffer)"
 _END = b"\n"
 _ANY_PORT = 9  # discard; nothing is sent to it
 
@@ -427,16 +423,14 @@ class ServerProcess:
             work = pickle.dumps((terms, ranges))
         except Exception as error:
             raise ServingError(f"this reader cannot be opened by the process that serves it: {error}") from error
-        command = [sys.executable, "-c", _BOOT, json.dumps([path or os.getcwd() for path in sys.path])]
         self._owner = os.getpid()
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process, self._input, self._output = start_child(_BOOT)
         timer = threading.Timer(_START_SECONDS, self._process.kill)
         timer.start()
         try:
-            self._process.stdin.write(work)
-            self._process.stdin.flush()
-            line = self._process.stdout.readline(1 << 16)
+            self._input.write(work)
+            self._input.flush()
+            line = self._output.readline(1 << 16)
         except OSError:
             line = b""
         finally:
@@ -463,12 +457,11 @@ class ServerProcess:
         """End the server. Does nothing in a forked child."""
         if os.getpid() != self._owner:
             return
-        assert self._process.stdin is not None and self._process.stdout is not None
         with suppress(OSError, ValueError):  # it has ended, or this was called before
-            self._process.stdin.write(_END)  # a forked process may have the other end open, too
+            self._input.write(_END)  # a forked process may have the other end open, too
         with suppress(OSError):
-            self._process.stdin.close()
-        self._process.stdout.close()
+            self._input.close()
+        self._output.close()
         try:
             self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +101,7 @@ def inspect(path: str | os.PathLike[str]) -> InspectResult:
         duplicate_examples=examples,
         edited=info.edited,
         separate=info.separate,
-        history=tuple(operation.to_json() for operation in info.history),
+        history=tuple(asdict(operation) for operation in info.history),
         retired=tuple(retired.path for retired in info.retired),
     )
 

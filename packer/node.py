@@ -158,32 +158,24 @@ def warm_cache(
             finally:
                 watcher.end()
             after = reader.stats()
-            return WarmResult(
-                title,
-                base.split,
-                after.kind,
-                after.samples,
-                after.kept,
-                after.present,
-                after.capacity_bytes,
-                after.used_bytes,
-                time.monotonic() - started,
-            )
+            same = ("samples", "kept", "present", "capacity_bytes", "used_bytes")
+            seconds = time.monotonic() - started
+            counts = {name: getattr(after, name) for name in same}
+            return WarmResult(path=title, split=base.split, kept_as=after.kind, seconds=seconds, **counts)
 
 
 def _report(info: cache.CacheInfo) -> CacheReport:
+    counts = asdict(info.stats)
+    del counts["users"]
     same = ("name", "title", "job", "capacity_bytes", "used_bytes", "in_use", "persist", "age_s")
-    counted = asdict(info.stats)
-    del counted["users"]
-    reads = info.stats.hits + info.stats.misses + info.stats.passed
     return CacheReport(
         set=info.fingerprint,
         kept=info.kind,
         filled=info.used_bytes / max(1, info.capacity_bytes),
-        hit_rate=info.stats.hits / max(1, reads),
+        hit_rate=info.stats.hits / max(1, info.stats.hits + info.stats.misses + info.stats.passed),
         users=tuple((pid, _command(pid)) for pid in info.users),
         **{name: getattr(info, name) for name in same},
-        **counted,
+        **counts,
     )
 
 

@@ -29,8 +29,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import re
-import struct
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -43,17 +41,10 @@ from readers.decode.cpu import bits_of
 from readers.decode.region import check_header
 from readers.headers import read_header, sniff
 from readers.headers.pillow import opened
-from readers.table import Buffer
+from readers.table import PLAIN, Buffer, npy_header
 
-_MAGIC = b"\x93NUMPY"
-_LENGTHS = {1: struct.Struct("<H"), 2: struct.Struct("<I"), 3: struct.Struct("<I")}
-_MAX_HEADER_BYTES = 10_000  # as numpy.load
 _MAX_JSON_BYTES = 64 << 20
-_MAX_DIMENSIONS = 32
 _MAX_VALUES = 1 << 31
-_MEMBER = re.compile(r"\s*'(\w+)'\s*:\s*('[^']*'|True|False|\([0-9, ]*\))\s*(,|$)")
-_PLAIN = re.compile(r"'([<>=|]?)(b1|[iu][1248]|f[248]|c8|c16)'")
-_SHAPE = re.compile(r"\((?:\d{1,18}, ?)*(?:\d{1,18},?)?\)")
 _LOSSLESS = ("png", "tiff", "bmp", "gif")
 _PNG_BITS, _PNG_COLOUR = 24, 25
 
@@ -93,15 +84,15 @@ def check_field(kind: str, data: Buffer, *, deep: bool = False) -> None:
 # --- arrays -------------------------------------------------------------------------------------------------------
 def parse_npy(data: Buffer) -> npt.NDArray[Any]:
     """The array of .npy bytes, a copy in native byte order. Raises BadSampleError."""
-    major, length = _npy_start(data)
-    start = len(_MAGIC) + 2 + _LENGTHS[major].size
-    end = start + length
-    if length > _MAX_HEADER_BYTES or end > len(data):
-        raise _bad_npy(f"a header of {length:,} bytes, expected at most {min(_MAX_HEADER_BYTES, len(data) - start):,}")
-    dtype, is_fortran, shape = _npy_header(bytes(data[start:end]))
-    found, expected = len(data) - end, math.prod(shape) * dtype.itemsize
-    if found != expected:
-        raise _bad_npy(f"{found:,} bytes of values, expected {expected:,} for {dtype} {list(shape)}")
+    try:
+        dtype, is_fortran, shape, end = npy_header(data)
+        if math.prod(max(side, 1) for side in shape) > _MAX_VALUES:
+            raise ValueError(f"the shape {list(shape)}, expected at most {_MAX_VALUES:,} values")
+        size, expected = len(data) - end, math.prod(shape) * dtype.itemsize
+        if size != expected:
+            raise ValueError(f"{size:,} bytes of values, expected {expected:,} for {dtype} {list(shape)}")
+    except ValueError as error:
+        raise BadSampleError(f"not an array in .npy form: found {error}") from error
     flat = np.frombuffer(data, dtype, math.prod(shape), end)
     values = flat.reshape(shape[::-1]).T if is_fortran else flat.reshape(shape)
     if dtype == np.bool_:  # other bytes than 0 and 1 are not booleans
@@ -109,47 +100,9 @@ def parse_npy(data: Buffer) -> npt.NDArray[Any]:
     return np.array(values, dtype.newbyteorder("="), order="C")
 
 
-def _npy_start(data: Buffer) -> tuple[int, int]:
-    """(major version, length of the header)."""
-    if bytes(data[: len(_MAGIC)]) != _MAGIC:
-        raise _bad_npy(f"the first bytes {bytes(data[: len(_MAGIC)])!r}, expected {_MAGIC!r}")
-    layout = _LENGTHS.get(data[6]) if len(data) > 7 and data[7] == 0 else None
-    if layout is None or len(data) < 8 + layout.size:
-        raise _bad_npy(f"the version {bytes(data[6:8])!r} and {len(data)} bytes, expected 1.0, 2.0 or 3.0 and a header")
-    return data[6], layout.unpack_from(data, 8)[0]
-
-
-def _npy_header(text: bytes) -> tuple[np.dtype[Any], bool, tuple[int, ...]]:
-    """(dtype, whether the values are in Fortran's order, shape)."""
-    header = text.decode("latin-1").strip()
-    members: dict[str, str] = {}
-    if header[:1] == "{" and header[-1:] == "}":
-        inside, position = header[1:-1].rstrip(), 0
-        while position < len(inside) and (match := _MEMBER.match(inside, position)):
-            members[match[1]] = match[2]
-            position = match.end()
-        if position < len(inside):
-            members = {}
-    if set(members) != {"descr", "fortran_order", "shape"}:
-        raise _bad_npy(f"the header {header!r:.120}, expected a dtype, an order and a shape")
-    plain, shape = _PLAIN.fullmatch(members["descr"]), members["shape"]
-    if plain is None:
-        raise _bad_npy(f"values of {members['descr']:.40}, expected plain numbers or booleans")
-    if members["fortran_order"] not in ("True", "False") or not _SHAPE.fullmatch(shape):
-        raise _bad_npy(f"the shape {shape:.80} in the order {members['fortran_order']:.40}")
-    sides = tuple(int(side) for side in re.findall(r"\d+", shape))
-    if len(sides) > _MAX_DIMENSIONS or math.prod(max(side, 1) for side in sides) > _MAX_VALUES:
-        raise _bad_npy(f"the shape {shape:.80}, expected at most {_MAX_DIMENSIONS} sides and {_MAX_VALUES:,} values")
-    return np.dtype(plain[1].replace("|", "=") + plain[2]), members["fortran_order"] == "True", sides
-
-
-def _bad_npy(found: str) -> BadSampleError:
-    return BadSampleError(f"not an array in .npy form: found {found}")
-
-
 def _write_npy(value: Any) -> bytes:
     array = _as_array(value)
-    if not _PLAIN.fullmatch(repr(array.dtype.str)):
+    if not PLAIN.fullmatch(array.dtype.str):
         raise BadSampleError(f"an array of {array.dtype} cannot be packed, expected plain numbers or booleans")
     out = io.BytesIO()
     np.lib.format.write_array(out, np.asarray(array, order="C"), version=(1, 0), allow_pickle=False)

@@ -184,7 +184,6 @@ FIELD_KINDS = ("image", "file", "json", "mask", "boxes", "points", "array", "tex
 KIND_SUFFIXES = {"json": "json", "boxes": "npy", "points": "npy", "array": "npy", "text": "txt", "target": "npy"}
 MAX_JSON_BYTES = 1 << 30
 _SAME = ("val", "valid", "validation")
-_CRC, _SHA256 = re.compile("[0-9a-fA-F]{8}"), re.compile("[0-9a-f]{64}")
 _FORMAT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}")
 _T = TypeVar("_T")
 _Name = TypeVar("_Name", SplitName, FieldName, ShardPath, IndexPath)
@@ -306,41 +305,36 @@ class DatasetInfo:
         return bool(self.splits[split].columns) or "indexed_by" not in self.made
 
     def to_json(self) -> str:
-        splits = {
-            name: {
-                "samples": split.samples,
-                "root": split.root,
-                "index": split.index,
-                "shards": [
-                    {"path": shard.path, "bytes": shard.bytes, "samples": shard.samples, **_checksums_json(shard)}
-                    for shard in split.shards
-                ],
-            }
-            | ({"columns": _columns_json(split.columns)} if split.columns else {})
-            for name, split in self.splits.items()
-        }
-        content = {
+        content: dict[str, Any] = {
             "kind": KIND,
             "version": EDITED_VERSION if self.edited or self.separate else VERSION,
             "format": self.format,
             "fields": dict(self.fields),
-            "classes": list(self.classes),
+            "classes": self.classes,
             "label_offset": self.label_offset,
-            "splits": splits,
+            "splits": {name: _split_json(split) for name, split in self.splits.items()},
             "made": dict(self.made),
         }
         if self.adopted != AdoptedKeys():
             content["adopted"] = asdict(self.adopted)
-        later: dict[str, Any] = {"edited": list(self.edited), "separate": list(self.separate)}
-        later["history"] = [operation.to_json() for operation in self.history]
-        later["retired"] = [asdict(retired) for retired in self.retired]
-        later["documents"] = [name for name in DOCUMENTS if name in self.documents]
-        content |= {name: value for name, value in later.items() if value}
-        return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+        for name in ("edited", "separate"):
+            content[name] = getattr(self, name)
+        for name in ("history", "retired"):
+            content[name] = [asdict(one) for one in getattr(self, name)]
+        content["documents"] = [name for name in DOCUMENTS if name in self.documents]
+        later = ("edited", "separate", "history", "retired", "documents")
+        known = {name: value for name, value in content.items() if value or name not in later}
+        return json.dumps(known, indent=1, ensure_ascii=False) + "\n"
 
 
-def _columns_json(columns: Mapping[str, ColumnFile]) -> dict[str, Any]:
-    return {name: {"bytes": column.bytes, **_checksums_json(column)} for name, column in columns.items()}
+def _split_json(split: SplitInfo) -> dict[str, Any]:
+    shards = [
+        {"path": shard.path, "bytes": shard.bytes, "samples": shard.samples, **_checksums_json(shard)}
+        for shard in split.shards
+    ]
+    content = {"samples": split.samples, "root": split.root, "index": split.index, "shards": shards}
+    columns = {name: {"bytes": file.bytes, **_checksums_json(file)} for name, file in split.columns.items()}
+    return content | ({"columns": columns} if columns else {})
 
 
 def _checksums_json(file: ShardInfo | ColumnFile) -> dict[str, str]:
@@ -418,32 +412,31 @@ def _parse(content: Any, path: str | Path) -> DatasetInfo:
     classes: list[str] = top.get("classes", list)
     if not all(isinstance(name, str) for name in classes):
         raise DatasetError(f"{path}: classes must be a list of strings")
-    try:
-        separate = parse_separate(content.get("separate", []), fields)
-        edited, retired = parse_edited(content.get("edited", [])), parse_retired(content.get("retired", []))
-    except ValueError as error:
-        raise DatasetError(f"{path}: {error}") from error
-    documents = content.get("documents", [])
-    splits: dict[str, SplitInfo] = {}
-    listed: dict[str, Any] = top.get("splits", dict)
-    for name, value in listed.items():
-        where = _Object(value, f"{path}: split {name!r:.80}")
-        splits[_checked(SplitName, name, path)] = _parse_split(where, column_names(fields, separate))
     label_offset = top.get("label_offset", int)
     if abs(label_offset) >= 1 << 31:
         raise DatasetError(f"{path}: label_offset is {label_offset}, expected one below 2^31")
+    separate = top.names("separate", fields, "the fields are {}")
+    documents, made, adopted = (content.get(name) for name in ("documents", "made", "adopted"))
+    splits: dict[str, Any] = top.get("splits", dict)
     return DatasetInfo(
         format=format_name,
         fields={_checked(FieldName, name, path): kind for name, kind in fields.items()},
         classes=tuple(classes),
-        splits=splits,
+        splits={
+            _checked(SplitName, name, path): _parse_split(
+                _Object(value, f"{path}: split {name!r:.80}"), sorted(column_names(fields, separate))
+            )
+            for name, value in splits.items()
+        },
         label_offset=label_offset,
-        made=parse_made(content.get("made")),
-        adopted=_parse_adopted(_Object(content.get("adopted", {}), f"{path}: adopted")),
-        edited=edited,
-        separate=separate,
-        history=parse_history(content.get("history")),
-        retired=retired,
+        made={name: value for name, value in made.items() if _is_valid_member(name, value)}
+        if isinstance(made, dict)
+        else {},
+        adopted=_parse_adopted(_Object({} if adopted is None else adopted, f"{path}: adopted")),
+        edited=tuple(sorted(set(top.names("edited", EDITS, "this packer knows {}; upgrade packer")))),
+        separate=tuple(FieldName(name) for name in fields if name in separate),
+        history=tuple(filter(None, map(_parse_operation, top.items("history", default=True)))),
+        retired=tuple(_parse_retired(_Object(value, f"{path}: retired")) for value in top.items("retired")),
         documents=tuple(name for name in DOCUMENTS if isinstance(documents, list) and name in documents),
     )
 
@@ -451,35 +444,54 @@ def _parse(content: Any, path: str | Path) -> DatasetInfo:
 def _parse_adopted(value: _Object) -> AdoptedKeys:
     image_key, label_key = value.value.get("image_key"), value.value.get("label_key")
     fields = value.value.get("fields", {})
-    given = [key for key in (image_key, label_key) if key is not None]
-    if not isinstance(fields, dict) or not all(isinstance(key, str) for key in (*given, *fields.values())):
+    names = [key for key in (image_key, label_key) if key is not None]
+    if not isinstance(fields, dict) or not all(isinstance(key, str) for key in (*names, *fields.values())):
         raise DatasetError(f"{value.where}: expected names, found {value.value!r:.80}")
     return AdoptedKeys(image_key, label_key, fields)
 
 
-def _parse_columns(split: _Object, names: Iterable[str]) -> dict[str, ColumnFile]:
-    if "columns" not in split.value:
-        return {}
-    listed: dict[str, Any] = split.get("columns", dict)
-    columns = {}
-    for name in sorted(names):
-        column = _Object(listed.get(name), f"{split.where}: column {name}")
-        columns[name] = ColumnFile(column.count("bytes"), column.checksum(), column.sha256())
-    return columns
-
-
-def _parse_split(split: _Object, columns: Iterable[str]) -> SplitInfo:
-    shards = []
+def _parse_split(split: _Object, column_names: Iterable[str]) -> SplitInfo:
     listed: list[Any] = split.get("shards", list)
-    for number, value in enumerate(listed):
-        shard = _Object(value, f"{split.where}: shard {number}")
-        path, size, samples = shard.named(ShardPath, "path"), shard.count("bytes"), shard.count("samples")
-        shards.append(ShardInfo(path, size, samples, shard.checksum(), shard.sha256()))
-    samples, found = split.count("samples"), sum(shard.samples for shard in shards)
-    if samples != found:
-        raise DatasetError(f"{split.where}: {samples} samples, but its shards hold {found}")
-    index = split.named(IndexPath, "index")
-    return SplitInfo(samples, tuple(shards), index, split.get("root", str), _parse_columns(split, columns))
+    objects = [_Object(value, f"{split.where}: shard {number}") for number, value in enumerate(listed)]
+    shards = tuple(
+        ShardInfo(
+            shard.named(ShardPath, "path"),
+            shard.count("bytes"),
+            shard.count("samples"),
+            *shard.checksums(),
+        )
+        for shard in objects
+    )
+    samples, in_shards = split.count("samples"), sum(shard.samples for shard in shards)
+    if samples != in_shards:
+        raise DatasetError(f"{split.where}: {samples} samples, but its shards hold {in_shards}")
+    files: dict[str, Any] = split.get("columns", dict) if "columns" in split.value else {}
+    columns = {
+        name: _Object(files.get(name), f"{split.where}: column {name}")
+        for name in column_names
+        if "columns" in split.value
+    }
+    known = {name: ColumnFile(column.count("bytes"), *column.checksums()) for name, column in columns.items()}
+    return SplitInfo(samples, shards, split.named(IndexPath, "index"), split.get("root", str), known)
+
+
+def _parse_retired(value: _Object) -> Retired:
+    since, content = value.get("since", str), value.value.get("content", "")
+    if not _is_time(since) or not isinstance(content, str):
+        raise DatasetError(f"{value.where}: expected a path and a time, found {value.value!r:.80}")
+    return Retired(value.named(ShardPath, "path"), since, content)
+
+
+def _parse_operation(item: Any) -> Operation | None:
+    """An entry of the history; None for what is not of that form."""
+    item = item if isinstance(item, dict) else {}
+    texts = [item.get(name) for name in ("operation", "date", "version")]
+    arguments, samples = item.get("arguments"), item.get("samples")
+    counts = isinstance(samples, list) and len(samples) == 2 and all(map(_is_count, samples))
+    if not counts or not isinstance(arguments, dict) or not all(isinstance(text, str) for text in texts):
+        return None
+    operation, date, version = map(str, texts)
+    return Operation(operation, arguments, date, version, (samples[0], samples[1]))
 
 
 class _Object:
@@ -496,23 +508,36 @@ class _Object:
             raise DatasetError(f"{self.where}: {name} must be of type {kind.__name__}, found {value!r:.80}")
         return value
 
+    def items(self, name: str, default: bool = False) -> list[Any]:
+        """A list, empty where there is none. default: also where it is something else."""
+        value: Any = self.value.get(name, [])
+        if isinstance(value, list) or not default:
+            return self.get(name, list) if name in self.value else []
+        return []
+
+    def names(self, name: str, known: Iterable[str], says: str) -> list[str]:
+        """A list of names, some of those that are known, or none."""
+        names = self.items(name)
+        unknown = [one for one in names if not isinstance(one, str) or one not in known]
+        if unknown:
+            raise DatasetError(f"{self.where}: {name} names {unknown[0]!r:.80}, {says.format(', '.join(known))}")
+        return names
+
     def count(self, name: str) -> int:
         value: Any = self.value.get(name)
-        if type(value) is int and 0 <= value < 1 << 63:
-            return value
+        if _is_count(value) and value < 1 << 63:
+            return int(value)
         raise DatasetError(f"{self.where}: {name} is {self.get(name, int)}, expected a count")
 
-    def checksum(self) -> int:
-        crc = self.get("crc32c", str)
-        if not _CRC.fullmatch(crc):
-            raise DatasetError(f"{self.where}: crc32c is {crc!r:.80}, expected 8 hex digits")
-        return int(crc, 16)
+    def hex(self, name: str, digits: int, letters: str = "a-f") -> str:
+        value = self.value.get(name)
+        if not isinstance(value, str) or not re.fullmatch(f"[0-9{letters}]{{{digits}}}", value):
+            raise DatasetError(f"{self.where}: {name} is {value!r:.80}, expected {digits} hex digits")
+        return value
 
-    def sha256(self) -> str:
-        digest = self.value.get("sha256", "")
-        if digest and not (isinstance(digest, str) and _SHA256.fullmatch(digest)):
-            raise DatasetError(f"{self.where}: sha256 is {digest!r:.80}, expected 64 hex digits")
-        return digest or ""
+    def checksums(self) -> tuple[int, str]:
+        """CRC32C and SHA-256; "" where the latter is unknown."""
+        return int(self.hex("crc32c", 8, "a-fA-F"), 16), self.hex("sha256", 64) if self.value.get("sha256") else ""
 
     def named(self, kind: type[_Name], name: str) -> _Name:
         return _checked(kind, self.get(name, str), f"{self.where}: {name}")
@@ -523,6 +548,28 @@ def _checked(kind: type[_Name], text: str, where: str | Path) -> _Name:
         return kind(text)
     except BadNameError as error:
         raise DatasetError(f"{where}: {error}") from error
+
+
+def _is_valid_member(name: str, member: Any) -> bool:
+    """Whether a member of `made` is of the expected type: others are ignored."""
+    if name in ("by", "indexed_by", "source", "plan"):
+        return isinstance(member, str)
+    if name == "payload_bytes":
+        return _is_count(member)
+    if name == "left_out":
+        return isinstance(member, dict) and all(map(_is_count, member.values()))
+    return name != "options" or (isinstance(member, dict) and isinstance(member.get("split", ""), str))
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_time(text: str) -> bool:
+    try:
+        return bool(_TIME.fullmatch(text)) and bool(datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ"))
+    except ValueError:
+        return False
 
 
 # What was done to a set since it was packed, and what of its earlier states is still there: members of dataset.json.
@@ -557,15 +604,6 @@ class Operation:
     version: str
     samples: tuple[int, int]
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "operation": self.operation,
-            "arguments": dict(self.arguments),
-            "date": self.date,
-            "version": self.version,
-            "samples": list(self.samples),
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class Retired:
@@ -587,88 +625,3 @@ class Retired:
 def now() -> str:
     """The time as dataset.json has it."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def parse_edited(value: Any) -> tuple[str, ...]:
-    """Names of EDITS. Raises ValueError."""
-    names = _texts(value, "edited")
-    unknown = [name for name in names if name not in EDITS]
-    if unknown:
-        raise ValueError(f"edited names {unknown[0]!r:.80}, this packer knows {', '.join(EDITS)}; upgrade packer")
-    return tuple(sorted(set(names)))
-
-
-def parse_separate(value: Any, fields: Iterable[str]) -> tuple[str, ...]:
-    """Names of fields. Raises ValueError."""
-    names, known = _texts(value, "separate"), list(fields)
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise ValueError(f"separate names {unknown[0]!r:.80}, the fields are {', '.join(known)}")
-    return tuple(FieldName(name) for name in known if name in names)
-
-
-def parse_retired(value: Any) -> tuple[Retired, ...]:
-    """Raises ValueError, BadNameError."""
-    if not isinstance(value, list):
-        raise ValueError(f"retired must be a list, found {value!r:.80}")
-    found = []
-    for item in value:
-        item = item if isinstance(item, dict) else {}
-        path, since, content = item.get("path"), item.get("since"), item.get("content", "")
-        if (
-            not isinstance(content, str)
-            or not isinstance(path, str)
-            or not isinstance(since, str)
-            or not _is_time(since)
-        ):
-            raise ValueError(f"retired must have paths and times, found {item!r:.80}")
-        found.append(Retired(ShardPath(path), since, content))
-    return tuple(found)
-
-
-def parse_history(value: Any) -> tuple[Operation, ...]:
-    """The entries that are of the expected form."""
-    found = []
-    for item in value if isinstance(value, list) else ():
-        if not isinstance(item, dict):
-            continue
-        texts = [item[name] for name in ("operation", "date", "version") if isinstance(item.get(name), str)]
-        arguments: Any = item.get("arguments")
-        samples: Any = item.get("samples")
-        counts = isinstance(samples, list) and len(samples) == 2 and all(type(n) is int and n >= 0 for n in samples)
-        if len(texts) == 3 and isinstance(arguments, dict) and counts:
-            found.append(Operation(texts[0], arguments, texts[1], texts[2], (samples[0], samples[1])))
-    return tuple(found)
-
-
-def _texts(value: Any, what: str) -> list[str]:
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise ValueError(f"{what} must be a list of names, found {value!r:.80}")
-    return value
-
-
-def _is_time(text: str) -> bool:
-    try:
-        return bool(_TIME.fullmatch(text)) and bool(datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ"))
-    except ValueError:
-        return False
-
-
-def parse_made(value: Any) -> dict[str, Any]:
-    """How the set was made; members that are not of the expected type are ignored."""
-    made: dict[str, Any] = value if isinstance(value, dict) else {}
-    return {name: member for name, member in made.items() if _is_valid_member(name, member)}
-
-
-def _is_valid_member(name: str, member: Any) -> bool:
-    if name in ("by", "indexed_by", "source", "plan"):
-        return isinstance(member, str)
-    if name == "payload_bytes":
-        return _is_count(member)
-    if name == "left_out":
-        return isinstance(member, dict) and all(map(_is_count, member.values()))
-    return name != "options" or (isinstance(member, dict) and isinstance(member.get("split", ""), str))
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0

@@ -39,7 +39,7 @@ from cache.errors import DatasetError, MissingExtraError, PackerError, ServingEr
 from cache.files import read_regular
 from cache.launchers import job_name
 from cache.messages import Watcher, listed, plural
-from cache.node import detect_ranks, usable_cpus
+from cache.node import detect_ranks
 from cache.remote import Patience, Remote
 from cache.serving import Rendezvous, Server, ServerProcess, ServeTerms, own_address, read_token
 from cache.staging import FolderSource, Manifest, Source, StagedFile
@@ -467,8 +467,8 @@ FORMS = ("shards", "files")
 
 
 @dataclass(frozen=True)
-class StageOptions:
-    """How a set is staged.
+class StageOptions(node.CopyOptions):
+    """How a set is staged: as `cache.staging.CopyOptions` says (with an order two threads, unless given), and
 
     splits: only these; default: all.
     form: "shards", or "files": the original files of whole splits, for programs that read a folder of images.
@@ -480,12 +480,6 @@ class StageOptions:
     order: with background, copy the shards of its split (the one with the shards it was made for) in the order in which
         its epoch reads them, two at a time unless `threads` is given.
     resume: the token with which training resumes in that order: shards that it still reads are copied first.
-    verify: also read files that are there already and compare checksums (sizes always are).
-    cleanup: "atexit" removes the copy when the last process that uses it leaves, "never" keeps it.
-    quota_bytes: remove least recently used copies that are not in use until all copies fit.
-    threads: files copied at a time.
-    bytes_per_second: a limit for this node.
-    any_filesystem: stage even to a filesystem that other nodes share.
     """
 
     splits: tuple[str, ...] | None = None
@@ -496,20 +490,9 @@ class StageOptions:
     background: bool = False
     order: StagedFirst | None = None
     resume: Mapping[str, Any] | None = None
-    verify: bool = False
-    cleanup: str = "never"
-    quota_bytes: int | None = None
-    threads: int | None = None
-    bytes_per_second: float | None = None
-    any_filesystem: bool = False
 
     def __post_init__(self) -> None:
-        if self.cleanup not in node.CLEANUPS:
-            raise ValueError(f"cleanup must be one of {', '.join(node.CLEANUPS)}, not {self.cleanup!r}")
-        for name in ("quota_bytes", "threads", "bytes_per_second"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ValueError(f"{name} must be above 0, not {value}")
+        super().__post_init__()
         if self.order is not None and not self.background:
             raise ValueError("an order is for staging in the background: otherwise training starts when all is copied")
         if self.resume is not None and self.order is None:
@@ -549,7 +532,7 @@ class StageOptions:
 
     def copying_threads(self) -> int:
         """With an order few: the first shards should be complete soon, rather than all of them in part."""
-        return self.threads or (2 if self.order is not None else min(8, max(2, usable_cpus())))
+        return 2 if self.order is not None and not self.threads else super().copying_threads()
 
 
 class Staged:
@@ -603,7 +586,8 @@ class Staged:
             if self.options.form == "shards":
                 return self._open(self._request(files))
             with closing(Originals(files, files.splits(self.options.portion()), self._open_split)) as originals:
-                return self._open(self._requested(originals.manifest, originals.manifest.files)) / TREE
+                every = originals.manifest.files
+                return self._open(node.Request(originals.manifest, every, (), self.target, self.options)) / TREE
         except BaseException:
             self._session = None
             raise
@@ -641,24 +625,7 @@ class Staged:
         if turns is not None:
             shards = files.in_turn(shards, *turns)
         first = [*index, files.head] if options.background else [*shards, *index, files.head]
-        return self._requested(files.manifest, first, shards if options.background else ())
-
-    def _requested(
-        self, manifest: node.Manifest, files: Sequence[node.StagedFile], later: Sequence[node.StagedFile] = ()
-    ) -> node.Request:
-        options = self.options
-        return node.Request(
-            manifest,
-            files,
-            later=later,
-            target=self.target,
-            quota_bytes=options.quota_bytes,
-            any_filesystem=options.any_filesystem,
-            cleanup=options.cleanup,
-            threads=options.copying_threads(),
-            bytes_per_second=options.bytes_per_second,
-            verify=options.verify,
-        )
+        return node.Request(files.manifest, first, shards if options.background else (), self.target, options)
 
 
 def stage(

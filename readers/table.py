@@ -22,6 +22,7 @@ import mmap
 import operator
 import os
 import re
+import struct
 from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_left
@@ -624,37 +625,75 @@ class Index(Columns):
             self.check_set()
 
 
-# The header as numpy.save writes it for one dimension. NumPy's own parser compiles it as Python, which bytes from
-# outside do not deserve, and which fails in a process forked while another thread was compiling (CPython gh-106905).
-_MAGIC = b"\x93NUMPY\x01\x00"
-_HEADER = re.compile(rb"\{'descr': '([<|][a-z]\d)', 'fortran_order': False, 'shape': \((\d{1,19}),\), \} *\n")
+# NumPy's own parser compiles the header as Python, which bytes from outside do not deserve, and which fails in a
+# process forked while another thread was compiling (CPython gh-106905).
+_NPY_MAGIC = b"\x93NUMPY"
+_NPY_LENGTHS = {1: struct.Struct("<H"), 2: struct.Struct("<I"), 3: struct.Struct("<I")}  # by the major version
+_NPY_HEADER_BYTES = 10_000  # as numpy.load
+_NPY_MEMBER = re.compile(r"\s*'(\w+)'\s*:\s*('[^']*'|True|False|\([0-9, ]*\))\s*(,|$)")
+_NPY_SHAPE = re.compile(r"\((?:\d{1,18}, ?)*(?:\d{1,18},?)?\)")
+_MOST_SIDES = 32
+PLAIN = re.compile(r"([<>=|]?)(b1|[iu][1248]|f[248]|c8|c16)")  # dtypes
+
+
+def npy_header(data: Buffer) -> tuple[np.dtype[Any], bool, tuple[int, ...], int]:
+    """The dtype of .npy bytes, whether their order is Fortran's, the shape, and the byte at which the values begin.
+
+    By numpy.lib.format; only plain numbers and booleans. Raises ValueError, which says what was found.
+    """
+    if bytes(data[: len(_NPY_MAGIC)]) != _NPY_MAGIC:
+        raise ValueError(f"the first bytes {bytes(data[: len(_NPY_MAGIC)])!r}, expected {_NPY_MAGIC!r}")
+    layout = _NPY_LENGTHS.get(data[6]) if len(data) > 7 and data[7] == 0 else None
+    if layout is None or len(data) < 8 + layout.size:
+        raise ValueError(
+            f"the version {bytes(data[6:8])!r} and {len(data)} bytes, expected 1.0, 2.0 or 3.0 and a header"
+        )
+    start, length = 8 + layout.size, layout.unpack_from(data, 8)[0]
+    if length > min(_NPY_HEADER_BYTES, len(data) - start):
+        raise ValueError(
+            f"a header of {length:,} bytes, expected at most {min(_NPY_HEADER_BYTES, len(data) - start):,}"
+        )
+    header = bytes(data[start : start + length]).decode("latin-1").strip()
+    members: dict[str, str] = {}
+    if header[:1] == "{" and header[-1:] == "}":
+        inside, position = header[1:-1].rstrip(), 0
+        while position < len(inside) and (match := _NPY_MEMBER.match(inside, position)):
+            members[match[1]] = match[2]
+            position = match.end()
+        if position < len(inside):
+            members = {}
+    if set(members) != {"descr", "fortran_order", "shape"}:
+        raise ValueError(f"the header {header!r:.120}, expected a dtype, an order and a shape")
+    plain, order, shape = PLAIN.fullmatch(members["descr"][1:-1]), members["fortran_order"], members["shape"]
+    if plain is None:
+        raise ValueError(f"values of {members['descr']:.40}, expected plain numbers or booleans")
+    if order not in ("True", "False") or not _NPY_SHAPE.fullmatch(shape):
+        raise ValueError(f"the shape {shape:.80} in the order {order:.40}")
+    sides = tuple(int(side) for side in re.findall(r"\d+", shape))
+    if len(sides) > _MOST_SIDES:
+        raise ValueError(f"the shape {shape:.80}, expected at most {_MOST_SIDES} sides")
+    return np.dtype(plain[1].replace("|", "=") + plain[2]), order == "True", sides, start + length
 
 
 def _map_npy(path: Path, dtype: str) -> npt.NDArray[Any]:
     """Map a one-dimensional .npy of a known dtype. Raises DatasetError where its header is not true of the file."""
+    expected = np.dtype(dtype)
     try:
         with open_regular(path) as file:
-            magic, length = file.read(len(_MAGIC)), int.from_bytes(file.read(2), "little")
-            if magic != _MAGIC:
-                raise ValueError(f"it starts with {magic!r}, expected {_MAGIC!r}")
-            header = _HEADER.fullmatch(file.read(length))
-            if header is None:
-                raise ValueError("its header is not that of a one-dimensional array")
-            start, samples = file.tell(), int(header[2])
+            kind, _, shape, start = npy_header(file.read(_NPY_HEADER_BYTES))
             size = os.fstat(file.fileno()).st_size
-            expected = np.dtype(dtype)
-            if header[1].decode() != expected.str:
-                raise ValueError(f"dtype {header[1].decode()}, expected {expected.str}")
-            if start + samples * expected.itemsize != size:
-                raise ValueError(f"{size} bytes, its header says {start + samples * expected.itemsize}")
-            if samples == 0:
+            if kind != expected or len(shape) != 1:
+                raise ValueError(f"found {kind} {list(shape)}, expected {expected} in one dimension")
+            if start + shape[0] * expected.itemsize != size:
+                raise ValueError(f"{size} bytes, its header says {start + shape[0] * expected.itemsize}")
+            if not shape[0]:
                 return np.zeros(0, expected)
             view = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
     except FileNotFoundError as error:
         raise DatasetError(f"{path}: missing index column; {REBUILD}") from error
     except (OSError, ValueError) as error:
         raise DatasetError(f"{path}: not the index column it should be: {error}") from error
-    return np.frombuffer(view, expected, count=samples, offset=start)
+    return np.frombuffer(view, expected, count=shape[0], offset=start)
 
 
 if TYPE_CHECKING:

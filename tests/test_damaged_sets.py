@@ -264,7 +264,7 @@ COLUMNS = [b"", bytes(400), b"0\n1\n2\n", b"\x93NUMPY\x01\x00\xff\xff" + GOOD, *
 COLUMNS += [
     npy(GOOD, version=b"\x02\x00"),
     npy(GOOD, version=b"\x09\x00"),
-    npy(GOOD, bytes(287)),
+    npy(GOOD, bytes(286)),
     npy(GOOD, bytes(289)),
 ]
 COLUMNS += [npy(GOOD.replace(b"36", b"35"), bytes(280)), npy(GOOD.replace(b"36", b"37"), bytes(296))]

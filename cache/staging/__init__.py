@@ -9,14 +9,14 @@ Nothing here knows what the files mean: `readers.staging` does. Neither obstore 
 """
 
 from cache.staging.copies import Copy, Removed, Store, find_store, remove_copies, sweep
-from cache.staging.session import CLEANUPS, Arrivals, CopyCounts, Session, candidates, work_off
-from cache.staging.sources import FolderSource, Manifest, Request, Source, StagedFile, total_bytes
+from cache.staging.session import Arrivals, CopyCounts, Session, candidates, work_off
+from cache.staging.sources import CopyOptions, FolderSource, Manifest, Request, Source, StagedFile, total_bytes
 
 __all__ = [
-    "CLEANUPS",
     "Arrivals",
     "Copy",
     "CopyCounts",
+    "CopyOptions",
     "FolderSource",
     "Manifest",
     "Removed",

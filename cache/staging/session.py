@@ -234,9 +234,9 @@ def bring(
     since: seconds since the epoch; files that were verified later are not verified again. Raises NoRoomError,
     StagingSourceError, StoppedError, StagingError.
     """
-    if not request.verify and _all_there(copy, files):
+    if not request.options.verify and _all_there(copy, files):
         return CopyCounts(found=len(files))
-    if not _become_leader(copy, files, request.verify, stop, watcher):
+    if not _become_leader(copy, files, request.options.verify, stop, watcher):
         return CopyCounts(found=len(files))
     try:
         return _Leader(copy, request, since, stop, watcher).lead(files)
@@ -290,13 +290,13 @@ class _Leader:
     def __init__(self, copy: Copy, request: Request, since: float, stop: threading.Event, watcher: Watcher) -> None:
         self.copy, self.request, self.since, self.watcher = copy, request, since, watcher
         self.failed = threading.Event()
-        self.pace = Pace(request.bytes_per_second, stops=(stop, self.failed))
+        self.pace = Pace(request.options.bytes_per_second, stops=(stop, self.failed))
         self.ready: Ready = copy.ready()
         self.damaged: list[str] = []
 
     def lead(self, files: Sequence[StagedFile]) -> CopyCounts:
         present = [file for file in files if self._is_whole(file)]
-        if self.request.verify:
+        if self.request.options.verify:
             self._check(present)
         whole = {file.path for file in present} - set(self.damaged)
         missing = [file for file in files if file.path not in whole]
@@ -304,7 +304,7 @@ class _Leader:
             "%s: %s to copy by %s, %s of %s there already",
             self.copy.path,
             human_bytes(total_bytes(missing)),
-            plural(self.request.threads, "thread"),
+            plural(self.request.options.copying_threads(), "thread"),
             len(whole),
             plural(len(files), "file"),
         )
@@ -313,7 +313,7 @@ class _Leader:
         if missing:
             self._check_room(missing)
             self._copy(missing)
-        if missing or any(file.path not in self.ready for file in files) or self.request.verify:
+        if missing or any(file.path not in self.ready for file in files) or self.request.options.verify:
             now = time.time()
             for file in files:
                 self.ready.setdefault(file.path, (file.bytes, file.crc32c, now))
@@ -342,7 +342,7 @@ class _Leader:
                 self.ready[file.path] = (file.bytes, expected, time.time())
 
         old = [file for file in files if self.ready.get(file.path, (0, 0, 0.0))[2] < self.since]
-        work_off(old, check, self.request.threads, self.failed, lambda: None)
+        work_off(old, check, self.request.options.copying_threads(), self.failed, lambda: None)
         for path in self.damaged:
             self.watcher.note(f"{self.copy.path / path}: damaged, copied again")
 
@@ -366,7 +366,7 @@ class _Leader:
             tick()
             last = self.request.manifest.last
             for batch in ([f for f in missing if f.path != last], [f for f in missing if f.path == last]):
-                work_off(batch, self._copy_file, self.request.threads, self.failed, tick)
+                work_off(batch, self._copy_file, self.request.options.copying_threads(), self.failed, tick)
                 self.pace.check()
                 for path in folders:
                     with Folder(path) as folder:
@@ -465,7 +465,6 @@ class Arrivals:
             return False
 
 
-CLEANUPS = ("atexit", "never")
 _SITES = ("/mnt/bb/$USER", "/local", "/scratch/local", "/dev/shm")
 
 
@@ -509,7 +508,7 @@ class Session:
             self._thread.start()
         else:
             self._is_done = True
-        if request.later or request.cleanup == "atexit":
+        if request.later or request.options.cleanup == "atexit":
             atexit.register(self.close)
         return copy.path
 
@@ -538,7 +537,9 @@ class Session:
         if copy is None or self._store is None:
             return
         copy.release()
-        if self.request.cleanup == "atexit" and copy.path.is_dir():  # a batch script's trap may have been quicker
+        if (
+            self.request.options.cleanup == "atexit" and copy.path.is_dir()
+        ):  # a batch script's trap may have been quicker
             with self._store.lock():
                 self._note_removed(remove_copies(self._store, lambda other: other.path == copy.path), "cleaned up")
 
@@ -578,7 +579,7 @@ class Session:
 
         if new:
             planned = copy.planned_bytes + sum(file.bytes for file in files if file.path in new)
-            self._note_removed(make_room(store, copy.path, planned, self.request.quota_bytes, enough), "quota")
+            self._note_removed(make_room(store, copy.path, planned, self.request.options.quota_bytes, enough), "quota")
             copy.wanted |= new
             copy.save()
 
@@ -646,7 +647,7 @@ class Session:
         needed, inodes = still_needed(missing)
         if copy is not None and not copy.in_use():
             needed = max(0, needed - sum(part.stat().st_size for part in copy.parts()))
-        evictable = evictable_bytes(store, name) if store and request.quota_bytes is not None else 0
+        evictable = evictable_bytes(store, name) if store and request.options.quota_bytes is not None else 0
         free = free_space(target, filesystem)
         if needed <= free.bytes + evictable and inodes <= free.inodes:
             return None
@@ -665,7 +666,7 @@ class Session:
         if not path.is_dir():
             raise NoTargetError("no such directory")
         filesystem = filesystem_type(path)
-        if not self.request.any_filesystem and not is_local(filesystem):
+        if not self.request.options.any_filesystem and not is_local(filesystem):
             raise NoTargetError(f"a {filesystem} filesystem, which is not local to this node")
         if not os.access(path, os.W_OK | os.X_OK) or os.statvfs(path).f_flag & os.ST_RDONLY:
             raise NoTargetError("not writable")

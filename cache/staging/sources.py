@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 from cache.errors import MissingExtraError, RemoteError, StagingError, StagingSourceError
 from cache.filesystem import prefetch
+from cache.node import usable_cpus
 from cache.remote import Facts, Remote, Span
 
 INNER_FOLDER = ".staging"
@@ -148,27 +149,54 @@ class Manifest:
         return f"{plain}-{self.fingerprint[:16]}"
 
 
+CLEANUPS = ("atexit", "never")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyOptions:
+    """How files are copied.
+
+    verify: also read files that are there already and compare checksums (sizes always are).
+    cleanup: "atexit" removes the copy when the last process that uses it leaves, "never" keeps it.
+    quota_bytes: remove least recently used copies that are not in use until all copies fit.
+    threads: files copied at a time.
+    bytes_per_second: a limit for this node.
+    any_filesystem: stage even to a filesystem that other nodes share.
+    """
+
+    verify: bool = False
+    cleanup: str = "never"
+    quota_bytes: int | None = None
+    threads: int | None = None
+    bytes_per_second: float | None = None
+    any_filesystem: bool = False
+
+    def __post_init__(self) -> None:
+        if self.cleanup not in CLEANUPS:
+            raise ValueError(f"cleanup must be one of {', '.join(CLEANUPS)}, not {self.cleanup!r}")
+        for name in ("quota_bytes", "threads", "bytes_per_second"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} must be above 0, not {value}")
+
+    def copying_threads(self) -> int:
+        """`threads`, or a number for the CPUs of this process."""
+        return self.threads or min(8, max(2, usable_cpus()))
+
+
 @dataclass(frozen=True)
 class Request:
     """What to stage, where and how.
 
     files: needed before work starts. later: copied by a thread meanwhile.
     target: a directory; None for the first fit one.
-    quota_bytes: for all copies in the target; unused ones are removed for it.
-    cleanup: "atexit" removes the copy with its last user.
-    verify: also read files that are here already.
     """
 
     manifest: Manifest
     files: Sequence[StagedFile]
     later: Sequence[StagedFile] = ()
     target: str | os.PathLike[str] | None = None
-    quota_bytes: int | None = None
-    any_filesystem: bool = False
-    cleanup: str = "never"
-    threads: int = 4
-    bytes_per_second: float | None = None
-    verify: bool = False
+    options: CopyOptions = CopyOptions()
 
     @property
     def all_files(self) -> list[StagedFile]:

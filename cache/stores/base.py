@@ -150,6 +150,10 @@ class StoreOver(Store):
     def state(self) -> str:
         return self.source.state
 
+    def stats(self) -> Any:
+        """What the store below counts, as `CopyStats`; None where it counts nothing."""
+        return getattr(self.source, "stats", lambda: None)()
+
 
 class Part(NamedTuple):
     """One store of several.

@@ -21,7 +21,7 @@ from cache.launchers import scratch_variables
 from cache.messages import Done, bar, human_bytes, human_seconds, plural
 from cache.node import detect_ranks
 from cache.serving import Server
-from cache.staging import CLEANUPS
+from cache.staging.sources import CLEANUPS
 from packer.cli.held import HeldSignals, undisturbed
 from packer.cli.options import (
     Rate,

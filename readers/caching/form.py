@@ -24,13 +24,12 @@ import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import simplejpeg
 
-import readers.table as tables
 from cache.errors import BadSampleError
 from cache.stores import Buffer, Int64s
 from readers.augment.geometry import Boxes, Pass, Plan
@@ -51,29 +50,17 @@ _WORTHWHILE = 0.9  # of the bytes may be left, or fields are stored as they are
 _local = threading.local()
 
 
-class Form(tables.Form, Protocol):
-    """How images are kept. Implementations are immutable, picklable and shared between threads."""
+class Form:
+    """How images are kept: as they are, unless a subclass says otherwise; see `readers.table.Form`, too.
 
-    @property
-    def converts(self) -> bool:
-        """Whether images are kept in another form than the stored one."""
+    Forms are immutable, pickled, and shared between threads.
 
-    @property
-    def is_for_decoders(self) -> bool:
-        """Whether only decoders are given the kept form, which has the same pixels as the original."""
+    converts: whether images are kept in another form than the stored one.
+    is_for_decoders: whether only decoders are given the kept form, which has the same pixels as the original.
+    """
 
-    def convert(self, image: Buffer) -> Buffer:
-        """The kept form of an encoded image. Raises BadSampleError."""
-
-    def lend(self, image: Buffer) -> Buffer:
-        """The same, perhaps in memory of this thread, which its next call overwrites: for those who store it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """The bytes as they are."""
-
-    converts = is_for_decoders = False
+    __slots__ = ()
+    converts, is_for_decoders = True, False
 
     @property
     def kind(self) -> str:
@@ -86,16 +73,31 @@ class Encoded:
         return original
 
     def passes(self, original: ImageInfo) -> list[Pass]:
-        return _whole(original, self.info(original))
+        """All of each image, in the size that it is converted to."""
+        sides = (side.tolist() for info in (original, self.info(original)) for side in upright_sides(info))
+        return [
+            ((0, 0, rows, columns, 1, False), (height, width), (0, 0), (), (), (height, width))
+            for rows, columns, height, width in zip(*sides, strict=True)
+        ]
 
     def convert(self, image: Buffer) -> Buffer:
+        """The kept form of an encoded image. Raises BadSampleError."""
         return image
 
-    lend = convert
+    def lend(self, image: Buffer) -> Buffer:
+        """The same, perhaps in memory of this thread, which its next call overwrites: for those who store it."""
+        return self.convert(image)
 
 
 @dataclass(frozen=True, slots=True)
-class Recoded:
+class Encoded(Form):
+    """The bytes as they are."""
+
+    converts = False
+
+
+@dataclass(frozen=True, slots=True)
+class Recoded(Form):
     """A JPEG with this short side, in pixels: upright, RGB, 4:2:0, resized as by `packer convert --resize-short`.
 
     Images whose short side is not longer keep their bytes.
@@ -103,8 +105,6 @@ class Recoded:
     quality: 1 to 100.
     rate: bytes per pixel, for estimates; `readers.cached` measures it.
     """
-
-    converts, is_for_decoders = True, False
 
     short_side: int
     quality: int = 90
@@ -142,21 +142,14 @@ class Recoded:
         short = np.minimum(info.height, info.width)
         return np.where(short < self.short_side, original, np.ceil(pixels * self.rate).astype(np.int64))
 
-    def passes(self, original: ImageInfo) -> list[Pass]:
-        return _whole(original, self.info(original))
-
     def convert(self, image: Buffer) -> Buffer:
         return recoded(image, self.short_side, self.quality)
 
-    lend = convert
-
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
+class Decoded(Form):
     """Pixels, uint8 RGB, after `ops`: the leading Resize, CenterCrop and Crop of the augmentation, which then starts
     after them. No ops: the whole upright image."""
-
-    converts, is_for_decoders = True, False
 
     ops: tuple[Op, ...] = ()
 
@@ -203,17 +196,15 @@ class Decoded:
     def convert(self, image: Buffer) -> Buffer:
         return decoded(image, self.ops)
 
-    lend = convert
-
 
 @dataclass(frozen=True, slots=True)
-class Coefficients:
+class Coefficients(Form):
     """The quantised DCT coefficients of JPEGs (`readers.coefficients`); other images keep their bytes.
 
     rate: bytes per byte of a JPEG, for estimates; `readers.cached` measures it.
     """
 
-    converts = is_for_decoders = True
+    is_for_decoders = True
 
     rate: float = field(default=1.0, repr=False, compare=False)
 
@@ -221,14 +212,8 @@ class Coefficients:
     def kind(self) -> str:
         return f"coefficients-{VERSION}"
 
-    def info(self, original: ImageInfo) -> ImageInfo:
-        return original
-
     def bytes(self, info: ImageInfo, original: Int64s) -> Int64s:
         return np.where(info.media == _JPEG, np.ceil(original * self.rate).astype(np.int64), original)
-
-    def passes(self, original: ImageInfo) -> list[Pass]:
-        return _whole(original, self.info(original))
 
     def convert(self, image: Buffer) -> Buffer:
         """Coefficients that a cache below has made already stay as they are."""
@@ -271,15 +256,6 @@ def rate_of(form: Form) -> float:
 def with_rate(form: Form, rate: float) -> Form:
     """The form with this measurement, if it has one."""
     return replace(form, rate=rate) if isinstance(form, Recoded | Coefficients) else form
-
-
-def _whole(original: ImageInfo, converted: ImageInfo) -> list[Pass]:
-    """All of each image, in the size that it is converted to."""
-    sides = (side.tolist() for info in (original, converted) for side in upright_sides(info))
-    return [
-        ((0, 0, rows, columns, 1, False), (height, width), (0, 0), (), (), (height, width))
-        for rows, columns, height, width in zip(*sides, strict=True)
-    ]
 
 
 def _info(values: Sequence[npt.ArrayLike], like: ImageInfo) -> ImageInfo:

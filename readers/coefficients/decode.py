@@ -16,7 +16,6 @@ import numpy.typing as npt
 from cache.errors import BadSampleError
 from readers.coefficients.compiled import load_codec
 from readers.coefficients.layout import MEDIUM, Shape, check_sum, is_coefficients, parse_coefficients
-from readers.coefficients.strips import Strips, strips_of
 from readers.decode.region import Region, Scratch, check_header, readable_frame, upright
 from readers.headers import ImageHeader
 from readers.headers.base import Buffer
@@ -25,6 +24,7 @@ __all__ = ["MAX_SHRINK", "Scaling", "decode", "decode_jpeg", "decode_resized", "
 
 MAX_SHRINK = 4
 _MAX_SIDE = 4096
+_LEAST_SIDE = 64  # of a JPEG: below it TurboJPEG takes other scales, and nothing is gained
 
 
 class Scaling(NamedTuple):
@@ -83,14 +83,13 @@ def decode_jpeg(
     header: of `data`. The result may be a view of `scratch`. Raises ValueError for a region that is not inside the
     image, UnsupportedCpuError.
     """
-    codec, strips = load_codec(), strips_of(data, header)
-    if strips is None:
+    if min(header.height, header.width) < _LEAST_SIDE:
         return None
-    reduce, box = stored_box(strips.shape, region)
+    reduce, box = stored_box(_shape_of(header), region)
     size = (box[2], box[3], 3)
     pixels = np.frombuffer((scratch or Scratch()).pixels(math.prod(size)), np.uint8, math.prod(size)).reshape(size)
     part = _part(reduce, box, region.coarse)
-    if codec.decode_jpeg(data, strips.start, strips.tables, strips.shape[:5], part, pixels):
+    if load_codec().decode_jpeg(data, (header.height, header.width), part, pixels):
         return None
     turned: npt.NDArray[np.uint8] = upright(pixels, header.orientation)
     return turned
@@ -120,15 +119,15 @@ def decode_resized(
     what it is resized to, a result of more than 4096 pixels a side, an image that is stored turned or mirrored, a JPEG
     that `decode_jpeg` leaves to libjpeg. Raises what `decode` raises.
     """
-    strips: Strips | None = None
-    if is_coefficients(data):
+    is_jpeg = not is_coefficients(data)
+    if is_jpeg:
+        header, frame = readable_frame(data, size)
+        if not frame or min(header.height, header.width) < _LEAST_SIDE:
+            return False
+        shape = _shape_of(header)
+    else:
         shape = parse_coefficients(data)
         check_header(shape.header, size)
-    else:
-        header, frame = readable_frame(data, size)
-        if not frame or header.orientation != 1 or (strips := strips_of(data, header)) is None:
-            return False
-        shape = strips.shape
     reduce, box = stored_box(shape, region)
     height, width, _ = out.shape
     top, left = corner
@@ -139,12 +138,12 @@ def decode_resized(
         return False
     if box[2] > MAX_SHRINK * resized[0] or box[3] > MAX_SHRINK * resized[1]:
         return False
-    to = shape[:5], _part(reduce, box, region.coarse), (*resized, top, left, 2 * flips[0] + flips[1]), out
+    to = _part(reduce, box, region.coarse), (*resized, top, left, 2 * flips[0] + flips[1]), out
     how = (None, False) if scaling is None else scaling
-    if strips is not None:
-        return not load_codec().decode_jpeg_resized(data, strips.start, strips.tables, *to, *how)
+    if is_jpeg:
+        return not load_codec().decode_jpeg_resized(data, shape[:2], *to, *how)
     check_sum(data, shape)
-    if load_codec().decode_resized(data, *to, *how):
+    if load_codec().decode_resized(data, shape[:5], *to, *how):
         raise _damaged(shape)
     return True
 
@@ -180,6 +179,11 @@ def stored_box(shape: Shape, region: Region | None) -> tuple[int, tuple[int, int
     if shape.orientation in (2, 3, 6, 7):
         left = full[1] - left - columns
     return reduce, (top, left, rows, columns) if shape.orientation < 5 else (left, top, columns, rows)
+
+
+def _shape_of(header: ImageHeader) -> Shape:
+    """Of a JPEG, as far as a box depends on it."""
+    return Shape(header.height, header.width, 1, 1, 1, header.orientation, 0)
 
 
 def _part(reduce: int, box: tuple[int, int, int, int], is_coarse: bool) -> tuple[int, ...]:

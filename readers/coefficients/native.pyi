@@ -21,19 +21,10 @@ def decode_resized(
     scaling: Any,
     is_fused: bool,
 ) -> int: ...
-def decode_jpeg(
-    jpeg: Buffer,
-    start: int,
-    tables: tuple[bytes, bytes, bytes],
-    shape: tuple[int, ...],
-    region: tuple[int, ...],
-    out: Any,
-) -> int: ...
+def decode_jpeg(jpeg: Buffer, shape: tuple[int, int], region: tuple[int, ...], out: Any) -> int: ...
 def decode_jpeg_resized(
     jpeg: Buffer,
-    start: int,
-    tables: tuple[bytes, bytes, bytes],
-    shape: tuple[int, ...],
+    shape: tuple[int, int],
     region: tuple[int, ...],
     resize: tuple[int, ...],
     out: Any,

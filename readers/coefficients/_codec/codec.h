@@ -1,6 +1,7 @@
 /* The codec of DCT coefficients: what is compiled once for each kind of CPU, and what these variants share.
  *
  *   module.c       Python's functions: arguments are checked against each other here, and the lock is released
+ *   head.c         the segments of a baseline JPEG
  *   tables.c       Huffman tables, bytes of scans, the choice of a variant
  *   codec.inc      everything done for each coefficient or pixel; included by avx2.c, avx2_tables.c, base.c, plain.c
  *   simd.h         vectors: AVX2, SSE4.2, NEON, and portable C
@@ -60,7 +61,7 @@ typedef struct {
 enum { LOOK_BITS = 11, SKIP_BITS = 12, PAIR_BITS = 12, END_OF_BLOCK = 128 };
 typedef struct {
     u32 look[1 << LOOK_BITS];
-    i64 largest[16], offsets[16]; /* of codes of 1 to 16 bits: the largest, -1 for none; from code to symbol */
+    i64 largest[16], offsets[16], number[16]; /* of codes of 1 to 16 bits: the largest, -1 for none; from code to symbol */
     u8 symbols[256];
     u16 skips[1 << SKIP_BITS]; /* of AC: whole codes with their values in the next bits, their bits and coefficients */
     u64 pairs[1 << PAIR_BITS]; /* of AC: the next one or two codes, see `read_pair` */
@@ -71,7 +72,7 @@ typedef struct {
 typedef struct {
     const u8 *bytes, *stop;
     const Codes *dc[MOST_COMPONENTS], *ac[MOST_COMPONENTS];
-    const i16 *steps[MOST_COMPONENTS], *limits[MOST_COMPONENTS];
+    i16 steps[MOST_COMPONENTS][64], limits[MOST_COMPONENTS][64];
 } Strips;
 
 /* A scan of any JPEG, as readers/coefficients/encode.py writes it. */
@@ -111,7 +112,8 @@ const Codec *codec_choose(const char *name);
 i64 find_marker(const u8 *source, i64 at, i64 stop);
 int unstuff(const u8 *source, const u8 *stop, u8 *target, i64 *begins, i64 parts);
 i64 copy_clean(const u8 *source, const u8 *stop, u8 *target);
-void build_codes(const u8 *counts, const u8 *symbols, int is_raw, Codes *codes);
+void build_codes(const u8 *counts, const u8 *symbols, i64 number, int is_raw, Codes *codes);
+i64 read_head(const u8 *jpeg, i64 bytes, Shape *shape, Codes *codes, Strips *strips);
 
 static inline i64 blocks_down(const Shape *s, int component) {
     i64 side = component ? 8 * s->down : 8;

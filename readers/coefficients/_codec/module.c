@@ -5,9 +5,7 @@
  *
  *   shape   (height, width, components, across, down) of the image as stored
  *   region  (size, is_fancy, top, left, height, width): a box at size / 8 of its sides
- *   resize  (rows, columns, top, left, flips): the size of the whole box, and the corner of what is wanted
- *   tables  (numbers, values, codes): uint8 [2 components], the number of the table of DC of each, then of AC; int16
- *           [components, 2, 64], multipliers and largest values in the order WORKING; the tables */
+ *   resize  (rows, columns, top, left, flips): the size of the whole box, and the corner of what is wanted */
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -144,96 +142,65 @@ static PyObject *py_decode_resized(PyObject *self, PyObject *args) {
     return status < 0 ? NULL : result_of(status);
 }
 
-/* The tables of a JPEG of one scan. */
-typedef struct {
-    Py_buffer numbers, values, codes;
-} Tables;
-
-static int read_tables(const Shape *s, const Tables *t, Strips *strips) {
-    const u8 *numbers = t->numbers.buf;
-    i64 n = s->components, count = t->codes.len / (i64)sizeof(Codes);
-    if (t->numbers.len != 2 * n || t->values.len != n * 2 * BLOCK_BYTES) return refuse("tables");
-    for (int c = 0; c < n; c++) {
-        if (numbers[c] >= count || numbers[n + c] >= count) return refuse("tables");
-        strips->dc[c] = (const Codes *)t->codes.buf + numbers[c], strips->ac[c] = (const Codes *)t->codes.buf + numbers[n + c];
-        strips->steps[c] = (const i16 *)t->values.buf + 128 * c, strips->limits[c] = strips->steps[c] + 64;
+/* Decodes a box of a JPEG that is of this shape, but for what its frame alone says; `to` is null for no resize. */
+static int run_jpeg(const Py_buffer *jpeg, const Shape *expected, const Region *r, const Resize *to, Target target) {
+    Shape shape;
+    Strips strips;
+    int status = LEFT_TO_LIBJPEG;
+    Codes *codes = malloc(2 * MOST_COMPONENTS * sizeof(Codes));
+    u8 *memory = NULL;
+    i64 start = codes ? read_head(jpeg->buf, jpeg->len, &shape, codes, &strips) : -1, bytes = jpeg->len - start;
+    if (start >= 0 && shape.height == expected->height && shape.width == expected->width &&
+        (memory = malloc((size_t)(bytes + SPARE_BYTES)))) {
+        const u8 *source = (const u8 *)jpeg->buf + start;
+        i64 count = copy_clean(source, source + bytes, memory);
+        if (count >= 0) {
+            memset(memory + count, 0, SPARE_BYTES);
+            strips.bytes = memory, strips.stop = memory + count;
+            status = to ? codec->resize_strips(&strips, &shape, r, to, target)
+                        : codec->decode_strips(&strips, &shape, r, target);
+        }
     }
-    return 0;
-}
-static void release_tables(Tables *t) {
-    PyBuffer_Release(&t->numbers), PyBuffer_Release(&t->values), PyBuffer_Release(&t->codes);
-}
-/* The entropy-coded bytes from `start` on into memory that the caller frees. */
-static int read_strips(const Py_buffer *jpeg, i64 start, Strips *strips, u8 **memory) {
-    i64 bytes = jpeg->len - start;
-    const u8 *source = (const u8 *)jpeg->buf + start;
-    *memory = malloc((size_t)(bytes + SPARE_BYTES));
-    if (!*memory) return NO_MEMORY;
-    i64 count = copy_clean(source, source + bytes, *memory);
-    if (count < 0) return LEFT_TO_LIBJPEG;
-    memset(*memory + count, 0, SPARE_BYTES);
-    strips->bytes = *memory, strips->stop = *memory + count;
-    return 0;
-}
-static int run_strips(const Py_buffer *jpeg, i64 start, Strips *strips, const Shape *s, const Region *r, const Resize *to,
-                      Target target) {
-    u8 *memory;
-    int status = read_strips(jpeg, start, strips, &memory);
-    if (!status)
-        status = to ? codec->resize_strips(strips, s, r, to, target) : codec->decode_strips(strips, s, r, target);
-    free(memory);
+    free(memory), free(codes);
     return status;
 }
 
-/* decode_jpeg(jpeg, start, tables, shape, region, out): a JPEG whose entropy-coded bytes begin at `start`. */
+/* decode_jpeg(jpeg, shape, region, out): a JPEG of this height and width as stored. Returns 0, or a reason to leave it to
+ * libjpeg. */
 static PyObject *py_decode_jpeg(PyObject *self, PyObject *args) {
     Py_buffer jpeg;
-    Tables t;
     PyObject *object;
-    Shape s;
+    Shape s = {.components = 1, .across = 1, .down = 1};
     Region r;
     Output out;
-    Strips strips;
-    i64 start;
     int status = -1;
     (void)self;
-    if (!PyArg_ParseTuple(args, "y*L(y*y*y*)(LLLLL)(LLLLLL)O", &jpeg, &start, &t.numbers, &t.values, &t.codes, SHAPE(s),
-                          REGION(r), &object))
-        return NULL;
-    if (!check_shape(&s) && !check_region(&s, &r) && !read_tables(&s, &t, &strips) && !open_output(object, &out)) {
-        if (start < 0 || start > jpeg.len) refuse("start");
-        else if (!check_pixels(&r, &out)) { WITHOUT_LOCK(status = run_strips(&jpeg, start, &strips, &s, &r, NULL, out.target)) }
+    if (!PyArg_ParseTuple(args, "y*(LL)(LLLLLL)O", &jpeg, &s.height, &s.width, REGION(r), &object)) return NULL;
+    if (!check_shape(&s) && !check_region(&s, &r) && !open_output(object, &out)) {
+        if (!check_pixels(&r, &out)) { WITHOUT_LOCK(status = run_jpeg(&jpeg, &s, &r, NULL, out.target)) }
         PyBuffer_Release(&out.view);
     }
-    release_tables(&t);
     PyBuffer_Release(&jpeg);
     return status < 0 ? NULL : result_of(status);
 }
 
-/* decode_jpeg_resized(jpeg, start, tables, shape, region, resize, out, scaling, is_fused): the same, resized. */
+/* decode_jpeg_resized(jpeg, shape, region, resize, out, scaling, is_fused): the same, resized. */
 static PyObject *py_decode_jpeg_resized(PyObject *self, PyObject *args) {
     Py_buffer jpeg;
-    Tables t;
     PyObject *object, *scaling;
-    Shape s;
+    Shape s = {.components = 1, .across = 1, .down = 1};
     Region r;
     Resize to = {0};
     Output out;
-    Strips strips;
-    i64 start;
     int status = -1, is_fused;
     (void)self;
-    if (!PyArg_ParseTuple(args, "y*L(y*y*y*)(LLLLL)(LLLLLL)(LLLLL)OOp", &jpeg, &start, &t.numbers, &t.values, &t.codes,
-                          SHAPE(s), REGION(r), RESIZE(to), &object, &scaling, &is_fused))
+    if (!PyArg_ParseTuple(args, "y*(LL)(LLLLLL)(LLLLL)OOp", &jpeg, &s.height, &s.width, REGION(r), RESIZE(to), &object,
+                          &scaling, &is_fused))
         return NULL;
-    if (!check_shape(&s) && !check_region(&s, &r) && !read_tables(&s, &t, &strips) && !open_output(object, &out)) {
-        if (start < 0 || start > jpeg.len) refuse("start");
-        else if (!read_resize(&r, &out, scaling, is_fused, &to)) {
-            WITHOUT_LOCK(status = run_strips(&jpeg, start, &strips, &s, &r, &to, out.target))
-        }
+    if (!check_shape(&s) && !check_region(&s, &r) && !open_output(object, &out)) {
+        if (!read_resize(&r, &out, scaling, is_fused, &to)) { WITHOUT_LOCK(status = run_jpeg(&jpeg, &s, &r, &to, out.target)) }
         PyBuffer_Release(&out.view);
     }
-    release_tables(&t);
     PyBuffer_Release(&jpeg);
     return status < 0 ? NULL : result_of(status);
 }
@@ -305,9 +272,8 @@ static PyObject *py_build_codes(PyObject *self, PyObject *args) {
     else made = PyBytes_FromStringAndSize(NULL, sizeof(Codes));
     Codes *codes = made ? malloc(sizeof(Codes)) : NULL;
     if (codes) {
-        u8 all[256] = {0};
-        memcpy(all, symbols.buf, (size_t)sum);
-        build_codes(counts.buf, all, is_raw, codes);
+        memset(codes, 0, sizeof(Codes));
+        build_codes(counts.buf, symbols.buf, sum, is_raw, codes);
         memcpy(PyBytes_AsString(made), codes, sizeof(Codes));
     } else if (made) {
         Py_DecRef(made);

@@ -140,30 +140,33 @@ i64 copy_clean(const u8 *source, const u8 *stop, u8 *target) {
 }
 
 /* From an index of the next PAIR_BITS bits: the step of the code in them, 0 where it is longer. */
-static u32 whole_step(const Codes *codes, u32 index) {
-    u32 step = codes->look[(index & ((1 << PAIR_BITS) - 1)) >> (PAIR_BITS - LOOK_BITS)];
-    if (step) return step;
-    i64 code = index & ((1 << PAIR_BITS) - 1);
-    if (code > codes->largest[PAIR_BITS - 1]) return 0;
-    u32 symbol = codes->symbols[(code + codes->offsets[PAIR_BITS - 1]) & 255], size = symbol & 15;
-    u32 count = size == 0 && symbol != 0xF0 ? END_OF_BLOCK : (symbol >> 4) + 1;
-    return (PAIR_BITS + size) | PAIR_BITS << 8 | size << 16 | count << 24;
+static void whole_steps(const Codes *codes, u32 *steps) {
+    for (u32 index = 0; index < 1 << PAIR_BITS; index++) steps[index] = codes->look[index >> (PAIR_BITS - LOOK_BITS)];
+    for (int bits = LOOK_BITS + 1; bits <= PAIR_BITS; bits++) {
+        i64 last = codes->largest[bits - 1], first = last < 0 ? 0 : last + 1 - codes->number[bits - 1];
+        for (i64 code = first; code <= last; code++) {
+            u32 symbol = codes->symbols[(code + codes->offsets[bits - 1]) & 255], size = symbol & 15;
+            u32 count = size == 0 && symbol != 0xF0 ? END_OF_BLOCK : (symbol >> 4) + 1;
+            for (i64 at = code << (PAIR_BITS - bits); at < (code + 1) << (PAIR_BITS - bits); at++)
+                steps[at & ((1 << PAIR_BITS) - 1)] = (bits + size) | (u32)bits << 8 | size << 16 | count << 24;
+        }
+    }
 }
-static u64 pair_of(const Codes *codes, u32 index) {
-    u32 a = whole_step(codes, index), used = a & 31, b = 0;
+static u64 pair_of(const u32 *steps, u32 index) {
+    u32 a = steps[index], used = a & 31, b = 0;
     if (a == 0 || used > 28) return 64ull << 16; /* to be read singly */
     if (a >> 24 < END_OF_BLOCK && used < PAIR_BITS) {
-        b = whole_step(codes, index << used);
-        if (b && ((b >> 8 & 31) > PAIR_BITS - used || used + (b & 31) > 28)) b = 0;
+        b = steps[index << used & ((1 << PAIR_BITS) - 1)];
+        if ((b >> 8 & 31) > PAIR_BITS - used || used + (b & 31) > 28) b = 0;
     }
     u64 first = a >> 24, second = first + (b >> 24), all = used + (b & 31);
     return all | first << 8 | second << 16 | (u64)(a >> 8 & 31) << 24 | (u64)(a >> 16 & 15) << 32 |
            (u64)(b ? used + (b >> 8 & 31) : 0) << 40 | (u64)(b >> 16 & 15) << 48;
 }
-static u16 skip_of(const Codes *codes, u32 index) {
+static u16 skip_of(const u32 *steps, u32 index) {
     u32 used = 0, count = 0;
     while (used < SKIP_BITS && count < END_OF_BLOCK) {
-        u32 rest = index << used & ((1 << SKIP_BITS) - 1), step = codes->look[rest >> (SKIP_BITS - LOOK_BITS)];
+        u32 rest = index << used & ((1 << SKIP_BITS) - 1), step = steps[rest << (PAIR_BITS - SKIP_BITS)];
         if (step == 0 || (step >> 8 & 31) > SKIP_BITS - used || used + (step & 31) > 28) break;
         if (count + (step >> 24) > 63 + END_OF_BLOCK) break;
         used += step & 31, count += step >> 24;
@@ -171,26 +174,28 @@ static u16 skip_of(const Codes *codes, u32 index) {
     return (u16)(count << 5 | used);
 }
 
-/* counts: codes of 1 to 16 bits, which are a prefix code; symbols: [256], of its codes and any more. is_raw: of DC or of
- * a progressive scan, where no code ends a block alone. */
-void build_codes(const u8 *counts, const u8 *symbols, int is_raw, Codes *codes) {
-    i64 code = 0, number = 0;
-    memset(codes, 0, sizeof *codes);
-    for (int bits = 1; bits <= 16; bits++) {
-        codes->offsets[bits - 1] = number - code;
-        for (int k = 0; k < counts[bits - 1]; k++, code++, number++) {
-            u32 symbol = symbols[number & 255], size = symbol & 15, count = (symbol >> 4) + 1;
-            codes->symbols[number & 255] = (u8)symbol;
+/* counts: codes of 1 to 16 bits, which are a prefix code; symbols: as many, `number`. is_raw: of DC or of a progressive
+ * scan, where no code ends a block alone. */
+void build_codes(const u8 *counts, const u8 *symbols, i64 number, int is_raw, Codes *codes) {
+    i64 code = 0, first = 0;
+    memset(codes->look, 0, sizeof codes->look);
+    memcpy(codes->symbols, symbols, (size_t)number);
+    memset(codes->symbols + number, 0, (size_t)(256 - number));
+    for (int bits = 1; bits <= 16; bits++, code <<= 1) {
+        codes->number[bits - 1] = counts[bits - 1];
+        codes->offsets[bits - 1] = first - code;
+        for (int k = 0; k < counts[bits - 1]; k++, code++, first++) {
+            u32 symbol = symbols[first], size = symbol & 15, count = (symbol >> 4) + 1;
             if (size == 0 && symbol != 0xF0 && !is_raw) count = END_OF_BLOCK;
-            if (bits <= LOOK_BITS)
-                for (i64 at = 0; at < 1 << (LOOK_BITS - bits); at++)
-                    codes->look[((code << (LOOK_BITS - bits)) + at) & ((1 << LOOK_BITS) - 1)] =
-                        (bits + size) | (u32)bits << 8 | size << 16 | count << 24;
+            u32 step = (bits + size) | (u32)bits << 8 | size << 16 | count << 24;
+            for (i64 at = 0; bits <= LOOK_BITS && at < 1 << (LOOK_BITS - bits); at++)
+                codes->look[((code << (LOOK_BITS - bits)) + at) & ((1 << LOOK_BITS) - 1)] = step;
         }
         codes->largest[bits - 1] = counts[bits - 1] ? code - 1 : -1;
-        code <<= 1;
     }
     if (is_raw) return;
-    for (u32 index = 0; index < 1 << SKIP_BITS; index++) codes->skips[index] = skip_of(codes, index);
-    for (u32 index = 0; index < 1 << PAIR_BITS; index++) codes->pairs[index] = pair_of(codes, index);
+    u32 steps[1 << PAIR_BITS];
+    whole_steps(codes, steps);
+    for (u32 index = 0; index < 1 << SKIP_BITS; index++) codes->skips[index] = skip_of(steps, index);
+    for (u32 index = 0; index < 1 << PAIR_BITS; index++) codes->pairs[index] = pair_of(steps, index);
 }
