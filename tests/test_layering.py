@@ -119,7 +119,7 @@ LAZY = {
     "crc32c": "37 ms: it reads the metadata of installed distributions",
     "importlib.metadata": "37 ms; only messages need it",
     "packer.cli.group": "43 ms, in which Ctrl-C must end the process at once",
-    "packer.registry": "importlib.metadata, as above; few machines have commands of other packages",
+    "cache.plugins": "importlib.metadata, as above; few machines have commands or stores of other packages",
     "packer.formats": "up to 60 ms each: h5py",
     "packer.sources": "up to 50 ms each: h5py, zipfile, tarfile",
     "readers.augment": "14 ms and more; kernels need triton",

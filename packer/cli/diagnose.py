@@ -13,8 +13,8 @@ from typing import Any
 import click
 
 import readers
+from packer.cli import flags
 from packer.cli.monitor import DiagnoseOrCompare, compare_option, report_option, written_file
-from packer.cli.options import Duration, Emphasis, json_option, show_result, split_option
 from packer.cli.screen import watcher, width
 from packer.tools.diagnose import Diagnosis, diagnose
 from packer.tools.diagnose.ladder import advice_lines, diagnosis_lines, verdict_lines
@@ -118,11 +118,13 @@ def _public(module: ModuleType) -> list[str]:
 @click.command("diagnose", cls=DiagnoseOrCompare)
 @click.argument("loader", type=Named(or_set=True), metavar="FILE.py:NAME|SET")
 @click.option("--step", type=Named(), metavar="FILE.py:NAME", help="Function of a batch: the training step.")
-@click.option("--simulate-step", type=Duration(), metavar="TIME", help="Wait for so long in place of a step, as 20ms.")
+@click.option(
+    "--simulate-step", type=flags.Duration(), metavar="TIME", help="Wait for so long in place of a step, as 20ms."
+)
 @click.option("--device", metavar="DEVICE", help="Copy batches there before the step, as cuda.")
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=30.0, show_default=True,
               metavar="SECONDS", help="How long to measure, about.")  # fmt: skip
-@split_option("SET: this split. Default: the only one, or train.")
+@flags.split_option("SET: this split. Default: the only one, or train.")
 @click.option("--batch-size", type=click.IntRange(min=1), metavar="N", help="SET: images in a batch. Default: 64.")
 @click.option("--image-size", type=click.IntRange(min=1), metavar="N", help="SET: side of the images, in pixels, "
               "after a random crop and a flip. Default: 224.")  # fmt: skip
@@ -131,7 +133,7 @@ def _public(module: ModuleType) -> list[str]:
 @report_option("Write a report with charts, in one file.")
 @written_file("--trace", "Write a trace for Perfetto (ui.perfetto.dev): lines, waits, copies, steps, threads.")
 @compare_option
-@json_option
+@flags.json_option
 def command(
     loader: tuple[Path, str] | str,
     step: tuple[Path, str] | None,
@@ -167,7 +169,7 @@ def command(
     if trace is not None and recorded is not None:
         recorded.save(trace)
     written = [f"{what} is in {path}" for what, path in (("the report", html), ("the trace", trace)) if path]
-    show_result(result, as_json, lambda: _lines(result, written))
+    flags.show_result(result, as_json, lambda: _lines(result, written))
 
 
 def _measure(
@@ -195,7 +197,7 @@ def _measure(
 
 def _lines(result: Diagnosis, written: list[str]) -> list[str]:
     """All of it for the terminal, the verdict first and last."""
-    verdict = [Emphasis(line) for line in verdict_lines(result, width())]
+    verdict = [flags.Emphasis(line) for line in verdict_lines(result, width())]
     lines = [*diagnosis_lines(result, width()), *advice_lines(result.advice, width())]
     return [*verdict, "", *lines, *written, "", *verdict]
 

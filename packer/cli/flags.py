@@ -67,7 +67,7 @@ __all__ = [
     "threads_option",
     "where_option",
     "workers_option",
-]
+]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
