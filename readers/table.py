@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar, overload
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -696,10 +696,6 @@ def _map_npy(path: Path, dtype: str) -> npt.NDArray[Any]:
     return np.frombuffer(view, expected, count=shape[0], offset=start)
 
 
-if TYPE_CHECKING:
-    from readers.augment.geometry import Pass
-
-
 class Form(Protocol):
     """The form in which images are handed out, if not as stored: see `readers.caching.form`."""
 
@@ -713,8 +709,8 @@ class Form(Protocol):
     def bytes(self, info: ImageInfo, original: Int64s) -> Int64s:
         """Bytes of the converted images, as estimated, from their headers (`info`) and the bytes of the originals."""
 
-    def passes(self, original: ImageInfo) -> list[Pass]:
-        """How converting moves what is in each upright image (`readers.augment.geometry`)."""
+    def passes(self, original: ImageInfo) -> Sequence[Any]:
+        """How converting moves what is in each upright image: a `readers.augment.geometry.Pass` of each."""
 
 
 class Table:

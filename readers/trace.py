@@ -22,8 +22,6 @@ from typing import Any, NamedTuple
 
 from cache.files import atomic_write
 
-__all__ = ["Event", "Trace", "TraceSlot"]
-
 _EVENTS = 200_000
 
 

@@ -77,7 +77,7 @@ class Form:
         """All of each image, in the size that it is converted to."""
         sides = (side.tolist() for info in (original, self.info(original)) for side in upright_sides(info))
         return [
-            ((0, 0, rows, columns, 1, False), (height, width), (0, 0), (), (), (height, width))
+            Pass(Region(0, 0, rows, columns), (height, width), (0, 0), (), (), (height, width))
             for rows, columns, height, width in zip(*sides, strict=True)
         ]
 

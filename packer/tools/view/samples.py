@@ -297,7 +297,7 @@ class Batches:
             order = self._order(request.order, request.seed)
         if not 0 <= request.rank < request.ranks:
             raise ValueError(f"rank is {request.rank}, expected 0 to {request.ranks - 1}")
-        options = FeedOptions(request.rank, request.ranks, choose_tail(None, order))
+        options = FeedOptions(request.rank, request.ranks, choose_tail(order))
         return Feed(self._reader, order, request.batch_size, options)
 
     def _step(self, feed: Feed, request: BatchRequest) -> int:
