@@ -104,14 +104,16 @@ class InlineExecutor(Executor):
         return future
 
 
-def open_processes(workers: int, shards: int, note: Callable[[str], None]) -> tuple[Executor, Counters]:
-    """An executor with `workers` processes (1: this one) and the counters its tasks report to.
+def open_processes(
+    workers: int, shards: int, note: Callable[[str], None], *, inline: bool = True
+) -> tuple[Executor, Counters]:
+    """An executor with `workers` processes and the counters its tasks report to. inline: one worker is this process.
 
     Processes share locks and counters in /dev/shm; where that is missing this process does the work, and `note` is
     called.
     """
     numbers = 3 * shards + 1
-    if workers > 1:
+    if workers > 1 or not inline:
         safe = sys.platform == "linux" and threading.active_count() == 1
         context: Any = multiprocessing.get_context("fork" if safe else "spawn")
         try:
@@ -474,7 +476,10 @@ def run_shards(
                 return _Run(workers, board, watcher).results(work, tasks, count)
             finally:
                 watcher.end()
-    executor, counters = open_processes(min(workers.count or usable_cpus(), count), count, watcher.note)
+    is_isolated = bool(getattr(source, "isolated", False))
+    executor, counters = open_processes(
+        min(workers.count or usable_cpus(), count), count, watcher.note, inline=not is_isolated
+    )
     inline = isinstance(executor, InlineExecutor)
     futures: list[Future[R]] = []
     titles: dict[Future[R], str] = {}
@@ -504,9 +509,10 @@ def run_shards(
                 future.result()  # raises the error of the first task that has one
         return [future.result() for future in futures]
     except BrokenExecutor as error:
+        damaged = f", or because {getattr(source, 'title', 'the source')} is damaged" if is_isolated else ""
         raise WorkerError(
-            "a worker process died, perhaps because the system ran out of memory; run the same command again "
-            "(fewer workers need less memory): what is whole is kept"
+            f"a worker process died, perhaps because the system ran out of memory{damaged}; run the same command again "
+            f"(fewer workers need less memory): what is whole is kept"
         ) from error
     finally:
         counters.stop()
