@@ -19,7 +19,6 @@ from suites.programs import run_packer, run_python
 import packer
 import readers
 from readers.headers import MEDIA
-from readers.layout import DOCUMENTS
 from readers.opening.tree import unique_keys
 
 FORMATS = ("hdf5", "tfrecord", "tar")
@@ -353,7 +352,13 @@ class TestOutputs:
         assert files_of(out) == before
         convert(tree, out, "hdf5", overwrite=True)
         shards = ["train-00000-of-00001.h5", "train.index", "val-00000-of-00001.h5", "val.index"]
-        assert {path.name for path in out.iterdir()} == {"dataset.json", "mine.txt", *DOCUMENTS, *shards}
+        assert {path.name for path in out.iterdir()} == {
+            "dataset.json",
+            "mine.txt",
+            "README.md",
+            "classes.txt",
+            *shards,
+        }
         assert packer.verify(out, against=tree, workers=1).ok
 
     def test_a_foreign_folder_is_left_alone(self, tree: Path, tmp_path: Path) -> None:
