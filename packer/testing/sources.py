@@ -11,6 +11,7 @@ BadSampleError for one sample; never in other bytes, and never in another kind o
 
 from __future__ import annotations
 
+import os
 import pickle
 import random
 from collections.abc import Callable, Sequence
@@ -112,6 +113,13 @@ class SourceSuite:
         first, second = (self.open(root).list(None) for _ in range(2))
         assert first.splits == second.splits and (first.classes, first.fields) == (second.classes, second.fields)
         assert first.left_out == second.left_out and first.warnings == second.warnings
+
+    def test_files_that_change_make_another_listing(self, root: Path) -> None:
+        """So that what is packed already is not taken for it."""
+        before = self.open(root).list(None)
+        for path in self.files(root):
+            os.utime(path, ns=(1, 1))
+        assert self.open(root).list(None).splits != before.splits
 
     def test_one_split(self, root: Path, truth: Found) -> None:
         name = list(truth.splits)[-1]
