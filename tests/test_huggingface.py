@@ -235,8 +235,8 @@ def test_a_page_that_unpacks_to_much_is_refused_before_it_is_read(tmp_path: Path
 
 
 def test_a_dictionary_that_is_used_many_times(tmp_path: Path) -> None:
-    """A few rows are in memory at a time, whatever their number: all of them would take 3 GB."""
-    size = 30 << 20
+    """A few rows are in memory at a time, whatever their number: all of them would take 800 MB."""
+    size = 8 << 20
     path = tmp_path / "train.parquet"
     images = pa.DictionaryArray.from_arrays(np.zeros(100, np.int32), pa.array([bomb(size)], pa.binary()))
     table = pa.table({"image": images, "label": np.zeros(100, np.int64)})
@@ -295,7 +295,7 @@ def test_a_set_of_the_library_itself(tmp_path: Path) -> None:
         packer.open_source(tmp_path / "set"),
         "hdf5",
         tmp_path / "out",
-        run=packer.Run(workers=2),
+        run=packer.Run(workers=1),
         shards=packer.Shards(samples=2),
     )
     with readers.open(tmp_path / "out", "train", verify=True) as reader:
