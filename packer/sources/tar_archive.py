@@ -62,7 +62,7 @@ class TarSource(FileSource):
         members = _members(self.root, left_out, warnings, may_pair=self.layout != "tree")
         if members is None:
             self._shard = ShardSource(self.root, **self._keys)
-            listing = self._shard.list(split)
+            listing = self._shard.list_files(split)
             listing.warnings += warnings
             return listing
         if self._keys:
