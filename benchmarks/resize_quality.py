@@ -229,7 +229,7 @@ def _prepare(place: Path, arguments: argparse.Namespace, size: int) -> None:
     heights, widths = np.array(shapes, np.int64).T
     recipe = Recipe([RandomResizedCrop(size)])
     jobs = recipe.plan(_SEED, 0, np.arange(len(paths)), heights, widths).jobs()
-    task = Task(paths, shapes, [region for region, *_ in jobs], size)
+    task = Task(paths, shapes, [job.last.region for job in jobs], size)
     place.parent.mkdir(parents=True, exist_ok=True)
     np.save(place.with_suffix(".npy"), np.stack(list(reference(task))))
     place.with_suffix(".json").write_text(json.dumps(vars(task)))

@@ -61,7 +61,7 @@ from cache.errors import (
 
 
 SCHEMES = ("s3", "gs", "az", "https", "http")
-_REMOTE = re.compile(rf"({'|'.join(SCHEMES)})://", re.IGNORECASE)
+_REMOTE = re.compile(r"([a-z][a-z0-9]*)://", re.IGNORECASE)
 _PARTS = re.compile(r"([a-z0-9]+)://([^/]*)/?(.*)", re.DOTALL)
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:@\[\]]*)(:[0-9]*)?")
 _PREFIXES = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_", "http": "PACKER_HTTP_", "https": "PACKER_HTTP_"}
@@ -117,7 +117,36 @@ class RemoteUrl:
 
 def is_remote(place: str | os.PathLike[str] | RemoteUrl) -> bool:
     """Whether this is an address, and no path of this machine."""
-    return isinstance(place, RemoteUrl) or (isinstance(place, str) and _REMOTE.match(place) is not None)
+    if isinstance(place, RemoteUrl):
+        return True
+    match = _REMOTE.match(place) if isinstance(place, str) else None
+    return match is not None and _is_scheme(match[1].lower())
+
+
+def _is_scheme(name: str) -> bool:
+    """Whether this is the scheme of a store: one of SCHEMES, or of another distribution."""
+    return name in SCHEMES or name in _installed_schemes()
+
+
+def _installed_schemes() -> tuple[str, ...]:
+    from cache.plugins import installed_names
+
+    return installed_names("packer.stores", SCHEMES)
+
+
+def open_store(url: RemoteUrl, patience: Patience) -> ObjectStore:
+    """The store of an address: through obstore, or the class that another distribution names for its scheme by an
+    entry point of packer.stores, which has the methods of `ObjectStore`. Raises RemoteError, MissingExtraError.
+    """
+    if url.scheme in SCHEMES:
+        return ObjectStore(url, patience)
+    from cache.plugins import installed_callable
+
+    kind = installed_callable("packer.stores", SCHEMES, url.scheme)
+    if kind is None:
+        raise UnsupportedError(f"{url}: the package that reads {url.scheme}:// is broken; repair or reinstall it")
+    store: ObjectStore = kind(url, patience)
+    return store
 
 
 def is_public(address: str) -> bool:
@@ -139,9 +168,10 @@ def parse_url(place: str | os.PathLike[str] | RemoteUrl) -> RemoteUrl:
         return place
     text = os.fspath(place)
     match = _PARTS.fullmatch(text[: text.find("://")].lower() + text[text.find("://") :])
-    if match is None or match[1] not in SCHEMES:
+    if match is None or not _is_scheme(match[1]):
         shown = re.sub(r"//.*@", "//***@", text, flags=re.DOTALL)
-        raise AddressError(f"{shown!r} is not an address of the kinds {', '.join(f'{name}://' for name in SCHEMES)}")
+        kinds = ", ".join(f"{name}://" for name in (*SCHEMES, *_installed_schemes()))
+        raise AddressError(f"{shown!r} is not an address of the kinds {kinds}")
     userinfo, _, host = match[2].rpartition("@")
     scheme, path = match[1], match[3].strip("/")
     url = RemoteUrl(scheme, host, path, userinfo)
@@ -657,7 +687,7 @@ class Remote:
         if _process.forked:
             raise UnsupportedError(f"{self.url}: a forked process can only read; write from one that was spawned")
         if self._store is None or self._process is not _process:
-            self._store, self._process = ObjectStore(self.url, self.patience), _process
+            self._store, self._process = open_store(self.url, self.patience), _process
         return self._store
 
     # --- life ---------------------------------------------------------------------------------------------------
@@ -777,7 +807,7 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
         result, error = None, None
         try:
             if (url, patience) not in stores:
-                stores[url, patience] = ObjectStore(url, patience)
+                stores[url, patience] = open_store(url, patience)
             result = getattr(stores[url, patience], method)(*arguments)
         except Exception as failure:
             error = failure

@@ -13,16 +13,16 @@ with a warning.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
-__all__ = ["HEAD_BYTES", "Entry", "Registry", "installed_points", "load_point"]
+from cache.plugins import installed_points, load_point
+
+__all__ = ["HEAD_BYTES", "Entry", "Registry"]
 
 HEAD_BYTES = 512
 """How many first bytes of a file entries are given."""
@@ -63,7 +63,6 @@ class Entry:
 
 
 _E = TypeVar("_E", bound=Entry)
-_T = TypeVar("_T")
 
 
 class Registry(Generic[_E]):
@@ -100,40 +99,3 @@ class Registry(Generic[_E]):
     def suffixes(self) -> tuple[str, ...]:
         """Of the files of all entries."""
         return tuple(dict.fromkeys(chain.from_iterable(entry.suffixes for entry in self)))
-
-
-def installed_points(group: str, taken: Collection[str]) -> list[EntryPoint]:
-    """The entry points of other distributions in a group, without those whose name is taken already."""
-    points: dict[str, EntryPoint] = {}
-    for point in entry_points(group=group):
-        if point.name in taken or point.name in points:
-            owner = "packer" if point.name in taken else _distribution(points[point.name])
-            _warn_of(point, f"the name is taken by {owner}")
-        else:
-            points[point.name] = point
-    return list(points.values())
-
-
-def load_point(point: EntryPoint, kind: type[_T]) -> _T | None:
-    """What an entry point names, or None, with a warning, where that is broken."""
-    try:
-        value = point.load()
-    except Exception as error:
-        _warn_of(point, f"it cannot be imported: {error!r:.200}")
-        return None
-    if not isinstance(value, kind) or getattr(value, "name", None) != point.name:
-        _warn_of(point, f"it is {value!r:.80}, expected a {kind.__name__} named {point.name!r}")
-        return None
-    return value
-
-
-def _distribution(point: EntryPoint) -> str:
-    return point.dist.name if point.dist else "an unknown distribution"
-
-
-def _warn_of(point: EntryPoint, reason: str) -> None:
-    warnings.warn(
-        f"{_distribution(point)}: the entry point {point.name} = {point.value!r} of {point.group} is left out, because "
-        f"{reason}; repair or uninstall that distribution",
-        stacklevel=4,
-    )

@@ -29,9 +29,6 @@ from readers.options import FieldOptions
 from readers.reader import SAMPLE_ERRORS, Reader
 from readers.table import ABSENT, Buffer, Table, checked_indices, upright_sides
 
-__all__ = ["FieldMoves", "Fields", "Payloads"]
-
-
 _KNOWN_FIELDS = ("image", "label", "key", "index")
 # The bytes of the fields of a sample by name, None for one that it lacks; or why they could not be read.
 Payloads: TypeAlias = Mapping[str, Buffer | None] | Exception
@@ -186,18 +183,12 @@ class Fields:
         return values
 
     def placement(
-        self,
-        reader: Reader,
-        index: int,
-        job: Job | None = None,
-        size: tuple[int, int] = (0, 0),
-        result: tuple[int, int] = (0, 0),
+        self, reader: Reader, index: int, job: Job | None = None, size: tuple[int, int] = (0, 0)
     ) -> Placement | None:
         """Where the pixels of the image of a sample end up; None where they stay, and where no field follows.
 
         job: what is done to it; None for nothing.
         size: (height, width) of the upright image before that, (0, 0) where it is unknown.
-        result: (height, width) after it.
         """
         if not self.moving:
             return None
@@ -207,7 +198,7 @@ class Fields:
             size, before = _conversions(table, index)
         if not all(size) or (job is None and not before):
             return None
-        return Placement(size, before) if job is None else Placement.of_job(size, job, result, before)
+        return Placement(size, before if job is None else (*before, *job.before, job.last))
 
 
 def _kinds_of(reader: Any) -> dict[str, str]:
@@ -248,7 +239,7 @@ def _conversions(table: Table, index: int) -> tuple[tuple[int, int], list[Pass]]
     """(height, width) of an upright image as it was packed, and what caches have done to it since."""
     info = table.stored_headers(np.array([index], np.int64))
     heights, widths = upright_sides(info)
-    passes = []
+    passes: list[Pass] = []
     for form in table.forms:
         passes += form.passes(info)
         info = form.info(info)

@@ -20,8 +20,6 @@ import torch
 
 from cache.errors import BadSampleError
 
-__all__ = ["stack_masks", "stack_targets", "to_tensor"]
-
 # Types that torch lacks, or has without arithmetic, and those that hold their values.
 _WIDER = {"uint16": np.int32, "uint32": np.int64}
 

@@ -23,40 +23,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+from functools import partial
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
 from cache.errors import BadSampleError
 from cache.node import rank_and_world_size
 from readers.augment.recipe import Draws
+from readers.options import Ranks
 from readers.order import Order, ResumeToken, Schedule, Sequential, Shuffled
 from readers.order.base import Int64s
 from readers.order.schedule import Tail, make_schedule
 from readers.reader import SAMPLE_ERRORS, Reader
 from readers.table import Buffer
-
-__all__ = [
-    "ON_ERROR",
-    "BadSample",
-    "Feed",
-    "FeedOptions",
-    "OnError",
-    "Start",
-    "bad_sample",
-    "check_choice",
-    "choose_order",
-    "choose_tail",
-    "decoder_name",
-    "drop_damaged",
-    "for_decoding",
-    "name_sample",
-    "read_sample",
-    "read_samples",
-    "substitute",
-    "substitutes_of_row",
-    "summarise",
-]
 
 OnError: TypeAlias = Literal["raise", "skip", "substitute"]
 ON_ERROR = ("raise", "skip", "substitute")
@@ -65,6 +45,7 @@ _ADVICE = "find all such samples with `packer verify --deep`, or continue with o
 _SUBSTITUTES, _SUBSTITUTE_STREAM = 16, 1 << 20
 _ORDER_AT_ONCE = 1024  # an order computes a thousand rows nearly as quickly as those of a batch
 _T = TypeVar("_T")
+_S = TypeVar("_S", bound="Steps")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +87,20 @@ class FeedOptions:
         check_choice("on_error", self.on_error, ON_ERROR)
 
 
-@dataclass(frozen=True)
-class Feed:
-    """The batches of one rank. Raises ValueError."""
+class Described(Protocol):
+    """What a state says of a set of samples."""
 
-    reader: Reader
+    @property
+    def fingerprint(self) -> str: ...
+
+    def __len__(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps of one rank: which samples, not what is in them. Raises ValueError."""
+
+    described: Described
     order: Order
     batch_size: int
     options: FeedOptions = field(default_factory=FeedOptions)
@@ -130,25 +120,25 @@ class Feed:
         """(rank, world size) as given, or as the launcher says now."""
         return rank_and_world_size(self.options.rank, self.options.world_size, self.order.groups)
 
-    def ranked(self) -> Feed:
-        """This feed with the rank that this process has now: what a loop uses."""
+    def ranked(self: _S) -> _S:
+        """The same with the rank that this process has now: what a loop uses."""
         if self.options.rank is not None:
             return self
         rank, world_size = self.ranks
         return replace(self, options=replace(self.options, rank=rank, world_size=world_size))
 
-    def at(self, start: Start) -> Feed:
-        """This feed, beginning there."""
+    def at(self: _S, start: Start) -> _S:
+        """The same, beginning there."""
         return replace(self, start=start)
 
-    def resumed(self, state: Mapping[str, Any]) -> Feed:
-        """The feed that continues where `state` was taken, by any consumer and on any number of ranks.
+    def resumed(self: _S, state: Mapping[str, Any]) -> _S:
+        """The same, continuing where `state` was taken, by any consumer and on any number of ranks.
 
         Raises ResumeError for a state of another set or another kind of order; warns where another decoder made it.
         """
         token = ResumeToken.from_dict(state)
-        fingerprint, decoder = self.reader.fingerprint, self.options.decoder
-        token.check(fingerprint=fingerprint, order_spec=self.order.spec(), decoder=decoder, samples=len(self.reader))
+        fingerprint, decoder = self.described.fingerprint, self.options.decoder
+        token.check(fingerprint=fingerprint, order_spec=self.order.spec(), decoder=decoder, samples=len(self.described))
         order = self.order.with_seed(token.seed)
         return replace(self, order=order, start=Start(token.epoch, token.cursor, token.resumed(order)))
 
@@ -156,7 +146,7 @@ class Feed:
     def token(self, start: Start) -> dict[str, Any]:
         """The state of a run that is at `start`: a small dictionary of plain values, the same on every rank."""
         order = self.order if start.order is None else start.order
-        fingerprint, samples, decoder = self.reader.fingerprint, len(self.reader), self.options.decoder
+        fingerprint, samples, decoder = self.described.fingerprint, len(self.described), self.options.decoder
         token = ResumeToken(order.seed, start.epoch, start.cursor, fingerprint, decoder, order.spec(), samples)
         return token.to_dict()
 
@@ -219,19 +209,6 @@ class Feed:
         positions = schedule.block(step, cursor, _ORDER_AT_ONCE)
         return positions, schedule.order.indices(epoch, positions)
 
-    # --- samples --------------------------------------------------------------------------------------------------
-    def read(self, rows: Int64s) -> Sequence[Buffer | Exception]:
-        """The images of some rows, or why one could not be read."""
-        return read_samples(self.reader, rows)
-
-    def bad(self, row: int, position: int, error: Exception) -> BadSample:
-        """The record of a sample that is skipped or replaced; raises BadSampleError under on_error="raise"."""
-        return bad_sample(self.reader, self.options.on_error, row, position, error)
-
-    def substitute(self, epoch: int, position: int, error: Exception, take: Callable[[int], _T]) -> tuple[int, _T]:
-        """The row that replaces a bad sample, and what `take` returned for it; see the function `substitute`."""
-        return substitute(self.others(epoch, np.array([position], np.int64))[0].tolist(), error, take)
-
     def others(self, epoch: int, positions: Int64s) -> Int64s:
         """The rows that may replace the samples at n positions, int64 [n, 16], in the order in which to try them.
 
@@ -244,6 +221,100 @@ class Feed:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_ahead": {}}
+
+
+class Settled(NamedTuple, Generic[_T]):
+    """Samples of a batch, without those that are skipped.
+
+    places: which of those that were asked for these are, int64 [n].
+    rows: of the samples, or of those in their place, int64 [n].
+    values: what was made of them.
+    bad: those that were skipped or replaced.
+    """
+
+    places: Int64s
+    rows: Int64s
+    values: list[_T]
+    bad: list[BadSample]
+
+
+@dataclass(frozen=True)
+class Feed(Steps):
+    """The batches of one rank, with their samples. Raises ValueError."""
+
+    described: Reader
+
+    @property
+    def reader(self) -> Reader:
+        return self.described
+
+    @classmethod
+    def of(
+        cls,
+        reader: Reader,
+        batch_size: int,
+        decoder: str,
+        *,
+        order: Order | None,
+        shuffle: bool,
+        seed: int | None,
+        ranks: Ranks | None,
+        on_error: OnError,
+    ) -> Feed:
+        """The feed of a loader's arguments. decoder: its name in resume tokens."""
+        order, ranks = choose_order(len(reader), order, shuffle, seed), ranks or Ranks()
+        tail = ranks.tail or choose_tail(order)
+        return cls(reader, order, batch_size, FeedOptions(ranks.rank, ranks.world_size, tail, on_error, decoder))
+
+    def read(self, rows: Int64s) -> Sequence[Buffer | Exception]:
+        """The images of some rows, or why one could not be read."""
+        return read_samples(self.reader, rows)
+
+    def treat(
+        self,
+        epoch: int,
+        row: int,
+        position: int,
+        error: Exception,
+        take: Callable[[int], _T],
+        images: Reader | None = None,
+    ) -> Treated[_T]:
+        """What is done about a bad sample, as the function `treat` does it, with other samples of the epoch."""
+
+        def others() -> list[int]:
+            others: list[int] = self.others(epoch, np.array([position], np.int64))[0].tolist()
+            return others
+
+        return treat(self.reader, self.options.on_error, (row, position), error, others, take, images)
+
+    def settle(
+        self,
+        epoch: int,
+        positions: Int64s,
+        rows: Int64s,
+        values: Iterable[_T | Exception],
+        take: Callable[[int, int], _T],
+    ) -> Settled[_T]:
+        """The samples of a batch after bad ones were treated.
+
+        values: what was made of the samples at some positions, or why that failed. take: makes that of one more, from
+        its row and position. Raises BadSampleError.
+        """
+        places: list[int] = []
+        kept: list[int] = []
+        made: list[_T] = []
+        bad: list[BadSample] = []
+        for place, (row, position, value) in enumerate(zip(rows.tolist(), positions.tolist(), values, strict=True)):
+            if isinstance(value, Exception):
+                treated = self.treat(epoch, row, position, value, partial(_at, take, position))
+                bad += treated.bad
+                if treated.value is None:
+                    continue
+                row, value = treated.row, treated.value
+            places.append(place)
+            kept.append(row)
+            made.append(value)
+        return Settled(np.array(places, np.int64), np.array(kept, np.int64), made, bad)
 
 
 # --- defaults ---------------------------------------------------------------------------------------------------
@@ -270,9 +341,9 @@ def choose_order(samples: int, order: Order | None, shuffle: bool, seed: int | N
     return order.with_seed(seed)
 
 
-def choose_tail(tail: Tail | None, order: Order) -> Tail:
-    """`tail`, or by default "drop_last" where samples are shuffled and "exact" where they are not."""
-    return tail or ("exact" if isinstance(order, Sequential) else "drop_last")
+def choose_tail(order: Order) -> Tail:
+    """By default "drop_last" where samples are shuffled and "exact" where they are not."""
+    return "exact" if isinstance(order, Sequential) else "drop_last"
 
 
 def check_choice(name: str, value: object, allowed: Sequence[object]) -> None:
@@ -290,11 +361,6 @@ def for_decoding(reader: Reader) -> Reader:
 def decoder_name(name: str, exact_colours: bool) -> str:
     """A decoder as resume tokens name it: its pixels differ where colours are interpolated that otherwise are not."""
     return f"{name}, exact colours" if exact_colours else name
-
-
-def drop_damaged(reader: Reader, row: int) -> bool:
-    """`reader.drop_damaged(row)`: whether reading an image again, which could not be decoded, may help."""
-    return isinstance(reader, Reader) and reader.drop_damaged(row)
 
 
 def read_sample(reader: Reader, row: int) -> Buffer | Exception:
@@ -323,6 +389,47 @@ def bad_sample(reader: Reader, on_error: OnError, row: int, position: int, error
     if on_error == "raise":
         raise name_sample(reader, row, f"{error}; {_ADVICE}") from error
     return BadSample(row, position, reader.keys[row], str(error))
+
+
+def _at(take: Callable[[int, int], _T], position: int, row: int) -> _T:
+    return take(row, position)
+
+
+class Treated(NamedTuple, Generic[_T]):
+    """What was done about a sample that could not be used: what was made, of which row; None where it is skipped."""
+
+    row: int
+    value: _T | None
+    bad: tuple[BadSample, ...]
+
+
+def treat(
+    reader: Reader,
+    on_error: OnError,
+    place: tuple[int, int],
+    error: Exception,
+    others: Callable[[], Iterable[int]],
+    take: Callable[[int], _T],
+    images: Reader | None = None,
+) -> Treated[_T]:
+    """Do what on_error says about the sample at `place`, (row, position), which failed with `error`.
+
+    others: the rows that may replace it.
+    take: makes what is wanted of a row, and raises SAMPLE_ERRORS.
+    images: a reader that may have read a damaged copy from a cache: then the sample is taken again from below it.
+
+    Raises BadSampleError.
+    """
+    row, position = place
+    if images is not None and isinstance(images, Reader) and images.drop_damaged(row):
+        try:
+            return Treated(row, take(row), ())
+        except SAMPLE_ERRORS as again:
+            error = again
+    bad = bad_sample(reader, on_error, row, position, error)
+    if on_error == "skip":
+        return Treated(row, None, (bad,))
+    return Treated(*substitute(others(), error, take), (bad,))
 
 
 def name_sample(reader: Reader, row: int, reason: str) -> BadSampleError:

@@ -33,7 +33,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from cache.errors import TrainerError
 from cache.locks import call_after_fork
-from readers.feed import BadSample, Feed, OnError, Start, summarise
+from readers.feed import BadSample, Feed, OnError, Start, Steps, summarise
 from readers.order import Order
 from readers.order.schedule import Tail
 from readers.reader import Reader
@@ -46,19 +46,6 @@ from readers.trainers import (
     find_trainer,
     keep_environment,
 )
-
-__all__ = [
-    "Ahead",
-    "FeedLoader",
-    "FeedPosition",
-    "Maker",
-    "Place",
-    "Position",
-    "Progress",
-    "Stopped",
-    "check_batches",
-    "ended_by_fork",
-]
 
 _T = TypeVar("_T")
 _JOIN_SECONDS = 10.0
@@ -102,7 +89,7 @@ class Progress:
     finished: whether the loop has said that it is over.
     """
 
-    feed: Feed
+    feed: Steps
     trainer: Trainer = field(default_factory=Trainer)
     per_step: int = 1
     taken: int = 0
@@ -116,14 +103,14 @@ class Progress:
 class Position:
     """A position in the epochs of a feed."""
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: Steps) -> None:
         self._feed = feed
         self._place = Place(feed.start)
         self._loaded = False  # whether a state says where the next loop begins
         self._progress: Progress | None = None
 
     @property
-    def feed(self) -> Feed:
+    def feed(self) -> Steps:
         """For the rank that this process is now."""
         return self._feed
 
@@ -236,7 +223,7 @@ class Position:
         return feed.after(trainer.batches * trainer.batch_size)
 
 
-def check_batches(feed: Feed, whole: int = 1) -> None:
+def check_batches(feed: Steps, whole: int = 1) -> None:
     """Raise ValueError for epochs without a batch: of `whole` steps, where a DataLoader leaves out smaller ones."""
     if feed.at(Start()).steps() >= whole:
         return
@@ -254,6 +241,8 @@ def check_batches(feed: Feed, whole: int = 1) -> None:
 
 class FeedPosition(Position):
     """A position, the arguments of its feed, and the bad samples of the epoch under way."""
+
+    _feed: Feed
 
     def __init__(self, feed: Feed) -> None:
         super().__init__(feed)
@@ -445,7 +434,9 @@ class _Loop(Iterator[Any]):
     def _begin(self) -> Progress:
         progress = self._progress = self._loader._begin(self)
         self._steps = progress.feed.steps()
-        self._maker = self._loader._open(progress.feed)
+        feed = progress.feed
+        assert isinstance(feed, Feed)
+        self._maker = self._loader._open(feed)
         self._finalizer = weakref.finalize(self, self._maker.stop)
         return progress
 

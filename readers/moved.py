@@ -10,8 +10,6 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-__all__ = ["MOVED"]
-
 _FRAMEWORKS = ("grain", "lightning", "notebook", "timm", "transformers")
 MOVED = {
     **{f"readers.{name}": f"readers.frameworks.{name}" for name in _FRAMEWORKS},

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from readers.decode.device import CpuShare
     from readers.order.schedule import Tail
 
-__all__ = ["Decode", "FieldOptions", "Images", "Layout", "Ranks", "Threads", "Views", "accepts_old_names"]
-
 Images: TypeAlias = Literal["RGB", "unchanged"]
 Layout: TypeAlias = Literal["channels_last", "NCHW", "NHWC"]
 _P = ParamSpec("_P")

@@ -28,17 +28,6 @@ from typing import Any
 
 from cache.errors import TrainerError
 
-__all__ = [
-    "LIGHTNING",
-    "Trainer",
-    "calling_package",
-    "check_epoch",
-    "check_persistent",
-    "check_skipping",
-    "find_trainer",
-    "keep_environment",
-]
-
 LIGHTNING = ("lightning", "pytorch_lightning")  # begins with an epoch that has no batch left, and then ends it
 _FRAMEWORKS = {
     "accelerate": "accelerate",

@@ -28,7 +28,8 @@ from readers.augment import (
     Resize,
 )
 from readers.augment.fused import BatchRenderer
-from readers.augment.recipe import Job
+from readers.augment.geometry import Job, Pass
+from readers.decode import Region
 from readers.decode.device import Picture, upright_tensor
 from readers.loader import ImageLoader
 
@@ -53,7 +54,7 @@ def pictures(shapes: list[tuple[int, int]] = SHAPES) -> list[Picture]:
 
 
 def job(box: tuple[int, int, int, int], resized: tuple[int, int], corner: tuple[int, int], *flips: int) -> Job:
-    return (*box, 1, False), resized, corner, flips, (), ()
+    return Job(Pass(Region(*box), resized, corner, flips, (), resized))
 
 
 def render(engine: Any, images: list[Picture], jobs: list[Job], size: tuple[int, int], **options: Any) -> torch.Tensor:
@@ -75,7 +76,7 @@ def plan_jobs(images: list[Picture], ops: list[Any], epoch: int = 0) -> list[Job
 def test_boxes_are_resized_as_torch_does(size: tuple[int, int]) -> None:
     images = pictures()
     jobs = plan_jobs(images, [RandomResizedCrop(size, (0.1, 1.0)), RandomHorizontalFlip(), RandomVerticalFlip()])
-    assert {job[3] for job in jobs} > {()}, "nothing is flipped"
+    assert {job.last.flips for job in jobs} > {()}, "nothing is flipped"
     ours, torchs = (render(engine, images, jobs, size) for engine in ("triton", "torch"))
     largest, mean = difference(ours, torchs)
     assert largest <= 1 and mean < 0.04, (largest, mean)
@@ -87,7 +88,7 @@ def test_crops_that_reach_beyond_their_image_are_black_there(dtype: torch.dtype)
     ops = [Resize(20), RandomCrop((30, 26), padding=(9, 12)), RandomHorizontalFlip(), RandomVerticalFlip()]
     options = {"dtype": dtype, "normalize": None if dtype == torch.uint8 else Normalize(MEAN, STD)}
     jobs = [*plan_jobs(images, ops), *plan_jobs(images, ops, epoch=1)]
-    assert min(min(job[2]) for job in jobs) < 0
+    assert min(min(job.last.corner) for job in jobs) < 0
     ours, torchs = (render(engine, images * 2, jobs, (30, 26), **options) for engine in ("triton", "torch"))
     largest, mean = difference(ours, torchs)
     step = 1 if dtype == torch.uint8 else 1 / 255 / min(STD) + 1e-5

@@ -94,7 +94,7 @@ def step_by_step(ops: Sequence[Op], image: Pixels, position: int, epoch: int = 0
         planner = Planner(np.array([values.shape[2]]), np.array([values.shape[3]]))
         op.plan(planner, draws.uniform(stream, op.draws))
         plan = planner.plan()
-        (((top, left, height, width, reduce, _), resized, corner, flips, steps, _),) = plan.jobs()
+        (((top, left, height, width, reduce, _), resized, corner, flips, steps, _),) = plan.passes()
         assert reduce == 1, "the box would be moved to the grid of a smaller scale"
         if op.stage is Stage.GEOMETRY:
             box = values.round()[:, :, top : top + height, left : left + width].to(torch.uint8)

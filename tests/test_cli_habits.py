@@ -22,9 +22,9 @@ import pytest
 from conftest import make_jpeg, tree_of
 
 import packer
+from packer.cli.flags import Emphasis, show
 from packer.cli.group import COMMANDS as ENTRIES
 from packer.cli.group import WORDS, cli, run
-from packer.cli.options import Emphasis, show
 from packer.cli.screen import ProgressDisplay
 
 Packer = Callable[..., "tuple[int, str, str]"]

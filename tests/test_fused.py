@@ -32,6 +32,8 @@ from readers.augment import (
     Resize,
 )
 from readers.augment.fused import TILING, BatchRenderer, triton_fault
+from readers.augment.geometry import Job, Pass
+from readers.decode import Region
 from readers.decode.device import Picture, layout, upright_tensor
 from readers.decode.region import upright
 
@@ -105,8 +107,9 @@ def picture(*shape: int, dtype: torch.dtype = torch.uint8) -> Picture:
 def test_pictures_and_boxes_that_do_not_fit_are_refused(
     pictures: list[Picture], box: tuple[int, int, int, int], message: str
 ) -> None:
+    job = Job(Pass(Region(*box), (4, 4), (0, 0), (), (), (4, 4)))
     with pytest.raises(ValueError, match=message):
-        BatchRenderer(CPU, dtype=torch.uint8).render(pictures, [((*box, 1, False), (4, 4), (0, 0), (), (), ())], (4, 4))
+        BatchRenderer(CPU, dtype=torch.uint8).render(pictures, [job], (4, 4))
 
 
 def test_no_images_and_engines_that_do_not_exist() -> None:

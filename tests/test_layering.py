@@ -23,6 +23,7 @@ LAYERS = ("cache", "readers", "packer")  # each may import itself and those befo
 HEAVY = ("click", "h5py", "torch", "PIL", "zstandard", "pyarrow", "webdataset", "tfrecord", "packer")
 OPTIONAL = (
     "torch",
+    "lmdb",
     "pyarrow",
     "yaml",
     "webdataset",
@@ -71,6 +72,7 @@ ALLOWED = {  # third-party packages that a layer may name at all, lazily or not
         "packaging",
         "PIL",
         "zstandard",
+        "lmdb",
         "pyarrow",
         "matplotlib",
         "jinja2",
@@ -119,7 +121,7 @@ LAZY = {
     "crc32c": "37 ms: it reads the metadata of installed distributions",
     "importlib.metadata": "37 ms; only messages need it",
     "packer.cli.group": "43 ms, in which Ctrl-C must end the process at once",
-    "packer.registry": "importlib.metadata, as above; few machines have commands of other packages",
+    "cache.plugins": "importlib.metadata, as above; few machines have commands or stores of other packages",
     "packer.formats": "up to 60 ms each: h5py",
     "packer.sources": "up to 50 ms each: h5py, zipfile, tarfile",
     "readers.augment": "14 ms and more; kernels need triton",
@@ -349,7 +351,7 @@ def test_no_import_cycles() -> None:
     "module",
     [
         "cache",
-        "cache.staging",
+        "cache.staging.session",
         "cache.remote",
         "readers",
         "readers.augment",

@@ -30,7 +30,9 @@ from readers.augment import (
     TrivialAugmentWide,
 )
 from readers.augment.cpu import Finish, Renderer
+from readers.augment.geometry import Job, Pass
 from readers.augment.recipe import Placement
+from readers.decode import Region
 from readers.decode.region import with_header
 
 Pixels = np.ndarray[Any, np.dtype[Any]]
@@ -64,16 +66,16 @@ def shown(image: Pixels, margin: int = 8) -> tuple[Pixels, Pixels]:
 
 def made(ops: Sequence[Op], image: Pixels, seed: int = 0) -> Made:
     recipe, plan = Recipe(ops), plan_for(ops, [image], seed)
-    size = int(plan.boxes.out_height[0]), int(plan.boxes.out_width[0])
-    return rendered(image, plan.jobs()[0], size, recipe.interpolation)
+    return rendered(image, plan.jobs()[0], recipe.interpolation)
 
 
-def rendered(image: Pixels, job: Any, size: tuple[int, int], interpolation: Any = None) -> Made:
+def rendered(image: Pixels, job: Job, interpolation: Any = None) -> Made:
+    size = job.last.size
     finish, renderer = Finish(torch.uint8, True, None), Renderer(interpolation)
     pixels, out = renderer.chunk(1, *size), torch.empty((1, 3, *size), dtype=torch.uint8)
     left = renderer.render(with_header(image), job, image.shape[:2], pixels)  # type: ignore[arg-type]
     finish.store(pixels, (pixels,), (left,), out)
-    placement = Placement.of_job(image.shape[:2], job, size)  # type: ignore[arg-type]
+    placement = Placement(image.shape[:2], (*job.before, job.last))  # type: ignore[arg-type]
     return Made(out[0].permute(1, 2, 0).numpy(), placement)
 
 
@@ -127,8 +129,8 @@ def test_without_a_resize_every_pixel_is_exact(name: str) -> None:
 @pytest.mark.parametrize("degrees", [17.0, 90.0, 180.0])
 def test_a_nearest_rotation_takes_the_same_pixels(degrees: float) -> None:
     mask, op = painted(3, 90, 90), RandomRotation(180, interpolation="nearest")
-    job = ((0, 0, 90, 90, 1, False), (90, 90), (0, 0), (), ((op, [degrees]),), ())
-    image, placement = rendered(image_of(mask), job, (90, 90))
+    job = Job(Pass(Region(0, 0, 90, 90), (90, 90), (0, 0), (), ((op, [degrees]),), (90, 90)))
+    image, placement = rendered(image_of(mask), job)
     assert (placement.mask(mask) == shown(image)[0]).mean() > 0.998, "all but ties"
 
 
@@ -136,8 +138,8 @@ def test_a_nearest_rotation_takes_the_same_pixels(degrees: float) -> None:
 @pytest.mark.parametrize("change", [(1, 0.3), (2, -0.25), (3, 17.3), (4, -20.0), (5, 33.0)])
 def test_changes_that_move_pixels_move_masks(op: Op, change: tuple[int, float]) -> None:
     mask = painted(4, 100, 120)
-    job = ((0, 0, 100, 120, 1, False), (100, 120), (0, 0), (3,), ((op, [*change]),), ())
-    image, placement = rendered(image_of(mask), job, (100, 120))
+    job = Job(Pass(Region(0, 0, 100, 120), (100, 120), (0, 0), (3,), ((op, [*change]),), (100, 120)))
+    image, placement = rendered(image_of(mask), job)
     found, (classes, _) = placement.mask(mask, OUTSIDE), shown(image)
     assert (found == classes).mean() > 0.985, "all but ties at the edges of blocks"
     assert (placement.mask(mask, OUTSIDE) != mask[:, ::-1]).any()
@@ -203,8 +205,8 @@ def growth(placement: Placement) -> float:
 
 def test_a_box_that_is_turned_and_cut_is_smaller_than_the_bounds_of_the_turned_one() -> None:
     op = RandomRotation(45)
-    job = ((0, 0, 100, 100, 1, False), (100, 100), (0, 0), (), ((op, [45.0]),), ())
-    placement = Placement.of_job((100, 100), job, (100, 100))
+    turned = Pass(Region(0, 0, 100, 100), (100, 100), (0, 0), (), ((op, [45.0]),), (100, 100))
+    placement = Placement((100, 100), [turned])
     (whole,), (share,) = placement.boxes(np.float32([[0, 0, 100, 100]]))
     assert whole.tolist() == [0, 0, 100, 100] and share == pytest.approx(2 * (2**0.5 - 1), abs=1e-6)
     (corner,), (share,) = placement.boxes(np.float32([[0, 0, 14, 14]]))

@@ -1,4 +1,4 @@
-"""Another distribution adds a format, a source, an engine and a command, with an entry point each."""
+"""Another distribution adds a format, a source, an engine, a form, a store and a command, with an entry point each."""
 
 from __future__ import annotations
 
@@ -118,6 +118,39 @@ def open_pool(scheduler):
 
 ENGINE = EngineEntry(name="pool", title="threads", home="thirdparty:open_pool")
 
+from readers.caching.form import Encoded
+
+def make_plain(parameters):
+    if parameters != "again":
+        raise ValueError(f"plain takes again, not {parameters!r}")
+    return Encoded()
+
+from cache.errors import MissingError
+from cache.remote import Facts
+
+class Shelf:
+    """The files below /HOST/PATH of this machine, as shelf://HOST/PATH."""
+
+    def __init__(self, url, patience):
+        self.root = f"/{url.host}/{url.path}"
+
+    def read(self, span):
+        with open(f"{self.root}/{span.path}", "rb") as file:
+            file.seek(span.start)
+            return file.read(span.stop - span.start), self.head(span.path)[0]
+
+    def whole(self, path, most_bytes, cut=False):
+        facts = self.head(path)[0]
+        with open(f"{self.root}/{path}", "rb") as file:
+            return file.read(most_bytes), facts
+
+    def head(self, path):
+        try:
+            found = os.stat(f"{self.root}/{path}")
+        except OSError as error:
+            raise MissingError(f"{self.root}/{path}: no such file") from error
+        return Facts(found.st_size, "", found.st_mtime), {}
+
 @click.command("tidy")
 @click.option("--twice", is_flag=True)
 def tidy(twice):
@@ -136,7 +169,7 @@ with readers.open(folder / "out", verify=True) as reader:
     assert [bytes(reader.read(i)) for i in range(3)] == images
 assert packer.verify(folder / "out", workers=1).ok
 (folder / "out/dataset.json").unlink()
-assert packer.index(folder / "out", run=packer.Run(workers=1)).samples == 3
+assert packer.index(folder / "out", workers=1).samples == 3
 assert packer.convert(next(folder.glob("out/*.pile")), "tar", folder / "tar", run=packer.Run(workers=1)).samples == 3
 
 (folder / "colours.txt").write_text("COLOURS red green")
@@ -154,6 +187,7 @@ for wrong in ({"shade": 1}, {"path_column": "x"}):
 def installed(tmp_path: Path) -> Path:
     """A folder for PYTHONPATH with a distribution of one module."""
     entry_points = "[packer.formats]\npile = thirdparty:FORMAT\n[packer.sources]\ncolours = thirdparty:SOURCE\n"
+    entry_points += "[packer.forms]\nplain = thirdparty:make_plain\n[packer.stores]\nshelf = thirdparty:Shelf\n"
     entry_points += "[packer.engines]\npool = thirdparty:ENGINE\n[packer.commands]\ntidy = thirdparty:tidy\n"
     files = {
         "thirdparty.py": MODULE,
@@ -207,6 +241,27 @@ def test_its_engine_runs_tasks(tmp_path: Path, installed: Path) -> None:
     arguments = ("convert", tmp_path / "in", "--to", "tar", "-o", tmp_path / "out", "--engine", "pool")
     done = python(installed, "-m", "packer", *arguments)
     assert done.returncode == 0 and "3 samples" in done.stdout, done.stdout + done.stderr
+
+
+def test_its_store_and_its_form_are_read_and_kept(tmp_path: Path, installed: Path) -> None:
+    tree_of(tmp_path / "in", {f"{number}.jpg": make_jpeg(number) for number in range(3)})
+    assert python(installed, "-m", "packer", "convert", tmp_path / "in", "-o", tmp_path / "set").returncode == 0
+    script = (
+        "import sys, readers; from readers.caching.form import as_form\n"
+        "with readers.open(sys.argv[1]) as near, readers.open('shelf:/' + sys.argv[1]) as far:\n"
+        "    assert [bytes(far.read(i)) for i in range(3)] == [bytes(near.read(i)) for i in range(3)]\n"
+        "    with readers.cached(far, 1.0, 'plain:again', directory=sys.argv[2], job='a') as kept:\n"
+        "        assert bytes(kept.read(1)) == bytes(near.read(1))\n"
+        "for wrong in ('plain:no', 'gold'):\n"
+        "    try: as_form(wrong)\n"
+        "    except ValueError as error: print(error)\n"
+    )
+    (tmp_path / "memory").mkdir()
+    done = python(installed, "-c", script, tmp_path / "set", tmp_path / "memory")
+    assert done.returncode == 0, done.stderr
+    assert "plain takes again" in done.stdout and "decoded:SIDE, plain or coefficients, not 'gold'" in done.stdout
+    done = python(tmp_path / "nothing", "-m", "packer", "inspect", f"shelf:/{tmp_path}/set")
+    assert done.returncode == 2 and "is not an address of the kinds s3://" in done.stderr, done.stderr
 
 
 def test_what_is_broken_is_one_warning(tmp_path: Path, installed: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import os
 import shutil
 import zipfile
 from pathlib import Path
@@ -19,6 +20,7 @@ from conftest import make_jpeg, tree_of
 from suites.containers import COMPRESS, HDF5_LAYOUTS, example, hdf5_of, rec_of, record, tar_of, write, zip_of
 
 import packer
+from cache.errors import SourceError
 from packer.testing.sources import Found, SourceSuite
 from readers.layout import DOCUMENTS
 
@@ -94,6 +96,9 @@ class TestPackedSet(OfATree):
 
     def files(self, root: Path) -> set[Path]:
         return {path for path in super().files(root) if path.name not in DOCUMENTS}
+
+    def test_files_that_change_make_another_listing(self, root: Path) -> None:
+        """Not by their times: a set knows the checksums of its samples."""
 
     def data_files(self, root: Path) -> set[Path]:
         return {path for path in self.files(root) if path.parent == root and path.suffix != ".json"}
@@ -184,6 +189,17 @@ class TestTFRecord(OfRecords):
         return write(tmp_path / f"train.{suffix}", gzip.compress(records) if suffix.endswith("gz") else records)
 
 
+class TestWebDataset(SourceSuite):
+    @pytest.fixture
+    def root(self, tmp_path: Path) -> Path:
+        members = [((f"{i}.jpg", PICTURES[name]), (f"{i}.cls", b"%d" % (i % 3))) for i, name in enumerate(NAMES)]
+        return write(tmp_path / "train.tar", tar_of(*(member for pair in members for member in pair)))
+
+    @pytest.fixture
+    def truth(self) -> Found:
+        return Found({"train": [(str(i), i % 3, (PICTURES[name],)) for i, name in enumerate(NAMES)]})
+
+
 class TestRecordIO(OfRecords):
     """As MXNet writes it."""
 
@@ -206,12 +222,15 @@ class TestLmdb(OfATree):
                 transaction.put(name.encode(), PICTURES[name])
         return tmp_path / "images.lmdb"
 
-    @pytest.fixture
-    def truth(self, of_tree: Found, root: Path) -> Found:
-        """In the order of the file."""
-        for name, part in self.open(root).list(None).splits.items():
-            of_tree.splits[name].sort(key=lambda sample, keys=list(part.keys): keys.index(sample[0]))  # type: ignore[misc]
-        return of_tree
+    def open(self, root: Path) -> Any:
+        source = super().open(root)
+        source.isolated = False  # listed in this process, which is quicker; other tests do otherwise
+        return source
 
-    def whole_files(self, root: Path) -> bool:
-        return root.is_dir()  # without its header it is taken for a folder
+    @pytest.mark.parametrize("keep", [0.3])
+    def test_files_cut_short(self, root: Path, truth: Found, keep: float) -> None:
+        """Which ends the process that reads them."""
+        for path in self.data_files(root):
+            os.truncate(path, int(path.stat().st_size * keep))
+        with pytest.raises(SourceError):
+            packer.open_source(root).list(None)

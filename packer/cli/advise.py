@@ -7,16 +7,7 @@ from typing import Any
 
 import click
 
-from packer.cli.options import (
-    SOURCE_OPTIONS,
-    Duration,
-    SetPlace,
-    count_option,
-    reports,
-    seed_option,
-    source_options,
-    split_option,
-)
+from packer.cli import flags
 from packer.cli.screen import width
 from packer.tools.advise import READERS, Advice, Choices, Job, advice_lines, advise
 
@@ -26,33 +17,33 @@ _positive = click.FloatRange(min=0, min_open=True)
 
 
 @click.command("advise")
-@click.argument("dataset", metavar="SOURCE", type=SetPlace(local=True))
-@source_options
-@split_option("Only this split.")
+@click.argument("dataset", metavar="SOURCE", type=flags.SetPlace(local=True))
+@flags.source_options
+@flags.split_option("Only this split.")
 @click.option("--image-size", type=click.IntRange(1, 4096), default=224, show_default=True, metavar="N",
               help="Side of the crops that training takes, in pixels.")  # fmt: skip
 @click.option("--crop-scale", type=click.FloatRange(0, 1, min_open=True), default=0.08, show_default=True,
               metavar="SHARE", help="Smallest share of an image's area that a random crop takes.")  # fmt: skip
 @click.option("--images-per-second", type=_positive, metavar="N", help="What all GPUs of a node want together, as "
               "packer diagnose measures it.")  # fmt: skip
-@click.option("--simulate-step", type=Duration(), metavar="TIME", help="The same by the time of a training step, as "
-              "150ms: GPUs times batch size, divided by it.")  # fmt: skip
-@count_option("--batch-size", "With --simulate-step: images of one GPU's batch. Default: 64.")
-@count_option("--gpus", "GPUs of a node.", 1)
+@click.option("--simulate-step", type=flags.Duration(), metavar="TIME", help="The same by the time of a training step, "
+              "as 150ms: GPUs times batch size, divided by it.")  # fmt: skip
+@flags.count_option("--batch-size", "With --simulate-step: images of one GPU's batch. Default: 64.")
+@flags.count_option("--gpus", "GPUs of a node.", 1)
 @click.option("--reader", type=click.Choice(READERS), default="packer", show_default=True,
               help="What will read the set.")  # fmt: skip
 @click.option("--max-error", type=click.FloatRange(min=0), metavar="N", help="Recommend nothing with a mean error "
               "above this, of 255.")  # fmt: skip
-@count_option("--max-side", "Longest sides to try; may be repeated. Default: 500, 400 and 256, for images of 224.",
-              multiple=True)  # fmt: skip
+@flags.count_option("--max-side", "Longest sides to try; may be repeated. Default: 500, 400 and 256, for images of "
+                    "224.", multiple=True)  # fmt: skip
 @click.option("--quality", type=click.IntRange(1, 100), multiple=True, metavar="N", help="JPEG qualities to try; may "
               "be repeated. Default: 95, 90 and 85.")  # fmt: skip
 @click.option("--samples", type=click.IntRange(2, 100_000), default=128, show_default=True, metavar="N",
               help="Images to draw at random.")  # fmt: skip
-@seed_option("Of the draw: the same seed takes the same images.")
+@flags.seed_option("Of the draw: the same seed takes the same images.")
 @click.option("--seconds", type=_positive, default=45.0, show_default=True, metavar="SECONDS",
               help="How long to measure, about.")  # fmt: skip
-@reports(lambda result: advice_lines(result, width(other=110)))
+@flags.reports(lambda result: advice_lines(result, width(other=110)))
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -88,15 +79,16 @@ def command(
 
 def _flags(ctx: click.Context) -> tuple[str, ...]:
     """The options with which `packer convert` opens the same source."""
-    flags: list[str] = []
+    words: list[str] = []
     for option in ctx.command.params:
-        name, value = str(option.name), ctx.params[str(option.name)]
+        name = str(option.name)
+        value = ctx.params.get(name)
         unset = ctx.get_parameter_source(name) is click.core.ParameterSource.DEFAULT
-        if unset or value is None or name not in (*SOURCE_OPTIONS, "split"):
+        if unset or value is None or name not in (*flags.SOURCE_OPTIONS, "split"):
             continue
         if isinstance(value, bool):
-            flags.append(option.opts[0])
+            words.append(option.opts[0])
             continue
         values = [f"{field}={key}" for field, key in value.items()] if isinstance(value, dict) else [str(value)]
-        flags += [text for each in values for text in (option.opts[0], each)]
-    return tuple(flags)
+        words += [text for each in values for text in (option.opts[0], each)]
+    return tuple(words)

@@ -10,31 +10,7 @@ import click
 
 from cache.messages import human_bytes, human_seconds, plural, quoted
 from packer.adoption import IndexResult, index
-from packer.cli.options import (
-    SOURCE_SECTIONS,
-    Container,
-    Emphasis,
-    SectionedCommand,
-    SetPlace,
-    count_option,
-    engine_options,
-    field_columns,
-    file_list_option,
-    fractions_option,
-    group_option,
-    label_offset_option,
-    new_split_option,
-    no_checksums_option,
-    one_of_many,
-    parsed,
-    reports,
-    seed_option,
-    shard_size_option,
-    shuffle_option,
-    source_options,
-    stratify_option,
-    workers_option,
-)
+from packer.cli import flags
 from packer.cli.screen import with_flags
 from packer.conversion.ops import parse_op
 from packer.conversion.options import CHECKS, CODECS, DECODES, ON_ERROR, Choose, Images, Reencode, Run, Shards
@@ -49,7 +25,7 @@ _SECTIONS = {
     "Which samples": ("split", "split_column", "split_fractions", "seed", "stratify", "group", "classes", "where"),
     "Images": ("on_error", "check", "decode", "reencode", "quality", "max_side", "resize_short", "ops"),
     "Shards": ("shard_size", "samples_per_shard", "shuffle", "label_offset"),
-    **SOURCE_SECTIONS,
+    **flags.SOURCE_SECTIONS,
 }
 
 
@@ -89,7 +65,7 @@ def summary(result: ConvertResult, *, rates: bool = True) -> list[str]:
         counts = ", ".join(f"{count:,} {how}" for how, count in result.left_out.items())
         report = "" if set(result.left_out) == {"not chosen"} else f"; see {result.output}/left-out.jsonl"
         reasons = [f"    {count:,} {reason}" for reason, count in result.left_out_reasons.items()]
-        lines += map(Emphasis, (f"  left out: {counts}{report}", *reasons[:_REASONS_SHOWN]))
+        lines += map(flags.Emphasis, (f"  left out: {counts}{report}", *reasons[:_REASONS_SHOWN]))
         if len(reasons) > _REASONS_SHOWN:
             lines.append(f"    … and {plural(len(reasons) - _REASONS_SHOWN, 'more reason')}")
     return lines
@@ -106,28 +82,30 @@ def _converted(result: ConvertResult) -> list[str]:
     return [*summary(result), *dealt_lines(result.splits, options["split_fractions"], group)]
 
 
-@click.command("convert", cls=SectionedCommand, sections=_SECTIONS)
-@click.argument("sources", type=SetPlace(local=True), nargs=-1, required=True, metavar="SOURCE...")
-@click.option("--to", type=Container(), default="hdf5", show_default=True, help="Format of the shards.")
-@click.option("-o", "--output", type=SetPlace(missing=True), metavar="OUT", help="Directory of the set, or s3://, "
-              "gs:// or az:// address. Default: <source name>-<format>.")  # fmt: skip
+@click.command("convert", cls=flags.SectionedCommand, sections=_SECTIONS)
+@click.argument("sources", type=flags.SetPlace(local=True), nargs=-1, required=True, metavar="SOURCE...")
+@click.option("--to", type=flags.Container(), default="hdf5", show_default=True, help="Format of the shards.")
+@click.option("-o", "--output", type=flags.SetPlace(missing=True), metavar="OUT", help="Directory of the set, or "
+              "s3://, gs:// or az:// address. Default: <source name>-<format>.")  # fmt: skip
 @click.option("--work", type=click.Path(file_okay=False), metavar="DIR", help="Where a set for an address is made "
               "first, and stays. Default: a hidden directory here, removed after the upload.")  # fmt: skip
-@new_split_option("Take this split only; or the name of a source without splits.")
-@fractions_option("--split-fractions", "Deal the samples of one split at random to new ones, as train=0.9,val=0.1.")
-@seed_option("Of --split-fractions.")
-@stratify_option("Every class in the shares of --split-fractions.")
-@group_option(" of --split-fractions")
-@click.option("--classes", callback=parsed(lambda names: names.split(",")), metavar="NAME,…", help="Take these classes "
-              "only; they get the labels 0, 1, … in this order.")  # fmt: skip
+@flags.new_split_option("Take this split only; or the name of a source without splits.")
+@flags.fractions_option(
+    "--split-fractions", "Deal the samples of one split at random to new ones, as train=0.9,val=0.1."
+)
+@flags.seed_option("Of --split-fractions.")
+@flags.stratify_option("Every class in the shares of --split-fractions.")
+@flags.group_option(" of --split-fractions")
+@click.option("--classes", callback=flags.parsed(lambda names: names.split(",")), metavar="NAME,…",
+              help="Take these classes only; they get the labels 0, 1, … in this order.")  # fmt: skip
 @click.option("--where", metavar="EXPRESSION", help="Take the samples for which this is true, as 'min_side >= 64 and "
               """class_name in ("cat", "dog")'; a wrong name is answered with all names. What it says of images is """
               "decided when they are read.")  # fmt: skip
-@shard_size_option
-@count_option("--samples-per-shard", "Samples in a shard.")
-@workers_option
-@engine_options
-@shuffle_option
+@flags.shard_size_option
+@flags.count_option("--samples-per-shard", "Samples in a shard.")
+@flags.workers_option
+@flags.engine_options
+@flags.shuffle_option
 @click.option("--on-error", type=click.Choice(ON_ERROR), default="raise", show_default=True,
               help="Unreadable or truncated images: stop, leave out, or leave out and copy aside.")  # fmt: skip
 @click.option("--check", type=click.Choice(CHECKS), default="header", show_default=True,
@@ -136,22 +114,23 @@ def _converted(result: ConvertResult) -> list[str]:
               "images to; those that cannot be are refused. unchanged: native depth and channels.")  # fmt: skip
 @click.option("--reencode", type=click.Choice(CODECS), help="Re-encode images in this codec. Without this and the "
               "next three options the bytes are kept exactly.")  # fmt: skip
-@count_option("--max-side", "Shrink to a longest side of N pixels.")
-@count_option("--resize-short", "Shrink to a shortest side of N pixels.")
+@flags.count_option("--max-side", "Shrink to a longest side of N pixels.")
+@flags.count_option("--resize-short", "Shrink to a shortest side of N pixels.")
 @click.option("--quality", type=click.IntRange(1, 100), metavar="N", help="JPEG or WebP quality of re-encoded images. "
               "Default: 90.")  # fmt: skip
-@click.option("--op", "ops", multiple=True, callback=parsed(lambda texts: [*map(parse_op, texts)]),
+@click.option("--op", "ops", multiple=True, callback=flags.parsed(lambda texts: [*map(parse_op, texts)]),
               metavar="NAME:VALUES", help="Do this to each image, as training would, and encode the result: "
               "Resize:256, CenterCrop:224, Crop:TOP,LEFT,HEIGHT,WIDTH. May be repeated, in order. Masks, boxes and "
               "points follow. Needs torch.")  # fmt: skip
-@label_offset_option(type=click.IntRange(min=0), default=0)
-@source_options
-@click.option("--task", callback=parsed(one_of_many), metavar="I/N", help="Pack share I of N only, I from 0, as a task "
-              "of an array job. When all are done,  packer commit OUTPUT  makes the set.")  # fmt: skip
-@no_checksums_option
+@flags.label_offset_option(type=click.IntRange(min=0), default=0)
+@flags.source_options
+@click.option("--task", callback=flags.parsed(flags.one_of_many), metavar="I/N",
+              help="Pack share I of N only, I from 0, as a task of an array job. When all are "
+              "done,  packer commit OUTPUT  makes the set.")  # fmt: skip
+@flags.checksums_option
 @click.option("--overwrite", is_flag=True, help="Replace the set, or unfinished conversion, in the output directory.")
 @click.option("--dry-run", is_flag=True, help="List and plan only, and measure what it will take.")
-@reports(_converted)
+@flags.reports(_converted)
 def command(
     sources: tuple[str, ...], to: str, output: str | None, opens: Callable[[str], Any], **options: Any
 ) -> ConvertResult:
@@ -185,7 +164,7 @@ def command(
 
 @click.command("commit")
 @click.argument("output", metavar="OUT", type=click.Path(file_okay=False))
-@reports(lambda result: summary(result, rates=False))
+@flags.reports(lambda result: summary(result, rates=False))
 def commit_command(output: str, **options: Any) -> ConvertResult:
     """Make a set of what the tasks of  packer convert … --task I/N  have packed into OUT.
 
@@ -205,20 +184,20 @@ def _indexed(result: IndexResult) -> Iterator[str]:
 @click.argument("shards", nargs=-1, required=True, metavar="SHARD...", type=click.Path(exists=True))
 @click.option("-o", "--output", type=click.Path(), metavar="OUT", help="Where the index goes, with links to the "
               "shards. Default: the folder of the shards.")  # fmt: skip
-@new_split_option("Split of all these shards. Default: read off each file name.")
+@flags.new_split_option("Split of all these shards. Default: read off each file name.")
 @click.option("--image-key", metavar="KEY", help="What the shards call the image: a tar extension (jpg;png), an "
               "Example feature, an HDF5 data set.")  # fmt: skip
 @click.option("--label-key", metavar="KEY", help="What the shards call the label.")
-@click.option("--field", "fields", callback=field_columns, multiple=True, metavar="NAME=KEY",
+@click.option("--field", "fields", callback=flags.field_columns, multiple=True, metavar="NAME=KEY",
               help="A further field and its key.")  # fmt: skip
-@label_offset_option(type=int)
-@file_list_option("--classes", "Text file of class names, one a line.")
+@flags.label_offset_option(type=int)
+@flags.file_list_option("--classes", "Text file of class names, one a line.")
 @click.option("--accept-loss", is_flag=True, help="Continue although shards are missing, or the existing set would "
               "lose samples, splits, classes or fields.")  # fmt: skip
-@no_checksums_option
-@workers_option
-@engine_options
-@reports(_indexed)
+@flags.checksums_option
+@flags.workers_option
+@flags.engine_options
+@flags.reports(_indexed)
 def index_command(shards: tuple[str, ...], output: str | None, classes: str | None, **options: Any) -> IndexResult:
     """Make a set of each SHARD (a file, or a directory of them) without copying them.
 

@@ -12,7 +12,7 @@ from click.shell_completion import get_completion_class
 
 from cache.files import atomic_write
 from cache.messages import plural, table, wrapped
-from packer.cli.options import Emphasis, json_option, print_json, show, show_result
+from packer.cli import flags
 from packer.cli.screen import width
 from packer.tools.doctor import Health, examine
 
@@ -29,7 +29,7 @@ _PLACES = {
 
 @click.command("doctor")
 @click.argument("directory", required=False, metavar="[DIR]", type=click.Path(exists=True, file_okay=False))
-@json_option
+@flags.json_option
 def command(directory: str | None, as_json: bool) -> None:
     """Examine this environment: packages, limits, shared memory, storage, GPUs; and say what to do.
 
@@ -38,7 +38,7 @@ def command(directory: str | None, as_json: bool) -> None:
     Exits with 1 where something does not work.
     """
     result = examine(directory)
-    show_result(result, as_json, lambda: _lines(result))
+    flags.show_result(result, as_json, lambda: _lines(result))
     if result.problems:
         sys.exit(1)
 
@@ -53,14 +53,14 @@ def _lines(result: Health) -> Iterator[str]:
     for check in result.checks:
         if check.advice and check not in missing:
             for line in wrapped(f"{check.about}: {check.advice}", width()):
-                yield Emphasis(line) if check.state == "problem" else line
+                yield flags.Emphasis(line) if check.state == "problem" else line
     yield plural(result.problems, "problem") if result.problems else "no problems"
 
 
 @click.command("completion")
 @click.argument("shell", required=False, type=click.Choice(sorted(_PLACES)))
 @click.option("--print", "only_print", is_flag=True, help="Print the script, and install nothing.")
-@json_option
+@flags.json_option
 def completion_command(shell: str | None, only_print: bool, as_json: bool) -> None:
     """Install the completion of commands and options for your SHELL. Default: the one of $SHELL."""
     shell = shell or Path(os.environ.get("SHELL", "")).name
@@ -70,7 +70,7 @@ def completion_command(shell: str | None, only_print: bool, as_json: bool) -> No
     root = click.get_current_context().find_root().command
     script = kind(root, {}, "packer", "_PACKER_COMPLETE").source()
     if only_print:
-        print_json({"shell": shell, "script": script}) if as_json else click.echo(script)
+        flags.print_json({"shell": shell, "script": script}) if as_json else click.echo(script)
         return
     variable, default, name = _PLACES[shell]
     base = os.environ.get(variable, "")
@@ -78,8 +78,8 @@ def completion_command(shell: str | None, only_print: bool, as_json: bool) -> No
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(path, script.encode())
     if as_json:
-        print_json({"shell": shell, "path": str(path)})
+        flags.print_json({"shell": shell, "path": str(path)})
         return
-    show(f"{path}: completion of packer for {shell}, from the next shell on")
+    flags.show(f"{path}: completion of packer for {shell}, from the next shell on")
     if shell == "zsh":
-        show(f"if zsh does not find it, write into ~/.zshrc, before compinit:  fpath+=({path.parent})")
+        flags.show(f"if zsh does not find it, write into ~/.zshrc, before compinit:  fpath+=({path.parent})")

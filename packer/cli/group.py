@@ -142,7 +142,7 @@ def _installed_commands() -> dict[str, click.Command]:
     """
     if not any(map(_names_commands, sys.path)):
         return {}
-    from packer.registry import installed_points, load_point
+    from cache.plugins import installed_points, load_point
 
     points = installed_points("packer.commands", _TOP)
     commands = {point.name: load_point(point, click.Command) for point in points}

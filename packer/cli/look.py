@@ -10,20 +10,7 @@ import click
 
 import readers
 from cache.messages import bar, human_bytes, parse_size, plural
-from packer.cli.options import (
-    SetPlace,
-    count_option,
-    engine_options,
-    json_option,
-    print_json,
-    reports,
-    seed_option,
-    set_argument,
-    show,
-    show_result,
-    split_option,
-    workers_option,
-)
+from packer.cli import flags
 from packer.cli.screen import watcher
 from packer.exported_index import TARGETS, ExportResult, Target, export_index
 from packer.extraction import ExtractResult, extract
@@ -48,13 +35,13 @@ _CLASSES_SHOWN, _PROBLEMS_SHOWN = 20, 50
 
 
 @click.command("inspect")
-@set_argument
+@flags.set_argument
 @click.option("--classes", "all_classes", is_flag=True, help="Show every class, not the first 20.")
-@json_option
+@flags.json_option
 def inspect_command(path: str, all_classes: bool, as_json: bool) -> None:
     """Show splits, counts, classes, sizes, dimensions, duplicates and origin of SET."""
     result = inspect(path)
-    show_result(result, as_json, lambda: _described(result, all_classes))
+    flags.show_result(result, as_json, lambda: _described(result, all_classes))
 
 
 def _described(result: InspectResult, all_classes: bool) -> Iterator[str]:
@@ -133,17 +120,19 @@ def _verified(result: VerifyResult) -> Iterator[str]:
     what = f"{plural(result.samples, 'sample')} in {plural(result.shards, 'shard')}, {human_bytes(result.shard_bytes)}"
     same = f", compared with {result.against}" if result.against else ""
     left = f" ({result.left_out:,} left out when it was packed)" if result.left_out else ""
-    yield f"{result.path}: {state}: {what}{same}{left}"
+    written = "; SHA256SUMS is written" if result.sums else ""
+    yield f"{result.path}: {state}: {what}{same}{left}{written}"
 
 
 @click.command("verify")
-@set_argument
+@flags.set_argument
 @click.option("--deep", is_flag=True, help="Also the checksum of each whole shard, the format's own checksums, and a "
               "full decode of every image.")  # fmt: skip
-@click.option("--against", type=SetPlace(local=True), metavar="SOURCE", help="Compare with the original source.")
-@workers_option
-@engine_options
-@json_option
+@click.option("--against", type=flags.SetPlace(local=True), metavar="SOURCE", help="Compare with the original source.")
+@click.option("--sums", is_flag=True, help="Write SHA256SUMS, for  sha256sum -c , if the set is whole.")
+@flags.workers_option
+@flags.engine_options
+@flags.json_option
 def verify_command(path: str, as_json: bool, **options: Any) -> None:
     """Check SET: size of every shard, structure, CRC32C of every sample, index against shards.
 
@@ -152,7 +141,7 @@ def verify_command(path: str, as_json: bool, **options: Any) -> None:
     Exits with 1 and names each damaged sample where anything is wrong.
     """
     result = verify(path, watcher=watcher(as_json), **options)
-    show_result(result, as_json, lambda: _verified(result))
+    flags.show_result(result, as_json, lambda: _verified(result))
     if not result.ok:
         sys.exit(1)
 
@@ -165,14 +154,14 @@ def _extracted(result: ExtractResult) -> Iterator[str]:
 
 
 @click.command("extract")
-@click.argument("path", metavar="SET", type=SetPlace(local=True))
+@click.argument("path", metavar="SET", type=flags.SetPlace(local=True))
 @click.option("-o", "--output", type=click.Path(), required=True, metavar="DIR", help="Where the tree goes.")
-@split_option()
+@flags.split_option()
 @click.option("--keys", multiple=True, metavar="PATTERN", help="Only keys that match, as 'n01440764/*'; repeatable.")
 @click.option("--overwrite", is_flag=True, help="Replace files that are there with other bytes.")
-@workers_option
-@engine_options
-@reports(_extracted)
+@flags.workers_option
+@flags.engine_options
+@flags.reports(_extracted)
 def extract_command(path: str, output: str, **options: Any) -> ExtractResult:
     """Write the files of SET, with their original names and bytes, every checksum verified."""
     return extract(path, output, **options)
@@ -190,8 +179,8 @@ def _exported(result: ExportResult) -> list[str]:
               "<shard>.idx, tfrecord <shard>.tfindex, wids <split>.wids.json.")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(file_okay=False), metavar="DIR", help="Directory of the files. "
               "Default: that of SET.")  # fmt: skip
-@split_option()
-@reports(_exported)
+@flags.split_option()
+@flags.reports(_exported)
 def export_command(path: str, target: Target, **options: Any) -> ExportResult:
     """Write the index files with which the readers of DALI, rocAL, tfrecord or wids read the shards of SET themselves.
 
@@ -215,12 +204,12 @@ def _orders(reports: list[OrderReport]) -> Iterator[str]:
 
 
 @click.command("order")
-@set_argument
-@split_option("Default: the only split, or train.")
+@flags.set_argument
+@flags.split_option("Default: the only split, or train.")
 @click.option("--block-bytes", default="8MiB", show_default=True, metavar="SIZE", help="Consecutive bytes of a block.")
-@count_option("--window", "Blocks in memory at a time; repeatable.", multiple=True)
-@seed_option(most=None)
-@reports(_orders, watched=False)
+@flags.count_option("--window", "Blocks in memory at a time; repeatable.", multiple=True)
+@flags.seed_option(most=None)
+@flags.reports(_orders, watched=False)
 def order_command(path: str, block_bytes: str, window: tuple[int, ...], **options: Any) -> list[OrderReport]:
     """Show what each order of the samples in SET costs in bytes read, and how well it mixes them.
 
@@ -232,14 +221,14 @@ def order_command(path: str, block_bytes: str, window: tuple[int, ...], **option
 
 @click.command("parity", short_help="Compare decoders and resizers with Pillow.")
 @click.argument("path", metavar="SET", type=click.Path(exists=True))
-@split_option("Default: the only split, or train.")
-@count_option("--samples", "Images, drawn by --seed.", 200)
+@flags.split_option("Default: the only split, or train.")
+@flags.count_option("--samples", "Images, drawn by --seed.", 200)
 @click.option("--size", default=224, show_default=True, type=click.IntRange(1, 4096), metavar="N",
               help="Side of the resized boxes, in pixels.")  # fmt: skip
-@seed_option(most=None)
+@flags.seed_option(most=None)
 @click.option("--device", default="cpu", show_default=True, metavar="DEVICE",
               help="Where to decode and resize: cpu, cuda, cuda:1, …")  # fmt: skip
-@json_option
+@flags.json_option
 def parity_command(path: str, split: str | None, device: str, as_json: bool, **options: Any) -> None:
     """Show how far the pixels of each decoder and resizer are from Pillow's, on images of SET."""
     from packer.tools.parity import compare_with_pillow
@@ -248,9 +237,9 @@ def parity_command(path: str, split: str | None, device: str, as_json: bool, **o
     with readers.open(path, split) as reader:
         rows = compare_with_pillow(reader, device=find_device(device), **options)
     if as_json:
-        print_json([row.to_dict() for row in rows])
+        flags.print_json([row.to_dict() for row in rows])
     else:
-        show(*_parity_lines(rows))
+        flags.show(*_parity_lines(rows))
 
 
 def _parity_lines(rows: list[Parity]) -> Iterator[str]:

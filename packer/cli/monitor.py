@@ -10,15 +10,15 @@ from typing import Any, TypeVar
 
 import click
 
+from packer.cli import flags
 from packer.cli.held import HeldSignals
-from packer.cli.options import Duration, json_option, print_json, show, show_result
 from packer.cli.screen import width
-from packer.tools.monitor import Sampler, load
-from packer.tools.monitor.record import compare, comparison_lines, read_usage, usage_lines
+from packer.tools.monitor import Sampler
+from packer.tools.monitor.record import read_usage, usage_lines
 from packer.tools.report import require_charts, write_page
-from packer.tools.report.pages import comparison_page, usage_page
+from packer.tools.report.pages import usage_page
 
-__all__ = ["DiagnoseOrCompare", "compare_option", "report_option", "written_file"]
+__all__ = ["report_option", "written_file"]
 
 
 # ------------------------------------------------------------------------------
@@ -47,50 +47,16 @@ def report_option(help: str) -> Callable[[F], F]:
     return written_file("--html", f"{help} Needs the extra report.", require_charts)
 
 
-# ------------------------------------------------------------------------------
-# `packer diagnose --compare FILE FILE`: two records of utilisation side by side.
-
-
-_record = click.Path(exists=True, dir_okay=False, path_type=Path)
-compare_option = click.option(
-    "--compare", nargs=2, type=_record, expose_value=False, metavar="FILE FILE",
-    help="Instead: compare two runs, each a record of packer monitor or the JSON of a diagnosis.",
-)  # fmt: skip
-
-
-class DiagnoseOrCompare(click.Command):
-    """A command that with --compare is another one: it needs no loader and no step."""
-
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
-    ) -> click.Context:
-        if any(word.partition("=")[0] == "--compare" for word in args):
-            return compare_command.make_context(info_name, args, parent, **extra)
-        return super().make_context(info_name, args, parent, **extra)
-
-
-@click.command("diagnose")
-@click.option("--compare", "paths", nargs=2, type=_record, required=True, metavar="FILE FILE", help="The two records.")
-@report_option("Write a report with both heat maps, one over the other.")
-@json_option
-def compare_command(paths: tuple[Path, Path], html: Path | None, as_json: bool) -> None:
-    """Compare two runs, each a record of `packer monitor`, of packer.monitor, or the JSON of a diagnosis."""
-    result = compare(*map(load, paths))
-    if html is not None:
-        write_page(html, comparison_page(result, (paths[0].name, paths[1].name)))
-    show_result(result, as_json, lambda: comparison_lines(result, width()))
-
-
 _COLUMNS = 110
 
 
 @click.command("monitor", options_metavar="[OPTIONS] --")
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Keep the record: "
               "lines of JSON, which are whole at any time.")  # fmt: skip
-@click.option("--interval", type=Duration(), default="0.5s", show_default=True, metavar="TIME",
+@click.option("--interval", type=flags.Duration(), default="0.5s", show_default=True, metavar="TIME",
               help="Between two samples.")  # fmt: skip
 @report_option("Write a report with a heat map, in one file.")
-@json_option
+@flags.json_option
 @click.argument("run", nargs=-1, type=click.UNPROCESSED, required=True, metavar="COMMAND...")
 def command(output: Path | None, interval: float, html: Path | None, as_json: bool, run: tuple[str, ...]) -> int:
     """Run COMMAND and record what the machine does meanwhile: CPUs, memory, disks, network, file systems, GPUs.
@@ -109,9 +75,9 @@ def command(output: Path | None, interval: float, html: Path | None, as_json: bo
             facts = [("command", shlex.join(run)), ("exit status", str(status))]
             write_page(html, usage_page(usage, f"What {Path(run[0]).name} used", facts, sampler.notes))
         if as_json:
-            print_json({**usage.to_dict(), "command": list(run), "status": status, "verdict": read_usage(usage)})
+            flags.print_json({**usage.to_dict(), "command": list(run), "status": status, "verdict": read_usage(usage)})
         else:
             notes = [f"note: {note}" for note in sampler.notes]
             kept = [f"{what} is in {path}" for what, path in (("the record", output), ("the report", html)) if path]
-            show("", *usage_lines(usage, width(sys.stderr, _COLUMNS)), *notes, *kept, err=True)
+            flags.show("", *usage_lines(usage, width(sys.stderr, _COLUMNS)), *notes, *kept, err=True)
     return status

@@ -22,24 +22,8 @@ from cache.messages import Done, bar, human_bytes, human_seconds, plural
 from cache.node import detect_ranks
 from cache.serving import Server
 from cache.staging.sources import CLEANUPS
+from packer.cli import flags
 from packer.cli.held import HeldSignals, undisturbed
-from packer.cli.options import (
-    Rate,
-    SetPlace,
-    file_list_option,
-    json_option,
-    part_option,
-    print_json,
-    reports,
-    set_argument,
-    show,
-    show_result,
-    size_option,
-    split_list,
-    split_option,
-    target_option,
-    threads_option,
-)
 from packer.cli.screen import ProgressDisplay
 from packer.node import (
     DIRECTORY,
@@ -108,7 +92,7 @@ class _RankDisplay:
         self._display.end()
 
 
-_target_option = target_option(
+_target_option = flags.target_option(
     "Directory of this node; may name variables, as '$TMPDIR'. Default: "
     f"the first fit of {', '.join(f'${name}' for name in scratch_variables())}, /mnt/bb/$USER, /local, /scratch/local, "
     "/dev/shm.",
@@ -126,27 +110,28 @@ def stage_command() -> None:
 
 
 @stage_command.command("copy", hidden=True)
-@click.argument("dataset", metavar="SET", type=SetPlace())
+@click.argument("dataset", metavar="SET", type=flags.SetPlace())
 @_target_option
-@click.option("--split", "splits", callback=split_list, metavar="SPLIT,…", help="Only this split, or these.")
+@click.option("--split", "splits", callback=flags.split_list, metavar="SPLIT,…", help="Only this split, or these.")
 @click.option("--as", "form", type=click.Choice(FORMS), default="shards", help="files: the original files of the set, "
               "for programs that read a folder of images. Default: shards.")  # fmt: skip
-@part_option("Share of node I of N (from 0), as node-local order deals samples; 'node': as the launcher numbers the "
-             "nodes.")  # fmt: skip
+@flags.part_option("Share of node I of N (from 0), as node-local order deals samples; 'node': as the launcher numbers "
+                   "the nodes.")  # fmt: skip
 @click.option("--overlap/--no-overlap", default=True, help="Whether a shard in which two parts meet is staged on both "
               "nodes, or on the first alone, for nodes that share what they hold (packer serve).")  # fmt: skip
 @click.option("--fraction", type=click.FloatRange(0, 1, min_open=True), default=1.0, metavar="SHARE",
               help="Of the bytes, in (0, 1].")  # fmt: skip
-@size_option(
+@flags.size_option(
     "--quota", "quota_bytes", help="For all copies in DIR: unused ones are removed, least recently used first."
 )
 @click.option("--verify", is_flag=True, help="Also read files that exist already, and compare checksums.")
 @click.option("--cleanup", type=click.Choice(CLEANUPS), default="never", help="atexit: remove the copy when COMMAND "
               "has ended, unless it is still in use. Default: never.")  # fmt: skip
-@click.option("--bandwidth", "bytes_per_second", type=Rate(), metavar="RATE", help="At most this much, as 200MB/s.")
-@threads_option("Default: 2 to 8, as CPUs allow.")
+@click.option("--bandwidth", "bytes_per_second", type=flags.Rate(), metavar="RATE", help="At most this much, as "
+              "200MB/s.")  # fmt: skip
+@flags.threads_option("Default: 2 to 8, as CPUs allow.")
 @click.option("--any-filesystem", is_flag=True, help="Take DIR even if other nodes share it (BeeOND).")
-@json_option
+@flags.json_option
 @_run
 def _copy(dataset: str, target: str | None, as_json: bool, run: tuple[str, ...], **options: Any) -> int:
     """Copy SET to this node."""
@@ -184,7 +169,7 @@ def _stage_and_run(
         size, took = human_bytes(counts.copied_bytes), human_seconds(seconds)
         display.note(f"{size} in {copied} copied, {present} already there, {took}{rate}")
         if as_json:
-            print_json({"path": str(local), "seconds": seconds, **vars(counts)})
+            flags.print_json({"path": str(local), "seconds": seconds, **vars(counts)})
         elif not run:
             click.echo(str(local))
         if run:
@@ -210,7 +195,7 @@ def _use(copy: StagedCopy) -> str:
 
 @stage_command.command("ls")
 @_target_option
-@reports(_copies, watched=False)
+@flags.reports(_copies, watched=False)
 def _ls(target: str | None) -> list[StagedCopy]:
     """List the staged copies of this node."""
     return staged_copies(target)
@@ -228,7 +213,7 @@ def _cleaned(result: CleanResult) -> list[str]:
 @click.argument("dataset", metavar="[SET]", required=False)
 @_target_option
 @click.option("--dry-run", is_flag=True, help="List only.")
-@reports(_cleaned, watched=False)
+@flags.reports(_cleaned, watched=False)
 def _clean(dataset: str | None, target: str | None, dry_run: bool) -> CleanResult:
     """Remove unused staged copies; SET: only those of this set."""
     with undisturbed():
@@ -237,10 +222,10 @@ def _clean(dataset: str | None, target: str | None, dry_run: bool) -> CleanResul
 
 # --- packer serve ---------------------------------------------------------------------------------------------------
 @click.command("serve")
-@set_argument
+@flags.set_argument
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False))
-@split_option("Default: the only split, or train.")
-@part_option("The part that this node holds: node I of N (from 0), as node-local order deals samples. Default: "
+@flags.split_option("Default: the only split, or train.")
+@flags.part_option("The part that this node holds: node I of N (from 0), as node-local order deals samples. Default: "
              "node, as the launcher numbers the nodes.")  # fmt: skip
 @click.option("--local", type=click.Path(exists=True, file_okay=False), metavar="DIR", help="A staged copy of the "
               "part; what it lacks is read from SET.")  # fmt: skip
@@ -249,10 +234,10 @@ def _clean(dataset: str | None, target: str | None, dry_run: bool) -> CleanResul
 @click.option("--host", metavar="ADDRESS", help="Where to listen: a name, an address or a network of this machine, "
               "as 10.1.0.0/16. Default: the address of its own name.")  # fmt: skip
 @click.option("--port", type=click.IntRange(0, 65535), default=0, metavar="N", help="Default: a free one.")
-@file_list_option("--token", "A file of mode 0600. Default: one is made in DIR.")
-@file_list_option("--certificate", "Speak TLS, with this certificate (PEM).")
-@file_list_option("--key", "Key of the certificate (PEM).")
-@json_option
+@flags.file_list_option("--token", "A file of mode 0600. Default: one is made in DIR.")
+@flags.file_list_option("--certificate", "Speak TLS, with this certificate (PEM).")
+@flags.file_list_option("--key", "Key of the certificate (PEM).")
+@flags.json_option
 @_run
 def serve_command(path: str, folder: str, as_json: bool, run: tuple[str, ...], **options: Any) -> int:
     """Serve this node's part of SET to the other nodes of the job, until SIGTERM, Ctrl-C or the end of COMMAND.
@@ -266,9 +251,9 @@ def serve_command(path: str, folder: str, as_json: bool, run: tuple[str, ...], *
         shared = _shared(stack, path, folder, **options)
         server = shared.serve(Server)
         if as_json:
-            print_json({"url": shared.url, "node": shared.node, "nodes": shared.nodes})
+            flags.print_json({"url": shared.url, "node": shared.node, "nodes": shared.nodes})
         else:
-            show(shared.url)
+            flags.show(shared.url)
         status = signals.run(run, {}) if run else 0
         if not run:
             stopped.wait()
@@ -276,7 +261,8 @@ def serve_command(path: str, folder: str, as_json: bool, run: tuple[str, ...], *
         shared.close()
         stats = server.stats
     served = f"{stats.answers:,} ranges, {human_bytes(stats.sent_bytes)}"
-    show(f"packer: served {served}; {stats.missing:,} not found or not readable, {stats.refused:,} refused", err=True)
+    failed = f"{stats.missing:,} not found or not readable, {stats.refused:,} refused"
+    flags.show(f"packer: served {served}; {failed}", err=True)
     return status
 
 
@@ -308,25 +294,25 @@ def cache_command() -> None:
     """Shared-memory caches that `readers.cached` makes on this node: what there is, filling one ahead, cleaning up."""
 
 
-def _table(reports: list[CacheReport]) -> list[str]:
+def _table(caches: list[CacheReport]) -> list[str]:
     """One line for each cache."""
     rows = [("job", "set", "kept", "size", "full", "", "hits", "", "used by")]
-    for report in reports:
+    for report in caches:
         full = (f"{report.filled:.0%}", bar(report.filled, _BAR))
         hits = (f"{report.hit_rate:.0%}", bar(report.hit_rate, _BAR))
         size = human_bytes(report.capacity_bytes)
         rows.append((report.job, _set_name(report), report.kept, size, *full, *hits, _users(report)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return lines if reports else _no_caches()
+    return lines if caches else _no_caches()
 
 
 def _no_caches() -> list[str]:
     return [f"{click.get_current_context().params['directory']}: no caches"]
 
 
-def _details(reports: list[CacheReport]) -> list[str]:
-    lines = [line for report in reports for line in (*_detail(report), "")]
+def _details(caches: list[CacheReport]) -> list[str]:
+    lines = [line for report in caches for line in (*_detail(report), "")]
     return lines[:-1] or _no_caches()
 
 
@@ -363,7 +349,7 @@ def _users(report: CacheReport) -> str:
 
 @cache_command.command("ls")
 @_directory_option
-@reports(_table, watched=False)
+@flags.reports(_table, watched=False)
 def _list(directory: str) -> list[CacheReport]:
     """List the caches: job, set, what is kept, size, how full, hit rate, who uses it."""
     return list_caches(directory)
@@ -372,7 +358,7 @@ def _list(directory: str) -> list[CacheReport]:
 @cache_command.command("stats")
 @click.argument("names", nargs=-1, metavar="[NAME...]")
 @_directory_option
-@reports(_details, watched=False)
+@flags.reports(_details, watched=False)
 def _stats(names: tuple[str, ...], directory: str) -> list[CacheReport]:
     """Show the use of each cache so far. NAME: a part of its name, its set or of what it keeps."""
     return list_caches(directory, names)
@@ -388,16 +374,16 @@ def _warmed(result: WarmResult) -> list[str]:
 
 
 @cache_command.command("warm")
-@set_argument
-@split_option("Default: the only split, or train.")
+@flags.set_argument
+@flags.split_option("Default: the only split, or train.")
 @click.option("--capacity", default="auto", show_default=True, metavar="SIZE", help="As 20GiB, or 50% of the samples. "
               "auto: the whole set, or what memory allows.")  # fmt: skip
 @click.option("--keep", default="encoded", show_default=True, metavar="FORM", help="encoded, coefficients (the "
               "same pixels, sooner), recoded:256@90 (short side and JPEG quality), or decoded:256.")  # fmt: skip
-@threads_option("Default: one per CPU.")
+@flags.threads_option("Default: one per CPU.")
 @click.option("--job", metavar="NAME", help="Only for readers that are opened with this job=.")
 @_directory_option
-@reports(_warmed)
+@flags.reports(_warmed)
 def _warm(path: str, **options: Any) -> WarmResult:
     """Fill a cache for SET, which then stays until `packer cache clean --all`.
 
@@ -411,7 +397,7 @@ def _warm(path: str, **options: Any) -> WarmResult:
 @click.option("--all", "everything", is_flag=True, help="Also caches that persist. Never those in use.")
 @click.option("--dry-run", is_flag=True, help="List only.")
 @_directory_option
-@json_option
+@flags.json_option
 def _clean_caches(names: tuple[str, ...], everything: bool, dry_run: bool, directory: str, as_json: bool) -> None:
     """Remove unused caches, such as those of jobs that were killed. SET: only those of this set, or of this name."""
     named = list_caches(directory, names) if names else []
@@ -425,4 +411,4 @@ def _clean_caches(names: tuple[str, ...], everything: bool, dry_run: bool, direc
         if report.name not in gone:
             why = "persists; --all removes it, too" if report.persist and not report.in_use else "in use"
             lines.append(f"  kept {report.name}: {why}")
-    show_result(removed, as_json, lambda: lines)
+    flags.show_result(removed, as_json, lambda: lines)

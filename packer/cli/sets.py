@@ -8,33 +8,8 @@ from typing import Any
 import click
 
 from cache.messages import human_bytes, listed, plural, quoted
+from packer.cli import flags
 from packer.cli.convert import dealt_lines
-from packer.cli.options import (
-    SOURCE_SECTIONS,
-    Container,
-    Emphasis,
-    SectionedCommand,
-    SetPlace,
-    count_option,
-    dry_run_option,
-    engine_options,
-    existing_file,
-    file_list_option,
-    fractions_option,
-    group_option,
-    keys_option,
-    new_split_option,
-    pairs,
-    reports,
-    seed_option,
-    shard_size_option,
-    shuffle_option,
-    source_options,
-    split_option,
-    stratify_option,
-    where_option,
-    workers_option,
-)
 from packer.conversion.options import Run, Shards
 from packer.sets.duplicates import KEEP, DedupResult, dedup
 from packer.sets.erase import EraseResult, erase
@@ -57,7 +32,7 @@ __all__ = [
 ]
 
 _GROUPS_SHOWN, _SHOWN = 20, 10
-_set = click.argument("path", metavar="SET", type=SetPlace(local=True))
+_set = click.argument("path", metavar="SET", type=flags.SetPlace(local=True))
 _output = click.option("-o", "--output", type=click.Path(), metavar="OUT", help="A new set, with links to the shards. "
                        "Default: SET itself is changed.")  # fmt: skip
 _new = click.option("-o", "--output", type=click.Path(), metavar="OUT", required=True, help="The new set.")
@@ -81,26 +56,26 @@ def _summary(result: SaveResult) -> Iterator[str]:
         (result.symbolic, "symbolic link", "to sets that must stay where they are"),
     ):
         if count:
-            yield Emphasis(f"  {plural(count, noun)} {what}")
+            yield flags.Emphasis(f"  {plural(count, noun)} {what}")
 
 
 def _run(options: dict[str, Any], **more: Any) -> Run:
     return Run(options.pop("workers"), options.pop("engine"), **more)
 
 
-@click.command("append", cls=SectionedCommand, sections=SOURCE_SECTIONS)
-@source_options
+@click.command("append", cls=flags.SectionedCommand, sections=flags.SOURCE_SECTIONS)
+@flags.source_options
 @_set
-@click.argument("source", metavar="SOURCE", type=SetPlace(local=True))
-@new_split_option("Take this split only; or the name of a source without splits.")
+@click.argument("source", metavar="SOURCE", type=flags.SetPlace(local=True))
+@flags.new_split_option("Take this split only; or the name of a source without splits.")
 @click.option("--existing", type=click.Choice(EXISTING), default="raise", show_default=True,
               help="Samples whose key the split has already.")  # fmt: skip
 @click.option("--on-error", type=click.Choice(EXISTING), default="raise", show_default=True, help="Unreadable images.")
-@shard_size_option
-@workers_option
-@engine_options
-@dry_run_option
-@reports(_summary)
+@flags.shard_size_option
+@flags.workers_option
+@flags.engine_options
+@flags.dry_run_option
+@flags.reports(_summary)
 def append_command(path: str, source: str, opens: Callable[[str], Any], **options: Any) -> SaveResult:
     """Add the samples of SOURCE, anything that `packer convert` takes, to SET.
 
@@ -112,11 +87,11 @@ def append_command(path: str, source: str, opens: Callable[[str], Any], **option
 
 
 @click.command("merge")
-@click.argument("sets", nargs=-1, required=True, metavar="SET...", type=SetPlace(local=True))
+@click.argument("sets", nargs=-1, required=True, metavar="SET...", type=flags.SetPlace(local=True))
 @_new
 @click.option("--prefix-keys", is_flag=True, help="Put the name of its set before each key.")
-@dry_run_option
-@reports(_summary)
+@flags.dry_run_option
+@flags.reports(_summary)
 def merge_command(sets: tuple[str, ...], output: str, **options: Any) -> SaveResult:
     """Make one set of several, split by split. Classes are unified by name; no shard is copied."""
     return merge(sets, output, **options)
@@ -130,14 +105,14 @@ def _dealt(result: SaveResult) -> Iterator[str]:
 
 @click.command("split")
 @_set
-@fractions_option("--fractions", "The new splits, as train=0.9,val=0.1.", required=True)
-@seed_option()
-@stratify_option("Every class in these shares.")
-@group_option()
-@split_option("Deal the samples of this split; the others stay.")
+@flags.fractions_option("--fractions", "The new splits, as train=0.9,val=0.1.", required=True)
+@flags.seed_option()
+@flags.stratify_option("Every class in these shares.")
+@flags.group_option()
+@flags.split_option("Deal the samples of this split; the others stay.")
 @_output
-@dry_run_option
-@reports(_dealt)
+@flags.dry_run_option
+@flags.reports(_dealt)
 def split_command(path: str, fractions: dict[str, float], **options: Any) -> SaveResult:
     """Deal the samples of SET at random to new splits."""
     return split(path, fractions, **options)
@@ -146,14 +121,14 @@ def split_command(path: str, fractions: dict[str, float], **options: Any) -> Sav
 @click.command("subset")
 @_set
 @_new
-@where_option
-@keys_option
-@count_option("--every", "Each N-th sample of each split.")
-@count_option("--limit", "At most N samples of each split.")
-@seed_option("Draw those of --limit. Default: the first ones.", None)
-@split_option()
-@dry_run_option
-@reports(_summary)
+@flags.where_option
+@flags.keys_option
+@flags.count_option("--every", "Each N-th sample of each split.")
+@flags.count_option("--limit", "At most N samples of each split.")
+@flags.seed_option("Draw those of --limit. Default: the first ones.", None)
+@flags.split_option()
+@flags.dry_run_option
+@flags.reports(_summary)
 def subset_command(
     path: str, output: str, where: str | None, keys: str | None, every: int | None, limit: int | None,
     seed: int | None, split: str | None, **options: Any,
@@ -189,12 +164,12 @@ def _dropped(result: SaveResult) -> Iterator[str]:
 
 @click.command("drop")
 @_set
-@where_option
-@keys_option
-@split_option("Only samples of this split.")
+@flags.where_option
+@flags.keys_option
+@flags.split_option("Only samples of this split.")
 @_output
-@dry_run_option
-@reports(_dropped)
+@flags.dry_run_option
+@flags.reports(_dropped)
 def drop_command(path: str, where: str | None, keys: str | None, **options: Any) -> SaveResult:
     """Take samples out of the index of SET, which shows them no more.
 
@@ -216,21 +191,21 @@ def _erased(result: EraseResult) -> Iterator[str]:
     yield f"  {wrote} {plural(result.rewritten, 'shard')} again{size}"
     yield f"  {removed} {plural(len(result.removed), 'old file')}, {human_bytes(result.removed_bytes)}"
     if result.copies:
-        yield Emphasis("  there may be more of them, which this command does not reach:")
+        yield flags.Emphasis("  there may be more of them, which this command does not reach:")
         yield from (f"    {copy.what} {copy.where}: {copy.advice}" for copy in result.copies)
     if result.unknown:
-        yield Emphasis(f"  files here that are not of the set, not looked at: {listed(result.unknown, _SHOWN)}")
+        yield flags.Emphasis(f"  files here that are not of the set, not looked at: {listed(result.unknown, _SHOWN)}")
 
 
 @click.command("erase")
 @_set
-@where_option
-@keys_option
-@split_option("Only samples of this split.")
-@workers_option
-@engine_options
-@dry_run_option
-@reports(_erased)
+@flags.where_option
+@flags.keys_option
+@flags.split_option("Only samples of this split.")
+@flags.workers_option
+@flags.engine_options
+@flags.dry_run_option
+@flags.reports(_erased)
 def erase_command(path: str, where: str | None, keys: str | None, **options: Any) -> EraseResult:
     """Remove samples from SET for good: from its index, its shards, its earlier states and its history.
 
@@ -242,13 +217,13 @@ def erase_command(path: str, where: str | None, keys: str | None, **options: Any
 
 @click.command("relabel")
 @_set
-@click.argument("labels", required=False, metavar="[FILE]", type=existing_file)
-@click.option("--map", "names", multiple=True, callback=pairs(str), metavar="OLD=NEW", help="Another name of a "
+@click.argument("labels", required=False, metavar="[FILE]", type=flags.existing_file)
+@click.option("--map", "names", multiple=True, callback=flags.pairs(str), metavar="OLD=NEW", help="Another name of a "
               "class; one that is there joins the two. Repeatable.")  # fmt: skip
-@file_list_option("--classes", "Names by label, one a line, for a set without.")
+@flags.file_list_option("--classes", "Names by label, one a line, for a set without.")
 @_output
-@dry_run_option
-@reports(_summary)
+@flags.dry_run_option
+@flags.reports(_summary)
 def relabel_command(
     path: str, labels: str | None, names: dict[str, str] | None, classes: str | None, **options: Any
 ) -> SaveResult:
@@ -268,7 +243,9 @@ def _groups(result: DedupResult) -> Iterator[str]:
     if len(result.groups) > _GROUPS_SHOWN:
         yield f"  … and {plural(len(result.groups) - _GROUPS_SHOWN, 'more group')}; --json lists them"
     if result.unread:
-        yield Emphasis(f"  {plural(result.unread, 'image')} could not be decoded, and were compared as bytes only")
+        yield flags.Emphasis(
+            f"  {plural(result.unread, 'image')} could not be decoded, and were compared as bytes only"
+        )
     if result.saved is not None:
         yield from _summary(result.saved)
 
@@ -280,10 +257,10 @@ def _groups(result: DedupResult) -> Iterator[str]:
 @click.option("--keep", type=click.Choice(KEEP), default="first", show_default=True, help="Which of a group stays.")
 @click.option("--prefer", metavar="SPLIT", help="Samples of this split stay before all others.")
 @_output
-@workers_option
-@engine_options
-@dry_run_option
-@reports(_groups)
+@flags.workers_option
+@flags.engine_options
+@flags.dry_run_option
+@flags.reports(_groups)
 def dedup_command(path: str, **options: Any) -> DedupResult:
     """Find images of SET that are the same, byte by byte, in all splits, and drop all but one of each."""
     return dedup(path, **options)
@@ -295,11 +272,11 @@ def dedup_command(path: str, **options: Any) -> DedupResult:
 @click.option("--name", required=True, metavar="NAME", help="Name of the field, as mask.")
 @click.option("--kind", type=click.Choice(list(KINDS)), help="What the files are. Default: by the field's name, or "
               "their suffix.")  # fmt: skip
-@shard_size_option
-@workers_option
-@engine_options
-@dry_run_option
-@reports(_summary)
+@flags.shard_size_option
+@flags.workers_option
+@flags.engine_options
+@flags.dry_run_option
+@flags.reports(_summary)
 def field_command(path: str, folder: str, name: str, **options: Any) -> SaveResult:
     """Add a field to SET: a file in DIR for each sample, named by its key, as cat/001.png.
 
@@ -312,13 +289,13 @@ def field_command(path: str, folder: str, name: str, **options: Any) -> SaveResu
 @_set
 @click.option("-o", "--output", type=click.Path(), metavar="OUT", help="A new set. Default: SET itself; its old shards "
               "stay until `packer prune`.")  # fmt: skip
-@click.option("--to", type=Container(), help="Format of the shards. Default: that of SET.")
-@shard_size_option
-@shuffle_option
-@workers_option
-@engine_options
-@dry_run_option
-@reports(_summary)
+@click.option("--to", type=flags.Container(), help="Format of the shards. Default: that of SET.")
+@flags.shard_size_option
+@flags.shuffle_option
+@flags.workers_option
+@flags.engine_options
+@flags.dry_run_option
+@flags.reports(_summary)
 def reshard_command(path: str, **options: Any) -> SaveResult:
     """Pack the samples of SET again, without the bytes that no sample uses any more."""
     shards = Shards(options.pop("shard_size"), shuffle=options.pop("shuffle"))
@@ -334,8 +311,8 @@ def _pruned(result: PruneResult) -> list[str]:
 
 @click.command("prune")
 @_set
-@dry_run_option
-@reports(_pruned)
+@flags.dry_run_option
+@flags.reports(_pruned)
 def prune_command(path: str, **options: Any) -> PruneResult:
     """Remove old indexes and shards of SET, which stay for those who opened it before it was changed."""
     return prune(path, **options)

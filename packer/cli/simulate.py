@@ -10,18 +10,7 @@ from typing import Any
 import click
 
 import readers
-from packer.cli.options import (
-    Duration,
-    Rate,
-    SetPlace,
-    Size,
-    count_option,
-    reports,
-    seed_option,
-    size_option,
-    split_list,
-    split_option,
-)
+from packer.cli import flags
 from packer.cli.screen import width
 from packer.tools.simulate import (
     ORDERS,
@@ -46,26 +35,26 @@ def _capacities(ctx: click.Context, param: click.Parameter, values: tuple[str, .
         number = float(share[1]) / (100 if share[2] else 1) if share else math.inf
         if share and number > 1:
             raise click.BadParameter(f"{text!r} is a share above 1; give 0.3, 30%, or a size with a unit, as 64GiB")
-        capacities.append(number if share else Size().convert(text, param, ctx))
+        capacities.append(number if share else flags.Size().convert(text, param, ctx))
     return tuple(dict.fromkeys(capacities))
 
 
-_rate = functools.partial(click.option, type=Rate(), show_default=True, metavar="RATE")
-_time = functools.partial(click.option, type=Duration(), show_default=True, metavar="TIME")
+_rate = functools.partial(click.option, type=flags.Rate(), show_default=True, metavar="RATE")
+_time = functools.partial(click.option, type=flags.Duration(), show_default=True, metavar="TIME")
 
 
 @click.command("simulate")
-@click.argument("dataset", metavar="[SET]", type=SetPlace(), required=False)
-@split_option("Default: the only split, or train.")
-@count_option("--nodes", "Nodes of the job.", 1)
-@count_option("--ranks", "Ranks of each node: GPUs.", 1)
-@count_option("--batch-size", "Samples of one rank in a step.", 64)
+@click.argument("dataset", metavar="[SET]", type=flags.SetPlace(), required=False)
+@flags.split_option("Default: the only split, or train.")
+@flags.count_option("--nodes", "Nodes of the job.", 1)
+@flags.count_option("--ranks", "Ranks of each node: GPUs.", 1)
+@flags.count_option("--batch-size", "Samples of one rank in a step.", 64)
 @_time("--step", "step_seconds", default="250ms", help="A training step that never waits for data.")
-@count_option("--epochs", "How many to simulate.", 10)
+@flags.count_option("--epochs", "How many to simulate.", 10)
 @click.option("--cache", "caches", multiple=True, default=("0,0.1,0.3,1",), callback=_capacities, metavar="SIZE,…",
               show_default=True, help="What each node may keep: a share of the set, or a size as 64GiB; repeatable, or "
               "separated by commas.")  # fmt: skip
-@click.option("--orders", callback=split_list, default=",".join(ORDERS[:4]), show_default=True, metavar="NAME,…",
+@click.option("--orders", callback=flags.split_list, default=",".join(ORDERS[:4]), show_default=True, metavar="NAME,…",
               help=f"Some of {', '.join(ORDERS)}.")  # fmt: skip
 @click.option("--peers", is_flag=True, help="Nodes read what other nodes keep from them; each keeps its own part.")
 @click.option("--tail", type=click.Choice(["drop_last", "exact"]), default="drop_last", show_default=True,
@@ -74,18 +63,18 @@ _time = functools.partial(click.option, type=Duration(), show_default=True, meta
 @click.option("--filesystem-requests", type=click.FloatRange(min=1), metavar="N", help="Requests a second that it "
               "answers. Default: unlimited.")  # fmt: skip
 @_time("--latency", default="1ms", help="Of a request to it.")
-@count_option("--outstanding", "Requests that a rank has under way at a time.", 16)
+@flags.count_option("--outstanding", "Requests that a rank has under way at a time.", 16)
 @_rate("--node-bandwidth", default="2GB/s", help="Of a node's network, in each direction.")
 @_rate("--disk-bandwidth", default="3GB/s", help="Of a node's local disk.")
-@count_option("--prefetch", "Batches that each rank has ahead.", 3)
-@size_option("--block-bytes", default="8MiB", show_default=True, help="Of block: consecutive bytes of a block.")
-@count_option("--window", "Of block: blocks that are mixed at a time.", 64)
-@count_option("--exchange-every", "Of node-local: epochs from one exchange of parts to the next.", 8)
-@seed_option("Of the orders.", most=None)
-@count_option("--samples", "Without SET: samples of a set that is not packed yet.")
-@size_option("--mean-bytes", help="Of it: bytes of a sample on average. Default: 110kB.")
-@count_option("--shards", "Of it: shards. Default: of 1 GiB.")
-@reports(lambda result: simulation_lines(result, width(other=120)))
+@flags.count_option("--prefetch", "Batches that each rank has ahead.", 3)
+@flags.size_option("--block-bytes", default="8MiB", show_default=True, help="Of block: consecutive bytes of a block.")
+@flags.count_option("--window", "Of block: blocks that are mixed at a time.", 64)
+@flags.count_option("--exchange-every", "Of node-local: epochs from one exchange of parts to the next.", 8)
+@flags.seed_option("Of the orders.", most=None)
+@flags.count_option("--samples", "Without SET: samples of a set that is not packed yet.")
+@flags.size_option("--mean-bytes", help="Of it: bytes of a sample on average. Default: 110kB.")
+@flags.count_option("--shards", "Of it: shards. Default: of 1 GiB.")
+@flags.reports(lambda result: simulation_lines(result, width(other=120)))
 def command(
     dataset: str | None, split: str | None, caches: tuple[float | int, ...], orders: tuple[str, ...],
     samples: int | None, mean_bytes: int | None, shards: int | None, watcher: Any, **options: Any,

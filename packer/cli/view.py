@@ -17,8 +17,8 @@ from typing import Any
 import click
 
 from cache.messages import human_bytes, plural, quoted
+from packer.cli import flags
 from packer.cli.held import HeldSignals
-from packer.cli.options import SetPlace, json_option, print_json, show, show_result, split_option
 from packer.cli.screen import watcher
 from packer.tools.view import ViewExport, export_view, view
 
@@ -26,8 +26,8 @@ __all__ = ["command"]
 
 
 @click.command("view")
-@click.argument("place", metavar="SET|SOURCE", type=SetPlace())
-@split_option()
+@click.argument("place", metavar="SET|SOURCE", type=flags.SetPlace())
+@flags.split_option()
 @click.option("--port", type=click.IntRange(0, 65535), metavar="N", help="Of 127.0.0.1. Default: a free one.")
 @click.option("--no-browser", is_flag=True, help="Only print the address.")
 @click.option("--export", "output", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Write a "
@@ -37,7 +37,7 @@ __all__ = ["command"]
 @click.option("--overwrite", is_flag=True, help="With --export: replace an earlier page.")
 @click.option("--thumbnails/--no-thumbnails", default=None, help="With --export: write small pictures for the grid, "
               "some 8 kB each. Default: for up to 10,000 samples.")  # fmt: skip
-@json_option
+@flags.json_option
 def command(place: str, split: str | None, no_browser: bool, as_json: bool, **options: Any) -> None:
     """Show the samples of a set or a source in a browser, until Ctrl-C.
 
@@ -50,7 +50,7 @@ def command(place: str, split: str | None, no_browser: bool, as_json: bool, **op
         if port is not None:
             raise click.UsageError("--port is for a page that is served; --export writes one")
         result = export_view(place, split=split, watcher=watcher(as_json), **options)
-        show_result(result, as_json, lambda: _written(result))
+        flags.show_result(result, as_json, lambda: _written(result))
         return
     for flag, unsaid in (("url", None), ("overwrite", False), ("thumbnails", None)):
         if options[flag] is not unsaid:
@@ -63,10 +63,10 @@ def _serve(place: str, split: str | None, port: int, opens: bool, as_json: bool)
     signals = HeldSignals(lambda: True, stopped.set)
     with signals.handling(), view(place, split=split, port=port) as viewing:
         if as_json:
-            print_json({"url": viewing.url, "port": viewing.port})
+            flags.print_json({"url": viewing.url, "port": viewing.port})
         else:
-            show(viewing.url)
-            show(*_hints(viewing.port), err=True)
+            flags.show(viewing.url)
+            flags.show(*_hints(viewing.port), err=True)
         sys.stdout.flush()
         with _redirect(viewing.url) if opens else nullcontext() as file:
             if file is not None:

@@ -150,8 +150,8 @@ class OpWork:
         if isinstance(task, Exception):
             raise task
         pixels = self._renderer.render(image, task)
-        placement = Placement.of_job(task.size, task.job, task.shape)
-        is_other = placement.moves or bool(task.job[4])
+        placement = Placement(task.size, (*task.job.before, task.job.last))
+        is_other = placement.moves or bool(task.job.last.steps)
         made, header, name = encode_pixels(
             image, pixels.permute(1, 2, 0).numpy(), header, (names[0], key), self._encoding, changed=is_other
         )

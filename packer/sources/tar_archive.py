@@ -26,7 +26,7 @@ from typing import Any
 
 from cache.errors import FormatError, SourceError
 from packer.formats.base import Arena, Window
-from packer.formats.ustar import Member, walk
+from packer.formats.tar import Member, walk
 from packer.registry import HEAD_BYTES
 from packer.sources.base import FileSource, SourceListing, SourceReader
 from packer.sources.folder import ArchiveMember, inner_name, list_members
@@ -56,13 +56,13 @@ class TarSource(FileSource):
         self._shard: ShardSource | None = None
         self._keeper = StreamKeeper(self.root)
 
-    def list_file(self, split: str | None) -> SourceListing:
+    def list_files(self, split: str | None) -> SourceListing:
         left_out: list[tuple[str, str]] = []
         warnings: list[str] = []
         members = _members(self.root, left_out, warnings, may_pair=self.layout != "tree")
         if members is None:
             self._shard = ShardSource(self.root, **self._keys)
-            listing = self._shard.list(split)
+            listing = self._shard.list_files(split)
             listing.warnings += warnings
             return listing
         if self._keys:
@@ -75,7 +75,7 @@ class TarSource(FileSource):
         listing.shuffles = not compression_of(self.root)
         return listing
 
-    def open_file(self) -> AbstractContextManager[SourceReader]:
+    def open_files(self) -> AbstractContextManager[SourceReader]:
         return self._shard.open() if self._shard is not None else self._open_members()
 
     @contextmanager

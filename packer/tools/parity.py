@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from cache.errors import BadSampleError, DeviceError, MissingExtraError
 from readers.augment import RandomResizedCrop, Recipe
-from readers.augment.recipe import Job
+from readers.augment.geometry import Job
 from readers.caching.form import Coefficients
 from readers.coefficients import unsupported_reason
 from readers.decode.region import with_header
@@ -153,7 +153,7 @@ def _batch(reader: Reader, indices: npt.NDArray[np.int64], size: int, seed: int)
     heights, widths = (np.array([pixels.shape[axis] for pixels in decoded], np.int64) for axis in (0, 1))
     jobs = Recipe([RandomResizedCrop(size)]).plan(seed, 0, indices[: len(decoded)], heights, widths).jobs()
     boxes = []
-    for pixels, ((top, left, height, width, *_), *_) in zip(decoded, jobs, strict=True):
+    for pixels, ((top, left, height, width, *_), *_) in zip(decoded, (job.last for job in jobs), strict=True):
         box = Image.fromarray(pixels).crop((left, top, left + width, top + height))
         boxes.append(np.asarray(box.resize((size, size), Image.Resampling.BILINEAR)))
     return _Batch(encoded, decoded, jobs, boxes)
@@ -192,7 +192,9 @@ def _render(
     renderer = Renderer()
     images = [with_header(pixels) for pixels in batch.decoded] if decoded else batch.encoded
     for image, pixels, planned, box in zip(images, batch.decoded, batch.jobs, batch.boxes, strict=True):
-        job = ((*planned[0][:5], False), *planned[1:]) if exact_colours else planned
+        job = planned
+        if exact_colours:
+            job = Job(planned.last._replace(region=planned.last.region._replace(coarse=False)))
         image = image if form is None else form.convert(image)
         out = torch.empty((1, *box.shape), dtype=torch.uint8).permute(0, 3, 1, 2)
         renderer.render(image, job, (pixels.shape[0], pixels.shape[1]), out)

@@ -4,6 +4,7 @@
 """
 
 from readers.augment import ops
+from readers.augment.geometry import Plan
 from readers.augment.ops import *  # noqa: F403  every op; its file and its entry there are all it needs
 from readers.augment.ops import (
     IMAGENET_MEAN,
@@ -16,7 +17,7 @@ from readers.augment.ops import (
     RandomResizedCrop,
     Resize,
 )
-from readers.augment.recipe import Plan, Recipe
+from readers.augment.recipe import Recipe
 
 __all__ = ["CELEBA_CROP", "Plan", "Recipe", "celeba", "classification"]
 __all__ += ops.__all__

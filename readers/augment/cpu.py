@@ -23,11 +23,11 @@ import torch
 from numpy.lib.stride_tricks import as_strided
 
 from cache.errors import BadSampleError
-from readers.augment.geometry import Job, Pass
+from readers.augment.geometry import Change, Job, Pass
 from readers.augment.ops.base import Interpolation, Op, window
 from readers.augment.ops.color import Normalize, channel_factors
 from readers.augment.recipe import Recipe
-from readers.decode import Region, Scratch, decode_image, decode_unchanged
+from readers.decode import Scratch, decode_image, decode_unchanged
 from readers.decode.region import lent
 from readers.headers.base import MAGIC as COEFFICIENTS
 from readers.headers.base import PIXELS_MAGIC
@@ -36,21 +36,6 @@ from readers.table import Buffer
 
 if TYPE_CHECKING:
     from readers.coefficients import Scaling
-
-__all__ = [
-    "Finish",
-    "Renderer",
-    "Stack",
-    "UnchangedRenderer",
-    "box_of",
-    "check_unchanged",
-    "decode_own",
-    "dtype_of",
-    "kind_of_first",
-    "pixels_to_tensor",
-    "render_pass",
-]
-
 
 # Images of one size, decoded side by side: boxes at the same place of each are one array, resized by one call.
 
@@ -61,10 +46,10 @@ MAX_STACK_BYTES = 4 << 20  # larger images gain nothing: decoding takes far long
 
 def alike(jobs: Sequence[Job], sizes: Sequence[tuple[int, int]]) -> bool:
     """Whether two or more images have one size and the same job, apart from flips, and nothing to do with pixels."""
-    if len(jobs) < 2 or jobs[0][0] != jobs[1][0] or jobs[0][5]:
+    if len(jobs) < 2 or jobs[0].last.region != jobs[1].last.region or jobs[0].before:
         return False
-    first, size = jobs[0][:3], sizes[0]
-    return all(job[:3] == first and not job[4] for job in jobs) and all(other == size for other in sizes)
+    first, size = jobs[0].last[:3], sizes[0]
+    return all(job.last[:3] == first and not job.last.steps for job in jobs) and all(other == size for other in sizes)
 
 
 class _Slot(Scratch):
@@ -211,8 +196,9 @@ def _left(jobs: Sequence[Job | None], most: int) -> Iterator[slice]:
 
 def _flip(rows: Sequence[torch.Tensor], jobs: Sequence[Job | None]) -> None:
     """Flip images in place, those with the same flips together. Jobs with pixel ops have been flipped already."""
-    for flips in {job[3] for job in jobs if job} - {()}:
-        images = [row for row, job in zip(rows, jobs, strict=True) if job and job[3] == flips and not job[4]]
+    for flips in {job.last.flips for job in jobs if job} - {()}:
+        both = [(row, job.last) for row, job in zip(rows, jobs, strict=True) if job]
+        images = [row for row, last in both if last.flips == flips and not last.steps]
         if len(images) == 1:
             images[0].copy_(torch.flip(images[0], flips))
         elif images:
@@ -269,43 +255,41 @@ class Renderer:
         """
         if self._resizes_at_once(data, job):
             scaling = self._finish.scaling() if self._finish is not None and whole is not None else None
-            into = (out, None) if scaling is None or job[4] else (whole, scaling)
-            if self._render_at_once(data, job, size, *into):
-                return _unflipped(job) if into[0] is out else None
-        earlier = job[5]
-        region = earlier[0][0] if earlier else job[0]
-        image = _image(decode_image(data, region, self._scratch, size, compiled=self._compiled))
+            into = (out, None) if scaling is None or job.last.steps else (whole, scaling)
+            if self._render_at_once(data, job.last, size, *into):
+                return job._replace(last=job.last._replace(flips=())) if into[0] is out else None
+        image = _image(decode_image(data, job.first.region, self._scratch, size, compiled=self._compiled))
         if self.lap is not None:
             self.lap("decode")
-        for number, made in enumerate(earlier):
-            image = render_pass(image if not number else box_of(image, made[0]), made, self._resized)
+        for number, made in enumerate(job.before):
+            image = render_pass(image if not number else box_of(image, made.region), made, self._resized)
             if self.lap is not None:
                 self.lap("augment")
-        self._store(box_of(image, job[0]) if earlier else image, job, out)
+        self._store(box_of(image, job.last.region) if job.before else image, job.last, out)
         return job
 
     def _resizes_at_once(self, data: Buffer | Exception, job: Job) -> bool:
         """Whether the compiled codec may decode and resize an image in one go."""
-        if isinstance(data, Exception) or self._bicubic or job[5]:
+        if isinstance(data, Exception) or self._bicubic or job.before:
             return False
         if data[: len(COEFFICIENTS)] != COEFFICIENTS and not (self._compiled and data[: len(_JPEG)] == _JPEG):
             return False
-        (_, _, height, width, reduce, _), resized, *_ = job
-        return resized != (-(-height // reduce), -(-width // reduce))
+        region = job.last.region
+        return job.last.resized != (-(-region.height // region.reduce), -(-region.width // region.reduce))
 
     def _render_at_once(
-        self, data: Buffer, job: Job, size: tuple[int, int], out: torch.Tensor, scaling: Scaling | None
+        self, data: Buffer, made: Pass, size: tuple[int, int], out: torch.Tensor, scaling: Scaling | None
     ) -> bool:
         """One image, flipped, into out, of any layout with `scaling`; False where the codec does not do that."""
         from readers.coefficients import decode_resized  # loads crc32c
 
-        region, resized, corner, flips, steps, _ = job
+        region, resized, corner, flips, steps, _ = made
         height, width = out.shape[2:]
         if min(corner) < 0 or corner[0] + height > resized[0] or corner[1] + width > resized[1]:
             return False  # black there
         target = self._memory((height, width)) if steps else out
         pixels = target[0].permute(1, 2, 0).numpy()
-        given = data, Region(*region), resized, pixels
+        given = data, region, resized, pixels
         if not decode_resized(*given, corner=corner, flips=(2 in flips, 3 in flips), scaling=scaling, size=size):
             return False
         if self.lap is not None:
@@ -344,7 +328,7 @@ class Renderer:
     def _render_stacked(
         self, data: Sequence[Buffer | Exception], jobs: Sequence[Job], stack: Stack, out: torch.Tensor
     ) -> bool:
-        region, resized, corner, *_ = jobs[0]
+        region, resized, corner, *_ = jobs[0].last
         images = []
         try:
             for some, slot in zip(data, stack.slots, strict=False):
@@ -359,7 +343,7 @@ class Renderer:
         together = stack.together(images) if whole else None
         if together is None:
             for image, job, place in zip(images, jobs, out.split(1), strict=True):
-                self._store(_image(image), job, place)
+                self._store(_image(image), job.last, place)
             return True
         pixels = torch.from_numpy(together).permute(0, 3, 1, 2)
         if pixels.shape[2:] == resized:
@@ -370,10 +354,9 @@ class Renderer:
             self._resize(pixels, resized, out)
         return True
 
-    def _store(self, image: torch.Tensor, job: Job, out: torch.Tensor) -> None:
+    def _store(self, image: torch.Tensor, made: Pass, out: torch.Tensor) -> None:
         """Resize and crop an image, uint8 [1, 3, height, width], apply the pixel ops, and store the result in `out`."""
-        _, resized, corner, flips, steps, _ = job
-        final = (out.shape[2], out.shape[3])
+        _, resized, corner, flips, steps, final = made
         cropped = resized != final or corner != (0, 0)
         if image.shape[2:] != resized:
             direct = not cropped and not steps
@@ -421,7 +404,7 @@ def box_of(image: torch.Tensor, region: Sequence[int]) -> torch.Tensor:
     return image[:, :, top : top + height, left : left + width]
 
 
-def apply_steps(image: torch.Tensor, steps: Sequence[tuple[Op, list[float]]]) -> torch.Tensor:
+def apply_steps(image: torch.Tensor, steps: Sequence[tuple[Change, list[float]]]) -> torch.Tensor:
     """The ops on pixels, on one image [1, 3, height, width]: float32, of whole values from 0 to 255."""
     image = image.contiguous().to(torch.float32)
     for op, parameters in steps:
@@ -443,11 +426,6 @@ def render_pass(
     image = torch.flip(image, flips) if flips else image
     image = apply_steps(image, steps) if steps else image
     return image.to(torch.uint8, memory_format=torch.channels_last)
-
-
-def _unflipped(job: Job) -> Job:
-    """What is left of a job whose result has been flipped."""
-    return *job[:3], (), *job[4:]
 
 
 # Execute a plan on images in their own depth and channels, as decode="unchanged" gives them.
@@ -498,10 +476,9 @@ class UnchangedRenderer:
         kind, channels = pixels.dtype.name, 1 if pixels.ndim == 2 else pixels.shape[2]
         self._check(kind, channels)
         self._note("decode")
-        top, left, height, width, *_ = (job[5][0] if job[5] else job)[0]
+        top, left, height, width, *_ = job.first.region
         image = _computable(pixels[top : top + height, left : left + width])
-        last = (*job[:5], (out.shape[2], out.shape[3]))
-        for number, (region, resized, corner, flips, steps, final) in enumerate((*job[5], last)):
+        for number, (region, resized, corner, flips, steps, final) in enumerate((*job.before, job.last)):
             if number:
                 image = box_of(image, region)
             if image.shape[2:] != resized:
@@ -594,7 +571,7 @@ def _computable(pixels: npt.NDArray[Any]) -> torch.Tensor:
     return pixels_to_tensor(values)[None]
 
 
-def _stepped(image: torch.Tensor, steps: Sequence[tuple[Op, list[float]]], kind: str) -> torch.Tensor:
+def _stepped(image: torch.Tensor, steps: Sequence[tuple[Change, list[float]]], kind: str) -> torch.Tensor:
     """The ops on pixels, on one image; in the same dtype, rounded to whole values unless they are floats."""
     dtype = image.dtype
     values = image.contiguous().to(torch.float32)

@@ -28,12 +28,11 @@ import torch.nn.functional as F
 from cache.errors import install_command
 from cache.messages import shortened
 from readers.augment.cpu import box_of, render_pass
-from readers.augment.ops.base import Interpolation, Op, Rows, window
+from readers.augment.geometry import Change, Job, Pass
+from readers.augment.ops.base import Interpolation, Rows, window
 from readers.augment.ops.color import Normalize, channel_factors
-from readers.augment.recipe import Job
 from readers.decode.device import Picture, layout, upright_tensor
-
-__all__ = ["TILING", "BatchRenderer", "Engine", "Tiling", "triton_fault"]
+from readers.decode.region import Region
 
 Engine: TypeAlias = Literal["auto", "triton", "torch"]
 # (rows of a tile, columns of a tile, rows of a block, columns of a block, warps)
@@ -51,7 +50,7 @@ def triton_fault(device: torch.device) -> str:
     if importlib.util.find_spec("triton") is None:
         return f"Triton is not installed: run  {install_command('triton')}"
     pixel = torch.tensor([[[40]], [[80]], [[120]]], dtype=torch.uint8)
-    job: Job = (0, 0, 1, 1, 1, False), (1, 1), (0, 0), (), (), ()
+    job = Job(Pass(Region(0, 0, 1, 1), (1, 1), (0, 0), (), (), (1, 1)))
     try:
         renderer = BatchRenderer(device, dtype=torch.uint8, engine="triton")
         made = renderer.render([Picture(pixel.to(device))], [job], (1, 1))[0].cpu()
@@ -107,8 +106,9 @@ class BatchRenderer:
         also where `reduce` allows less. size: (height, width) of all results. Raises ValueError for a box outside.
         """
         _check(pictures, jobs)
-        pictures = [self._passed(*both) if both[1][5] else both[0] for both in zip(pictures, jobs, strict=True)]
-        steps = [(op, [job[4][k][1] for job in jobs]) for k, (op, _) in enumerate(jobs[0][4])] if jobs else []
+        pictures = [self._passed(*both) if both[1].before else both[0] for both in zip(pictures, jobs, strict=True)]
+        common = jobs[0].last.steps if jobs else ()
+        steps = [(op, [job.last.steps[k][1] for job in jobs]) for k, (op, _) in enumerate(common)]
         whole = self._kernel is not None and not steps
         out = self._empty(len(jobs), size, self.dtype if whole else torch.uint8)
         if not out.numel():
@@ -158,7 +158,7 @@ class BatchRenderer:
         arithmetic of `readers.augment.cpu`."""
         size = (out.shape[2], out.shape[3])
         for picture, job, place in zip(pictures, jobs, out, strict=True):
-            region, resized, corner, flips, *_ = job
+            region, resized, corner, flips, *_ = job.last
             image = box_of(upright_tensor(picture)[None], region)
             if resized != image.shape[2:]:
                 image = self._resized(image, resized)
@@ -176,11 +176,11 @@ class BatchRenderer:
     def _passed(self, picture: Picture, job: Job) -> Picture:
         """What the parts before the last make of a picture, on its device."""
         image = upright_tensor(picture)[None]
-        for made in job[5]:
-            image = render_pass(box_of(image, made[0]), made, self._resized)
+        for made in job.before:
+            image = render_pass(box_of(image, made.region), made, self._resized)
         return Picture(image[0])
 
-    def _finish(self, pixels: torch.Tensor, steps: Sequence[tuple[Op, Rows]]) -> torch.Tensor:
+    def _finish(self, pixels: torch.Tensor, steps: Sequence[tuple[Change, Rows]]) -> torch.Tensor:
         """Apply what the kernel leaves to torch: pixel ops, or all of the arithmetic where it did not run."""
         if not steps and self.dtype == torch.uint8:
             return pixels
@@ -201,7 +201,7 @@ def _check(pictures: Sequence[Picture], jobs: Sequence[Job]) -> None:
     if len(pictures) != len(jobs):
         raise ValueError(f"{len(pictures)} pictures for {len(jobs)} jobs")
     for i, (picture, job) in enumerate(zip(pictures, jobs, strict=True)):
-        top, left, height, width, *_ = job[5][0][0] if job[5] else job[0]
+        top, left, height, width, *_ = job.first.region
         pixels = picture.pixels
         if pixels.dtype != torch.uint8 or pixels.dim() != 3 or pixels.shape[0] != 3:
             raise ValueError(f"picture {i}: expected uint8 [3, height, width], found {pixels.dtype} {pixels.shape}")
@@ -213,13 +213,13 @@ def _check(pictures: Sequence[Picture], jobs: Sequence[Job]) -> None:
 def _table(pictures: Sequence[Picture], jobs: Sequence[Job]) -> np.ndarray[Any, np.dtype[np.int64]]:
     """As `readers.augment.kernel` reads it."""
     rows = [
-        (*_box(picture, region), *resized, *corner, 3 in flips, 2 in flips)
-        for picture, (region, resized, corner, flips, *_) in zip(pictures, jobs, strict=True)
+        (*_box(picture, made.region), *made.resized, *made.corner, 3 in made.flips, 2 in made.flips)
+        for picture, (made, _) in zip(pictures, jobs, strict=True)
     ]
     return np.array(rows, np.int64)
 
 
-def _box(picture: Picture, region: tuple[int, int, int, int, int, bool]) -> tuple[int, ...]:
+def _box(picture: Picture, region: Region) -> tuple[int, ...]:
     top, left, height, width, _, _ = region
     address, row, column, channel = layout(picture)
     if height * abs(row) + width * abs(column) >= _MAX_EXTENT:

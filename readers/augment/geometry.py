@@ -8,40 +8,72 @@ list that crops or resizes what an op on pixels has changed is several such part
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from cache.errors import BadSampleError
-
-if TYPE_CHECKING:
-    from readers.augment.ops.base import Op
-
-__all__ = ["Boxes", "Job", "Pass", "Plan", "Planner", "Step"]
+from readers.decode.region import Region
 
 _MAX_REDUCE_LOG2 = 3
 _FLIP_AXES = ((), (3,), (2,), (2, 3))
 _Ints = npt.NDArray[np.int64]
 _Bools = npt.NDArray[np.bool_]
 _Floats = npt.NDArray[np.float64]
-Step: TypeAlias = "tuple[Op, _Floats]"
 
 
-_Region: TypeAlias = tuple[int, int, int, int, int, bool]
+class Change(Protocol):
+    """An op of `readers.augment.ops`, as far as plans and jobs use it."""
+
+    flip_axis: ClassVar[int]
+
+    def apply(self, images: Any, rows: Any) -> Any: ...
+
+    def moves(self, parameters: Sequence[float], height: int, width: int) -> Sequence[Any]: ...
+
+    def dali_parameters(self, parameters: _Floats, heights: _Floats, widths: _Floats) -> _Floats: ...
+
+
+Step: TypeAlias = tuple[Change, _Floats]
+
+
 _Pair: TypeAlias = tuple[int, int]
-_Steps: TypeAlias = "tuple[tuple[Op, list[float]], ...]"
-# One part: (region, resized, corner, flips, steps, size). Take `region`, the values of a `Region`; resize it to
-# `resized` (height, width), crop `size` (height, width) of that at `corner` (which may be outside: black), flip it
-# along `flips` (axes of [1, 3, height, width]: 2 is top and bottom, 3 left and right), apply the pixel ops with these
-# parameters, and round to whole values.
-Pass: TypeAlias = tuple[_Region, _Pair, _Pair, tuple[int, ...], _Steps, _Pair]
-# What happens to one image: the same for its last part, and the parts before it, in their order. The first part takes
-# its region from the image, all others from what the part before them made. The last part's size is that of the batch.
-# Plain tuples, as each image has one.
-Job: TypeAlias = tuple[_Region, _Pair, _Pair, tuple[int, ...], _Steps, tuple[Pass, ...]]
+_Steps: TypeAlias = tuple[tuple[Change, list[float]], ...]
+
+
+class Pass(NamedTuple):
+    """What one part does to an image. A named tuple, as each image of each batch has one.
+
+    region: taken from the image.
+    resized: what that is resized to, (height, width).
+    corner: where `size` is cropped from that, (top, left); may be outside, where it is black.
+    flips: along these axes of [1, 3, height, width]: 2 is top and bottom, 3 left and right.
+    steps: the pixel ops, with their parameters; whole values come of them.
+    size: (height, width) of the result.
+    """
+
+    region: Region
+    resized: _Pair
+    corner: _Pair
+    flips: tuple[int, ...]
+    steps: _Steps
+    size: _Pair
+
+
+class Job(NamedTuple):
+    """What happens to one image. before: the parts before the last one, in their order, each of which takes its region
+    from what the one before it made."""
+
+    last: Pass
+    before: tuple[Pass, ...] = ()
+
+    @property
+    def first(self) -> Pass:
+        """The part that takes its region from the image."""
+        return self.before[0] if self.before else self.last
 
 
 @dataclass(slots=True)
@@ -86,31 +118,25 @@ class Plan:
 
     def jobs(self) -> list[Job]:
         """The plan by image, in Python's own numbers."""
-        earlier: Iterable[tuple[Pass, ...]] = itertools.repeat((), len(self.hflip))
-        if self.before:
-            earlier = zip(*(part.passes() for part in self.before), strict=True)
-        return list(zip(*self._parts(), earlier, strict=False))
+        if not self.before:
+            return list(map(Job, self.passes()))
+        return list(map(Job, self.passes(), zip(*(part.passes() for part in self.before), strict=True)))
 
     def passes(self) -> list[Pass]:
         """This part by image, in Python's own numbers."""
-        sizes = zip(self.boxes.out_height.tolist(), self.boxes.out_width.tolist(), strict=True)
-        return list(zip(*self._parts(), sizes, strict=False))
-
-    def _parts(
-        self,
-    ) -> tuple[Iterable[_Region], Iterable[_Pair], Iterable[_Pair], Iterable[tuple[int, ...]], Iterable[_Steps]]:
         b = self.boxes
         columns = (b.top, b.left, b.height, b.width, b.reduce, b.coarse)
-        regions = zip(*(column.tolist() for column in columns), strict=True)
+        regions = map(Region, *(column.tolist() for column in columns))
         resized = zip(b.resized_height.tolist(), b.resized_width.tolist(), strict=True)
         corners = zip(b.crop_top.tolist(), b.crop_left.tolist(), strict=True)
         flips = [_FLIP_AXES[code] for code in (2 * self.vflip + self.hflip).tolist()]
-        steps: Iterable[tuple[tuple[Op, list[float]], ...]] = itertools.repeat((), len(flips))
+        steps: Iterable[_Steps] = itertools.repeat(())
         if self.steps:
             ops = [op for op, _ in self.steps]
             parameters = zip(*(values.tolist() for _, values in self.steps), strict=True)
             steps = [tuple(zip(ops, row, strict=True)) for row in parameters]
-        return regions, resized, corners, flips, steps
+        sizes = zip(b.out_height.tolist(), b.out_width.tolist(), strict=True)
+        return list(map(Pass, regions, resized, corners, flips, steps, sizes))
 
 
 class Planner:
@@ -155,7 +181,7 @@ class Planner:
 
     def crop(
         self,
-        op: Op,
+        op: Change,
         top: _Ints | int,
         left: _Ints | int,
         height: _Ints | int,
@@ -187,7 +213,7 @@ class Planner:
         self._window = [zeros, zeros, *self._resized]
         self._align = align
 
-    def flip(self, op: Op, which: _Bools) -> None:
+    def flip(self, op: Change, which: _Bools) -> None:
         """Flip some of the images (bool [n]) along the axis of `op`."""
         if self._steps and not self._flips_first:
             self.step(op, which[:, None].astype(np.float64))
@@ -195,7 +221,7 @@ class Planner:
             self._flips[op.flip_axis] = self._flips[op.flip_axis] ^ which
             self._flipped = True
 
-    def step(self, op: Op, parameters: _Floats) -> None:
+    def step(self, op: Change, parameters: _Floats) -> None:
         """Have `op.apply` change the pixels of the images, by these parameters, float64 [n, k]."""
         self._steps.append((op, parameters))
 

@@ -28,8 +28,6 @@ try:
 except ImportError as error:
     raise MissingExtraError("triton", "triton", "the fused augmentation") from error
 
-__all__ = ["TABLE_COLUMNS", "render_tiles"]
-
 TABLE_COLUMNS = 12
 _COLUMNS = tl.constexpr(TABLE_COLUMNS)
 

@@ -23,16 +23,13 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.errors import BadSampleError
-from readers.augment.geometry import Job, Pass, Plan, Planner
+from readers.augment.geometry import Pass, Plan, Planner
 from readers.augment.ops.base import Interpolation, Matrix, Op, Stage, mirror
 from readers.augment.ops.color import Normalize
 from readers.order.base import derive_keys, mix64
 
 if TYPE_CHECKING:
     import torch
-
-__all__ = ["Draws", "Job", "Part", "Placement", "Plan", "Recipe", "recipes_of_views"]
-
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _11 = np.uint64(11)
@@ -295,11 +292,6 @@ class Placement:
     def moves(self) -> bool:
         """Whether anything ends up elsewhere."""
         return bool(self._steps)
-
-    @classmethod
-    def of_job(cls, size: tuple[int, int], job: Job, result: tuple[int, int], before: Sequence[Pass] = ()) -> Placement:
-        """What a job does. result: (height, width) of what it makes. before: what was done to the image before it."""
-        return cls(size, (*before, *job[5], (*job[:5], result)))
 
     def points(self, points: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Points, [..., 2], at their new places, which may be outside."""

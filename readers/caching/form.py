@@ -31,6 +31,7 @@ import numpy.typing as npt
 import simplejpeg
 
 from cache.errors import BadSampleError
+from cache.plugins import installed_callable, installed_names
 from cache.stores import Buffer, Int64s
 from readers.augment.geometry import Boxes, Pass, Plan
 from readers.augment.ops import Op, Resize, Stage
@@ -76,7 +77,7 @@ class Form:
         """All of each image, in the size that it is converted to."""
         sides = (side.tolist() for info in (original, self.info(original)) for side in upright_sides(info))
         return [
-            ((0, 0, rows, columns, 1, False), (height, width), (0, 0), (), (), (height, width))
+            Pass(Region(0, 0, rows, columns), (height, width), (0, 0), (), (), (height, width))
             for rows, columns, height, width in zip(*sides, strict=True)
         ]
 
@@ -229,10 +230,13 @@ class Coefficients(Form):
 
 
 KeepLike: TypeAlias = str | Form
+_FORMS = ("coefficients", "decoded", "encoded", "recoded")
 
 
 def as_form(keep: KeepLike) -> Form:
-    """A form from its text. Raises ValueError."""
+    """A form from its text: one of ours, or NAME:PARAMETERS of another distribution's entry point of packer.forms, a
+    function of the parameters. Raises ValueError.
+    """
     if not isinstance(keep, str):
         return keep
     if keep in ("encoded", "coefficients"):
@@ -243,8 +247,15 @@ def as_form(keep: KeepLike) -> Form:
     match = re.fullmatch(r"decoded(?::(\d+))?", keep)
     if match:
         return Decoded([Resize(int(match[1]))] if match[1] else [])
+    name, _, parameters = keep.partition(":")
+    make = installed_callable("packer.forms", _FORMS, name)
+    if make is not None:
+        form: Form = make(parameters)
+        return form
+    others = "".join(f", {name}" for name in installed_names("packer.forms", _FORMS))
     raise ValueError(
-        f"keep is encoded, recoded:SIDE, recoded:SIDE@QUALITY, decoded, decoded:SIDE or coefficients, not {keep!r}"
+        f"keep is encoded, recoded:SIDE, recoded:SIDE@QUALITY, decoded, decoded:SIDE{others} or coefficients, not "
+        f"{keep!r}"
     )
 
 

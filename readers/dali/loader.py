@@ -17,16 +17,13 @@ from readers.batch import Fields
 from readers.dali.pipelines import Graph, Output, PipelineOptions, Run, as_output, empty_batch, pipeline, start_run
 from readers.dali.source import Source, refusal
 from readers.decode import decode_image
-from readers.feed import BadSample, Feed, OnError, Start, check_choice
+from readers.feed import BadSample, Feed, OnError, Start, bad_sample, check_choice
 from readers.loop import FeedLoader, Maker
 from readers.options import FieldOptions, Ranks, accepts_old_names
 from readers.order import Order
 from readers.order.base import Int64s
 from readers.reader import SAMPLE_ERRORS, Reader
 from readers.table import upright_sides
-
-__all__ = ["DaliLoader"]
-
 
 # The other fields of the batches of a DALI pipeline: decoded by threads beside it, and moved as it moves the images.
 #
@@ -95,13 +92,12 @@ class FieldBatches:
     def _make(self, source: Source, epoch: int, positions: Int64s, rows: Int64s) -> list[_Values | Exception]:
         """The values of some samples, or why one has none."""
         reader, fields = source.feed.reader, self._fields
-        moved: list[tuple[Job, tuple[int, int], tuple[int, int]] | tuple[()]] = [()] * len(rows)
+        moved: list[tuple[Job, tuple[int, int]] | tuple[()]] = [()] * len(rows)
         if fields.moving:
             info, plan = source.plan(epoch, positions, rows)
             if info is not None and plan is not None:
-                sizes, boxes = zip(*(some.tolist() for some in upright_sides(info)), strict=True), plan.boxes
-                results = zip(boxes.out_height.tolist(), boxes.out_width.tolist(), strict=True)
-                moved = list(zip(plan.jobs(), sizes, results, strict=True))
+                sizes = zip(*(side.tolist() for side in upright_sides(info)), strict=True)
+                moved = list(zip(plan.jobs(), sizes, strict=True))
         made: list[_Values | Exception] = []
         for row, payloads, how in zip(rows.tolist(), fields.read(reader, rows), moved, strict=True):
             try:
@@ -355,7 +351,7 @@ class _Batches:
     def _leave_out(self, row: int, position: int, error: Exception) -> None:
         """Let the next pipeline begin at this step without a sample. Raises BadSampleError under on_error="raise"."""
         feed = self._source.feed
-        feed.bad(row, position, error)
+        bad_sample(feed.reader, feed.options.on_error, row, position, error)
         self._undecodable[row] = str(error)
         self._source = self._source.without(self._undecodable).over(feed.at(feed.after(self._step, self._number)))
         self._epoch = self._step = 0

@@ -28,19 +28,6 @@ from readers.options import Ranks, accepts_old_names
 from readers.order.base import Order, Stepped
 from readers.reader import Reader
 
-__all__ = [
-    "Graph",
-    "Output",
-    "PipelineOptions",
-    "Run",
-    "as_output",
-    "empty_batch",
-    "external_source",
-    "pipeline",
-    "start_run",
-]
-
-
 # Running DALI pipelines, as torch tensors or NumPy arrays. The only module that imports DALI.
 #
 # A pipeline with worker processes is watched. DALI talks to its workers through locks in shared memory: a worker that

@@ -41,17 +41,17 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.errors import BadSampleError
+from readers.augment.geometry import Plan
 from readers.augment.ops import Op
-from readers.augment.recipe import Part, Plan, Recipe
+from readers.augment.recipe import Part, Recipe
 from readers.batch import Fields
 from readers.decode.region import has_clean_header
 from readers.feed import (
     BadSample,
     Feed,
-    FeedOptions,
     OnError,
-    choose_order,
-    choose_tail,
+    Settled,
+    bad_sample,
     name_sample,
 )
 from readers.headers import MEDIA, exif_orientation, parse_header, read_header
@@ -60,8 +60,6 @@ from readers.order import Order
 from readers.order.base import Int64s
 from readers.reader import Reader
 from readers.table import Buffer, ImageInfo, upright_sides
-
-__all__ = ["DECODER", "BatchSource", "SampleSource", "Source", "has_flips", "has_size", "refusal"]
 
 DECODER = "dali"  # named in resume tokens
 # What only our own decoder decodes.
@@ -103,11 +101,10 @@ class Source:
         ranks: Ranks | None = None,
         on_error: OnError = "raise",
     ) -> None:
-        order = choose_order(len(reader), order, shuffle, seed)
-        ranks = ranks or Ranks()
-        options = FeedOptions(ranks.rank, ranks.world_size, choose_tail(ranks.tail, order), on_error, DECODER)
+        given = {"order": order, "shuffle": shuffle, "seed": seed, "ranks": ranks, "on_error": on_error}
+        feed = Feed.of(reader, batch_size, DECODER, **given)  # type: ignore[arg-type]
         Fields(("label",), reader).refuse_targets("DALI")
-        self.feed = Feed(reader, order, batch_size, options).ranked()
+        self.feed = feed.ranked()
         self.feed.schedule()
         self.recipe = None if augment is None else Recipe(augment)
         self.undecodable: Mapping[int, str] = {}
@@ -203,7 +200,10 @@ class Source:
         faults, _ = self._examine(epoch, positions, rows, self.feed.read(rows))
         unknown = BadSampleError("it was bad when it was read")
         samples = enumerate(zip(rows.tolist(), positions.tolist(), strict=True))
-        return [self.feed.bad(row, position, faults.get(i, unknown)) for i, (row, position) in samples]
+        reader = self.feed.reader
+        return [
+            bad_sample(reader, self.on_error, row, position, faults.get(i, unknown)) for i, (row, position) in samples
+        ]
 
     def plan(self, epoch: int, positions: Int64s, rows: Int64s) -> tuple[ImageInfo | None, Plan | None]:
         """Header facts of some samples, and what the ops do to each. Reads headers, where there are ops."""
@@ -231,16 +231,11 @@ class Source:
         if not faults:
             self._check_shapes(rows, plan)
             return _Samples(rows, data, plan)  # type: ignore[arg-type]  # none is an Exception
-        first, rows = int(rows[0]), rows.copy()
-        for i, error in sorted(faults.items()):
-            position = int(positions[i])
-            self.feed.bad(int(rows[i]), position, error)  # raises under on_error="raise"
-            if self.on_error == "substitute":
-                read_one = partial(self._read_one, epoch, positions[i : i + 1])
-                rows[i], data[i] = self.feed.substitute(self._number(epoch), position, error, read_one)
-        if self.on_error == "skip":
-            good = [i for i in range(len(rows)) if i not in faults]
-            positions, rows, data = positions[good], rows[good], [data[i] for i in good]
+        first = int(rows[0])
+        values: Iterator[Buffer | Exception] = (faults.get(i, image) for i, image in enumerate(data))
+        take = partial(self._read_one, epoch)
+        settled: Settled[Buffer] = self.feed.settle(self._number(epoch), positions, rows, values, take)
+        positions, rows = positions[settled.places], settled.rows
         if not len(rows):
             raise name_sample(
                 self.feed.reader,
@@ -248,7 +243,7 @@ class Source:
                 f"it is the first of {len(faults)} samples of a batch that are all bad, so that on_error='skip' leaves "
                 f"none of it, and DALI takes no empty batch; use on_error='substitute'",
             )
-        return _Samples(rows, data, self.plan(epoch, positions, rows)[1])  # type: ignore[arg-type]  # as above
+        return _Samples(rows, settled.values, self.plan(epoch, positions, rows)[1])
 
     def _check_shapes(self, rows: Int64s, plan: Plan | None) -> None:
         """Raise BadSampleError for a batch whose images would differ in size."""
@@ -265,11 +260,11 @@ class Source:
                 f"Bucketed(buckets.of(reader.info), …)",
             )
 
-    def _read_one(self, epoch: int, position: Int64s, row: int) -> Buffer:
-        """The image of a row, if nothing is wrong with it at this position, int64 [1]. Raises BadSampleError."""
+    def _read_one(self, epoch: int, row: int, position: int) -> Buffer:
+        """The image of a row, if nothing is wrong with it at this position. Raises BadSampleError."""
         rows = np.array([row], np.int64)
         (data,) = self.feed.read(rows)
-        faults, _ = self._examine(epoch, position, rows, [data])
+        faults, _ = self._examine(epoch, np.array([position], np.int64), rows, [data])
         if faults or isinstance(data, Exception):
             raise BadSampleError(str(faults[0])) from faults[0]
         return data

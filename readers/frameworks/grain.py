@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, SupportsIndex
 
 from readers.batch import Fields
 from readers.decode import decode_image
-from readers.feed import bad_sample, check_choice, drop_damaged, for_decoding, substitute, substitutes_of_row
+from readers.feed import check_choice, for_decoding, substitutes_of_row, treat
 from readers.reader import SAMPLE_ERRORS, Reader
-
-__all__ = ["GrainSource"]
 
 
 class GrainSource:
@@ -55,14 +54,10 @@ class GrainSource:
         try:
             return self._make(row)
         except SAMPLE_ERRORS as error:
-            bad = error
-        if drop_damaged(self._images, row):  # a copy in a cache
-            try:
-                return self._make(row)
-            except SAMPLE_ERRORS as error:
-                bad = error
-        bad_sample(self._reader, self._on_error, row, row, bad)
-        return substitute(substitutes_of_row(row, range(len(self))), bad, self._make)[1]
+            others = partial(substitutes_of_row, row, range(len(self)))
+            treated = treat(self._reader, self._on_error, (row, row), error, others, self._make, self._images)
+        assert treated.value is not None  # as nothing is skipped
+        return treated.value
 
     def _make(self, row: int) -> dict[str, Any]:
         """Raises one of SAMPLE_ERRORS."""

@@ -30,8 +30,6 @@ except ImportError:
     except ImportError as error:
         raise MissingExtraError("lightning", "lightning", "PackerDataModule") from error
 
-__all__ = ["PackerDataModule"]
-
 _VALIDATION = ("val", "valid", "validation", "dev")
 
 

@@ -23,8 +23,6 @@ from readers.table import NO_LABEL, Buffer, Sample
 if TYPE_CHECKING:
     from readers.reader import Reader
 
-__all__ = ["html_of"]
-
 _SMALL, _LARGE = 96, 256  # pixels of the longest side
 _PICTURES, _CLASSES = 8, 10
 _MOST_PIXELS = 50_000_000  # a picture of more is named, not shown

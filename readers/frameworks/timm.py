@@ -21,8 +21,6 @@ from cache.errors import BadSampleError
 from readers.reader import Reader
 from readers.table import NO_LABEL
 
-__all__ = ["TimmReader", "create_dataset"]
-
 _NAME = "packer"
 _TAKEN = ("input_img_mode", "load_bytes", "transform", "target_transform")
 

@@ -28,8 +28,6 @@ try:
 except ImportError as error:
     raise MissingExtraError("transformers", "transformers", "LoaderTrainer") from error
 
-__all__ = ["LoaderCallback", "LoaderTrainer", "last_checkpoint"]
-
 _NAME = "packer loader"
 
 

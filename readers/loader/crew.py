@@ -20,8 +20,6 @@ from readers.loader.stats import LoopTimers, ThreadClock
 from readers.loader.work import Batch, EpochWork
 from readers.loop import Stopped, ended_by_fork
 
-__all__ = ["Crew"]
-
 _JOIN_SECONDS = 10.0
 
 

@@ -30,7 +30,8 @@ import torch
 from cache.errors import BadSampleError, DeviceError
 from readers.augment.cpu import Finish, Renderer
 from readers.augment.fused import BatchRenderer, Engine, triton_fault
-from readers.augment.recipe import Job, Recipe
+from readers.augment.geometry import Job, Pass
+from readers.augment.recipe import Recipe
 from readers.coefficients.device.decoder import CoefficientDecoder, Uploaded, places_of, vetted_shape
 from readers.coefficients.layout import is_coefficients
 from readers.decode.batch import CpuDecoder, Decoded, Decoder, DecoderName, open_decoder, routes, same_as_promised
@@ -44,9 +45,6 @@ from readers.loop import Ahead
 from readers.order.base import Int64s
 from readers.reader import Reader
 from readers.table import Buffer
-
-__all__ = ["DevicePath", "DeviceStage", "open_path"]
-
 
 # The crew's part of batches that a device finishes: which images it decodes itself, and what it checks of the others.
 #
@@ -193,7 +191,7 @@ class _BoxRenderer(Renderer):
 
 
 def _box_of(job: Job) -> Job:
-    return *job[:3], (), (), job[5]
+    return job._replace(last=job.last._replace(flips=(), steps=()))
 
 
 # Of the pixels that are decoded at once: 256 photographs of 12 megapixels would take 9 GB of the device.
@@ -434,7 +432,7 @@ class DeviceStage(Ahead[Batch]):
         assert batch.staged is not None  # where there are shapes
         batch.staged = batch.staged.to(decoder.device, non_blocking=True)  # with the first part
         uploaded = Uploaded(batch.staged, [batch.places[row] for row in rows], [batch.shapes[row] for row in rows])
-        views = (decoder.decode(uploaded, [_region_of(jobs[row]) for row in rows]) for jobs in batch.jobs)
+        views = (decoder.decode(uploaded, [jobs[row].first.region for row in rows]) for jobs in batch.jobs)
         return [dict(zip(rows, view, strict=True)) for view in views]
 
     def _redo(self, batch: Batch, failed: Mapping[int, BadSampleError]) -> None:
@@ -499,18 +497,12 @@ def _between(start: _Moment, end: _Moment) -> int:
     return max(end[0] - start[0], DecodeStream.elapsed(start[1], end[1]))
 
 
-def _region_of(job: Job) -> Region:
-    """What is decoded for a job: the region of its first part."""
-    return Region(*(job[5][0][0] if job[5] else job[0]))
-
-
 def _job_of_box(job: Job, box: Picture) -> Job:
     """What is to be done to the region of the first part, when nothing else was decoded."""
-    whole = (0, 0, *box.size, 1, False)
-    earlier = job[5]
-    return (*job[:5], ((whole, *earlier[0][1:]), *earlier[1:])) if earlier else (whole, *job[1:])
+    first = job.first._replace(region=Region(0, 0, *box.size))
+    return Job(job.last, (first, *job.before[1:])) if job.before else Job(first)
 
 
 def _rest_of(job: Job, size: tuple[int, int]) -> Job:
     """What remains to do for an image that has its box, crop and size."""
-    return (0, 0, *size, 1, False), size, (0, 0), job[3], job[4], ()
+    return Job(Pass(Region(0, 0, *size), size, (0, 0), job.last.flips, job.last.steps, size))

@@ -23,11 +23,8 @@ from readers.decode import DECODER
 from readers.feed import (
     BadSample,
     Feed,
-    FeedOptions,
     OnError,
     check_choice,
-    choose_order,
-    choose_tail,
     decoder_name,
 )
 from readers.loader.crew import Crew
@@ -43,8 +40,6 @@ if TYPE_CHECKING:
     from readers.decode.batch import DecoderName
     from readers.decode.device import CpuShare
     from readers.loader.device import DevicePath, DeviceStage
-
-__all__ = ["ImageLoader", "find_device"]
 
 _LAYOUTS = ("channels_last", "NCHW", "NHWC")
 # A thread takes some milliseconds of work at a time: fewer small images would cost more in handing over than they do.
@@ -110,7 +105,6 @@ class ImageLoader(FeedLoader):
         self._recipes = recipes_of_views(views, images)
         self.recipe = self._recipes[0]
         self._classes = _count_classes(reader) if self.recipe.batch_ops else 0
-        order = choose_order(len(reader), order, shuffle, seed)
         self._fields = Fields(fields, reader)
         for recipe in self._recipes:
             self._fields.check_ops(recipe.ops)
@@ -149,9 +143,8 @@ class ImageLoader(FeedLoader):
         self._memory = _ImageMemory(*stored[:2], pinned, (self.prefetch + 2) * len(self._recipes))
         self._timers: LoopTimers | None = None
         self._slot, self._notes_depth = TraceSlot(), True
-        ranks = ranks or Ranks()
-        options = FeedOptions(ranks.rank, ranks.world_size, choose_tail(ranks.tail, order), on_error, self.decoder)
-        super().__init__(Feed(reader, order, batch_size, options))
+        given = {"order": order, "shuffle": shuffle, "seed": seed, "ranks": ranks, "on_error": on_error}
+        super().__init__(Feed.of(reader, batch_size, self.decoder, **given))  # type: ignore[arg-type]
 
     @property
     def fields(self) -> tuple[str, ...]:

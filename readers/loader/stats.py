@@ -11,9 +11,6 @@ from cache.stores.base import TIERS
 from readers.table import Buffer
 from readers.trace import TraceSlot
 
-__all__ = ["LoaderStats", "LoopTimers", "ThreadClock"]
-
-
 CLOCKED = ("read", "cache", "plan", "decode", "resize", "augment", "collate", "copy")
 _WAITS = 0.05  # of the time: less is not worth a word
 _NAMED = 0.01

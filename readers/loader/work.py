@@ -15,10 +15,11 @@ import torch
 
 from cache.errors import BadSampleError
 from readers.augment.cpu import Finish, Renderer, UnchangedRenderer
-from readers.augment.recipe import Job, Plan, Recipe
+from readers.augment.geometry import Job, Plan
+from readers.augment.recipe import Recipe
 from readers.batch import Fields, Payloads
 from readers.collate import stack_masks, stack_targets, to_tensor
-from readers.feed import BadSample, Feed, drop_damaged, for_decoding, read_samples
+from readers.feed import BadSample, Feed, for_decoding, read_samples, substitute
 from readers.headers import ImageHeader, first_deep
 from readers.loader.stats import ThreadClock
 from readers.order.base import Int64s
@@ -28,9 +29,6 @@ from readers.table import Buffer, upright_sides
 if TYPE_CHECKING:
     from readers.coefficients.layout import Shape
     from readers.decode.device import Ready
-
-__all__ = ["Allocate", "Batch", "EpochWork", "FieldWork", "IndexWork", "UnchangedWork", "without_memory"]
-
 
 # The other fields of the images of a batch: read with them, and decoded and moved row by row by the same threads.
 
@@ -52,38 +50,26 @@ class FieldWork:
     def fill(self, batch: Batch, start: int, stop: int) -> None:
         """Decode rows [start, stop). One of which that fails gets the error in place of its image, which is then
         skipped or replaced."""
-        shapes = [(images.shape[2], images.shape[3]) for images in batch.images]
         for row in range(start, stop):
             if isinstance(batch.data[row], Exception) or row in batch.bad_boxes:
                 continue
             jobs = [of_view[row] for of_view in batch.jobs]
             try:
-                batch.values[row] = self.decode(
-                    int(batch.indices[row]), batch.payloads[row], batch.sizes[row], jobs, shapes
-                )
+                batch.values[row] = self.decode(int(batch.indices[row]), batch.payloads[row], batch.sizes[row], jobs)
             except SAMPLE_ERRORS as error:
                 batch.data[row] = error
 
-    def substitute(
-        self, index: int, size: tuple[int, int], jobs: Sequence[Job], shapes: Sequence[tuple[int, int]]
-    ) -> dict[str, Any]:
+    def substitute(self, index: int, size: tuple[int, int], jobs: Sequence[Job]) -> dict[str, Any]:
         """The values of a sample that takes the place of another. Raises what reading or decoding it does."""
         (payloads,) = self.read(np.array([index], np.int64))
-        return self.decode(index, payloads, size, jobs, shapes)
+        return self.decode(index, payloads, size, jobs)
 
-    def decode(
-        self,
-        index: int,
-        payloads: Payloads,
-        size: tuple[int, int],
-        jobs: Sequence[Job],
-        shapes: Sequence[tuple[int, int]],
-    ) -> dict[str, Any]:
-        """The values of one sample. size: (height, width) of its upright image as it is read. jobs, shapes: what
-        happens to it and the (height, width) of the result, by view."""
+    def decode(self, index: int, payloads: Payloads, size: tuple[int, int], jobs: Sequence[Job]) -> dict[str, Any]:
+        """The values of one sample. size: (height, width) of its upright image as it is read. jobs: what happens to it,
+        by view."""
         views = []
-        for job, shape in zip(jobs, shapes, strict=True):
-            placement = self._fields.placement(self._reader, index, job, size, shape)
+        for job in jobs:
+            placement = self._fields.placement(self._reader, index, job, size)
             views.append(self._tensors(self._fields.decode(payloads, placement)))
         if len(views) == 1:
             return views[0]
@@ -91,27 +77,23 @@ class FieldWork:
 
     def fill_alone(self, batch: Batch, feed: Feed) -> None:
         """All of a batch without images: nothing moves, and masks differ in size."""
-        values = []
-        for row, payloads in enumerate(self.read(batch.indices)):
-            try:
-                values.append(self._tensors(self._fields.decode(payloads)))
-            except SAMPLE_ERRORS as error:
-                position = int(batch.positions[row])
-                batch.bad.append(feed.bad(int(batch.indices[row]), position, error))
-                if feed.options.on_error == "skip":
-                    batch.skipped.append(row)
-                    continue
-                taken, other = feed.substitute(feed.start.epoch, position, error, self._alone)
-                batch.indices[row] = taken
-                values.append(other)
-        batch.indices = np.delete(batch.indices, batch.skipped)
-        columns = {name: [some[name] for some in values] for name in self._fields.stored}
+        values = map(self._alone, self.read(batch.indices))
+        settled = feed.settle(feed.start.epoch, batch.positions, batch.indices, values, self._taken)
+        batch.indices = settled.rows
+        batch.bad += settled.bad
+        columns = {name: [some[name] for some in settled.values] for name in self._fields.stored}
         batch.columns = {
             name: self._stacked(name, column) if name in self._fields.targets else column
             for name, column in columns.items()
         }
 
-    def _alone(self, index: int) -> dict[str, Any]:
+    def _alone(self, payloads: Payloads) -> dict[str, Any] | Exception:
+        try:
+            return self._tensors(self._fields.decode(payloads))
+        except SAMPLE_ERRORS as error:
+            return error
+
+    def _taken(self, index: int, position: int) -> dict[str, Any]:
         (payloads,) = self.read(np.array([index], np.int64))
         return self._tensors(self._fields.decode(payloads))
 
@@ -385,61 +367,51 @@ class EpochWork:
         if self.feed.options.on_error != "substitute":
             return 1, 1
         try:
+            others = self.feed.others(self._epoch, position)[0].tolist()
             error = BadSampleError("no sample of a batch is good")
-            _, (_, _, sizes) = self.feed.substitute(
-                self._epoch, int(position[0]), error, lambda row: self._plan_one(position, row)
-            )
+            _, (jobs, _) = substitute(others, error, lambda row: self._plan_one(position, row))
         except BadSampleError:
             return 1, 1
-        return sizes[view]
+        return jobs[view].last.size
 
     def _render_again(
         self, batch: Batch, row: int, error: Exception, tools: Renderer, places: Sequence[torch.Tensor]
     ) -> list[Job | None]:
-        """Decode an image from below a cache where its copy there was damaged; otherwise it is bad. Returns what is
-        left to do."""
-        index = int(batch.indices[row])
-        if drop_damaged(self._images, index):
-            try:
-                return self._render_another(batch, row, index, tools, places)
-            except SAMPLE_ERRORS as again:
-                error = again
-        return self._treat_bad(batch, row, error, tools, places)
+        """Decode an image from below a cache where its copy there was damaged, or another one in its place. Returns
+        what is left to do; nothing where the row is skipped."""
+        treated = self.feed.treat(
+            self._epoch,
+            int(batch.indices[row]),
+            int(batch.positions[row]),
+            error,
+            lambda index: self._render_another(batch, row, index, tools, places),
+            self._images,
+        )
+        batch.bad += treated.bad
+        if treated.value is None:
+            batch.skipped.append(row)
+            return [None] * len(places)
+        batch.indices[row] = treated.row
+        return treated.value
 
     def _render_another(
         self, batch: Batch, row: int, index: int, tools: Renderer, places: Sequence[torch.Tensor]
     ) -> list[Job | None]:
         """Decode a sample that was not read with the batch; returns what is left to do. Raises SAMPLE_ERRORS."""
         data, left = self._images.read(index), []
-        planned, stored, sizes = self._plan_one(batch.positions[row : row + 1], index)
-        values = {} if self.fields is None else self.fields.substitute(index, stored, planned, sizes)
-        for job, size, place in zip(planned, sizes, places, strict=True):
-            if size != place.shape[2:]:
-                raise BadSampleError(f"the batch has another size than {size}")
+        planned, stored = self._plan_one(batch.positions[row : row + 1], index)
+        values = {} if self.fields is None else self.fields.substitute(index, stored, planned)
+        for job, place in zip(planned, places, strict=True):
+            if job.last.size != place.shape[2:]:
+                raise BadSampleError(f"the batch has another size than {job.last.size}")
             left.append(tools.render(data, job, stored, place))
         batch.values[row] = values
         for jobs, job in zip(batch.jobs, planned, strict=True):
             jobs[row] = job
         return left
 
-    def _treat_bad(
-        self, batch: Batch, row: int, error: Exception, tools: Renderer, places: Sequence[torch.Tensor]
-    ) -> list[Job | None]:
-        """What is left to do of another sample, which is in `places`; nothing where the row is skipped."""
-        position = batch.positions[row : row + 1]
-        batch.bad.append(self.feed.bad(int(batch.indices[row]), int(position[0]), error))
-        if self.feed.options.on_error == "skip":
-            batch.skipped.append(row)
-            return [None] * len(places)
-
-        def render(index: int) -> list[Job | None]:
-            return self._render_another(batch, row, index, tools, places)
-
-        batch.indices[row], left = self.feed.substitute(self._epoch, int(position[0]), error, render)
-        return left
-
-    def _plan_one(self, position: Int64s, index: int) -> tuple[list[Job], tuple[int, int], list[tuple[int, int]]]:
-        """What happens to a sample at a position, int64 [1], by view; its size, and those of the results.
+    def _plan_one(self, position: Int64s, index: int) -> tuple[list[Job], tuple[int, int]]:
+        """What happens to a sample at a position, int64 [1], by view; and its size.
 
         Raises BadSampleError where a recipe does not fit, or its size is unknown.
         """
@@ -447,8 +419,7 @@ class EpochWork:
         bad = [error for plan in plans for error in plan.boxes.bad.values()]
         if bad or not all(stored):
             raise bad[0] if bad else BadSampleError("its header cannot be read")
-        sizes = [(int(plan.boxes.out_height[0]), int(plan.boxes.out_width[0])) for plan in plans]
-        return [plan.jobs()[0] for plan in plans], stored, sizes
+        return [plan.jobs()[0] for plan in plans], stored
 
 
 class IndexWork:

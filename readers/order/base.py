@@ -21,29 +21,6 @@ import numpy.typing as npt
 
 from cache.errors import ResumeError
 
-__all__ = [
-    "KEYS",
-    "MAX_SAMPLES",
-    "Int64s",
-    "Order",
-    "Permutation",
-    "PlainOrder",
-    "Sequential",
-    "Shuffled",
-    "Spec",
-    "Stepped",
-    "UInt64s",
-    "check_counter",
-    "check_samples",
-    "counter_hash",
-    "derive_keys",
-    "digest_of",
-    "mix64",
-    "permute_each",
-    "uniform",
-]
-
-
 # A keyed permutation of range(n), computed and never stored: any position of any epoch costs the same.
 #
 # Random numbers are functions of (seed, epoch, counter): nothing is drawn, so nothing needs to be saved. Keys come from

@@ -55,16 +55,6 @@ from readers.order.base import (
     permute_each,
 )
 
-__all__ = [
-    "BlockShuffled",
-    "NodeLocal",
-    "StagedFirst",
-    "block_shuffled",
-    "block_starts",
-    "shard_starts",
-    "staged_first",
-]
-
 _CHUNK_SAMPLES = 1 << 20
 _Table = TypeVar("_Table")
 

@@ -29,8 +29,6 @@ from readers.order.local import BlockShuffled
 from readers.reader import Reader
 from readers.table import ABSENT
 
-__all__ = ["ShuffleReport", "describe", "quality_of", "read_amplification", "shuffle_quality", "step_quality"]
-
 PAGE_BYTES = 4096
 _MOST_EPOCHS = 64
 _SAMPLED = 2048  # samples or blocks looked at; an estimate needs no more

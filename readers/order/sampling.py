@@ -32,8 +32,6 @@ from readers.order.base import (
     uniform,
 )
 
-__all__ = ["Bucketed", "ClassBalanced", "Mixed", "Weighted"]
-
 
 @dataclass(frozen=True, eq=False)
 class Weighted(PlainOrder):

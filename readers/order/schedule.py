@@ -45,8 +45,6 @@ import numpy as np
 from cache.errors import ResumeError
 from readers.order.base import Int64s, Order, Spec, Stepped
 
-__all__ = ["TAILS", "ResumeToken", "Schedule", "SteppedSchedule", "Tail", "make_schedule"]
-
 Tail = Literal["drop_last", "pad", "exact"]
 TAILS = get_args(Tail)
 _Order = TypeVar("_Order", bound=Order)

@@ -46,8 +46,6 @@ from readers.reader import Reader
 from readers.rocal.pipelines import Machine, Ops, built
 from readers.rocal.source import Limits, decodable, limits_of
 
-__all__ = ["Layout", "labels_of", "native_batches", "native_pipeline", "tar_layout", "tfrecord_layout"]
-
 _Range: TypeAlias = tuple[int, int]  # offset, bytes
 _JPEG_EXTENSIONS = ("jpg", "jpeg", "jpe")
 _WORDS = {"v1.0": 4, "v1.1": 3, "v1.2": 4}  # of a member, in an index of this version

@@ -40,24 +40,6 @@ from readers.feed import BadSample, check_choice
 from readers.rocal.source import PADDING_BATCHES, PREFETCH, RocalSource, SourceBatch
 from readers.table import upright_sides
 
-__all__ = [
-    "Machine",
-    "MissingRocalError",
-    "Ops",
-    "RocalLoader",
-    "built",
-    "celeba",
-    "celeba_ops",
-    "encoded_images",
-    "gpu_backend",
-    "load_rocal",
-    "resnet_eval",
-    "resnet_eval_ops",
-    "resnet_train",
-    "resnet_train_ops",
-]
-
-
 Device: TypeAlias = Literal["cpu", "cuda"]
 Graph: TypeAlias = Callable[[Any], Any]
 Ops: TypeAlias = Callable[[Any, Any], Any]

@@ -34,7 +34,7 @@ from cache.errors import BadSampleError, DatasetError
 from readers.batch import Fields
 from readers.decode import decode_image
 from readers.decode.region import has_clean_header
-from readers.feed import BadSample, Feed, FeedOptions, OnError, Start, choose_order, choose_tail
+from readers.feed import BadSample, Feed, OnError, Start
 from readers.headers import MEDIA, ImageHeader, read_frame
 from readers.headers.base import shrunk, upright_size
 from readers.loop import Ahead, FeedPosition, Progress
@@ -43,20 +43,6 @@ from readers.order import Order
 from readers.order.base import Int64s
 from readers.reader import SAMPLE_ERRORS, Reader
 from readers.table import NO_LABEL, Buffer, ImageInfo, upright_sides
-
-__all__ = [
-    "PADDING_BATCHES",
-    "PREFETCH",
-    "Limits",
-    "RocalSource",
-    "SourceBatch",
-    "Vetted",
-    "decodable",
-    "external_source",
-    "limits_of",
-    "vet",
-]
-
 
 # What rocAL may be given: JPEGs that its decoder decodes, and nothing else.
 #
@@ -223,11 +209,9 @@ def external_source(
     """
     if batch_size < 2:
         raise ValueError(f"rocAL needs a batch_size of 2 or more, not {batch_size}")
-    order = choose_order(len(reader), order, shuffle, seed)
-    ranks = ranks or Ranks()
-    feed_options = FeedOptions(ranks.rank, ranks.world_size, choose_tail(ranks.tail, order), on_error, DECODER)
+    given = {"order": order, "shuffle": shuffle, "seed": seed, "ranks": ranks, "on_error": on_error}
+    feed = Feed.of(reader, batch_size, DECODER, **given).ranked()  # type: ignore[arg-type]
     Fields(("label",), reader).refuse_targets("rocAL")
-    feed = Feed(reader, order, batch_size, feed_options).ranked()
     if max_height is None or max_width is None:
         largest = limits_of(reader, cap=_MAX_SIDE)
         max_height = largest.height if max_height is None else max_height
@@ -381,26 +365,14 @@ class _Work:
         """The batch of a step. Raises BadSampleError where on_error="raise"."""
         epoch = self.feed.start.epoch
         positions, rows = self.feed.rows(epoch, step)
-        used: list[int] = []
-        images: list[Vetted] = []
-        bad: list[BadSample] = []
-        for row, position, image in zip(rows.tolist(), positions.tolist(), self._vet(rows), strict=True):
-            if isinstance(image, Exception):
-                bad.append(self.feed.bad(row, position, image))
-                if self.feed.options.on_error == "skip":
-                    continue
-                row, substitute = self.feed.substitute(epoch, position, image, self._vet_one)
-                image = substitute
-            used.append(row)
-            images.append(image)
-        rows = np.array(used, np.int64)
-        labels = self.feed.reader.labels[rows]
+        settled = self.feed.settle(epoch, positions, rows, self._vet(rows), self._vet_one)
+        labels = self.feed.reader.labels[settled.rows]
         if labels.size and not _INT32.min <= int(labels.min()) <= int(labels.max()) <= _INT32.max:
             raise ValueError(f"rocAL takes labels of 32 bits, found {labels.min()} to {labels.max()}")
-        data = [image.data for image in images]
+        data = [image.data for image in settled.values]
         fed = _fill(data, labels.tolist(), self.feed.batch_size, data[0] if data else blank(_SMALL))
-        converted = Counter(image.reason for image in images if image.reason)
-        return SourceBatch(fed, rows, self.feed.after(step + 1).cursor, bad, converted)
+        converted = Counter(image.reason for image in settled.values if image.reason)
+        return SourceBatch(fed, settled.rows, self.feed.after(step + 1).cursor, settled.bad, converted)
 
     def _vet(self, rows: Int64s) -> Iterator[Vetted | Exception]:
         """The image of each row as rocAL gets it, or what is wrong with it."""
@@ -414,7 +386,7 @@ class _Work:
             except SAMPLE_ERRORS as error:
                 yield error
 
-    def _vet_one(self, row: int) -> Vetted:
+    def _vet_one(self, row: int, position: int) -> Vetted:
         (image,) = self._vet(np.array([row], np.int64))
         if isinstance(image, Exception):
             raise image

@@ -17,9 +17,10 @@ except ImportError as error:
     raise MissingExtraError("torch", "torch", "readers.torch") from error
 
 from readers.options import FieldOptions
-from readers.torch.dataset import ImageDataset, Place
+from readers.torch.dataset import ImageDataset
 from readers.torch.iterable import ImageStream
 from readers.torch.prefetcher import DevicePrefetcher
+from readers.torch.rendering import Place
 from readers.torch.sampler import EpochBatchSampler, EpochSampler
 
 __all__ = [

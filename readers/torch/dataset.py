@@ -15,23 +15,21 @@ from torch.utils.data import Dataset, default_collate
 from cache.errors import BadSampleError, ResumeError
 from readers.augment.cpu import check_unchanged, decode_own, kind_of_first, pixels_to_tensor
 from readers.augment.ops import Op
-from readers.augment.recipe import Job, Recipe
+from readers.augment.recipe import Recipe
 from readers.batch import Fields, Payloads
 from readers.collate import stack_masks, to_tensor
 from readers.decode import DECODER, Scratch, decode_image
 from readers.feed import (
     ON_ERROR,
     OnError,
-    bad_sample,
     check_choice,
     decoder_name,
-    drop_damaged,
     for_decoding,
     name_sample,
     read_sample,
     read_samples,
-    substitute,
     substitutes_of_row,
+    treat,
 )
 from readers.fields import decode_field
 from readers.headers import first_deep
@@ -39,9 +37,6 @@ from readers.options import FieldOptions, accepts_old_names
 from readers.reader import SAMPLE_ERRORS, Reader, depth_warning
 from readers.table import Buffer
 from readers.torch.rendering import OpRenderer, PerThread, Place, Task, loser_of_places
-
-__all__ = ["ImageDataset", "Place"]
-
 
 # What an item of `ImageDataset` is made of, from its image and its other fields, and a batch of items.
 
@@ -77,9 +72,9 @@ class ItemMaker:
         index: int,
         payloads: Payloads,
         image: Any = None,
-        done: tuple[Job, tuple[int, int], tuple[int, int]] | None = None,
+        done: Task | None = None,
     ) -> Any:
-        """One item. done: what ops did to its image: (job, size before it, size after it). Raises BadSampleError."""
+        """One item. done: what ops did to its image. Raises BadSampleError."""
         fields = self.fields
         if not fields.stored and not self._sees_sample:
             return fields.collect(lambda name: image if name == "image" else self._plain(reader, index, name))
@@ -295,27 +290,29 @@ class ImageDataset(Dataset[Any]):
         done = "skipped" if self.on_error == "skip" else "replaced by others"
         return f"{count} bad samples were {done}, the first is sample {first - 1} ({self.reader.keys[first - 1]})"
 
-    def _replace(self, index: int, batch: Sequence[int], error: Exception) -> Any:
-        """Another sample, None for none. batch: the rows that were asked for. Raises under on_error="raise"."""
+    def _treat(self, index: int, batch: Sequence[int], error: Exception) -> Any:
+        """A sample from below a cache where its copy there was damaged, or another one in its place; None for none.
+        batch: the rows that were asked for. Raises under on_error="raise"."""
         place = index if isinstance(index, Place) else Place(index, 0, 0, int(index))
-        bad_sample(self.reader, self.on_error, int(index), place.position, error)
-        # Two workers may add at the same time, and one of the two be lost from the count: not worth a lock.
-        self._counts[0] += 1
-        if not self._counts[1]:
-            self._counts[1] = int(index) + 1
-        if self.on_error == "skip":
-            return None
+
+        def others() -> list[int]:
+            named = [row for row in place.others if 0 <= row < len(self)]  # others are in the next data set
+            mates = [row for row in batch if row != index] or range(len(self))
+            return named or substitutes_of_row(int(index), mates)
 
         def take(row: int) -> Any:
             data = read_sample(self._images, row) if "image" in self.fields else b""
             task = self._tasks((Place(row, place.seed, place.epoch, place.position),), (data,))[0]
             return self._sample(row, data, task, self._maker.read(self.reader, [row])[0])
 
-        others = [row for row in place.others if 0 <= row < len(self)]  # others are in the next data set
-        if not others:
-            mates = [row for row in batch if row != index]
-            others = substitutes_of_row(int(index), mates or range(len(self)))
-        return substitute(others, error, take)[1]
+        where = int(index), place.position
+        treated = treat(self.reader, self.on_error, where, error, others, take, self._images)
+        if treated.bad:
+            # Two workers may add at the same time, and one of the two be lost from the count: not worth a lock.
+            self._counts[0] += 1
+            if not self._counts[1]:
+                self._counts[1] = int(index) + 1
+        return treated.value
 
     # --- state --------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
@@ -352,7 +349,7 @@ class ImageDataset(Dataset[Any]):
             try:
                 item: Any = self._sample(int(index), encoded, task, others)
             except SAMPLE_ERRORS as error:
-                item = self._sample_again(index, rows, others, error)
+                item = self._treat(index, rows, error)
             if item is not None:
                 items.append(item)
         return items
@@ -375,16 +372,6 @@ class ImageDataset(Dataset[Any]):
                 f"resume; write  ImageDataset(reader.select(indices=…), …)  in place of {name}",
                 stacklevel=4,
             )
-
-    def _sample_again(self, index: int, batch: Sequence[int], others: Payloads, error: Exception) -> Any:
-        """An item from below a cache where its copy there was damaged; otherwise what takes the place of a bad one."""
-        if drop_damaged(self._images, int(index)):
-            data = read_sample(self._images, int(index))
-            try:
-                return self._sample(int(index), data, self._tasks((index,), (data,))[0], others)
-            except SAMPLE_ERRORS as again:
-                error = again
-        return self._replace(index, batch, error)
 
     def _sample(self, index: int, data: Buffer | Exception, task: Task | Exception | None, others: Payloads) -> Any:
         for problem in (data, task):

@@ -24,8 +24,6 @@ from readers.torch.dataset import ImageDataset
 from readers.torch.sampler import EpochSampler
 from readers.trainers import Trainer, calling_package, check_persistent, find_trainer
 
-__all__ = ["ImageStream"]
-
 _ROWS = 1024  # ranks that share memory are those of one node, and numbered one after the other
 _ITERATIONS = 8  # that are looked up: more never begin at once
 _VERSION, _BEGUN, _NEXT, _COUNT, _HEADER = 0, slice(1, 4), slice(4, 6), 6, 8  # columns of the shared position
@@ -59,7 +57,7 @@ class ImageStream(IterableDataset[Any]):
         if not isinstance(sampler, EpochSampler):
             raise ValueError("a stream cuts single samples into batches: give it an EpochSampler, not a batch sampler")
         self.dataset, self.sampler, self.batch_size = dataset, sampler, batch_size
-        self.drop_last = choose_tail(None, sampler.order) == "drop_last" if drop_last is None else drop_last
+        self.drop_last = choose_tail(sampler.order) == "drop_last" if drop_last is None else drop_last
         self.collate = dataset.collate if collate is None else collate
         self._place = _SharedPlace(sampler)
         self._process, self._iterations = os.getpid(), 0  # of this process

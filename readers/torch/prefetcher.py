@@ -25,8 +25,6 @@ from torch.nn.utils.rnn import PackedSequence
 from readers.decode.device import DecodeStream, Ready
 from readers.loop import Ahead, Stopped
 
-__all__ = ["DevicePrefetcher"]
-
 _ENDLESS = sys.maxsize
 
 

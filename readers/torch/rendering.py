@@ -15,12 +15,11 @@ from torch.utils.data import Dataset
 
 from cache.errors import BadSampleError
 from readers.augment.cpu import Finish, Renderer, UnchangedRenderer
-from readers.augment.recipe import Job, Recipe
+from readers.augment.geometry import Job
+from readers.augment.recipe import Recipe
 from readers.headers import read_header
 from readers.headers.base import upright_size
 from readers.table import Buffer
-
-__all__ = ["OpRenderer", "PerThread", "Place", "Task", "loser_of_places", "one_core"]
 
 
 @contextmanager
@@ -75,11 +74,10 @@ class PerThread(threading.local):
 
 
 class Task(NamedTuple):
-    """What happens to one sample. size: of the upright image; shape: of the result; both (height, width)."""
+    """What happens to one sample. size: (height, width) of the upright image."""
 
     job: Job
     size: tuple[int, int]
-    shape: tuple[int, int]
 
 
 class OpRenderer:
@@ -117,9 +115,8 @@ class OpRenderer:
             plan = self._recipe.plan(seed, epoch, positions, heights, widths)
             if self.exact_colours:
                 plan.interpolate_colours()
-            shapes = zip(plan.boxes.out_height.tolist(), plan.boxes.out_width.tolist(), strict=True)
-            for i, (row, job, shape) in enumerate(zip(rows, plan.jobs(), shapes, strict=True)):
-                tasks.setdefault(row, plan.boxes.bad.get(i) or Task(job, known[row], shape))
+            for i, (row, job) in enumerate(zip(rows, plan.jobs(), strict=True)):
+                tasks.setdefault(row, plan.boxes.bad.get(i) or Task(job, known[row]))
         return [tasks[row] for row in range(len(sizes))]
 
     def render(self, data: Buffer, task: Task) -> torch.Tensor:
@@ -129,8 +126,8 @@ class OpRenderer:
         renderer: Renderer | None = getattr(self._local, "renderer", None)
         if renderer is None:
             renderer = self._local.renderer = Renderer(self._recipe.interpolation, self._finish)
-        pixels = renderer.chunk(1, *task.shape)
-        out = torch.empty((1, 3, *task.shape), dtype=self._finish.dtype)
+        pixels = renderer.chunk(1, *task.job.last.size)
+        out = torch.empty((1, 3, *task.job.last.size), dtype=self._finish.dtype)
         with one_core():
             left = renderer.render(data, task.job, task.size, pixels, out)
             self._finish.store(pixels, (pixels,), (left,), out)
@@ -141,7 +138,7 @@ class OpRenderer:
         if renderer is None:
             renderer = self._local.unchanged = UnchangedRenderer([self._recipe])
         with one_core():
-            return renderer.render(data, task.job, task.size, torch.empty((1, 0, *task.shape)))[0]
+            return renderer.render(data, task.job, task.size, torch.empty((1, 0, *task.job.last.size)))[0]
 
 
 def loser_of_places(indices: Sequence[int]) -> str:

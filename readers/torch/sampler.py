@@ -7,24 +7,22 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Generic, TypeVar, cast
+from typing import Any, ClassVar, Generic, TypeVar
 
 from torch.utils.data import DistributedSampler, Sampler, get_worker_info
 
 from cache.errors import TrainerError
 from readers.decode import DECODER
-from readers.feed import Feed, FeedOptions, Start
+from readers.feed import FeedOptions, Start, Steps
 from readers.loop import Place as StreamPlace
 from readers.loop import Position, Progress, check_batches
 from readers.order import Order
 from readers.order.base import Int64s, Stepped
 from readers.order.schedule import Tail
 from readers.reader import Reader
-from readers.torch.dataset import ImageDataset, Place
+from readers.torch.dataset import ImageDataset
+from readers.torch.rendering import Place
 from readers.trainers import LIGHTNING, Trainer, calling_package, find_trainer
-
-__all__ = ["EpochBatchSampler", "EpochSampler"]
-
 
 # What the samplers of a DataLoader share: epoch after epoch of a feed, states, and what trainers do with them.
 #
@@ -37,7 +35,7 @@ _Unit = TypeVar("_Unit")
 
 @dataclass(frozen=True)
 class _Set:
-    """What a state says of a data set: a sampler uses nothing else of it, and pickles without it."""
+    """What a state says of a data set; a sampler pickles without the data set itself."""
 
     fingerprint: str
     samples: int
@@ -70,7 +68,7 @@ class Epochs(Position, ABC, Generic[_Unit]):
         dataset = _Set("", samples) if reader is None else _Set(reader.fingerprint, len(reader))
         decoder = DECODER if self._dataset is None else self._dataset.decoder
         options = FeedOptions(rank, world_size, tail, decoder=decoder)
-        Position.__init__(self, Feed(cast(Reader, dataset), order, batch_size, options))
+        Position.__init__(self, Steps(dataset, order, batch_size, options))
         self._last_ranks, self._unpickled = self._feed.ranks, False
         self._refused: TrainerError | None = None
         self._reported: int | None = None  # the epoch that was begun last, whose bad samples are reported after it
@@ -83,7 +81,7 @@ class Epochs(Position, ABC, Generic[_Unit]):
 
     # --- where it is --------------------------------------------------------------------------------------------
     @property
-    def feed(self) -> Feed:
+    def feed(self) -> Steps:
         """For the rank that this process is now."""
         if not (self._unpickled and get_worker_info() is not None):  # a spawned worker has another environment
             self._last_ranks = self._feed.ranks
@@ -426,7 +424,7 @@ class EpochBatchSampler(Epochs[list[int]], Sampler[list[int]]):
             )
 
 
-def _batches_from(feed: Feed, substitutes: bool) -> Iterator[list[int]]:
+def _batches_from(feed: Steps, substitutes: bool) -> Iterator[list[int]]:
     """The batches of a feed's rank from its start to the end of the epoch."""
     for positions, rows in feed.blocks(feed.start.epoch):
         for places, numbers in zip(positions, rows, strict=True):
@@ -434,7 +432,7 @@ def _batches_from(feed: Feed, substitutes: bool) -> Iterator[list[int]]:
                 yield list(_places(feed, places, numbers, substitutes))
 
 
-def _places(feed: Feed, positions: Int64s, rows: Int64s, substitutes: bool) -> Iterator[Place]:
+def _places(feed: Steps, positions: Int64s, rows: Int64s, substitutes: bool) -> Iterator[Place]:
     """The samples at some positions of a feed's first epoch. substitutes: whether they may have to be replaced."""
     seed, epoch = feed.seed, feed.start.epoch
     others = feed.others(epoch, positions).tolist() if substitutes else itertools.repeat(())

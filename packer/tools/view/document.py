@@ -41,6 +41,8 @@ __all__ = [
     "Pending",
     "SplitView",
     "View",
+    "checksum_of",
+    "examined",
     "order_document",
     "same_bytes",
 ]
@@ -302,27 +304,25 @@ def _with_rest(runs: list[Run], known: int, total: int) -> list[Run]:
 # --- Reading every sample of a split once, in the background: what is damaged, and what no index says.
 # The bytes of each field are compared with the checksum of the index, and the header of each image with its columns.
 # Of what has no index the same pass gives the columns: sides, medium, bytes and checksum of each image.
-_MOST_REASONS = 10_000
 
 
 class Scan:
     """One pass over a split, in a thread of its own once it is started.
 
-    done: samples that were read. reasons: what is wrong with a sample, by its number, for the first ten thousand.
+    done: samples that were read. faulty: which samples are damaged. info, sizes, checksums: headers, bytes and CRC32C
+    of the images of what has no index, each [n]; 0 where one cannot be read.
     """
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
-        self._indexed = not isinstance(reader.table.columns, MemoryColumns)
         self._stop, self._lock = threading.Event(), threading.Lock()
         self._thread: threading.Thread | None = None
         self._failure = ""
-        self._faulty = np.zeros(len(reader), np.bool_)
-        self.reasons: dict[int, str] = {}
+        self.faulty = np.zeros(len(reader), np.bool_)
         self.done = 0
-        count = 0 if self._indexed else len(reader)
-        self._sizes, self._checksums = np.zeros(count, np.int64), np.zeros(count, np.uint32)
-        self._info = headers_of([None] * count)
+        count = len(reader) if isinstance(reader.table.columns, MemoryColumns) else 0
+        self.info = headers_of([None] * count)
+        self.sizes, self.checksums = np.zeros(count, np.int64), np.zeros(count, np.uint32)
 
     def start(self) -> None:
         """Begin, unless that was done."""
@@ -339,77 +339,63 @@ class Scan:
         if thread is not None:
             thread.join()
 
-    def wait(self) -> None:
-        """Wait until it has ended."""
-        self.start()
-        assert self._thread is not None
-        self._thread.join()
-
     @property
     def finished(self) -> bool:
         return self.done == len(self._reader) and (self._thread is None or not self._thread.is_alive())
 
     def progress(self) -> dict[str, Any]:
         """As documents have it."""
-        found: dict[str, Any] = {"done": self.done, "total": len(self._reader)}
-        return found | ({"error": {"type": "ScanError", "message": self._failure}} if self._failure else {})
+        error = {"error": {"type": "ScanError", "message": self._failure}} if self._failure else {}
+        return {"done": self.done, "total": len(self._reader), **error}
 
-    # --- when it has finished ---------------------------------------------------------------------------------------
-    def faulty(self) -> npt.NDArray[np.int64]:
-        """The numbers of the samples that are damaged, int64 [k]."""
-        return np.flatnonzero(self._faulty)
-
-    def facts(self) -> tuple[ImageInfo, npt.NDArray[np.int64], npt.NDArray[np.uint32]]:
-        """(headers, bytes, CRC32C) of the images of what has no index, each [n]; 0 where one cannot be read."""
-        return self._info, self._sizes, self._checksums
-
-    # --- inside -----------------------------------------------------------------------------------------------------
     def _run(self) -> None:
         try:
             for index in range(len(self._reader)):
                 if self._stop.is_set():
                     return
-                fault = self._examine(index)
-                if fault:
-                    self._faulty[index] = True
-                    if len(self.reasons) < _MOST_REASONS:
-                        self.reasons[index] = fault
+                faults = [self._examine(index, field) for field in self._reader.fields]
+                self.faulty[index] = any(faults)
                 self.done = index + 1
         except (PackerError, OSError, MemoryError) as error:
             self._failure = str(error) or type(error).__name__
 
-    def _examine(self, index: int) -> str:
-        """Read a sample; what is wrong with it."""
-        reader, faults = self._reader, []
-        for field in reader.fields:
-            data: Buffer | None = None
-            try:
-                data = reader.read(index, field) if reader.has(index, field) else None
-            except UnknownNameError:  # of a source, which says only now that the sample lacks it
-                data = None
-            except (PackerError, OSError) as error:
-                faults.append(f"field {field}: {error}")
-            if field == "image":
-                faults += self._examine_image(index, data, bool(faults))
-            if data is not None and self._indexed and reader.table.columns.has_checksums:
-                found = crc32c(stored_bytes(data) if reader.kinds[field] == PIXELS else data)
-                expected = int(reader.table.field_column(field, "crc32c")[index])
-                if found != expected:
-                    faults.append(f"field {field} is damaged: CRC32C {found:08x}, expected {expected:08x}")
-        return "; ".join(faults)
-
-    def _examine_image(self, index: int, data: Buffer | None, is_known: bool) -> list[str]:
-        if self._indexed:
-            fault = "" if is_known else header_difference(self._reader.info, index, data)
-            return [fault] if fault else []
+    def _examine(self, index: int, field: str) -> str:
+        """Read a field of a sample; what is wrong with it."""
+        data, fault = examined(self._reader, index, field)
+        if field != "image" or not len(self.sizes) or data is None:
+            return fault
         header = headers_of([data])
         for name in ImageInfo._fields:
-            getattr(self._info, name)[index] = getattr(header, name)[0]
-        if data is not None:
-            self._sizes[index], self._checksums[index] = len(data), crc32c(data)
-        if data is not None and not int(header.height[0]):
-            return ["the header of the image cannot be read"]
-        return []
+            getattr(self.info, name)[index] = getattr(header, name)[0]
+        self.sizes[index], self.checksums[index] = len(data), crc32c(data)
+        return fault if int(header.height[0]) else "the header of the image cannot be read"
+
+
+def examined(reader: Reader, index: int, field: str) -> tuple[Buffer | None, str]:
+    """(the bytes of a field, None where the sample lacks it or they cannot be read; what is wrong with it).
+
+    The bytes are compared with the checksum of the index, and the header of an image with its columns.
+    """
+    try:
+        data = reader.read(index, field) if reader.has(index, field) else None
+    except UnknownNameError:  # of a source, which says only now that the sample lacks it
+        return None, ""
+    except (PackerError, OSError) as error:
+        return None, f"field {field}: {error}"
+    fault, columns = "", reader.table.columns
+    if not isinstance(columns, MemoryColumns):
+        if data is not None and columns.has_checksums:
+            found, expected = checksum_of(reader, field, data), int(reader.table.field_column(field, "crc32c")[index])
+            if found != expected:
+                fault = f"field {field} is damaged: CRC32C {found:08x}, expected {expected:08x}"
+        if field == "image" and not fault and reader.table.has_headers:
+            fault = header_difference(reader.info, index, data)
+    return data, fault
+
+
+def checksum_of(reader: Reader, field: str, data: Buffer) -> int:
+    """The CRC32C of a field as an index has it."""
+    return int(crc32c(stored_bytes(data) if reader.kinds[field] == PIXELS else data))
 
 
 FORMAT = 1
@@ -448,14 +434,14 @@ class SplitView:
         """Header facts; None before they are known."""
         if self.indexed or self.reader.table.has_headers:
             return self.reader.info
-        return self.scan.facts()[0] if self.scan.finished else None
+        return self.scan.info if self.scan.finished else None
 
     @property
     def sizes(self) -> npt.NDArray[np.int64]:
         """Bytes of the images, 0 where they are not known."""
         if "image" not in self.reader.fields:
             return np.zeros(len(self.reader), np.int64)
-        return self.scan.facts()[1] if not self.indexed and self.scan.finished else self.reader.sizes()
+        return self.scan.sizes if not self.indexed and self.scan.finished else self.reader.sizes()
 
     @property
     def checksums(self) -> npt.NDArray[np.uint32] | None:
@@ -463,7 +449,7 @@ class SplitView:
         if self.indexed:
             known = self.reader.table.columns.has_checksums and "image" in self.reader.fields
             return self.reader.table.field_column("image", "crc32c") if known else None
-        return self.scan.facts()[2] if self.scan.finished else None
+        return self.scan.checksums if self.scan.finished else None
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
         """By the names of the files of an index."""
@@ -493,32 +479,29 @@ class SplitView:
 
     def needs_scan(self, name: str) -> bool:
         """Whether an order takes reading every sample, which has not been done."""
-        if self.scan.finished:
+        if self.scan.finished or name in ("class", "key", "unlabelled"):
             return False
-        if name == "damaged" or (name == "duplicates" and self.checksums is None):
-            return True
-        return (name in ("size", "side", "aspect", "media") and self.info is None) or (
-            name == "bytes" and not self.sizes.any()
-        )
+        if name == "duplicates":
+            return self.checksums is None
+        return name == "damaged" or (not self.sizes.any() if name == "bytes" else self.info is None)
 
     def _computed(self, name: str) -> OrderColumn:
         if self.needs_scan(name):
             self.scan.start()
             raise Pending(self.scan)
-        reader = self.reader
+        reader, info = self.reader, self.info
         if name == "class":
             return by_class(reader.labels, reader.classes)
         if name == "key":
             return by_key(reader.table.columns.keys())
-        if name == "unlabelled":
-            return OrderColumn(np.flatnonzero(reader.labels == NO_LABEL).astype(np.uint32), [])
-        if name == "damaged":
-            return OrderColumn(self.scan.faulty().astype(np.uint32), [])
         if name == "duplicates":
             sums = self.checksums
-            known = np.zeros(len(reader), np.uint32) if sums is None else sums
-            return same_bytes(np.zeros_like(self.sizes) if sums is None else self.sizes, known, reader.keys)
-        info = self.info
+            if sums is None:
+                return OrderColumn(np.zeros(0, np.uint32), [])
+            return same_bytes(self.sizes, sums, reader.keys)
+        if name in ("unlabelled", "damaged"):
+            chosen = reader.labels == NO_LABEL if name == "unlabelled" else self.scan.faulty
+            return OrderColumn(np.flatnonzero(chosen).astype(np.uint32), [])
         if name == "media":
             assert info is not None
             return by_medium(info.media)
@@ -534,7 +517,7 @@ class SplitView:
         """
         where = parse_where(text)
         with self._lock:
-            known = {its.runs[0].name: name for name, its in self._selections.items()}
+            known = {order.runs[0].name: name for name, order in self._selections.items()}
             if text in known:
                 return known[text], self._selections[known[text]]
             if where.names & _HEADER_NAMES and self.info is None:
@@ -626,46 +609,38 @@ class View:
     def document(self, batches: dict[str, Any] | None) -> dict[str, Any]:
         """`view.json` where a server answers. batches: what its previews can do."""
         first = next(iter(self.splits.values()))
-        kinds = first.reader.kinds
-        classes: dict[str, Any] = {"classes": list(self.classes)}
-        if sum(map(len, self.classes)) > _MOST_INLINE:
-            classes = {"classes": None, "classes_url": "classes.json"}
+        inline = sum(map(len, self.classes)) <= _MOST_INLINE
         return {
             "format": FORMAT,
             "name": self.place.name,
             "address": self.place.address,
             "container": self.place.container,
             "live": True,
-            **classes,
-            "fields": [{"name": name, "kind": kinds[name]} for name in first.reader.fields],
+            **({"classes": list(self.classes)} if inline else {"classes": None, "classes_url": "classes.json"}),
+            "fields": [{"name": name, "kind": first.reader.kinds[name]} for name in first.reader.fields],
             "media": list(MEDIA),
-            "splits": {name: self._split_document(split) for name, split in self.splits.items()},
+            "splits": {name: self.split_document(split) for name, split in self.splits.items()},
             "can": {"where": True, "batches": batches or False, "damaged": True},
         }
 
-    def _split_document(self, split: SplitView) -> dict[str, Any]:
+    def split_document(self, split: SplitView) -> dict[str, Any]:
+        """Of `document`, what is said of a split."""
         part = quote(split.name, safe="")
-        columns = split.columns()
         orders: dict[str, Any] = {"stored": None}
         for name in split.order_names:
             orders[name] = {"pending": True, "document": f"order/{part}/{name}.json", "scan": split.needs_scan(name)}
+        described = {
+            name: Column(values).described(f"column/{part}/{quote(name, safe='')}.npy")
+            for name, values in split.columns().items()
+        }
+        shards = () if self.place.dataset is None else self.place.dataset.splits[split.name].shards
+        if sum(len(shard.path) + 40 for shard in shards) > _MOST_INLINE:  # every sample names its own
+            shards = ()
         return {
             "samples": len(split.reader),
             "bytes": int(split.sizes.sum()),
-            "columns": {
-                name: Column(values).described(f"column/{part}/{quote(name, safe='')}.npy")
-                for name, values in columns.items()
-            },
-            "shards": self._shards(split),
+            "columns": described,
+            "shards": [{"url": None, "bytes": shard.bytes, "path": shard.path} for shard in shards],
             "orders": orders,
             "histograms": split.histograms(),
         }
-
-    def _shards(self, split: SplitView) -> list[dict[str, Any]]:
-        """No longer than view.json can bear; every sample names its own."""
-        if self.place.dataset is None:
-            return []
-        shards = self.place.dataset.splits[split.name].shards
-        if sum(len(shard.path) + 40 for shard in shards) > _MOST_INLINE:
-            return []
-        return [{"url": None, "bytes": shard.bytes, "path": shard.path} for shard in shards]

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 import numpy as np
@@ -35,7 +35,6 @@ from packer.tools.view.answers import PAGE_TYPES, Answer, Query, error_answer, p
 from packer.tools.view.document import FORMAT, Bytes, Column, SplitView, View
 from packer.tools.view.places import open_place
 from packer.tools.view.samples import thumbnail
-from readers.headers import MEDIA
 from readers.layout import read_dataset_info
 from readers.opening.packed import PackedColumns
 from readers.reader import Reader
@@ -159,7 +158,9 @@ def export_view(
             )
         base = _base(opened.address, folder, url)
         with output_errors():
-            return _write(view, folder, base, _Thumbnails(_wants(thumbnails, view), watcher or Silent()))
+            if thumbnails is None:
+                thumbnails = sum(len(split.reader) for split in view.splits.values()) <= _MOST_UNASKED
+            return _write(view, folder, base, (watcher or Silent()) if thumbnails else None)
     finally:
         view.close()
 
@@ -176,17 +177,6 @@ def _check(folder: Path, overwrite: bool) -> None:
         raise OutputError(f"{folder}: holds other files; choose a new directory")
     if not overwrite:
         raise OutputError(f"{folder}: holds a page already; pass overwrite=True, or choose a new directory")
-
-
-class _Thumbnails(NamedTuple):
-    wanted: bool
-    watcher: Watcher
-
-
-def _wants(thumbnails: bool | None, view: View) -> bool:
-    if thumbnails is not None:
-        return thumbnails
-    return sum(len(split.reader) for split in view.splits.values()) <= _MOST_UNASKED
 
 
 @dataclass(frozen=True)
@@ -218,7 +208,8 @@ def _base(address: str, folder: Path, url: str | None) -> _Base:
     return _Base(given.rstrip("/") + "/")
 
 
-def _write(view: View, folder: Path, base: _Base, thumbnails: _Thumbnails) -> ViewExport:
+def _write(view: View, folder: Path, base: _Base, thumbnails: Watcher | None) -> ViewExport:
+    """thumbnails: is shown the progress of writing them; None for none."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / VIEW_FILE).unlink(missing_ok=True)
     for old in (folder / FOLDER).glob("*.npy"):
@@ -227,10 +218,10 @@ def _write(view: View, folder: Path, base: _Base, thumbnails: _Thumbnails) -> Vi
     for name, data in page_files(*filter(None, (base.origin,))).items():
         writing.write(name, data)
     splits = {name: _split(split, view, base, writing) for name, split in view.splits.items()}
-    if thumbnails.wanted:
+    if thumbnails is not None:
         for name, split in view.splits.items():
             if "image" in split.reader.fields:
-                columns, size = write_thumbnails(split.reader, quote(name, safe=""), folder, thumbnails.watcher)
+                columns, size = write_thumbnails(split.reader, quote(name, safe=""), folder, thumbnails)
                 splits[name]["columns"].update(columns)
                 writing.files, writing.bytes = writing.files + len(columns), writing.bytes + size
     writing.write(VIEW_FILE, _json(_document(view, base, splits, writing)))
@@ -264,22 +255,15 @@ def _json(content: Any) -> bytes:
 
 
 def _document(view: View, base: _Base, splits: dict[str, Any], writing: _Writing) -> dict[str, Any]:
-    reader = next(iter(view.splits.values())).reader
-    classes: dict[str, Any] = {"classes": list(view.classes)}
-    if sum(map(len, view.classes)) > _MOST_INLINE:
-        writing.write("classes.json", _json(classes["classes"]))
-        classes = {"classes": None, "classes_url": "classes.json"}
+    document = view.document(None)
+    if "classes_url" in document:
+        writing.write(document["classes_url"], _json(list(view.classes)))
     return {
-        "format": FORMAT,
-        "name": view.place.name,
+        **document,
         "address": base.url if base.local is None else view.place.name,
         "set": None if base.local is None else base.url,
         "origin": base.origin or None,
-        "container": view.place.container,
         "live": False,
-        **classes,
-        "fields": [{"name": name, "kind": reader.kinds[name]} for name in reader.fields],
-        "media": list(MEDIA),
         "splits": splits,
         "can": {"where": False, "batches": False, "damaged": False},
     }
@@ -288,35 +272,19 @@ def _document(view: View, base: _Base, splits: dict[str, Any], writing: _Writing
 def _split(split: SplitView, view: View, base: _Base, writing: _Writing) -> dict[str, Any]:
     assert view.place.dataset is not None
     info, part = view.place.dataset.splits[split.name], quote(split.name, safe="")
-    orders: dict[str, Any] = {"stored": None}
-    for name in split.order_names:
-        if not split.needs_scan(name):
-            orders[name] = _order(split, name, f"{part}/{name}", writing)
-    columns = split.reader.table.columns
+    document, columns = view.split_document(split), split.reader.table.columns
     assert isinstance(columns, PackedColumns)
-    described = {}
-    for name, values in split.columns().items():
-        entry = Column(values).described(f"{base.url}{quote(info.index)}/{quote(name)}.npy")
+    for name, values in split.columns().items():  # another tool may have written the header of the file
         size = (columns.directory / f"{name}.npy").stat().st_size
-        described[name] = {
-            **entry,
-            "start": size - values.nbytes,
-        }  # as in the file: another tool may have written its header
-    shards: Any = [
-        {"url": base.url + quote(shard.path), "bytes": shard.bytes, "path": shard.path} for shard in info.shards
-    ]
-    where: dict[str, Any] = {"shards": shards}
-    if len(_json(shards)) > _MOST_INLINE:
-        writing.write(f"runs/{part}/shards.json", _json(shards))
-        where = {"shards": None, "shards_url": f"runs/{quote(part)}/shards.json"}
-    return {
-        "samples": len(split.reader),
-        "bytes": int(split.sizes.sum()),
-        "columns": described,
-        **where,
-        "orders": orders,
-        "histograms": split.histograms(),
-    }
+        url = f"{base.url}{quote(info.index)}/{quote(name)}.npy"
+        document["columns"][name] |= {"url": url, "start": size - values.nbytes}
+    names = (name for name in split.order_names if not split.needs_scan(name))
+    document["orders"] = {"stored": None} | {name: _order(split, name, f"{part}/{name}", writing) for name in names}
+    shards = [{"url": base.url + quote(shard.path), "bytes": shard.bytes, "path": shard.path} for shard in info.shards]
+    if len(_json(shards)) <= _MOST_INLINE:
+        return document | {"shards": shards}
+    writing.write(f"runs/{part}/shards.json", _json(shards))
+    return document | {"shards": None, "shards_url": f"runs/{quote(part)}/shards.json"}
 
 
 def _order(split: SplitView, name: str, path: str, writing: _Writing) -> dict[str, Any]:

@@ -10,19 +10,18 @@ import importlib.util
 import io
 import threading
 import warnings
-from collections import OrderedDict
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from crc32c import crc32c
 
-from cache.errors import BadSampleError, MissingExtraError, PackerError, UnknownNameError
+from cache.errors import BadSampleError, MissingExtraError, UnknownNameError
 from cache.node import usable_cpus
 from packer.conversion.ops import SHOWN, parse_op
 from packer.formats.base import png_of
-from packer.verification import header_difference
+from packer.tools.view.document import checksum_of, examined
 from readers import Decode, Ranks, Threads
 from readers.augment import Recipe
 from readers.augment.geometry import Plan
@@ -31,7 +30,7 @@ from readers.decode import Region, decode_image
 from readers.feed import Feed, FeedOptions, Start, choose_tail
 from readers.fields import decode_field
 from readers.headers import read_header, sniff
-from readers.headers.base import stored_bytes
+from readers.headers.base import ImageHeader
 from readers.layout import PIXELS
 from readers.order import ClassBalanced, Order, Sequential, Shuffled, block_shuffled
 from readers.reader import Reader
@@ -65,74 +64,52 @@ _decoding = threading.BoundedSemaphore(max(1, usable_cpus()))
 
 def sample_document(reader: Reader, index: int) -> dict[str, Any]:
     """What is known of a sample; all of its fields are read, and their checksums computed."""
-    label = int(reader.labels[index])
-    found: dict[str, Any] = {
+    label, faults = int(reader.labels[index]), list[str]()
+    document: dict[str, Any] = {
         "index": index,
         "key": reader.keys[index],
         "label": None if label == NO_LABEL else label,
         "class": reader.classes[label] if 0 <= label < len(reader.classes) else "",
         "fields": [],
     }
-    faults: list[str] = []
     for field in reader.fields:
-        if reader.has(index, field):
-            entry, fault = _field(reader, index, field, found)
-            if entry:
-                found["fields"].append(entry)
-            faults += [fault] if fault else []
-    return found | ({"error": "; ".join(faults)} if faults else {})
+        if not reader.has(index, field):
+            continue
+        entry = _stored_facts(reader, index, field)
+        data, fault = examined(reader, index, field)
+        if data is not None:
+            entry |= {"bytes": len(data), "computed": f"{checksum_of(reader, field, data):08x}"}
+            if media := sniff(data):
+                entry["media"] = media
+            if field == "image":
+                try:
+                    document["header"] = _header(read_header(data))
+                except BadSampleError as error:
+                    fault = f"the image cannot be read: {error}"
+        if data is not None or fault:
+            document["fields"].append(entry)
+        faults += [fault] if fault else []
+    return document | ({"error": "; ".join(faults)} if faults else {})
 
 
-def _field(reader: Reader, index: int, field: str, found: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """(what is known of a field, what is wrong with it)."""
-    kind, columns, row = reader.kinds[field], reader.table.columns, reader.table.row(index)
-    entry: dict[str, Any] = {"name": field, "kind": kind}
-    name = reader.name(index, field)
-    if name:
+def _stored_facts(reader: Reader, index: int, field: str) -> dict[str, Any]:
+    """What is known of a field before it is read."""
+    columns, entry = reader.table.columns, {"name": field, "kind": reader.kinds[field]}
+    if name := reader.name(index, field):
         entry["file"] = name
-    if not isinstance(columns, MemoryColumns):
-        shard, offset, length = reader.table.extents([index], field)[1:]
-        entry |= {
-            "shard": reader.split_info.shards[int(shard[0])].path,
-            "offset": int(offset[0]),
-            "length": int(length[0]),
-            "crc32c": f"{int(columns.field_column(field, 'crc32c')[row]):08x}",
-        }
-    try:
-        data = reader.read(index, field)
-    except UnknownNameError:  # of a source, which says only now that the sample lacks it
-        return {}, ""
-    except (PackerError, OSError) as error:
-        return entry, f"field {field}: {error}"
-    entry["bytes"] = len(data)
-    entry["computed"] = f"{crc32c(stored_bytes(data) if kind == PIXELS else data):08x}"
-    media = sniff(data)
-    if media:
-        entry["media"] = media
-    fault = ""
-    if "crc32c" in entry and columns.has_checksums and entry["crc32c"] != entry["computed"]:
-        fault = f"field {field} is damaged: CRC32C {entry['computed']}, expected {entry['crc32c']}"
-    if field == "image":
-        fault = _add_header(reader, index, data, found) or fault
-    return entry, fault
+    if isinstance(columns, MemoryColumns):
+        return entry
+    shard, offset, length = (int(column[0]) for column in reader.table.extents([index], field)[1:])
+    checksum = int(columns.field_column(field, "crc32c")[reader.table.row(index)])
+    path = reader.split_info.shards[shard].path
+    return {**entry, "shard": path, "offset": offset, "length": length, "crc32c": f"{checksum:08x}"}
 
 
-def _add_header(reader: Reader, index: int, data: Buffer, found: dict[str, Any]) -> str:
-    """Add what the header of an image says; what is wrong with it."""
-    try:
-        header = read_header(data)
-    except BadSampleError as error:
-        return f"the image cannot be read: {error}"
+def _header(header: ImageHeader) -> dict[str, Any]:
     height, width = header.upright_size
-    found["header"] = {
-        "width": width,
-        "height": height,
-        "components": header.components,
-        "process": _PROCESSES.get(header.process, f"SOF{header.process & 15}") if header.process else "",
-        "orientation": header.orientation,
-        "media": header.media,
-    }
-    return header_difference(reader.info, index, data) if reader.table.has_headers else ""
+    process = _PROCESSES.get(header.process, f"SOF{header.process & 15}") if header.process else ""
+    facts = {name: getattr(header, name) for name in ("components", "orientation", "media")}
+    return {"width": width, "height": height, "process": process, **facts}
 
 
 def field_bytes(reader: Reader, index: int, field: str) -> tuple[Buffer, str]:
@@ -239,9 +216,9 @@ class Batches:
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
-        self._lock = threading.RLock()
-        self._kept: OrderedDict[BatchRequest, Pixels] = OrderedDict()
-        self._orders: OrderedDict[tuple[str, int], Order] = OrderedDict()
+        self._lock = threading.RLock()  # the first request makes what all others of the page wait for
+        self._order = lru_cache(_KEPT)(self._new_order)
+        self._kept_pixels = lru_cache(_KEPT)(self._pixels)
 
     def describe(self, request: BatchRequest) -> dict[str, Any]:
         """The samples of a batch and what is drawn for them. Raises ValueError, UnknownNameError, PackerError."""
@@ -259,14 +236,11 @@ class Batches:
         labels, keys = self._reader.labels, self._reader.keys
         samples = []
         for item, (position, row) in enumerate(zip(positions.tolist(), rows.tolist(), strict=True)):
-            label = int(labels[row])
+            label, bad = int(labels[row]), plans[-1].boxes.bad.get(item)
+            drawn = (_drawn(op, plans[number], plans[number + 1], item) for number, op in enumerate(augment))
             sample: dict[str, Any] = {"item": item, "index": row, "position": position, "key": keys[row]}
             sample["label"] = None if label == NO_LABEL else label
-            sample["draws"] = [
-                f"{type(op).__name__}: {_drawn(op, plans[number], plans[number + 1], item)}"
-                for number, op in enumerate(augment)
-            ]
-            bad = plans[-1].boxes.bad.get(item)
+            sample["draws"] = [f"{type(op).__name__}: {text}" for op, text in zip(augment, drawn, strict=True)]
             if bad is not None or not heights[item]:
                 sample["error"] = str(bad or "the header of the image cannot be read")
             sample["box"] = _box(plans[-1], item)
@@ -280,12 +254,8 @@ class Batches:
 
     def picture(self, request: BatchRequest, item: int) -> bytes:
         """One image of a batch, as PNG. Raises ValueError, IndexError, MissingExtraError, PackerError."""
-        with self._lock:  # the first request makes the batch that all others of the page wait for
-            if request not in self._kept:
-                self._kept[request] = self._pixels(request)
-                while len(self._kept) > _KEPT:
-                    self._kept.popitem(last=False)
-            pixels = self._kept[request]
+        with self._lock:
+            pixels = self._kept_pixels(request)
         if not 0 <= item < len(pixels):
             raise IndexError(f"there is no image {item} in a batch of {len(pixels)}")
         return png_of(pixels[item])
@@ -323,10 +293,11 @@ class Batches:
         raise UnknownNameError(f"epoch {request.epoch} has no batch {request.batch}")
 
     def _feed(self, request: BatchRequest) -> Feed:
-        order = self._order(request.order, request.seed)
+        with self._lock:
+            order = self._order(request.order, request.seed)
         if not 0 <= request.rank < request.ranks:
             raise ValueError(f"rank is {request.rank}, expected 0 to {request.ranks - 1}")
-        options = FeedOptions(request.rank, request.ranks, choose_tail(None, order))
+        options = FeedOptions(request.rank, request.ranks, choose_tail(order))
         return Feed(self._reader, order, request.batch_size, options)
 
     def _step(self, feed: Feed, request: BatchRequest) -> int:
@@ -337,14 +308,6 @@ class Batches:
                 f"{request.ranks}; there is no batch {request.batch}"
             )
         return request.batch
-
-    def _order(self, name: str, seed: int) -> Order:
-        with self._lock:
-            if (name, seed) not in self._orders:
-                self._orders[name, seed] = self._new_order(name, seed)
-                while len(self._orders) > _KEPT:
-                    self._orders.popitem(last=False)
-            return self._orders[name, seed]
 
     def _new_order(self, name: str, seed: int) -> Order:
         count = len(self._reader)

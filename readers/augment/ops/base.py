@@ -49,39 +49,6 @@ from readers.augment.geometry import Planner
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "MAX_SIDE",
-    "RANGED",
-    "SMOOTH",
-    "Floats",
-    "Interpolation",
-    "Matrix",
-    "Op",
-    "Rows",
-    "Size",
-    "Stage",
-    "affine",
-    "affine_node",
-    "blend",
-    "blend_node",
-    "centred",
-    "check_choice",
-    "check_probability",
-    "check_range",
-    "check_size",
-    "column",
-    "grey",
-    "grey_node",
-    "mirror",
-    "refuses_all_but",
-    "rounded_node",
-    "sides",
-    "tried_sides",
-    "window",
-    "with_images",
-]
-
-
 MAX_SIDE = 1 << 15
 # ITU-R BT.601, as Pillow's and torchvision's greyscale.
 LUMA = (0.299, 0.587, 0.114)

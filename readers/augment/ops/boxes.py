@@ -27,9 +27,6 @@ from readers.augment.ops.base import (
 )
 from readers.table import ImageInfo, upright_sides
 
-__all__ = ["AspectBuckets", "CenterCrop", "Crop", "RandomCrop", "RandomResizedCrop", "Resize", "ResizeToBucket"]
-
-
 _TRIES = 10
 _Ints = npt.NDArray[np.int64]
 

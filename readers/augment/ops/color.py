@@ -35,20 +35,6 @@ from readers.order.base import counter_hash
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "IMAGENET_MEAN",
-    "IMAGENET_STD",
-    "ColorJitter",
-    "CutMix",
-    "GaussianBlur",
-    "MixUp",
-    "Normalize",
-    "RandomErasing",
-    "RandomGrayscale",
-    "channel_factors",
-]
-
-
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 

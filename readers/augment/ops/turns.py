@@ -37,9 +37,6 @@ from readers.augment.ops.base import (
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["RandAugment", "RandomHorizontalFlip", "RandomRotation", "RandomVerticalFlip", "TrivialAugmentWide"]
-
-
 _Pixels: TypeAlias = Literal["bilinear", "nearest"]
 _DIRECTIONS = {2: "vertical", 3: "horizontal"}
 

@@ -33,6 +33,7 @@ __all__ = [
     "SectionedCommand",
     "SetPlace",
     "Size",
+    "checksums_option",
     "count_option",
     "dry_run_option",
     "engine_options",
@@ -45,7 +46,6 @@ __all__ = [
     "keys_option",
     "label_offset_option",
     "new_split_option",
-    "no_checksums_option",
     "one_of_many",
     "pairs",
     "parsed",
@@ -67,7 +67,7 @@ __all__ = [
     "threads_option",
     "where_option",
     "workers_option",
-]
+]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
@@ -306,8 +306,8 @@ shard_size_option = size_option("--shard-size", help="Size of a shard, as 1GiB. 
                                 "64 MiB to 1 GiB.")  # fmt: skip
 shuffle_option = click.option("--shuffle", type=click.IntRange(0, 2**32 - 1), metavar="SEED", help="Pack in this "
                               "random order.")  # fmt: skip
-no_checksums_option = click.option("--no-checksums", "checksums", is_flag=True, flag_value=False, default=True,
-                                   help="No SHA256SUMS.")  # fmt: skip
+checksums_option = click.option("--checksums/--no-checksums", help="Write SHA256SUMS, for  sha256sum -c ; later:  "
+                                "packer verify --sums .")  # fmt: skip
 dry_run_option = click.option("--dry-run", is_flag=True, help="Say what would be done, and write nothing.")
 where_option = click.option("--where", metavar="EXPRESSION", help="Samples for which this is true, as 'min_side >= 64 "
                             """and label in ("cat", 3)'.""")  # fmt: skip
