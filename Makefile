@@ -9,7 +9,7 @@ PIP = $(BIN)/pip install -q --disable-pip-version-check --no-compile -c constrai
 DEVICE_TESTS := tests/test_coefficients_device.py tests/test_fused.py tests/test_dlpack.py tests/test_text_example.py
 DECODER_TESTS := tests/test_device_decode.py tests/test_loader_device.py tests/test_parity.py tests/test_timm.py
 
-.PHONY: demo test seeds test-faults test-device test-experiments test-timing test-pages test-decoders test-corpora test-wheels test-lowest test-slurm site site-links lint format clean
+.PHONY: demo test wheels seeds test-faults test-device test-experiments test-timing test-pages test-decoders test-corpora test-wheels test-lowest test-slurm site site-links lint format clean
 
 # TORCH=1 also installs PyTorch, for the part that compares batches; where make test was run it is there already.
 demo: $(VENV)/.ready $(if $(TORCH),$(VENV)/.ready-torch)
@@ -51,6 +51,12 @@ test-corpora: $(VENV)/.ready-test
 # The wheel and the source archive, installed where nothing else is, for each Python from 3.11 to 3.14 that is here.
 test-wheels: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest -q -m wheels tests/test_wheels.py
+
+# Wheels with the codec for x86-64 and aarch64, which Clang of the package ziglang compiles, in dist.
+wheels: $(VENV)/.ready-dev
+	for target in x86_64 aarch64; do \
+	  PACKER_TARGET=$$target $(BIN)/python -m build --wheel --no-isolation --outdir dist || exit 1; \
+	done
 
 # The tests of what calls other packages to read and write data, with the lowest versions that pyproject.toml admits, on
 # the lowest Python. LOWEST_PYTHON=python3.12 where there is no 3.11. Needs the package index; about fifteen minutes.

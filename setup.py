@@ -44,6 +44,10 @@ def _compiler() -> list[str]:
 
 
 class _BuildCodec(build_ext):
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.force = self.force or bool(_target)  # what another compiler made is of no use then
+
     def build_extension(self, ext: Extension) -> None:
         command = _compiler()
         flags = [*_FLAGS, *shlex.split(os.environ.get("CFLAGS", ""))]

@@ -236,8 +236,8 @@ def test_reduced_decoding_stays_close_to_pillow() -> None:
     for i, (image, job) in enumerate(zip(images, plan.jobs(), strict=True)):
         encoded = io.BytesIO()
         Image.fromarray(image).save(encoded, "JPEG", quality=95)
-        renderer.render(encoded.getvalue(), job, (1200, 1600), out)
-        finish.store(out, (out,), [job], out)
+        left = renderer.render(encoded.getvalue(), job, (1200, 1600), out)
+        finish.store(out, (out,), [left], out)
         expected = np.asarray(by_pillow(np.asarray(Image.open(encoded)), plan, i)).astype(int)
         assert np.abs(expected - out[0].permute(1, 2, 0).numpy()).mean() < 1.5
 

@@ -199,6 +199,7 @@ def test_an_image_of_its_share_that_the_cpu_cannot_decode_is_a_bad_sample(
         return decode_image(data, *more, **named)
 
     monkeypatch.setattr(cpu, "decode_image", failing)
+    monkeypatch.setattr("readers.coefficients.decode_resized", lambda *_, **__: False)  # not in one go
     loader = ImageLoader(reader, 12, on_error="substitute", **grouped({"decode": Decode(cpu_share=1), **OPTIONS}))
     with pytest.warns(UserWarning, match="1 bad samples .*planted"):
         assert sum(len(batch[0]) for batch in loader) == COUNT
@@ -346,6 +347,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, double: Double, rates: dict[str, int]
 
     monkeypatch.setattr(time, "perf_counter_ns", clock)
     monkeypatch.setattr(cpu, "decode_image", decode_on_cpu)
+    monkeypatch.setattr("readers.coefficients.decode_resized", lambda *_, **__: False)  # not in one go
     listen(monkeypatch, double, lambda data: clock.advance(rates["device"] * pixels(data)))
 
 
