@@ -199,9 +199,9 @@ def _base(address: str, folder: Path, url: str | None) -> _Base:
     stated = address if url is None else url
     parts = urlsplit(stated)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
+        shown = parse_url(stated) if is_remote(stated) else repr(stated)
         raise OutputError(
-            f"{parse_url(stated) if is_remote(stated) else repr(stated)}: browsers read https:// and http:// alone; name "
-            f"the address at which they find the set with url="
+            f"{shown}: browsers read https:// and http:// alone; name the address at which they find the set with url="
         )
     if parts.query or parts.fragment or not all(" " < letter < "\x7f" and letter not in "\"';," for letter in stated):
         raise OutputError(f"{stated!r}: not the plain address of a folder, as https://host/sets/name/")
