@@ -26,7 +26,7 @@ from typing import Any
 
 from cache.errors import FormatError, SourceError
 from packer.formats.base import Arena, Window
-from packer.formats.ustar import Member, walk
+from packer.formats.tar import Member, walk
 from packer.registry import HEAD_BYTES
 from packer.sources.base import FileSource, SourceListing, SourceReader
 from packer.sources.folder import ArchiveMember, inner_name, list_members
