@@ -164,7 +164,7 @@ $(CLUSTER)/.ready: $(VENV)/.ready-test tests/cluster/install.sh tests/cluster/re
 # pyparsing 3.3 deprecates, and a warning fails a test.
 $(LOWEST)/.ready: pyproject.toml tests/lowest.py
 	$(LOWEST_PYTHON) -m venv $(LOWEST)
-	$(LOWEST_PYTHON) tests/lowest.py parquet urls yolo ilsvrc report remote > $(LOWEST)/requirements.txt
+	$(LOWEST_PYTHON) tests/lowest.py parquet urls yolo ilsvrc lmdb report remote > $(LOWEST)/requirements.txt
 	$(LOWEST)/bin/pip install -q --disable-pip-version-check --no-compile -r $(LOWEST)/requirements.txt 'pyparsing<3.3' pytest pytest-xdist hypothesis
 	$(LOWEST)/bin/pip install -q --disable-pip-version-check --no-compile --no-deps -e .
 	touch $@

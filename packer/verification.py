@@ -38,8 +38,8 @@ from cache.errors import (
 from cache.files import read_regular
 from cache.messages import Counter, Silent, Watcher, human_bytes, plural, quoted
 from cache.remote import Remote, is_remote
-from cache.staging import StagedFile, work_off
-from cache.staging.sources import RemoteSource
+from cache.staging.session import work_off
+from cache.staging.sources import RemoteSource, StagedFile
 from packer.adoption import key_prefix
 from packer.columns import HEADER_COLUMNS, damaged_columns, header_values
 from packer.conversion.images import decode_fully

@@ -345,7 +345,10 @@ def run_shards(
                 return _Run(workers, board, watcher).results(work, tasks, count)
             finally:
                 watcher.end()
-    executor, counters = open_processes(min(workers.count or usable_cpus(), count), count, watcher.note)
+    is_isolated = bool(getattr(source, "isolated", False))
+    executor, counters = open_processes(
+        min(workers.count or usable_cpus(), count), count, watcher.note, inline=not is_isolated
+    )
     inline = isinstance(executor, InlineExecutor)
     futures: list[Future[R]] = []
     titles: dict[Future[R], str] = {}
@@ -375,9 +378,10 @@ def run_shards(
                 future.result()  # raises the error of the first task that has one
         return [future.result() for future in futures]
     except BrokenExecutor as error:
+        damaged = f", or because {getattr(source, 'title', 'the source')} is damaged" if is_isolated else ""
         raise WorkerError(
-            "a worker process died, perhaps because the system ran out of memory; run the same command again "
-            "(fewer workers need less memory): what is whole is kept"
+            f"a worker process died, perhaps because the system ran out of memory{damaged}; run the same command again "
+            f"(fewer workers need less memory): what is whole is kept"
         ) from error
     finally:
         counters.stop()

@@ -215,7 +215,7 @@ def with_row(beton: Beton, number: int, **values: Any) -> None:
         (lambda beton: [with_row(beton, 1, data_ptr=At(0)), *[beton.rows.append(beton.rows[1])] * 9], {}, None),
         (lambda beton: beton.rows.extend([beton.rows[1]] * 9000), {}, "places are shared"),
         (lambda beton: beton.allocations.clear(), {}, "has no table of allocations"),
-        (lambda beton: with_row(beton, 0, label=-5), {}, "sample 0 has the label -5"),
+        (lambda beton: with_row(beton, 0, label=-5), {}, "row 1: the label -5 is out of range"),
         (lambda beton: None, {"samples": 1 << 40}, "truncated, or the program that wrote it did not finish"),
         (lambda beton: None, {"samples": (1 << 64) - 1}, "truncated, or the program that wrote it did not finish"),
         (lambda beton: None, {"samples": 0}, "no samples"),
@@ -255,7 +255,7 @@ def test_an_array_that_lies(tmp_path: Path, dtype: np.dtype[Any], shape: tuple[i
 
 def test_pixels_that_are_not_of_their_size(tmp_path: Path) -> None:
     path = small(tmp_path / "val.beton", lambda beton: with_row(beton, 1, mode=1))
-    with pytest.raises(BadSampleError, match=r"'image' is of the mode 1 and has .* bytes, expected pixels"):
+    with pytest.raises(BadSampleError, match=r"'image': is of the mode 1 and has .* bytes, expected pixels"):
         found(packer.open_source(path))
 
 

@@ -345,9 +345,7 @@ def test_the_kind_of_a_file_is_its_content(tmp_path: Path) -> None:
     assert open_source(path).title == f"HDF5 file {path}"
     unknown = {"x.jpg": IMAGES[0], "empty": b"", "x.txt.gz": gzip.compress(b"text"), "x.gz": b"\x1f\x8b"}
     for name, data in unknown.items():
-        with pytest.raises(
-            SourceError, match=f"{name}: no kind of source that packer knows: an image folder, a packed"
-        ):
+        with pytest.raises(SourceError, match=f"{name}: no kind of source that packer knows: a packed set, an LMDB"):
             open_source(write(tmp_path / name, data))
     with pytest.raises(SourceError, match="no such file"):
         open_source(tmp_path / "nowhere")

@@ -23,6 +23,7 @@ LAYERS = ("cache", "readers", "packer")  # each may import itself and those befo
 HEAVY = ("click", "h5py", "torch", "PIL", "zstandard", "pyarrow", "webdataset", "tfrecord", "packer")
 OPTIONAL = (
     "torch",
+    "lmdb",
     "pyarrow",
     "yaml",
     "webdataset",
@@ -71,6 +72,7 @@ ALLOWED = {  # third-party packages that a layer may name at all, lazily or not
         "packaging",
         "PIL",
         "zstandard",
+        "lmdb",
         "pyarrow",
         "matplotlib",
         "jinja2",
@@ -349,7 +351,7 @@ def test_no_import_cycles() -> None:
     "module",
     [
         "cache",
-        "cache.staging",
+        "cache.staging.session",
         "cache.remote",
         "readers",
         "readers.augment",

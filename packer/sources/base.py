@@ -6,28 +6,40 @@ listing, which reads into the worker's arena. A source object is small and pickl
 
 from __future__ import annotations
 
+import faulthandler
 import itertools
+import lzma
+import multiprocessing
 import os
 import pickle
 import posixpath
+import resource
 import stat
+import struct
+import sys
+import threading
+import zlib
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
 
-from cache.errors import MissingExtraError, SourceError
+from cache.checksums import crc32c
+from cache.errors import BadSampleError, MissingExtraError, PackerError, SourceError
+from cache.files import read_regular
 from cache.messages import listed
-from packer.formats.base import Arena
+from packer.formats.base import Arena, key_by_number
 from readers.layout import same_split
 from readers.opening.tree import Keys, TreeNames
-from readers.table import Buffer, NamesBuilder, Strings
+from readers.table import NO_LABEL, Buffer, NamesBuilder, Strings
 
 __all__ = [
     "AheadReader",
@@ -36,6 +48,7 @@ __all__ = [
     "LabellingReader",
     "ListingBuilder",
     "NumberPlaces",
+    "ObjectPlaces",
     "Places",
     "Samples",
     "Slice",
@@ -46,9 +59,15 @@ __all__ = [
     "SplitListing",
     "StrayReader",
     "check_names",
+    "choose_split",
     "file_stamp",
+    "in_child",
+    "numbered",
+    "of_sample",
     "place_name",
     "plain_yaml",
+    "read_text",
+    "refusing",
     "safe_name",
     "size_and_time",
     "stored_title",
@@ -111,6 +130,12 @@ class ObjectPlaces(Sequence[Any]):
         for first in range(0, len(self), _BLOCK_SAMPLES):
             yield from self[first : first + _BLOCK_SAMPLES]
 
+    @classmethod
+    def of(cls, places: Iterable[Any]) -> ObjectPlaces:
+        pickles = [pickle.dumps(place, _PLAIN) for place in places]
+        ends = np.cumsum([0, *map(len, pickles)], dtype=np.uint64)
+        return cls(Strings(np.frombuffer(b"".join(pickles), np.uint8), ends))
+
     def take(self, indices: npt.NDArray[np.int64]) -> ObjectPlaces:
         return ObjectPlaces(self._pickles.take(indices))
 
@@ -126,9 +151,12 @@ def size_and_time(path: str | os.PathLike[str]) -> tuple[int, int]:
     """(bytes, modification time in ns) of a file; -1 bytes for one that cannot be examined, or is none."""
     try:
         found = os.stat(path)
-    except OSError:
+    except (OSError, ValueError):
         return -1, 0
     return (found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else (-1, 0)
+
+
+T = TypeVar("T")
 
 
 def wanted_split(split: str | None, names: Collection[str], where: str) -> str | None:
@@ -175,6 +203,7 @@ def plain_yaml(text: str, where: object, extra: str, purpose: str) -> Any:
 
 
 _NAMES_BLOCK = 1024
+_MORE_BYTES = 1 << 30
 _PLAIN = 3  # the last protocol of pickle without frames, which are longer than a place
 
 
@@ -453,43 +482,181 @@ class SavedSource(Source, Protocol):
 
 
 class FileSource(ABC):
-    """A source whose samples are all in the file at `root`, which must not change between `list` and `open`.
+    """A source of files, which must not change between `list` and `open`.
 
-    kind: what such a file is called in the title. file: where it is, if not at `root`.
+    kind: what it is, for the title.
+    isolated: its library trusts the bytes of a file, so that damage may end the process that reads them; it is listed
+    and read in processes of its own.
+    seconds: how long listing may take, in a process of its own that has 1 GiB of memory more; None for no limits.
     """
 
-    kind: ClassVar[str]
+    kind: str = ""
+    isolated: bool = False
+    seconds: float | None = None
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        self.root = self.file = Path(root)
-        self._stamp: tuple[int, int] | None = None
+        self.root = Path(root)
+        self._stamps: dict[Path, tuple[int, int]] = {}
 
     @property
     def title(self) -> str:
         return f"{self.kind} {self.root}"
 
     def list(self, split: str | None) -> SourceListing:
-        self._stamp = file_stamp(self.file)
-        listing = self.list_file(split)
-        for part in listing.splits.values():
-            part.stamps = np.full(len(part), self._stamp[1], np.int64)
+        self._stamps = {}
+        if self.root.is_file():
+            self.note(self.root)
+        if self.isolated or self.seconds is not None:
+            state, listing = in_child(self.root, _listed, self, split, seconds=self.seconds)
+            self.__dict__.update(state)
+        else:
+            listing = self.list_files(split)
+        choose_split(listing, split, self.root)
+        mark = np.int64(self.mark())
+        for name, part in listing.splits.items():
+            if not len(part):
+                raise SourceError(f"{self.root}: no samples in {name}")
+            part.stamps = part.stamps ^ mark
         return listing
 
-    def paths(self, listing: SourceListing) -> Iterator[Path]:
-        yield self.file
+    def mark(self) -> int:
+        """What goes into the stamps of all samples: another one for other files, or changed ones."""
+        return crc32c(repr([(path.name, *stamp) for path, stamp in self._stamps.items()]).encode(errors="replace"))
 
-    def open(self) -> AbstractContextManager[SourceReader]:
-        if self._stamp is not None and file_stamp(self.file) != self._stamp:
-            raise SourceError(f"{self.root}: has changed since it was listed; run the same command again")
-        return self.open_file()
+    def note(self, path: Path) -> Path:
+        """`path`, one of the files that must not change. Raises SourceError where it is no regular file."""
+        self._stamps[path] = file_stamp(path)
+        if not path.is_file():
+            raise SourceError(f"{path}: not a regular file")
+        return path
+
+    def paths(self, listing: SourceListing) -> Iterator[str | os.PathLike[str]]:
+        yield from self._stamps
+
+    @contextmanager
+    def open(self) -> Iterator[SourceReader]:
+        for path, stamp in self._stamps.items():
+            if file_stamp(path) != stamp:
+                raise SourceError(f"{path}: has changed since it was listed; run the same command again")
+        with self.open_files() as reader:
+            yield reader
 
     @abstractmethod
-    def list_file(self, split: str | None) -> SourceListing:
-        """The listing, whose stamps are set by `list`."""
+    def list_files(self, split: str | None) -> SourceListing:
+        """The listing of all splits; `list` takes the one that is asked for, and adds what `note` saw to the stamps.
+
+        split: what samples are called that no split claims.
+        """
 
     @abstractmethod
-    def open_file(self) -> AbstractContextManager[SourceReader]:
-        """A reader of the file."""
+    def open_files(self) -> AbstractContextManager[SourceReader]:
+        """A reader of the files."""
+
+
+def _listed(source: FileSource, split: str | None) -> tuple[dict[str, Any], SourceListing]:
+    listing = source.list_files(split)
+    return source.__dict__, listing
+
+
+def choose_split(listing: SourceListing, split: str | None, where: object) -> None:
+    """Leave the split that is asked for, None for all. Raises SourceError where there is none of this name."""
+    if split is not None:
+        name = wanted_split(split, listing.splits, str(where))
+        listing.splits = {name: listing.splits[name]} if name else {}
+
+
+def in_child(where: object, work: Callable[..., T], *arguments: object, seconds: float | None = None) -> T:
+    """What `work` returns in a process of its own. Raises what it raises, and SourceError where the process dies.
+
+    seconds: how long it may take, and then has 1 GiB of memory more than this process; None for no limits.
+    """
+    is_safe = sys.platform == "linux" and threading.active_count() == 1
+    context: Any = multiprocessing.get_context("fork" if is_safe else "spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(sender, seconds is not None, work, arguments), daemon=True)
+    try:
+        process.start()
+        sender.close()
+        if not receiver.poll(seconds):
+            raise SourceError(f"{where}: takes more than {seconds:g} s to read: damaged, or made to harm")
+        error, value = receiver.recv()
+    except EOFError as error:
+        raise SourceError(f"{where}: ended the process that read it: truncated or damaged") from error
+    finally:
+        receiver.close()
+        process.kill()
+        process.join()
+    if error is not None:
+        raise error
+    return value  # type: ignore[no-any-return]
+
+
+def _answer(sender: Connection, is_limited: bool, work: Callable[..., object], arguments: Sequence[object]) -> None:
+    faulthandler.disable()  # the parent says what happened
+    try:
+        if is_limited:
+            has = int(read_regular("/proc/self/statm", 1 << 10).split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (has + _MORE_BYTES, has + _MORE_BYTES))
+        sender.send((None, work(*arguments)))
+    except MemoryError:
+        sender.send((SourceError("it takes more memory than a source of its kind: damaged, or made to harm"), None))
+    except Exception as error:
+        sender.send((error, None))
+
+
+_DAMAGE = (
+    *(OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, EOFError, RecursionError),
+    *(NotImplementedError, struct.error, zlib.error, lzma.LZMAError, BadZipFile),
+)
+
+
+@contextmanager
+def refusing(
+    where: object, what: str = "cannot be read", error: type[SourceError | BadSampleError] = SourceError
+) -> Iterator[None]:
+    """What reading damaged bytes raises becomes one of our errors: "where: what: why". Ours pass."""
+    try:
+        yield
+    except PackerError:
+        raise
+    except _DAMAGE as raised:
+        reason = raised.strerror if isinstance(raised, OSError) and raised.strerror else f"{raised!s:.200}"
+        if isinstance(raised, LookupError | TypeError | AttributeError):
+            reason = f"{raised!r:.200}"
+        raise error(f"{where}: {what}: {reason}") from raised
+
+
+@contextmanager
+def of_sample(where: object) -> Iterator[None]:
+    """Name what belongs to a sample in its BadSampleError; what reading it raises becomes one."""
+    try:
+        with refusing(where, error=BadSampleError):
+            yield
+    except BadSampleError as error:
+        raise error if str(error).startswith(f"{where}: ") else BadSampleError(f"{where}: {error}") from error
+
+
+def read_text(path: Path, max_bytes: int, what: str = "cannot be read as UTF-8 text") -> str:
+    """A small text file. Raises SourceError."""
+    with refusing(path, what):
+        return read_regular(path, max_bytes).decode()
+
+
+def numbered(
+    split: str, places: npt.NDArray[np.int64], sizes: npt.NDArray[Any] | int, fields: int, labels: Any = NO_LABEL
+) -> SplitListing:
+    """A split of samples without names, whose keys are their numbers. places: int64 [n, k]; sizes: bytes of each."""
+    count = len(places)
+    nothing = Strings(np.empty(0, np.uint8), np.zeros(count + 1, np.uint64))
+    return SplitListing(
+        "",
+        Strings.of(key_by_number(Path(split), number) for number in range(count)),
+        np.broadcast_to(np.asarray(labels, np.int64), count).copy(),
+        FieldNames(*[nothing] * fields),
+        np.broadcast_to(np.asarray(sizes, np.int64), count).copy(),
+        NumberPlaces(places),
+        np.zeros(count, np.int64),
+    )
 
 
 def check_names(names: Iterable[str], where: str) -> None:

@@ -24,9 +24,8 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -34,23 +33,16 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.errors import BadSampleError, SourceError
-from packer.formats.base import Arena, png_of
-from packer.sources.base import FileSource, NumberPlaces, SourceListing, SplitListing
-from packer.sources.file_sets import numbered_keys, numbered_names
+from packer.formats.base import png_of
+from packer.sources.columns import ColumnSource, Row, Rows
 from packer.sources.shards import split_of_name
-from packer.sources.streams import PlainFile
-from packer.sources.tables import json_payload
-from packer.sources.targets import Roles, choose_roles
-from readers.fields import encode_field
-from readers.table import NO_LABEL, Buffer
+from packer.sources.streams import ByteFile, PlainFile
 
 __all__ = ["BetonSource"]
 
 _HEADER = Struct("<HHIQQ")
 _FIELD = Struct("<B16s1024s")
-_VERSION = 2
-_MAX_FIELDS = 256
-_CUSTOM = 255
+_VERSION, _MAX_FIELDS, _CUSTOM = 2, 256, 255
 _IMAGE = np.dtype([("mode", "u1"), ("width", "<u2"), ("height", "<u2"), ("place", "<u8")])
 _BYTES = np.dtype([("place", "<u8"), ("bytes", "<u8")])
 _TYPES = {0: "<f8", 1: "<i8", 2: _IMAGE, 3: _BYTES, 4: "<u8", 5: _BYTES, 6: "<u8"}
@@ -60,7 +52,6 @@ _PLAIN = re.compile(r"[<>|=]?[biuf][1248]")
 _ALLOCATION = np.dtype([("sample", "<u8"), ("place", "<u8"), ("bytes", "<u8")])
 _JPEG, _PIXELS = 0, 1
 _MAX_JSON_BYTES = 64 << 20
-_MAX_LABEL = 1 << 53
 
 
 class _Field(NamedTuple):
@@ -76,236 +67,148 @@ class _Field(NamedTuple):
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
-class _Layout(NamedTuple):
-    """Where things are. record: the metadata of a sample."""
+class BetonSource(ColumnSource):
+    """The samples in the file at `root`. label_column: the field that is the label, None takes the usual names.
 
-    fields: tuple[_Field, ...]
-    record: np.dtype[Any]
-    samples: int
-    metadata: int
-    heap: int
-    allocations: int
-
-
-class BetonSource(FileSource):
-    """The samples in the file at `root`. label_column: the field that is the label, None takes the usual names."""
+    Place: (number of the sample, start and bytes of each of its fields that is in the heap).
+    """
 
     kind = "FFCV file"
 
     def __init__(self, root: str | os.PathLike[str], label_column: str | None = None) -> None:
-        super().__init__(root)
-        self.label_column = label_column
-        self.layout: _Layout | None = None
-        self.roles: Roles | None = None
+        super().__init__(root, label_column)
+        self.fields: dict[str, _Field] = {}
 
-    def list_file(self, split: str | None) -> SourceListing:
-        with closing(PlainFile(self.root)) as file:
-            size = self.root.stat().st_size
-            self.layout = layout = _read_layout(file, size)
-            contents = {field.name: _CONTENTS[field.kind] for field in layout.fields}
-            self.roles = choose_roles(contents, self.label_column, self.root)
-            shape = (layout.samples,)
-            records = np.frombuffer(
-                _read(file, layout.metadata, layout.samples * layout.record.itemsize), layout.record
-            )
-            count = (size - layout.allocations) // _ALLOCATION.itemsize
-            table = np.frombuffer(_read(file, layout.allocations, count * _ALLOCATION.itemsize), _ALLOCATION)
-        sizes, images = self._sizes(records.reshape(shape), table, layout)
-        labels = np.full(layout.samples, NO_LABEL, np.int64)
-        if self.roles.label is not None:
-            labels = records[_column(layout, self.roles.label)].astype(np.int64)
-            wrong = np.flatnonzero((labels < NO_LABEL) | (labels > _MAX_LABEL))
-            if len(wrong):
-                raise SourceError(
-                    f"{self.root}: sample {wrong[0]} has the label {labels[wrong[0]]}; classes count from 0"
-                )
-        name = split or split_of_name(self.root.name)
-        part = SplitListing(
-            "",
-            numbered_keys(name, layout.samples),
-            labels,
-            numbered_names(layout.samples, len(self.roles.fields)),
-            sizes,
-            NumberPlaces(np.column_stack((np.arange(layout.samples), *images))),
-            np.zeros(layout.samples, np.int64),
-        )
-        return SourceListing({name: part}, self.roles.fields)
+    def find(self, split: str | None) -> Mapping[str, Sequence[int]]:
+        with PlainFile(self.root) as file:
+            self._read_fields(file, self.root.stat().st_size)
+        return {split or split_of_name(self.root.name): [0]}
 
-    def _sizes(
-        self, records: npt.NDArray[Any], table: npt.NDArray[Any], layout: _Layout
-    ) -> tuple[npt.NDArray[np.int64], list[npt.NDArray[np.int64]]]:
-        """At least the bytes of each sample, and those of each of its images. Raises SourceError for lying places."""
-        table = table[np.argsort(table["place"], kind="stable")]
-        total = np.full(layout.samples, 256 * len(layout.fields), np.int64)
-        images: list[npt.NDArray[np.uint64]] = []
-        claimed = 0
-        for number, field in enumerate(layout.fields):
-            column = records[f"f{number}"]
-            if field.kind == 2:
-                found = self._allocated(column["place"], table, field)
-                starts, images = column["place"], [*images, found]
-            elif field.kind in (3, 5):
-                starts, found = column["place"], column["bytes"]
-            elif field.kind in (4, 6):
-                starts, found = column, np.full(len(column), field.array_bytes, np.uint64)
-            else:
-                continue
-            end = np.uint64(layout.allocations)
-            wrong = (starts < layout.heap) | (starts > end) | (found > end - np.minimum(starts, end))
-            wrong &= found > 0
-            if wrong.any():
-                i = int(np.flatnonzero(wrong)[0])
-                raise SourceError(
-                    f"{self.root}: sample {i}: {field.name!r} is {int(found[i]):,} bytes at {int(starts[i]):,}, "
-                    f"outside of the data, which are at {layout.heap:,} to {layout.allocations:,}: damaged"
-                )
-            claimed += int(found.sum())
-            total += found.astype(np.int64) + found.astype(np.int64) // 16
-        if claimed > layout.allocations - layout.heap:
+    def contents(self) -> dict[str, str]:
+        return {field.name: _CONTENTS[field.kind] for field in self.fields.values()}
+
+    def _read_fields(self, file: ByteFile, size: int) -> None:
+        """The fields, and where things are. Raises SourceError where the file claims more than it has."""
+        version, count, _, samples, allocations = _HEADER.unpack(file.read(0, _HEADER.size))
+        if version != _VERSION or not 0 < count <= _MAX_FIELDS:
             raise SourceError(
-                f"{self.root}: its samples claim {claimed:,} bytes of the {layout.allocations - layout.heap:,} that "
+                f"{self.root}: version {version} with {count} fields, expected version {_VERSION} of FFCV"
+            )
+        start = _HEADER.size + count * _FIELD.size
+        described = _FIELD.iter_unpack(file.read(_HEADER.size, count * _FIELD.size))
+        self.fields = {field.name: field for field in (self._field(*values) for values in described)}
+        if len(self.fields) < count:
+            raise SourceError(f"{self.root}: two fields have the same name")
+        types = [(f"f{number}", _TYPES[field.kind]) for number, field in enumerate(self.fields.values())]
+        self.record, self.start = np.dtype(types, align=True), start
+        heap = start + samples * self.record.itemsize
+        if not heap <= allocations <= size or (size - allocations) % _ALLOCATION.itemsize:
+            raise SourceError(
+                f"{self.root}: has {size:,} bytes, but {samples:,} samples up to {heap:,} and allocations from "
+                f"{allocations:,} on: truncated, or the program that wrote it did not finish"
+            )
+        self._samples, self._heap, self._allocations, self._size = samples, heap, allocations, size
+
+    def _field(self, kind: int, name: bytes, arguments: bytes) -> _Field:
+        text = name.partition(b"\0")[0].decode("latin-1")
+        if kind not in _TYPES:
+            what = "of its own making, whose layout only the program that wrote it knows; write the file without it"
+            what = what if kind == _CUSTOM else "expected 0 to 6"
+            raise SourceError(f"{self.root}: the field {text!r} is of the type {kind}, {what}")
+        if kind not in (4, 6):
+            return _Field(text, kind)
+        *sides, length = _SHAPE.unpack_from(arguments)
+        while sides and not sides[-1]:
+            sides.pop()
+        try:
+            [(_, dtype)] = json.loads(arguments[_SHAPE.size : _SHAPE.size + length])
+        except (ValueError, TypeError, RecursionError) as error:
+            raise SourceError(f"{self.root}: the field {text!r} is an array of an unknown kind: damaged") from error
+        if not isinstance(dtype, str) or not _PLAIN.fullmatch(dtype) or not 0 < math.prod(sides) <= 1 << 40:
+            raise SourceError(f"{self.root}: the field {text!r} is an array {sides} of {dtype!r:.40}, expected numbers")
+        return _Field(text, kind, dtype, tuple(sides))
+
+    def read_rows(self, part: int, columns: Sequence[str]) -> Rows:
+        with PlainFile(self.root) as file:
+            data = file.read(self.start, self._samples * self.record.itemsize)
+            table = np.frombuffer(file.read(self._allocations, self._size - self._allocations), _ALLOCATION)
+        records = np.frombuffer(data, self.record)
+        table = table[np.argsort(table["place"], kind="stable")]
+        places: list[npt.NDArray[Any]] = [np.arange(self._samples)]
+        sizes = np.full(self._samples, 256 * len(self.fields), np.int64)
+        values, claimed = {}, 0
+        for number, field in enumerate(self.fields.values()):
+            column = records[f"f{number}"]
+            if field.name in columns:
+                values[field.name] = column.tolist()
+            if field.kind in (0, 1):
+                continue
+            starts = column if field.kind in (4, 6) else column["place"]
+            counts = self._bytes_of(field, column, table)
+            end = np.uint64(self._allocations)
+            wrong = (starts < self._heap) | (starts > end) | (counts > end - np.minimum(starts, end))
+            self._refuse(field, wrong & (counts > 0), f"outside of the data, {self._heap:,} to {self._allocations:,}")
+            claimed += int(counts.sum())
+            places += [starts, counts]
+            sizes += counts.astype(np.int64) * 17 // 16
+        if claimed > self._allocations - self._heap:
+            raise SourceError(
+                f"{self.root}: its samples claim {claimed:,} bytes of the {self._allocations - self._heap:,} that "
                 f"there are: places are shared, so it is damaged"
             )
-        return total, [image.astype(np.int64) for image in images]
+        return Rows(np.column_stack(places).astype(np.int64), sizes, values)
 
-    def _allocated(
-        self, places: npt.NDArray[np.uint64], table: npt.NDArray[Any], field: _Field
-    ) -> npt.NDArray[np.uint64]:
-        """The bytes at each place, by the allocations."""
+    def _bytes_of(self, field: _Field, column: Any, table: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
+        """The bytes of each sample in a field: of an image, by the last allocation at its place."""
+        if field.kind in (4, 6):
+            return np.full(len(column), field.array_bytes, np.uint64)
+        if field.kind != 2:
+            return np.asarray(column["bytes"])
         if not len(table):
             raise SourceError(f"{self.root}: has no table of allocations: the program that wrote it did not finish")
-        # Of several allocations at one place only the last has bytes.
-        at = np.searchsorted(table["place"], places, side="right") - 1
-        wrong = np.flatnonzero((at < 0) | (table["place"][np.maximum(at, 0)] != places))
-        if len(wrong):
-            raise SourceError(
-                f"{self.root}: sample {wrong[0]}: {field.name!r} is at {int(places[wrong[0]]):,}, where nothing was "
-                f"allocated: damaged"
-            )
+        at = np.maximum(np.searchsorted(table["place"], column["place"], side="right") - 1, 0)
+        self._refuse(field, table["place"][at] != column["place"], "where nothing was allocated")
         return np.asarray(table["bytes"][at], np.uint64)
 
+    def _refuse(self, field: _Field, wrong: npt.NDArray[np.bool_], why: str) -> None:
+        if wrong.any():
+            raise SourceError(f"{self.root}: sample {int(np.argmax(wrong))}: {field.name!r} is {why}: damaged")
+
     @contextmanager
-    def open_file(self) -> Iterator[BetonReader]:
-        with closing(PlainFile(self.root)) as file:
-            yield BetonReader(self, file)
+    def open_rows(self) -> Iterator[Callable[[Any], Row]]:
+        with PlainFile(self.root) as file:
+
+            def row(place: tuple[int, ...]) -> Row:
+                number, *heap = place
+                data = file.read(self.start + number * self.record.itemsize, self.record.itemsize)
+                record = np.frombuffer(data, self.record)[0]
+                pairs = iter(zip(heap[::2], heap[1::2], strict=True))
+                at = {field.name: next(pairs) for field in self.fields.values() if field.kind not in (0, 1)}
+
+                raws = dict(zip(self.fields, record, strict=True))
+
+                def value(name: str, kind: str) -> Any:
+                    if name not in at:
+                        return raws[name].item()
+                    return _value(self.fields[name], raws[name], file.read(*at[name]))
+
+                return value
+
+            yield row
 
 
-class BetonReader:
-    """Reads samples. Place: (number of the sample, the bytes of each of its images)."""
-
-    def __init__(self, source: BetonSource, file: PlainFile) -> None:
-        assert source.layout is not None and source.roles is not None
-        self._file, self._layout, self._roles = file, source.layout, source.roles
-
-    def read(self, place: tuple[int, ...], arena: Arena) -> Sequence[Buffer | None]:
-        number, *sizes = place
-        layout = self._layout
-        data = _read(self._file, layout.metadata + number * layout.record.itemsize, layout.record.itemsize)
-        record = np.frombuffer(data, layout.record)[0]
-        sizes_left = iter(sizes)
-        found: dict[str, Any] = {}
-        for i, field in enumerate(layout.fields):
-            size = next(sizes_left) if field.kind == 2 else 0
-            try:
-                found[field.name] = self._value(field, record[f"f{i}"], size)
-            except BadSampleError as error:
-                raise BadSampleError(f"its field {field.name!r} {error}") from error
-        target = self._roles.target
-        if target is not None:
-            column = self._roles.columns[target]
-            found[column] = encode_field("target", found[column])
-        payloads: list[Buffer | None] = [found[column] for column in self._roles.columns.values()]
-        if self._roles.metadata:
-            payloads.append(json_payload(found, self._roles.metadata))
-        return payloads
-
-    def _value(self, field: _Field, value: Any, size: int) -> Any:
-        if field.kind in (0, 1):
-            return value.item()
-        if field.kind == 2:
-            return _image(value, _read(self._file, int(value["place"]), size))
-        if field.kind in (4, 6):
-            data = _read(self._file, int(value), field.array_bytes)
-            return encode_field("array", np.frombuffer(data, field.dtype).reshape(field.shape))
-        data = _read(self._file, int(value["place"]), int(value["bytes"]))
-        if field.kind == 3:
+def _value(field: _Field, raw: Any, data: bytes) -> Any:
+    if field.kind == 2:
+        mode, height, width = int(raw["mode"]), int(raw["height"]), int(raw["width"])
+        if mode == _JPEG:
             return data
-        if len(data) > _MAX_JSON_BYTES:
-            raise BadSampleError(f"has {len(data):,} bytes of JSON, expected at most {_MAX_JSON_BYTES:,}")
-        try:
-            return json.loads(data.partition(b"\0")[0])
-        except (ValueError, RecursionError) as error:
-            raise BadSampleError(f"is not JSON: {error}") from error
-
-
-def _image(value: Any, data: bytes) -> bytes:
-    mode, height, width = int(value["mode"]), int(value["height"]), int(value["width"])
-    if mode == _JPEG:
-        return data
-    if mode != _PIXELS or len(data) != height * width * 3 or not data:
-        raise BadSampleError(
-            f"is of the mode {mode} and has {len(data):,} bytes, expected pixels {height} x {width} x 3"
-        )
-    return png_of(np.frombuffer(data, np.uint8).reshape(height, width, 3))
-
-
-def _read(file: PlainFile, offset: int, length: int) -> bytes:
-    data = bytearray(length)
-    file.read_into(offset, memoryview(data))
-    return bytes(data)
-
-
-def _column(layout: _Layout, name: str) -> str:
-    return next(f"f{number}" for number, field in enumerate(layout.fields) if field.name == name)
-
-
-def _read_layout(file: PlainFile, size: int) -> _Layout:
-    """The layout of a file of `size` bytes. Raises SourceError where it claims more than it has."""
-    version, count, _, samples, allocations = _HEADER.unpack(_read(file, 0, _HEADER.size))
-    if version != _VERSION or not 0 < count <= _MAX_FIELDS:
-        raise SourceError(f"{file.path}: version {version} with {count} fields, expected version {_VERSION} of FFCV")
-    metadata = _HEADER.size + count * _FIELD.size
-    if metadata > size:
-        raise SourceError(f"{file.path}: ends at byte {size:,}, inside of the description of its fields: truncated?")
-    fields = tuple(
-        _field(file.path, *_FIELD.unpack(_read(file, _HEADER.size + number * _FIELD.size, _FIELD.size)))
-        for number in range(count)
-    )
-    if len({field.name for field in fields}) < count:
-        raise SourceError(f"{file.path}: two fields have the same name")
-    record = np.dtype([(f"f{number}", _TYPES[field.kind]) for number, field in enumerate(fields)], align=True)
-    heap = metadata + samples * record.itemsize
-    if not heap <= allocations <= size or (size - allocations) % _ALLOCATION.itemsize:
-        raise SourceError(
-            f"{file.path}: has {size:,} bytes, but {samples:,} samples up to {heap:,} and allocations from "
-            f"{allocations:,} on: truncated, or the program that wrote it did not finish"
-        )
-    if not samples:
-        raise SourceError(f"{file.path}: no samples")
-    return _Layout(fields, record, samples, metadata, heap, allocations)
-
-
-def _field(path: Path, kind: int, name: bytes, arguments: bytes) -> _Field:
-    try:
-        text = name.partition(b"\0")[0].decode("ascii")
-    except UnicodeDecodeError as error:
-        raise SourceError(f"{path}: the name of a field is {name!r}: damaged") from error
-    if kind == _CUSTOM:
-        raise SourceError(
-            f"{path}: the field {text!r} is of a kind of its own, whose layout only the program that wrote it knows; "
-            f"write the file again without it"
-        )
-    if kind not in _TYPES:
-        raise SourceError(f"{path}: the field {text!r} is of the type {kind}, expected 0 to 6")
-    if kind not in (4, 6):
-        return _Field(text, kind)
-    *sides, length = _SHAPE.unpack_from(arguments)
-    while sides and not sides[-1]:
-        sides.pop()
-    try:
-        [(_, dtype)] = json.loads(arguments[_SHAPE.size : _SHAPE.size + length])
-    except (ValueError, TypeError, RecursionError) as error:
-        raise SourceError(f"{path}: the field {text!r} is an array of an unknown kind: damaged") from error
-    if not isinstance(dtype, str) or not _PLAIN.fullmatch(dtype) or not 0 < math.prod(sides) <= 1 << 40:
-        raise SourceError(f"{path}: the field {text!r} is an array {sides} of {dtype!r:.40}, expected numbers")
-    return _Field(text, kind, dtype, tuple(sides))
+        if mode != _PIXELS or len(data) != height * width * 3 or not data:
+            raise BadSampleError(
+                f"is of the mode {mode} and has {len(data):,} bytes, expected pixels {height} x {width} x 3"
+            )
+        return png_of(np.frombuffer(data, np.uint8).reshape(height, width, 3))
+    if field.kind in (4, 6):
+        return np.frombuffer(data, field.dtype).reshape(field.shape)
+    if field.kind == 5 and len(data) > _MAX_JSON_BYTES:
+        raise BadSampleError(f"has {len(data):,} bytes of JSON, expected at most {_MAX_JSON_BYTES:,}")
+    return data if field.kind == 3 else json.loads(data.partition(b"\0")[0])

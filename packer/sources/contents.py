@@ -97,7 +97,7 @@ def _command(kind: str) -> str:
     if any(kind in entry.title for entry in FORMATS):
         return "packer convert {first}  (or  packer index {folder}, for all of them)"
     entry = next((entry for entry in SOURCES if kind in entry.title), None)
-    return _NO_COMMAND if entry is None else "packer convert {folder}" if entry.inside else "packer convert {first}"
+    return _NO_COMMAND if entry is None else "packer convert {first}"
 
 
 def _is_text(start: bytes) -> bool:

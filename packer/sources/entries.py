@@ -12,6 +12,7 @@ from packer.formats.ustar import header_sum
 from packer.registry import HEAD_BYTES, Entry, Registry
 from packer.sources.layouts import (
     celeba_files,
+    head_of,
     idx_folder,
     is_arrays,
     is_beton,
@@ -35,6 +36,7 @@ __all__ = ["FETCH_OPTIONS", "REGISTRY", "SourceEntry"]
 FETCH_OPTIONS = ("rate", "host_rate", "threads", "attempts", "timeout", "max_bytes", "private")
 _TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".pq")
 _TARS = (".tar", ".tgz", ".tbz", ".tbz2", ".txz", ".tzst")
+_LMDB = b"\xde\xc0\xef\xbe"
 _SHARD_OPTIONS = "image_key label_key label_offset"
 
 
@@ -43,45 +45,21 @@ class SourceEntry(Entry):
     """A kind of source. `home` is a class, or a function, that takes the path and the options.
 
     options: the arguments of `open_source` that it takes.
-    folders: whether it takes every directory that no other entry takes.
-    inside: it takes a directory with a file of this name, if the content of that file is right.
-    by_name: whether it is recognised by the name alone, since the content is text.
-    reads: whether it takes a file of such a name.
+    recognises: identifies a directory, or a file by more than its first bytes; asked before any entry's magic number.
+    is_text: whether its files are text, so that a name alone makes no file one.
+    is_tree: whether a directory of it is a tree of files, whose folders `layout="tree"` takes for classes.
     compressed: whether a compressed file is one by what it unpacks to.
-    recognises: identifies a directory, or a file, by more than the file `inside`, or the first bytes.
     """
 
     options: frozenset[str] = frozenset()
-    folders: bool = False
-    inside: str = ""
-    by_name: bool = False
-    reads: Callable[[Path], bool] | None = field(default=None, compare=False)
-    compressed: bool = False
     recognises: Callable[[Path], bool] | None = field(default=None, compare=False)
+    is_text: bool = False
+    is_tree: bool = True
+    compressed: bool = False
 
     def kind_of(self, head: bytes) -> str:
         """What a file that begins with `head` is called in a message: "tar archive"."""
         return _kind(self.title)
-
-    def is_folder(self, path: Path) -> bool:
-        """Whether a directory is one of these."""
-        if self.recognises is not None and self.recognises(path):
-            return True
-        file_path = path / self.inside
-        if not self.inside or not file_path.exists():
-            return False
-        if not file_path.is_file():
-            return not file_path.is_dir()  # a FIFO, for example: opening it says what is wrong
-        if not self.magic and self.claims is None:
-            return True
-        with open(file_path, "rb") as file:
-            return self.is_content(file.read(HEAD_BYTES))
-
-    def is_file(self, path: Path) -> bool:
-        """Whether a file is one of these, whatever it begins with."""
-        if self.by_name and self.is_name(path.name) and (self.reads is None or self.reads(path)):
-            return True
-        return self.recognises is not None and self.recognises(path)
 
 
 class _ShardEntry(SourceEntry):
@@ -103,11 +81,6 @@ def _kind(title: str) -> str:
     return title.partition(" ")[2].partition(" (")[0].removesuffix(" file").removesuffix(" environment")
 
 
-def _is_celeba(path: Path) -> bool:
-    """Whether a directory has the images and the partition of CelebA."""
-    return celeba_files(path) is not None
-
-
 def _is_tar(head: bytes) -> bool:
     """Whether a first tar member has the right checksum."""
     field = head[148:156].strip(b" \0")
@@ -121,15 +94,30 @@ def _entry(name: str, title: str, home: str, options: str = "", **about: Any) ->
     return SourceEntry(name=name, title=title, home=home, options=taken, **about)
 
 
+def _is_table(path: Path) -> bool:
+    return path.is_file() and path.name.lower().endswith(_TABLES)
+
+
+def _is_lmdb(path: Path) -> bool:
+    """Whether a directory has the file of an environment; where that is no regular file, opening it says so."""
+    inside = path / "data.mdb"
+    return head_of(inside)[16:20] == _LMDB if inside.is_file() else inside.exists() and not inside.is_dir()
+
+
 _OWN = (
     # --- folders, and what is in them
-    _entry("folder", "an image folder", "folder:FolderSource", "layout", folders=True),
-    _entry("set", "a packed set", "packed:PackedSource", inside=DATASET_FILE),
+    _entry(
+        "set", "a packed set", "packed:PackedSource", is_tree=False,
+        recognises=lambda path: (path / DATASET_FILE).exists(),
+    ),
     _entry(
         "lmdb", "an LMDB environment", "lmdb:LmdbSource", "layout",
-        inside="data.mdb", magic=((16, b"\xde\xc0\xef\xbe"),), suffixes=(".mdb", ".lmdb"),
+        recognises=_is_lmdb, magic=((16, _LMDB),), suffixes=(".mdb", ".lmdb"), is_tree=False,
     ),
-    _entry("celeba", "CelebA's folder", "celeba:open_celeba", "layout label_column", recognises=_is_celeba),
+    _entry(
+        "celeba", "CelebA's folder", "celeba:CelebaSource", "label_column",
+        recognises=lambda path: celeba_files(path) is not None,
+    ),
     _entry(
         "huggingface", "a Hugging Face data set (.parquet)", "huggingface:HuggingFaceSource",
         "label_column split_column", recognises=is_hub_set,
@@ -157,25 +145,26 @@ _OWN = (
         recognises=is_arrays,
     ),
     _entry(
-        "coco", "COCO's folder, or a file of its annotations", "coco:open_coco", "layout folder",
-        recognises=is_coco, suffixes=(".json",), by_name=True,
+        "coco", "COCO's folder, or a file of its annotations", "coco:CocoSource", "folder",
+        recognises=is_coco, suffixes=(".json",),
     ),
-    _entry("voc", "Pascal VOC's folder", "voc:open_voc", "layout image_sets", recognises=is_voc),
-    _entry("yolo", "a folder of images and labels for YOLO", "yolo:open_yolo", "layout", recognises=is_yolo),
-    _entry("ilsvrc", "ILSVRC's folder", "ilsvrc:open_ilsvrc", "layout", recognises=is_ilsvrc),
+    _entry("voc", "Pascal VOC's folder", "voc:VocSource", "image_sets", recognises=is_voc),
+    _entry("yolo", "a folder of images and labels for YOLO", "yolo:YoloSource", recognises=is_yolo),
+    _entry("ilsvrc", "ILSVRC's folder", "ilsvrc:open_ilsvrc", recognises=is_ilsvrc),
     _entry(
-        "shards", "a folder of shards made elsewhere", "shard_folder:open_shards",
-        f"layout fields {_SHARD_OPTIONS}", recognises=is_shards,
+        "shards", "a folder of shards made elsewhere", "shards:ShardSource", f"fields {_SHARD_OPTIONS}",
+        recognises=is_shards,
     ),
+    _entry("folder", "an image folder", "folder:FolderSource", "layout", recognises=Path.is_dir),
     # --- files, by their names and what is in them
     _entry(
         "urls", "a list of addresses of images (.txt, or a table)", "url_list:UrlListSource",
         " ".join(("path_column", "label_column", "split_column", *FETCH_OPTIONS)),
-        suffixes=(*_TABLES, ".txt"), by_name=True, reads=is_url_list,
+        suffixes=(*_TABLES, ".txt"), recognises=is_url_list, is_text=True,
     ),
     _entry(
         "manifest", "a manifest (.csv, .tsv, .jsonl, .ndjson, .parquet)", "manifest:ManifestSource",
-        "path_column label_column split_column fields folder", suffixes=_TABLES, by_name=True,
+        "path_column label_column split_column fields folder", suffixes=_TABLES, recognises=_is_table, is_text=True,
     ),
     _entry(
         "tar", "a tar archive (.tar, .tar.gz, .tar.bz2, .tar.xz, .tar.zst)", "tar_archive:TarSource",

@@ -263,10 +263,8 @@ def list_members(
     root: Path,
     left_out: list[tuple[str, str]],
     layout: str = "auto",
-    *,
-    by_position: bool = True,
 ) -> SourceListing:
-    """The listing of the tree that `members` (plain names) form, in the order of their positions, or as they come.
+    """The listing of the tree that `members` (plain names) form, in the order of their positions.
 
     Raises SourceError for no members, for two of the same name, and where `list_tree` does.
     """
@@ -282,8 +280,7 @@ def list_members(
             )
         names.add(member.name)
     members = _without_common_folder(members, left_out)
-    if by_position:
-        members = sorted(members, key=lambda member: int(member.place[0]))
+    members = sorted(members, key=lambda member: int(member.place[0]))
     files = TreeFiles.of([member.name for member in members], [member.bytes for member in members])
     listing = list_tree(files, split, str(root), left_out, layout)
     for name, part in listing.splits.items():

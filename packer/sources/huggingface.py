@@ -1,59 +1,34 @@
 """A data set of Hugging Face in Parquet: images in it as `struct{bytes, path}`, or as bytes.
 
-A repository's folder, or one file. The columns have the roles of `packer.sources.targets`: ClassLabels have their
+A repository's folder, or one file. The columns have the roles of `packer.sources.columns`: ClassLabels have their
 names, an image keeps its bytes, its path is the sample's name where all paths of a split differ, and what is neither
 image nor label is in the field json.
 
 Listing reads the labels and the paths alone. Rows are read a batch at a time and in the order of the files, since a row
-group is unpacked from its start; each image is then a view of the batch. Before a row group is read, the headers of its
-pages say how much memory that takes (`packer.sources.parquet`).
+group is unpacked from its start; each image is then a view of the batch. A row group whose footer says that it unpacks
+to far more than images do is refused. pyarrow may end the process over a damaged file: it is `isolated`.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from cache.errors import BadNameError, BadSampleError, SourceError
-from cache.files import read_regular
 from cache.messages import listed, quoted
-from packer.formats.base import Arena
-from packer.sources.base import (
-    FieldNames,
-    NumberPlaces,
-    SourceListing,
-    SplitListing,
-    check_names,
-    plain_yaml,
-    safe_name,
-)
-from packer.sources.file_sets import FilesSource, numbered_keys, numbered_names, split_named, splits_by_value
-from packer.sources.layouts import parquet_files
-from packer.sources.parquet import (
-    BinaryColumn,
-    batches_of,
-    has_child,
-    open_parquet,
-    parquet_file,
-    row_bytes,
-    translated,
-)
+from packer.sources.base import plain_yaml, read_text, refusing, safe_name
+from packer.sources.columns import CAPTION_COLUMNS, ColumnSource, Row, Rows, Targets, is_mask, targets_of
+from packer.sources.layouts import head_of, parquet_files
 from packer.sources.shards import split_of_name
-from packer.sources.tables import Table, column_values, json_payload, number_labels
-from packer.sources.targets import CAPTION_COLUMNS, Roles, Targets, choose_roles, targets_of
-from readers.fields import check_field, encode_field
+from packer.sources.tables import Table, column_values, parquet_file
 from readers.headers import sniff
 from readers.layout import SplitName
-from readers.opening.tree import unique_keys
-from readers.table import NO_LABEL, Buffer, Names, Strings
 
 __all__ = ["HuggingFaceSource"]
 
@@ -157,15 +132,14 @@ def _whole(root: Path, split: str, files: Sequence[HubFile]) -> list[Path]:
         count = max(counts)
         missing = sorted(set(range(count)) - {file.number for file in files})
         if len(counts) > 1 or len(files) != count or missing:
-            such = f", the first of them {split}-{missing[0]:05d}-of-{count:05d}" if missing else ""
+            first = f", the first of them {split}-{missing[0]:05d}-of-{count:05d}" if missing else ""
             raise SourceError(
                 f"{root}: has {len(files)} files of {split}, but their names speak of "
-                f"{listed(sorted(map(str, counts)))}{such}; download the rest, or remove those of another version"
+                f"{listed(sorted(map(str, counts)))}{first}; download the rest, or remove those of another version"
             )
     for file in files:
-        with open(file.path, "rb") as opened:
-            if opened.read(len(_LFS)) == _LFS:
-                raise SourceError(f"{file.path}: a pointer of Git LFS and not the file; run  git lfs pull")
+        if head_of(file.path, len(_LFS)) == _LFS:
+            raise SourceError(f"{file.path}: a pointer of Git LFS and not the file; run  git lfs pull")
     return [file.path for file in files]
 
 
@@ -175,11 +149,9 @@ def features_in(metadata: Mapping[bytes, bytes] | None, path: Path) -> dict[str,
     text = (metadata or {}).get(b"huggingface")
     if text is None:
         return None
-    try:
+    with refusing(path, "its features cannot be read"):
         features = json.loads(text)["info"]["features"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise SourceError(f"{path}: its features cannot be read: {error!r:.80}") from error
-    return dict(features) if isinstance(features, dict) else None
+        return dict(features) if features is not None else None
 
 
 def readme_features(root: Path) -> dict[str, Any] | None:
@@ -189,10 +161,7 @@ def readme_features(root: Path) -> dict[str, Any] | None:
     path = next((folder / "README.md" for folder in folders if (folder / "README.md").is_file()), None)
     if path is None:
         return None
-    try:
-        text = read_regular(path, _MAX_README_BYTES).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SourceError(f"{path}: cannot be read: {error}") from error
+    text = read_text(path, _MAX_README_BYTES)
     match = re.match(r"---\r?\n(.*?)\r?\n---", text, re.DOTALL)
     if match is None or "dataset_info" not in match[1] or len(match[1]) > _MAX_YAML_BYTES:
         return None
@@ -233,393 +202,249 @@ def class_names(feature: Mapping[str, Any], where: object) -> tuple[str, ...]:
 
 
 # ------------------------------------------------------------------------------
-# Columns of labels in data sets of Hugging Face that hold no class numbers, but numbers with fractions or lists.
+# What the columns of a file hold, and their rows.
 
 
-def hub_targets(root: Path, column: str, kind: Any, feature: Any, values: Callable[[], Iterator[Any]]) -> Targets:
-    """What a column holds. A list of ClassLabels, or of texts, is 1 at the place of each class.
+_MAX_ROWS = 4096
+_BATCH_BYTES, _DICTIONARY_BYTES = 32 << 20, 256 << 20
+_BOMB_BYTES, _BOMB_RATIO = 64 << 20, 1000  # images hardly shrink at all
 
-    kind: its type in pyarrow. feature: of `datasets`, if it is known. values: gives those of all rows, which only texts
-    need. Raises SourceError.
+
+def has_child(kind: Any, name: str) -> bool:
+    """Whether a type is a struct with such a field."""
+    import pyarrow as pa
+
+    return bool(pa.types.is_struct(kind)) and kind.get_field_index(name) >= 0
+
+
+def _is_list(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _is_text(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def content_of(name: str, kind: Any, feature: Any, where: object) -> str:
+    """What a column holds (`packer.sources.columns`), by its type and feature; "" for what is left behind."""
+    import pyarrow as pa
+
+    what = feature.get("_type") if isinstance(feature, dict) else None
+    if what in ("Audio", "Video", "Pdf", "Nifti") or (_is_list(kind) and has_child(kind.value_type, "bytes")):
+        return ""
+    if has_child(kind, "bytes") or what == "Image":
+        if _is_text(kind):
+            raise SourceError(f"{where}: the column {name!r} holds paths of images, not images; embed them")
+        return "image"
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        return "class" if what == "ClassLabel" else "integer"
+    if pa.types.is_floating(kind):
+        return "number"
+    if _is_text(kind):
+        return "text"
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return "bytes"
+    return "texts" if name in CAPTION_COLUMNS and _is_list(kind) and _is_text(kind.value_type) else "value"
+
+
+def batch_rows(path: Path, group: Any, columns: Sequence[str]) -> int:
+    """How many rows of a row group fit into memory at a time, by its footer. Raises SourceError for a bomb.
+
+    The values of a row are in a page, or, where they are numbers of entries in a dictionary, in that.
     """
-    import pyarrow as pa
-
-    inner = feature[0] if isinstance(feature, list) and feature else None
-    if isinstance(feature, Mapping):
-        inner = feature.get("feature")
-    if isinstance(inner, Mapping) and inner.get("_type") == "ClassLabel":
-        names = class_names(inner, f"{root}: {column!r}")
-        return Targets(len(names), classes=names)
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    if is_list and (pa.types.is_string(kind.value_type) or pa.types.is_large_string(kind.value_type)):
-        found = targets_of(lambda: enumerate(values(), 1), Table(root / column, ()))
-        return found or Targets(0)
-    return Targets(0, "") if is_list else Targets(-1)
-
-
-# ------------------------------------------------------------------------------
-# What the columns of a Parquet file of Hugging Face hold: by their types, features of `datasets`, first values.
+    rows = _MAX_ROWS
+    for chunk in _chunks(group, columns):
+        packed, unpacked = max(1, chunk.total_compressed_size), max(1, chunk.total_uncompressed_size)
+        if unpacked > _BOMB_BYTES and unpacked > _BOMB_RATIO * packed:
+            raise SourceError(
+                f"{path}: {chunk.path_in_schema}: {packed:,} bytes that unpack to {unpacked:,}: a decompression bomb"
+            )
+        rows = min(rows, _BATCH_BYTES * group.num_rows // unpacked)
+        if chunk.has_dictionary_page:
+            dictionary = (chunk.data_page_offset - chunk.dictionary_page_offset) * unpacked // packed
+            rows = min(rows, _DICTIONARY_BYTES // max(1, dictionary))
+    return max(1, rows)
 
 
-def contents_of(schema: Any, features: Mapping[str, Any], path: Path) -> tuple[dict[str, str], list[str]]:
-    """What the columns hold (`packer.sources.targets`), and warnings about those that are left behind."""
-    import pyarrow as pa
-
-    contents: dict[str, str] = {}
-    left = []
-    for column in schema:
-        kind, feature = column.type, features.get(column.name)
-        what = feature.get("_type") if isinstance(feature, dict) else None
-        if what in ("Audio", "Video", "Pdf", "Nifti") or _is_list_of_images(kind):
-            left.append(column.name)
-        elif has_child(kind, "bytes") or what == "Image":
-            if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-                raise SourceError(f"{path}: the column {column.name!r} holds paths of images, not images; embed them")
-            contents[column.name] = "image"
-        elif what == "ClassLabel" and (pa.types.is_integer(kind)):
-            contents[column.name] = "class"
-        elif pa.types.is_integer(kind) or pa.types.is_boolean(kind):
-            contents[column.name] = "integer"
-        elif pa.types.is_floating(kind):
-            contents[column.name] = "number"
-        elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
-            contents[column.name] = "text"
-        elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-            contents[column.name] = "bytes"
-        elif column.name in CAPTION_COLUMNS and pa.types.is_list(kind) and pa.types.is_string(kind.value_type):
-            contents[column.name] = "texts"
-        else:
-            contents[column.name] = "value"
-    names = listed(list(map(repr, left)), 20)
-    return contents, [f"{path}: left behind: {names}, which hold several images, or sound or video"] if left else []
+def _chunks(group: Any, columns: Sequence[str]) -> list[Any]:
+    """The chunks that these columns, or parts of columns, take."""
+    chunks = map(group.column, range(group.num_columns))
+    return [chunk for chunk in chunks if f"{chunk.path_in_schema}.".startswith(tuple(f"{name}." for name in columns))]
 
 
-def _is_list_of_images(kind: Any) -> bool:
-    import pyarrow as pa
-
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    return bool(is_list) and has_child(kind.value_type, "bytes")
-
-
-def looked_at(file: Any, schema: Any, contents: Mapping[str, str], features: Mapping[str, Any]) -> dict[str, str]:
-    """What the first rows say: bytes that are images, images that are masks."""
-    names = [name for name, what in contents.items() if what == "bytes" or (what == "image" and "mask" in name.lower())]
-    found: dict[str, str] = {}
-    if not names or not file.groups:
-        return found
-    batch = next(iter(batches_of(file, 0, names)), None)
-    if batch is None or not batch.num_rows:
-        return found
-    for name in names:
-        value = BinaryColumn(batch.column(name)).value(0)
-        if contents[name] == "bytes" and value is not None and sniff(value):
-            found[name] = "image"
-        if contents[name] == "image" and value is not None and _is_mask(value):
-            found[name] = "mask"
-    return found
+def batches_of(file: Any, path: Path, number: int, columns: Sequence[str]) -> Iterator[Any]:
+    """The rows of a row group, some at a time. It uses no threads: workers may have been forked."""
+    rows = batch_rows(path, file.metadata.row_group(number), columns)
+    return file.iter_batches(rows, row_groups=[number], columns=list(columns), use_threads=False)  # type: ignore[no-any-return]
 
 
-def _is_mask(data: Buffer) -> bool:
-    try:
-        check_field("mask", data)
-    except BadSampleError:
-        return False
-    return True
-
-
-_MAX_LABEL = 1 << 53
-_ROWS = "rows"  # what keys of numbers begin with where a column names the splits
-
-
-@dataclass(frozen=True, slots=True)
-class _File:
-    """groups: of which rows the row groups are, and how many bytes a row has in them on average."""
-
-    path: Path
-    split: str
-    group_rows: tuple[int, ...]
-    row_bytes: tuple[int, ...]
-
-
-class HuggingFaceSource(FilesSource):
-    """The files at `root`, a folder or a Parquet file.
-
-    label_column: None takes the first ClassLabel. split_column: its values are the splits, instead of the files.
-    """
+class HuggingFaceSource(ColumnSource):
+    """The files at `root`, a folder or a Parquet file. Place: (number of the file, row group, row in it)."""
 
     kind = "Hugging Face data set"
+    isolated = True
+    shuffles = False
+    estimated = True
 
-    def __init__(
-        self, root: str | os.PathLike[str], label_column: str | None = None, split_column: str | None = None
-    ) -> None:
-        super().__init__(Path(root))
-        self.label_column, self.split_column = label_column, split_column
-        self.files: list[_File] = []
-        self.roles: Roles | None = None
-        self.targets: Targets | None = None
+    def find(self, split: str | None) -> Mapping[str, Sequence[int]]:
+        splits = splits_of(self.root)
+        if self.root.is_file() and split is not None:
+            splits = dict.fromkeys((split,), next(iter(splits.values())))
+        self.files = [self.note(path) for paths in splits.values() for path in paths]
+        number = iter(range(len(self.files)))
+        return {name: [next(number) for _ in paths] for name, paths in splits.items()}
 
-    def list_files(self, split: str | None) -> SourceListing:
-        found = splits_of(self.root)
-        wanted = split
-        if self.split_column is not None:
-            found, split = {_ROWS: [path for paths in found.values() for path in paths]}, None
-        if split is not None:
-            only = len(found) == 1 and self.root.is_file()
-            split = split if only else split_named(split, found, self.root)
-            found = {split: next(iter(found.values()))} if only else found
-        first = next(iter(found.values()))[0]
-        with parquet_file(self.note(first)) as file:
-            schema, features = file.schema_arrow, features_in(file.schema_arrow.metadata, first)
-            features = features if features is not None else readme_features(self.root) or {}
-            contents, left = contents_of(schema, features, first)
-            contents |= looked_at(file, schema, contents, features)
-            self._check_split_column(contents)
-        self.roles = roles = choose_roles(contents, self.label_column, self.root)
-        self.files = []
-        listing = SourceListing({}, roles.fields, warnings=left, shuffles=False, estimated=True)
-        labels: dict[str, list[Any]] = {}
-        values: list[Any] = []
-        for name, paths in found.items():
-            parts = [self._list_file(path, name, schema) for path in paths]
-            labels[name] = [part[0] for part in parts]
-            values += [part[2] for part in parts]
-            if split in (None, name):
-                listing.splits[name] = self._split(name, [part[1] for part in parts])
-        self._number_labels(listing, labels, features)
-        if roles.target is not None:
-            column = roles.columns[roles.target]
-            every = [path for paths in found.values() for path in paths]
-            feature, kind = features.get(column), schema.field(column).type
-            self.targets = hub_targets(self.root, column, kind, feature, lambda: _values(every, column))
-            listing.classes = self.targets.classes
-        return listing if self.split_column is None else self._dealt(listing, values, features, wanted)
+    def contents(self) -> dict[str, str]:
+        path = self.files[0]
+        with parquet_file(path) as file:
+            self._schema = schema = file.schema_arrow
+            features = features_in(schema.metadata, path)
+            self._features = features if features is not None else readme_features(self.root) or {}
+            contents = {
+                column.name: content_of(column.name, column.type, self._features.get(column.name), path)
+                for column in schema
+            }
+            self._left = [name for name, what in contents.items() if not what]
+            contents = {name: what for name, what in contents.items() if what}
+            masks = [name for name, what in contents.items() if what == "image" and "mask" in name.lower()]
+            doubtful = [*masks, *(name for name, what in contents.items() if what == "bytes")]
+            batch: Any = next(batches_of(file, path, 0, doubtful), None) if doubtful and file.num_row_groups else None
+            for name in doubtful if batch is not None and batch.num_rows else ():
+                value = _BinaryColumn(batch.column(name)).value(0)
+                if value is not None and contents[name] == "image":
+                    contents[name] = "mask" if is_mask(value) else "image"
+                elif value is not None and sniff(value):
+                    contents[name] = "image"
+        return contents
 
-    def _check_split_column(self, contents: dict[str, str]) -> None:
-        """Take the column of splits out of `contents`. Raises SourceError where it cannot be one."""
-        name = self.split_column
-        if name is None or name == self.label_column:
-            return
-        if contents.pop(name, None) not in ("class", "integer", "text"):
-            possible = [name for name, what in contents.items() if what in ("class", "integer", "text")]
-            raise SourceError(
-                f"{self.root}: no column {name!r} of names (split_column={name!r}); splits could be in "
-                f"{', '.join(possible) or 'none'}"
-            )
+    def warnings(self) -> list[str]:
+        left = listed([*map(repr, self._left)], 20)
+        return [f"{self.files[0]}: left behind: {left}, which hold several images, or sound or video"] if left else []
 
-    def _dealt(
-        self, listing: SourceListing, parts: Sequence[Any], features: Mapping[str, Any], wanted: str | None
-    ) -> SourceListing:
-        """The listing with the splits that a column names. parts: its values by file."""
-        column = self.split_column or ""
-        values = [value for part in parts for value in column_values(self.root, column, part)]
-        feature = features.get(column) or {}
-        if feature.get("_type") == "ClassLabel":
-            names = class_names(feature, f"{self.root}: {column!r}")
-            values = [names[value] if isinstance(value, int) and 0 <= value < len(names) else value for value in values]
-        listing.splits = splits_by_value(listing.splits[_ROWS], values, f"{self.root}: column {column!r}")
-        if wanted is not None:
-            wanted = split_named(wanted, listing.splits, self.root)
-            listing.splits = {wanted: listing.splits[wanted]}
-        return listing
+    def class_names(self, column: str) -> tuple[str, ...]:
+        feature = self._features.get(column)
+        is_class = isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
+        return class_names(feature, f"{self.root}: {column!r}") if is_class and feature else ()
 
-    def _list_file(self, path: Path, split: str, schema: Any) -> tuple[Any, Any, Any]:
-        """(labels, paths of images, splits) of a file, as arrays of pyarrow, which is added to `files`."""
-        roles = self._roles()
-        with parquet_file(self.note(path)) as file:
-            its = file.schema_arrow
-            for column in {*roles.columns.values(), roles.label, self.split_column, *roles.metadata} - {None}:
-                if column not in its.names or its.field(column).type != schema.field(column).type:
-                    raise SourceError(
-                        f"{path}: its column {column!r} is missing, or not as in {self.root}'s first file"
-                    )
-            needed = self._columns()
-            rows = tuple(group.rows for group in file.groups)
-            sizes = tuple(row_bytes(group, needed) for group in file.groups)
-            self.files.append(_File(path, split, rows, sizes))
-            return self._read_columns(file, sum(rows))
+    def target_of(self, column: str) -> Targets:
+        """A list of ClassLabels, or of texts, is 1 at the place of each class."""
+        kind, feature = self._schema.field(column).type, self._features.get(column)
+        inner = feature[0] if isinstance(feature, list) and feature else None
+        inner = feature.get("feature") if isinstance(feature, Mapping) else inner
+        if isinstance(inner, Mapping) and inner.get("_type") == "ClassLabel":
+            names = class_names(inner, f"{self.root}: {column!r}")
+            return Targets(len(names), classes=names)
+        if _is_list(kind) and _is_text(kind.value_type):
+            values = [value for i in range(len(self.files)) for value in self.read_rows(i, [column]).values[column]]
+            return targets_of(lambda: enumerate(values, 1), Table(self.root / column, ())) or Targets(0)
+        return Targets(0, "") if _is_list(kind) else Targets(-1)
 
-    def _read_columns(self, file: Any, rows: int) -> tuple[Any, Any, Any]:
-        """(labels, paths of images, splits) of all rows, None where there are no such columns."""
-        import pyarrow as pa
-
-        label, image = self._roles().label, self._roles().columns["image"]
-        has_path = has_child(file.schema_arrow.field(image).type, "path")
-        split = self.split_column
-        columns = [name for name in dict.fromkeys((label, split)) if name is not None] + [f"{image}.path"] * has_path
-        batches = [batch for n in range(len(file.groups)) for batch in batches_of(file, n, columns)] if columns else []
-        if columns and sum(batch.num_rows for batch in batches) != rows:
-            raise SourceError(f"{file.path}: its pages have other rows than the {rows:,} of its footer: damaged")
-        paths = [batch.column(image).field("path") for batch in batches] if has_path else None
-
-        def column(name: str | None) -> Any:
-            chunks = [] if name is None else [batch.column(name) for batch in batches]
-            return None if name is None else pa.chunked_array(chunks, file.schema_arrow.field(name).type)
-
-        whole = None if paths is None else pa.chunked_array(paths, pa.string() if not paths else paths[0].type)
-        return column(label), whole, column(split)
-
-    def _split(self, split: str, paths: Sequence[Any]) -> SplitListing:
-        """The listing of a split. Places: (number of the file, row group, row in it)."""
-        numbers = [number for number, file in enumerate(self.files) if file.split == split]
-        places, sizes = [], []
-        for number in numbers:
-            file = self.files[number]
-            for group, (rows, size) in enumerate(zip(file.group_rows, file.row_bytes, strict=True)):
-                column = np.arange(rows, dtype=np.int64)
-                places.append(np.column_stack((np.full(rows, number), np.full(rows, group), column)))
-                sizes.append(np.full(rows, size))
-        count = sum(map(len, places))
-        if not count:
-            raise SourceError(f"{self.root}: no rows in {split}")
-        fields = len(self._roles().fields)
-        keys: Any = numbered_keys(split, count)
-        names = numbered_names(count, fields)
-        found = _distinct_names(self.root, paths, count)
-        if found is not None:
-            check_names(found, str(self.root))
-            keys = unique_keys(found)
-            names = FieldNames(found, *numbered_names(count, max(1, fields - 1)).columns[: fields - 1])
-        return SplitListing(
-            "",
-            keys,
-            np.full(count, NO_LABEL, np.int64),
-            names,
-            np.concatenate(sizes).astype(np.int64),
-            NumberPlaces(np.concatenate(places).astype(np.int64)),
-            np.zeros(count, np.int64),
-        )
-
-    def _number_labels(
-        self, listing: SourceListing, labels: Mapping[str, list[Any]], features: Mapping[str, Any]
-    ) -> None:
-        """Labels of all samples, over all splits: a name means the same in each."""
-        label = self._roles().label
-        if label is None:
-            return
-        feature = features.get(label) or {}
-        if feature.get("_type") == "ClassLabel":
-            listing.classes = class_names(feature, f"{self.root}: {label!r}")
-        every = (part for parts in labels.values() for part in parts)
-        values = [value for part in every for value in column_values(self.root, label, part)]
-        rows = Table(self.root / label, ())
-        numbers, classes, warnings = number_labels(values, range(1, len(values) + 1), rows)
-        listing.classes, listing.warnings = listing.classes or classes, listing.warnings + warnings
-        found, first = np.array(numbers, np.int64), 0
-        most = len(listing.classes) - 1 if listing.classes else _MAX_LABEL
-        wrong = np.flatnonzero(found > most)
-        if len(wrong):
-            raise SourceError(
-                f"{self.root}: row {wrong[0] + 1} has the {label!r} {found[wrong[0]]}, the last is {most}"
-            )
-        for name, parts in labels.items():
-            count = sum(map(len, parts))
-            if name in listing.splits:
-                listing.splits[name].labels = found[first : first + count]
-            first += count
-
-    def _columns(self) -> list[str]:
-        """The columns of all fields."""
-        roles = self._roles()
-        return [*roles.columns.values(), *roles.metadata]
-
-    def _roles(self) -> Roles:
-        assert self.roles is not None
-        return self.roles
+    def read_rows(self, part: int, columns: Sequence[str]) -> Rows:
+        path, image = self.files[part], self.roles.columns["image"]
+        needed = [*self.roles.columns.values(), *self.roles.metadata]
+        with parquet_file(path) as file:
+            kinds = {column.name: column.type for column in file.schema_arrow}
+            for name in {*needed, *columns}:
+                if kinds.get(name) != self._schema.field(name).type:
+                    raise SourceError(f"{path}: its column {name!r} is missing, or not as in {self.root}'s first file")
+            places: list[Any] = [np.empty((0, 3), np.int64)]
+            sizes: list[Any] = [np.empty(0, np.int64)]
+            if file.metadata.num_rows > path.stat().st_size:  # an image has more than a byte
+                raise SourceError(f"{path}: claims {file.metadata.num_rows:,} rows: damaged")
+            paths = [f"{image}.path"] if has_child(self._schema.field(image).type, "path") else []
+            values: dict[str, list[Any]] = {name: [] for name in (*columns, *paths)}
+            for number in range(file.num_row_groups):
+                group = file.metadata.row_group(number)
+                rows = np.arange(group.num_rows, dtype=np.int64)
+                places.append(np.column_stack((np.full_like(rows, part), np.full_like(rows, number), rows)))
+                unpacked = sum(chunk.total_uncompressed_size for chunk in _chunks(group, needed))
+                sizes.append(np.full_like(rows, min(max(1, unpacked // max(1, len(rows))), 1 << 30)))
+                for batch in batches_of(file, path, number, [*columns, *paths]) if values else ():
+                    for name in columns:
+                        values[name] += column_values(path, name, batch.column(name))
+                    for name in paths:
+                        values[name] += column_values(path, name, batch.column(image).field("path"))
+        count = sum(map(len, sizes))
+        if any(len(read) != count for read in values.values()):
+            raise SourceError(f"{path}: its pages have other rows than the {count:,} of its footer: damaged")
+        names = [safe_name(value or "") for value in values[paths[0]]] if paths else None
+        return Rows(np.concatenate(places), np.concatenate(sizes), values, names)
 
     @contextmanager
-    def open(self) -> Iterator[HuggingFaceReader]:
-        with closing(HuggingFaceReader(self)) as reader:
-            yield reader
+    def open_rows(self) -> Iterator[Callable[[Any], Row]]:
+        yield _Reader(self).row
 
 
-class HuggingFaceReader:
+class _Reader:
     """Reads rows, best in their order: a batch of them is in memory, and the rest of its row group comes after it."""
 
     def __init__(self, source: HuggingFaceSource) -> None:
-        assert source.roles is not None
-        self._source, self._roles, self._columns = source, source.roles, source._columns()
-        self._file: Any = None
-        self._group = (-1, -1)
-        self._batches: Iterator[Any] = iter(())
-        self._batch: _Batch | None = None
+        self._source = source
+        self._columns = [*source.roles.columns.values(), *source.roles.metadata]
+        self._at = (-1, -1)
+        self._batches: Iterator[tuple[int, Any]] = iter(())
+        self._first, self._stop = 0, 0  # rows of the batch
+        self._batch: Any = None
+        self._read: dict[str, Any] = {}  # columns of the batch
 
-    def read(self, place: tuple[int, int, int], arena: Arena) -> Sequence[Buffer | None]:
+    def row(self, place: tuple[int, int, int]) -> Row:
         number, group, row = place
-        if self._group != (number, group) or (self._batch is not None and row < self._batch.first):
-            self._start(number, group)
-        path = self._source.files[number].path
-        while self._batch is None or row >= self._batch.first + self._batch.rows:
-            first = self._batch.first + self._batch.rows if self._batch else 0
-            with translated(path):
-                found = next(self._batches, None)
-            if found is None:
-                raise SourceError(f"{path}: row group {group} has {first:,} rows, but claims more: damaged")
-            self._batch = _Batch(found, first, self._roles, path, self._source.targets)
-        return self._batch.payloads(row - self._batch.first)
+        if self._at != (number, group) or row < self._first:
+            self._at, self._first, self._stop = (number, group), 0, 0
+            self._batches = self._batches_of(number, group)
+        while row >= self._stop:
+            self._first, self._batch = next(self._batches)
+            self._stop, self._read = self._first + self._batch.num_rows, {}
+        at = row - self._first
+        return lambda column, kind: self._value(column, kind, at)
 
-    def _start(self, number: int, group: int) -> None:
-        path = self._source.files[number].path
-        if self._group[0] != number:
-            self.close()
-            self._source.check(path)
-            self._file = open_parquet(path)
-        self._group, self._batch = (number, group), None
-        self._batches = batches_of(self._file, group, self._columns)
-
-    def close(self) -> None:
-        self._group, self._batch, self._batches = (-1, -1), None, iter(())
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-
-class _Batch:
-    """Rows of a row group from `first` on."""
-
-    def __init__(self, batch: Any, first: int, roles: Roles, path: Path, targets: Targets | None) -> None:
-        self.first, self.rows, self._roles = first, batch.num_rows, roles
-        self._binary = {
-            field: BinaryColumn(batch.column(column))
-            for field, column in roles.columns.items()
-            if field not in ("caption", roles.target)
-        }
-        self._targets = targets
-        self._labels = column_values(path, "label", batch.column(roles.columns[roles.target])) if roles.target else []
-        caption = roles.columns.get("caption")
-        self._texts = column_values(path, caption, batch.column(caption)) if caption is not None else []
-        self._rest = {name: column_values(path, name, batch.column(name)) for name in roles.metadata}
-
-    def payloads(self, row: int) -> list[Buffer | None]:
-        found: list[Buffer | None] = []
-        for field in self._roles.fields:
-            if field == "json":
-                record = {name: values[row] for name, values in self._rest.items()}
-                found.append(json_payload(record, self._roles.metadata))
-            elif field == self._roles.target and self._targets is not None:
-                found.append(self._targets.payload(self._labels[row]))
-            elif field == "caption":
-                text = self._texts[row]
-                found.append(None if text is None else encode_field("text", text))
-            else:
-                found.append(self._binary[field].value(row))
-        if found[0] is None:
-            raise BadSampleError(self._binary["image"].why(row))
-        return found
-
-
-def _values(paths: Sequence[Path], column: str) -> Iterator[Any]:
-    """Those of a column in some files."""
-    for path in paths:
+    def _batches_of(self, number: int, group: int) -> Iterator[tuple[int, Any]]:
+        path, first = self._source.files[number], 0
         with parquet_file(path) as file:
-            for group in range(len(file.groups)):
-                for batch in batches_of(file, group, [column]):
-                    yield from column_values(path, column, batch.column(column))
+            for batch in batches_of(file, path, group, self._columns):
+                yield first, batch
+                first += batch.num_rows
+        raise SourceError(f"{path}: row group {group} has {first:,} rows, but claims more: damaged")
+
+    def _value(self, name: str, kind: str, at: int) -> Any:
+        column: Any = self._read.get(name)
+        is_binary = kind in ("image", "mask", "file")
+        if column is None:
+            found = self._batch.column(name)
+            column = _BinaryColumn(found) if is_binary else column_values(self._source.root, name, found)
+            self._read[name] = column
+        if not is_binary:
+            return column[at]
+        value = column.value(at)
+        if value is None and name == self._source.roles.columns["image"]:
+            whole = column.column[at].as_py()
+            path = whole.get("path") if isinstance(whole, dict) else None
+            what = f"has no bytes, only the path {path!r:.100}; embed the images (push_to_hub does, or save with bytes)"
+            raise BadSampleError(what if path else "has no image: the column is null")
+        return value
 
 
-def _distinct_names(root: Path, paths: Sequence[Any], count: int) -> Strings | None:
-    """The names of a split's images, by their paths; None where some have none, or two the same."""
-    if any(part is None for part in paths):
-        return None
-    values = (path for part in paths for chunk in part.chunks for path in column_values(root, "path", chunk))
-    found = Names.of(safe_name(path or "") for path in values)
-    return found if len(found) == count and "" not in set(found) and len(set(found)) == count else None
+class _BinaryColumn:
+    """A column of bytes, or of structs with them, whose values are views."""
+
+    def __init__(self, column: Any) -> None:
+        import pyarrow as pa
+
+        self.column = column
+        values = column.field("bytes") if pa.types.is_struct(column.type) else column
+        if not (pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type)):
+            values = values.cast(pa.large_binary())
+        width = np.int64 if pa.types.is_large_binary(values.type) else np.int32
+        _, offsets, data = values.buffers()
+        start = values.offset * np.dtype(width).itemsize
+        self._offsets = np.frombuffer(offsets, width, len(values) + 1, start).tolist()
+        self._data = memoryview(data) if data is not None else memoryview(b"")
+        self._valid = (values.is_valid().to_numpy(False) & column.is_valid().to_numpy(False)).tolist()
+
+    def value(self, row: int) -> memoryview | None:
+        """The bytes in a row; None for null."""
+        return self._data[self._offsets[row] : self._offsets[row + 1]] if self._valid[row] else None

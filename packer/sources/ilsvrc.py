@@ -18,25 +18,21 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import cache
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 
-from cache.errors import BadSampleError, FormatError, MissingExtraError, SourceError
+from cache.errors import BadSampleError, MissingExtraError, SourceError
 from cache.files import read_regular
 from cache.messages import listed, plural
 from packer.formats.base import Arena
-from packer.formats.ustar import walk
-from packer.sources.base import FieldNames, Places, Source, SourceListing, SplitListing, wanted_split
+from packer.sources.base import FieldNames, Source, SourceListing, SplitListing, choose_split, of_sample, refusing
 from packer.sources.folder import FolderReader, FolderSource
 from packer.sources.layouts import SOLUTION, find_solution, ilsvrc_tars
 from packer.sources.objects import MAX_XML_BYTES, grid_of, parse_objects
-from packer.sources.streams import StreamWindow, UnpackedStream, compression_of
+from packer.sources.several import SeveralSources
 from packer.sources.tables import open_table
 from packer.sources.tar_archive import TarSource
 from readers.fields import encode_field
@@ -82,12 +78,7 @@ def give_labels(listing: SourceListing, solution: Mapping[str, str], where: str)
                 f"{where}: {plural(missing, 'image')} of {name} without a label: put {SOLUTION}, or the development "
                 f"kit (ILSVRC2012_devkit_t12.tar.gz) for archives, there"
             )
-        listing.splits[name] = with_labels(part, labels, part.names)
-
-
-def with_labels(part: SplitListing, labels: npt.NDArray[Any], names: FieldNames) -> SplitListing:
-    """A split with other labels and names."""
-    return SplitListing(part.root, part.keys, labels, names, part.bytes, part.places, part.stamps)
+        part.labels = labels
 
 
 def read_solution(path: Path) -> dict[str, str]:
@@ -110,19 +101,19 @@ def read_solution(path: Path) -> dict[str, str]:
 def read_kit(path: Path) -> dict[str, str]:
     """The class of each image of val, by its name without a suffix, from the development kit. Raises SourceError."""
     truth, meta, year = b"", b"", "2012"
-    compression = compression_of(path)
-    try:
-        with StreamWindow(UnpackedStream(path, compression or "gzip")) as window:
-            for member in walk(window):
+    with refusing(path), tarfile.open(path) as archive:
+        try:
+            for member in archive:
                 match = _TRUTH.fullmatch(member.name)
-                if (match or member.name.endswith(_META)) and member.size > _MAX_KIT_BYTES:
+                if member.size > _MAX_KIT_BYTES:
                     raise SourceError(f"{path}: {member.name} has {member.size:,} bytes, expected {_MAX_KIT_BYTES:,}")
-                if match:
-                    truth, year = window.read(member.offset, member.size), match[1]
-                elif member.name.endswith(_META):
-                    meta = window.read(member.offset, member.size)
-    except FormatError as error:
-        raise SourceError(str(error)) from error
+                file = archive.extractfile(member) if match or member.name.endswith(_META) else None
+                if file is not None and match:
+                    truth, year = file.read(), match[1]
+                elif file is not None:
+                    meta = file.read()
+        except tarfile.TarError as error:
+            raise SourceError(f"{path}: cannot be read: {error}") from error
     if not truth or not meta:
         raise SourceError(f"{path}: holds no data/ILSVRC{year}_validation_ground_truth.txt and {_META[1:]}")
     synsets = _synsets(meta, path)
@@ -155,103 +146,62 @@ def _synsets(meta: bytes, path: Path) -> dict[str, str]:
 #     ILSVRC2012_img_val.tar                 images without labels, which follow from
 #         LOC_val_solution.csv               as on Kaggle, or
 #         ILSVRC2012_devkit_t12.tar.gz       the development kit: data/ILSVRC2012_validation_ground_truth.txt has a
-#                                            number
-#                                            for each image, and data/meta.mat the synset of each number
+#                                            number for each image, and data/meta.mat the synset of each number
 #     ILSVRC2012_img_test_v10102019.tar      images without labels
-#
-# Place: (number of the archive, place in it).
 
 
 _KIT = re.compile(r"ILSVRC\d{4}_devkit_t12\.(?:tar\.gz|tgz)")
 
 
-class IlsvrcTarSource:
-    """See the module."""
+class _SplitTar(TarSource):
+    """An archive that is a split."""
+
+    def __init__(self, path: Path, split: str) -> None:
+        super().__init__(path, "tree")
+        self._split = split
+
+    def list(self, split: str | None) -> SourceListing:
+        return super().list(self._split)
+
+
+class IlsvrcTarSource(SeveralSources):
+    """The archives in the folder `root`."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
-        self._tars = [(split, TarSource(path, "tree")) for split, path in ilsvrc_tars(self.root).items()]
+        tars = ilsvrc_tars(self.root)
+        super().__init__(
+            [_SplitTar(path, split) for split, path in tars.items()], [path.name for path in tars.values()]
+        )
 
     @property
     def title(self) -> str:
         return f"archives of ILSVRC {self.root}"
 
     def list(self, split: str | None) -> SourceListing:
-        split = wanted_split(split, [name for name, _ in self._tars], str(self.root))
-        whole = SourceListing({}, {"image": "image"}, skip_strays=True)
-        for number, (name, tar) in enumerate(self._tars):
-            listing = tar.list(name)
-            part = listing.splits[name]
-            part.places = _NumberedPlaces(number, part.places)
-            whole.splits[name] = part
-            whole.classes = whole.classes or listing.classes
-            whole.left_out += listing.left_out
-        give_labels(whole, self._solution(), str(self.root))
-        whole.splits = {name: part for name, part in whole.splits.items() if split in (None, name)}
-        return whole
+        listing = super().list(None)
+        table = self._table()
+        read = read_solution if table is not None and table.name == SOLUTION else read_kit
+        give_labels(listing, {} if table is None else read(table), str(self.root))
+        choose_split(listing, split, self.root)
+        return listing
 
-    def _solution(self) -> Mapping[str, str]:
-        """The class of each image of val."""
-        if (self.root / SOLUTION).is_file():
-            return read_solution(self.root / SOLUTION)
-        kit = self._kit()
-        return {} if kit is None else read_kit(kit)
+    def _table(self) -> Path | None:
+        """The table, or else the development kit."""
+        kits = [name for name in sorted(os.listdir(self.root)) if _KIT.fullmatch(name)]
+        return next((self.root / name for name in (SOLUTION, *kits) if (self.root / name).is_file()), None)
 
-    def _kit(self) -> Path | None:
-        return next((self.root / name for name in sorted(os.listdir(self.root)) if _KIT.fullmatch(name)), None)
-
-    @contextmanager
-    def open(self) -> Iterator[_NumberedReader]:
-        with ExitStack() as opened:
-            yield _NumberedReader(cache(lambda number: opened.enter_context(self._tars[number][1].open())))
-
-    def paths(self, listing: SourceListing) -> Iterator[Path]:
-        table = self.root / SOLUTION
-        kit = table if table.is_file() else self._kit()
-        if kit is not None:
-            yield kit
-        for _, tar in self._tars:
-            yield from tar.paths(listing)
-
-
-class _NumberedPlaces(Sequence[Any]):
-    """Places with the number of what they are in."""
-
-    def __init__(self, number: int, places: Places) -> None:
-        self._number, self._places = number, places
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def __getitem__(self, index: Any) -> Any:
-        found = self._places[index]
-        return [(self._number, place) for place in found] if isinstance(index, slice) else (self._number, found)
-
-    def take(self, indices: Any) -> _NumberedPlaces:
-        """The places at `indices`."""
-        return _NumberedPlaces(self._number, self._places.take(indices))
-
-
-class _NumberedReader:
-    """Reads from several archives, each opened when it is needed."""
-
-    def __init__(self, readers: Callable[[int], Any]) -> None:
-        self._readers = readers
-
-    def read(self, place: tuple[int, Any], arena: Arena) -> Sequence[Buffer]:
-        return cast(Sequence[Buffer], self._readers(place[0]).read(place[1], arena))
-
-    def head(self, place: tuple[int, Any]) -> bytes:
-        return cast(bytes, self._readers(place[0]).head(place[1]))
+    def paths(self, listing: SourceListing) -> Iterator[str | os.PathLike[str]]:
+        table = self._table()
+        yield from () if table is None else (table,)
+        yield from ilsvrc_tars(self.root).values()
 
 
 _DATA, _ANNOTATIONS = "Data/CLS-LOC", "Annotations/CLS-LOC"
 
 
-def open_ilsvrc(root: str | os.PathLike[str], layout: str = "auto") -> Source:
-    """The source; with layout="tree" the classes that its folders are then."""
-    if layout == "tree":
-        return FolderSource(root, layout)
+def open_ilsvrc(root: str | os.PathLike[str]) -> Source:
+    """The source of a folder of images, or of archives."""
     return IlsvrcTarSource(root) if ilsvrc_tars(Path(root)) else IlsvrcSource(root)
 
 
@@ -278,15 +228,17 @@ class IlsvrcSource:
                 whole.splits[name] = part.take(np.array(rows, np.int64))
         table = find_solution(self.root)
         give_labels(whole, {} if table is None else read_solution(table), str(self.root))
-        split = wanted_split(split, whole.splits, str(self.root))
-        whole.splits = {name: part for name, part in whole.splits.items() if split in (None, name)}
+        choose_split(whole, split, self.root)
         whole.left_out = [item for item in whole.left_out if item[0] != SOLUTION]
         self._classes = {name: number for number, name in enumerate(whole.classes)}
         if self._has_boxes:
             whole.fields = {"image": "image", "boxes": "boxes", "box_labels": "array"}
             for name, part in whole.splits.items():
-                nothing = Strings(np.empty(0, np.uint8), np.zeros(len(part) + 1, np.uint64))
-                whole.splits[name] = with_labels(part, part.labels, FieldNames(*part.names.columns, nothing, nothing))
+                nothing = Strings.of([""] * len(part))
+                names = FieldNames(*part.names.columns, nothing, nothing)
+                whole.splits[name] = SplitListing(
+                    part.root, part.keys, part.labels, names, part.bytes, part.places, part.stamps
+                )
         return whole
 
     def open(self) -> FolderReader:
@@ -319,16 +271,12 @@ class _ReaderWithBoxes(FolderReader):
     def read(self, place: tuple[str, int], arena: Arena) -> Sequence[Buffer | None]:  # type: ignore[override]
         (image,) = super().read(place, arena)
         path = _annotation_of(self._annotations, place[0])
-        try:
-            data = read_regular(path, MAX_XML_BYTES)
-        except (FileNotFoundError, NotADirectoryError):
-            return image, None, None
-        except OSError as error:
-            raise BadSampleError(f"{path}: cannot be read: {error.strerror or error}") from error
-        try:
+        with of_sample(path):
+            try:
+                data = read_regular(path, MAX_XML_BYTES)
+            except (FileNotFoundError, NotADirectoryError):
+                return image, None, None
             return image, *self._boxes(image, data)
-        except BadSampleError as error:
-            raise BadSampleError(f"{path}: {error}") from error
 
     def _boxes(self, image: Buffer, data: bytes) -> tuple[Buffer, Buffer]:
         found, grid = parse_objects(data), grid_of(image, None)

@@ -44,12 +44,10 @@ class ImageFolderSource(ManifestSource):
     ) -> None:
         super().__init__(root, label_column=label_column, split_column=split_column, fields=fields, folder=root)
 
-    @property
-    def title(self) -> str:
-        return f"image folder {self.root}"
+    kind = "image folder"
 
-    def list(self, split: str | None) -> SourceListing:
-        tables = tuple(open_table(path) for path in metadata_files(self.root))
+    def list_files(self, split: str | None) -> SourceListing:
+        tables = tuple(open_table(self.note(path)) for path in metadata_files(self.root))
         if not tables:
             raise SourceError(f"{self.root}: no table of metadata with a column {_PATH!r}")
         for table in tables:
@@ -67,10 +65,6 @@ class ImageFolderSource(ManifestSource):
                 f"label_column='COLUMN', or take folders for classes with  layout='tree'"
             )
         return listing
-
-    def paths(self, listing: SourceListing) -> Iterator[str | os.PathLike[str]]:
-        yield from metadata_files(self.root)
-        yield from list(super().paths(listing))[1:]
 
     def _leave_out(self, listing: SourceListing, every: _Tables, more: tuple[str, ...]) -> None:
         """List the files that no row names."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from struct import Struct
@@ -34,10 +35,12 @@ __all__ = [
     "YOLO_NAMES",
     "YOLO_YAMLS",
     "CelebaFiles",
+    "IdxName",
     "celeba_files",
     "check_layout",
     "coco_files",
     "find_solution",
+    "head_of",
     "idx_folder",
     "idx_name",
     "ilsvrc_tars",
@@ -64,29 +67,38 @@ __all__ = [
 
 
 _LOOKED_AT = 512
-_HEAD_BYTES = 512
-_TAIL_BYTES = 8
-_MAX_FOOTER_BYTES = 64 << 20
+_HEAD_BYTES, _TAIL_BYTES, _MAX_FOOTER_BYTES = 512, 8, 64 << 20
 
 
-def first_names(folder: Path, count: int = _LOOKED_AT) -> list[str]:
-    """The names of up to `count` files and folders in a folder, in order; [] where it cannot be read."""
-    try:
-        with os.scandir(folder) as entries:
-            return sorted(entry.name for entry in islice(entries, count))
-    except OSError:
-        return []
+def entries_of(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """The entries of a folder that are not hidden, as they come; none where it cannot be listed."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        yield from (entry for entry in entries if entry.name[:1] != ".")
+
+
+def first_entries(folder: Path, count: int | None = _LOOKED_AT) -> list[os.DirEntry[str]]:
+    """Up to `count` of them, by name."""
+    return sorted(islice(entries_of(folder), count), key=lambda entry: entry.name)
+
+
+def first_names(folder: Path, count: int | None = _LOOKED_AT) -> list[str]:
+    """The names of `first_entries`."""
+    return [entry.name for entry in first_entries(folder, count)]
 
 
 def head_of(path: Path, count: int = _HEAD_BYTES) -> bytes:
     """The first bytes of a regular file; b"" where it is none, or cannot be read."""
     try:
-        if not path.is_file():
-            return b""
-        with open(path, "rb") as file:
-            return file.read(count)
+        return read_up_to(path, count) if path.is_file() else b""
     except OSError:
         return b""
+
+
+def read_up_to(path: Path, count: int, from_end: int = 0) -> bytes:
+    """Up to `count` bytes of a file, from the start, or from so many bytes before the end."""
+    with open(path, "rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - from_end) if from_end else 0)
+        return file.read(count)
 
 
 # --- CIFAR --------------------------------------------------------------------------------------------------------
@@ -210,16 +222,10 @@ def _depth(root: Path) -> int:
 
 
 def _parquet_below(folder: Path, depth: int) -> Iterator[Path]:
-    try:
-        with os.scandir(folder) as entries:
-            found = [entry.name for entry in entries if entry.name[:1] != "."]
-    except OSError:
-        return
-    for name in found:
-        if name.endswith(_PARQUET):
-            yield folder / name
-    if depth and len(found) <= _MOST_FOLDERS:
-        for name in found:
+    names = first_names(folder, None)
+    yield from (folder / name for name in names if name.endswith(_PARQUET))
+    if depth and len(names) <= _MOST_FOLDERS:
+        for name in names:
             if "." not in name and (folder / name).is_dir():
                 yield from _parquet_below(folder / name, depth - 1)
 
@@ -230,7 +236,7 @@ def is_hub_set(root: Path) -> bool:
     Of a folder, files that are damaged, or were not downloaded, are taken for some: reading says what is wrong.
     """
     if root.is_file():
-        return root.name.lower().endswith(_PARQUET) and _contents_of_parquet(root) == "images"
+        return root.name.lower().endswith(_PARQUET) and _has_images(root) is True
     depth = _depth(root)
     return any(_has_image_parquet(folder, depth) for folder in (root, root / "data"))
 
@@ -240,30 +246,23 @@ def _has_image_parquet(folder: Path, depth: int) -> bool:
     names = first_names(folder)
     path = next((folder / name for name in names if name.endswith(_PARQUET)), None)
     if path is not None:
-        return _contents_of_parquet(path) != "other"
+        return _has_images(path) is not False
     below = (folder / name for name in names[:_MOST_FOLDERS] if "." not in name) if depth else ()
     return any(path.is_dir() and _has_image_parquet(path, depth - 1) for path in below)
 
 
-def _contents_of_parquet(path: Path) -> str:
-    """ "images", by what the footer says: columns of bytes, or features of `datasets`; else "other", or "damaged"."""
+def _has_images(path: Path) -> bool | None:
+    """By what the footer says: columns of bytes, or features of `datasets`; None where it is damaged."""
     try:
-        if not path.is_file():
-            return "damaged"
-        with open(path, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _TAIL_BYTES))
-            tail = file.read(_TAIL_BYTES)
-            length = int.from_bytes(tail[:4], "little")
-            if tail[4:] != b"PAR1" or not 0 < length <= min(size - _TAIL_BYTES, _MAX_FOOTER_BYTES):
-                return "damaged"
-            file.seek(size - _TAIL_BYTES - length)
-            footer = file.read(length)
+        tail = read_up_to(path, _TAIL_BYTES, _TAIL_BYTES) if path.is_file() else b""
+        length = int.from_bytes(tail[:4], "little")
+        if tail[4:] != b"PAR1" or not 0 < length <= _MAX_FOOTER_BYTES:
+            return None
+        footer = read_up_to(path, length, _TAIL_BYTES + length)
     except OSError:
-        return "damaged"
+        return None
     # A name in the schema is its length in one byte, and its letters.
-    has_images = b"\x05bytes" in footer or (b"huggingface" in footer and b'"Image"' in footer)
-    return "images" if has_images else "other"
+    return b"\x05bytes" in footer or (b"huggingface" in footer and b'"Image"' in footer)
 
 
 def metadata_files(root: Path) -> list[Path]:
@@ -319,20 +318,10 @@ _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 _BRANCHES_LOOKED_AT = 1000
 
 
-def _entries(folder: Path, count: int | None = None) -> list[os.DirEntry[str]]:
-    """The entries of a folder, not hidden, up to `count` of them; none where it cannot be listed."""
-    try:
-        with os.scandir(folder) as entries:
-            limited = entries if count is None else (entry for entry, _ in zip(entries, range(count), strict=False))
-            return [entry for entry in limited if not entry.name.startswith(".")]
-    except OSError:
-        return []
-
-
 def coco_files(root: Path) -> dict[str, dict[str, Path]]:
     """The files of COCO's annotations below a directory: part -> kind -> path; empty where there are none."""
     found: dict[str, dict[str, Path]] = {}
-    for name in sorted(entry.name for entry in _entries(root / "annotations")):
+    for name in first_names(root / "annotations", None):
         match = COCO_NAME.fullmatch(name)
         if match is not None:
             found.setdefault(match[2], {})[match[1]] = root / "annotations" / name
@@ -344,8 +333,8 @@ def coco_files(root: Path) -> dict[str, dict[str, Path]]:
 
 
 def is_coco(root: Path) -> bool:
-    """Whether a directory has annotations of COCO."""
-    return bool(coco_files(root))
+    """Whether a directory has annotations of COCO, or is a file of JSON."""
+    return bool(coco_files(root)) or (root.is_file() and root.name.lower().endswith(".json"))
 
 
 def is_voc(root: Path) -> bool:
@@ -368,7 +357,7 @@ def is_yolo(root: Path) -> bool:
 
 def _has_boxes_beside(folder: Path, depth: int = 2) -> bool:
     """Whether the first images that have a text file beside them have boxes of YOLO in it."""
-    entries = _entries(folder, _BRANCHES_LOOKED_AT)
+    entries = first_entries(folder, _BRANCHES_LOOKED_AT)
     for entry in entries:
         if has_image_suffix(entry.name):
             head = head_of(Path(entry.path).with_suffix(".txt"))
@@ -378,7 +367,7 @@ def _has_boxes_beside(folder: Path, depth: int = 2) -> bool:
 
 
 def _has_texts(folder: Path, depth: int = 4) -> bool:
-    entries = _entries(folder, _BRANCHES_LOOKED_AT)
+    entries = first_entries(folder, _BRANCHES_LOOKED_AT)
     if any(entry.name.endswith(".txt") and entry.name != "classes.txt" for entry in entries):
         return True
     return depth > 0 and any(_has_texts(Path(entry.path), depth - 1) for entry in entries if entry.is_dir())
@@ -390,7 +379,7 @@ def yolo_folders(root: Path) -> dict[str, str]:
     if inside:
         return inside
     if (root / "images").is_dir():
-        folders = sorted(entry.name for entry in _entries(root / "images") if entry.is_dir())
+        folders = [entry.name for entry in first_entries(root / "images", None) if entry.is_dir()]
         matches = [match for name in folders if (match := _PART.fullmatch(name))]
         short = [match[1] for match in matches]
         names = [match[0] if short.count(match[1]) > 1 else match[1] for match in matches]
@@ -405,7 +394,7 @@ def is_ilsvrc(root: Path) -> bool:
     if find_solution(root) is None:
         return False
     named = root.name == "CLS-LOC" or (root / "val").is_dir()
-    return named or any(has_image_suffix(entry.name) for entry in _entries(root, _BRANCHES_LOOKED_AT))
+    return named or any(has_image_suffix(entry.name) for entry in first_entries(root, _BRANCHES_LOOKED_AT))
 
 
 def find_solution(root: Path) -> Path | None:
@@ -416,15 +405,15 @@ def find_solution(root: Path) -> Path | None:
 
 def ilsvrc_tars(root: Path) -> dict[str, Path]:
     """The archives of ILSVRC in a directory: split -> path; empty where there are none."""
-    names = sorted(entry.name for entry in _entries(root))
-    found = {match[1]: root / name for name in names if (match := _TAR.fullmatch(name))}
+    matches = filter(None, (_TAR.fullmatch(entry.name) for entry in entries_of(root)))
+    found = {match[1]: root / match[0] for match in sorted(matches, key=lambda match: match[0])}
     return {split: found[split] for split in ("train", "val", "test") if split in found}
 
 
 def is_shards(root: Path) -> bool:
     """Whether a directory has shards, and neither images nor folders other than splits."""
     has_shards = False
-    for entry in _entries(root):
+    for entry in entries_of(root):
         if entry.is_dir():
             if entry.name not in SPLIT_NAMES or not is_shards(Path(entry.path)):
                 return False
@@ -445,7 +434,7 @@ def is_shard_name(name: str) -> bool:
 
 def shard_files(root: Path) -> Iterator[tuple[str, Path]]:
     """(split that the folder says, or "", path) of each shard, in the order of their names."""
-    for entry in sorted(_entries(root), key=lambda entry: entry.name):
+    for entry in first_entries(root, None):
         if entry.is_dir():
             yield from ((entry.name, path) for _, path in shard_files(Path(entry.path)))
         elif is_shard_name(entry.name):
@@ -512,14 +501,13 @@ def check_layout(
     whole: `splits` are all that the tree has, so that a class may be missed.
     """
     folders = _folders(files)
-    for recognise in (_ilsvrc, _coco, _voc, _pairs, _tiny_imagenet):
-        found = recognise(folders, splits, classes)
-        if found is not None:
-            what, folder, *split = found
-            raise SourceError(
-                f"{where}: {what}; {_command(where, folder, *split)}; to take its folders for classes all the same, "
-                f"pass  layout='tree'"
-            )
+    found = _known(folders, classes) or _pairs(folders, splits) or _tiny_imagenet(splits, classes)
+    if found is not None:
+        what, folder, *split = found
+        raise SourceError(
+            f"{where}: {what}; {_command(where, folder, *split)}; to take its folders for classes all the same, "
+            f"pass  layout='tree'"
+        )
     images = {name: _are_images(part) for name, part in splits.items()}
     labels = {name: part.labels[images[name]] for name, part in splits.items()}
     others = [path for name, part in splits.items() for path in part.files.take(np.flatnonzero(~images[name])).paths()]
@@ -553,59 +541,42 @@ def _folders(files: TreeFiles) -> set[str]:
     return found
 
 
-def _base(folder: str) -> str:
-    return folder.rpartition("/")[2]
-
-
-def _sibling(folder: str, name: str) -> str:
-    above = folder.rpartition("/")[0]
-    return f"{above}/{name}" if above else name
-
-
 Found: TypeAlias = "tuple[str, ...] | None"  # what the tree looks like, the folder to convert, and its split
 
 
-def _above(folder: str) -> str:
-    return folder.rpartition("/")[0]
-
-
-def _ilsvrc(folders: set[str], splits: Mapping[str, TreeSplit], classes: Sequence[str]) -> Found:
+def _known(folders: set[str], classes: Sequence[str]) -> Found:
+    """ILSVRC, COCO or Pascal VOC in a folder."""
     for folder in sorted(folders):
-        if folder == "Data/CLS-LOC" or folder.endswith("/Data/CLS-LOC"):
-            return "holds the root of ILSVRC (ImageNet), whose classes are in Data/CLS-LOC", _above(_above(folder))
+        above, _, base = folder.rpartition("/")
+        names = ("annotations", "Annotations", "ImageSets")
+        beside = {name for name in names if f"{above}/{name}".lstrip("/") in folders}
+        year = _YEAR.fullmatch(base)
+        if f"/{folder}".endswith("/Data/CLS-LOC"):
+            what = "holds the root of ILSVRC (ImageNet), whose classes are in Data/CLS-LOC"
+            return what, above.rpartition("/")[0]
+        if year and "annotations" in beside:
+            return f"holds COCO ({base}), with several labels an image, in JSON files", above
+        if year and base in classes:
+            return f"looks like COCO ({base}) without its annotations; for the images alone", folder, year[1]
+        if base == "JPEGImages" and beside & {"Annotations", "ImageSets"}:
+            return "holds Pascal VOC, whose labels are in Annotations", above
     return None
 
 
-def _coco(folders: set[str], splits: Mapping[str, TreeSplit], classes: Sequence[str]) -> Found:
-    for folder in sorted(folders):
-        match = _YEAR.fullmatch(_base(folder))
-        if match and _sibling(folder, "annotations") in folders:
-            return f"holds COCO ({_base(folder)}), with several labels an image, in JSON files", _above(folder)
-        if match and _base(folder) in classes:
-            what = f"looks like COCO ({_base(folder)}) without its annotations; for the images alone"
-            return what, folder, match[1]
-    return None
-
-
-def _voc(folders: set[str], splits: Mapping[str, TreeSplit], classes: Sequence[str]) -> Found:
-    for folder in sorted(folders):
-        if _base(folder) == "JPEGImages" and {_sibling(folder, "Annotations"), _sibling(folder, "ImageSets")} & folders:
-            return "holds Pascal VOC, whose labels are in Annotations", _above(folder)
-    return None
-
-
-def _pairs(folders: set[str], splits: Mapping[str, TreeSplit], classes: Sequence[str]) -> Found:
+def _pairs(folders: set[str], splits: Mapping[str, TreeSplit]) -> Found:
     """Images next to what belongs to them, where classes would be, or below the only folder there."""
     for part in splits.values():
-        tops = _tops(part)
-        base = part.root
+        tops, base = _tops(part), part.root
         while len(tops) == 1:
             base = f"{base}/{tops[0]}".lstrip("/")
             tops = sorted(folder[len(base) + 1 :] for folder in folders if folder.rpartition("/")[0] == base != folder)
         pictures = [top for top in tops if top.lower() in _PICTURES]
         companions = [top for top in tops if top.lower() in _COMPANIONS]
-        if pictures == ["images"] and "labels" in companions and _folder_has_texts(part, f"{base}/labels/".lstrip("/")):
-            return "holds images with labels in text files, as for YOLO", _above(base) if base == part.root else base
+        labels = f"{base}/labels/".lstrip("/")
+        texts = (path for path in part.files.paths() if path.startswith(labels) and path.endswith(".txt"))
+        if pictures == ["images"] and "labels" in companions and any(texts):
+            above = base.rpartition("/")[0] if base == part.root else base
+            return "holds images with labels in text files, as for YOLO", above
         if pictures and companions:
             what = f"looks like a set for detection or segmentation: {pictures[0]!r} is next to {companions[0]!r}"
             tip = "(to pack further files with their images, write a .csv with a column for each)"
@@ -613,24 +584,15 @@ def _pairs(folders: set[str], splits: Mapping[str, TreeSplit], classes: Sequence
     return None
 
 
-def _folder_has_texts(part: TreeSplit, folder: str) -> bool:
-    return any(path.startswith(folder) and path.endswith(".txt") for path in part.files.paths())
-
-
-def _tiny_imagenet(folders: set[str], splits: Mapping[str, TreeSplit], classes: Sequence[str]) -> Found:
-    classes_of = {name: _tops(part) for name, part in splits.items()}
-    for name, found in classes_of.items():
-        if len(found) == 1 and found[0].lower() in _PICTURES and len(classes) > 2:
-            others = next((other for other, its in classes_of.items() if len(its) > 1), None)
-            if others is not None:
-                folder = f"{splits[name].root}/{found[0]}"
-                what = f"the only class of {name} is {folder!r}, as in Tiny ImageNet, whose labels are in a text file"
-                return (
-                    f"{what}: write a .csv of paths, labels and splits; for train alone",
-                    splits[others].root,
-                    others,
-                )
-    return None
+def _tiny_imagenet(splits: Mapping[str, TreeSplit], classes: Sequence[str]) -> Found:
+    tops = {name: _tops(part) for name, part in splits.items()}
+    whole = next((name for name, its in tops.items() if len(its) > 1), None)
+    one = next((name for name, its in tops.items() if len(its) == 1 and its[0].lower() in _PICTURES), None)
+    if whole is None or one is None or len(classes) < 3:
+        return None
+    folder = f"{splits[one].root}/{tops[one][0]}"
+    what = f"the only class of {one} is {folder!r}, as in Tiny ImageNet, whose labels are in a text file"
+    return f"{what}: write a .csv of paths, labels and splits; for train alone", splits[whole].root, whole
 
 
 def _tops(part: TreeSplit) -> list[str]:
@@ -645,7 +607,7 @@ def _warnings(
     where: str,
     whole: bool,
 ) -> Iterable[str]:
-    unlabelled = {name: int((found < 0).sum()) for name, found in labels.items()}
+    unlabelled = {name: int((its < 0).sum()) for name, its in labels.items()}
     labelled = sum(map(len, labels.values())) - sum(unlabelled.values())
     if len(classes) == 1 and labelled:
         folder = next(Path(part.root, classes[0]) for part in splits.values())
@@ -653,14 +615,16 @@ def _warnings(
     strange = [name for name in classes if name.lower() in (*_PICTURES, *_COMPANIONS)]
     if strange and len(classes) > 1:
         yield f"taken for classes: {_listed(strange)}; layout='tree'  says that they are"
-    for name, count in unlabelled.items():
-        if not count or not labelled:
-            continue
-        if count == len(labels[name]):
+    for name, count in unlabelled.items() if labelled else ():
+        if count == len(labels[name]) > 0:
             yield f"no image of {name} has a label (they are in no folder of a class), but those of others have"
-        else:
+        elif count:
             yield f"{plural(count, 'image')} of {name} right under its folder, without a label, next to labelled ones"
-    yield from _class_warnings(labels, classes, whole)
+    used = {label for its in labels.values() for label in np.unique(its[its >= 0]).tolist()}
+    empty = [name for label, name in enumerate(classes) if label not in used]
+    if used and empty and whole:
+        yield f"classes without a file called like an image: {_listed(empty)}; they count as labels all the same"
+    yield from lacking_in_train(labels, classes)
 
 
 def _unread(splits: Mapping[str, TreeSplit], others: Sequence[str], where: str) -> Iterable[str]:
@@ -674,30 +638,18 @@ def _unread(splits: Mapping[str, TreeSplit], others: Sequence[str], where: str) 
         what = f"run  {command}" if Path(where).is_dir() else "unpack it, and convert the table"
         yield f"{table!r} is a table that is not read; if it has the labels of the images, {what}"
     beside = {path.rpartition(".")[0]: path for path in others if path.endswith(_BESIDE)}
-    if beside:
-        images = (path for part in splits.values() for path in part.files.paths() if has_image_suffix(path))
-        named = [beside[stem] for path in images if (stem := path.rpartition(".")[0]) in beside]
-        if named:
-            count = plural(len(named), "file")
-            yield (
-                f"{count} called like the image beside it, such as {named[0]!r}, left out: to read boxes of YOLO put "
-                f"classes.txt there; of captions write a table for --field caption:text=COLUMN"
-            )
+    images = (path for part in splits.values() for path in part.files.paths()) if beside else ()
+    named = [beside[stem] for path in images if has_image_suffix(path) and (stem := path.rpartition(".")[0]) in beside]
+    if named:
+        yield (
+            f"{plural(len(named), 'file')} called like the image beside it, such as {named[0]!r}, left out: to read "
+            f"boxes of YOLO put classes.txt there; of captions write a table for --field caption:text=COLUMN"
+        )
 
 
 def _are_images(part: TreeSplit) -> npt.NDArray[np.bool_]:
     """Which files are called like images."""
     return np.fromiter(map(has_image_suffix, part.files.paths()), np.bool_, len(part.files))
-
-
-def _class_warnings(labels: Mapping[str, npt.NDArray[np.int32]], classes: Sequence[str], whole: bool) -> Iterable[str]:
-    """Of classes that have no image, and of those that there is nothing of in train."""
-    found = {name: set(np.flatnonzero(np.bincount(its[its >= 0])).tolist()) for name, its in labels.items()}
-    everywhere = set().union(*found.values())
-    empty = [name for label, name in enumerate(classes) if label not in everywhere]
-    if everywhere and empty and whole:
-        yield f"classes without a file called like an image: {_listed(empty)}; they count as labels all the same"
-    yield from lacking_in_train(labels, classes)
 
 
 def lacking_in_train(labels: Mapping[str, npt.NDArray[Any]], classes: Sequence[str]) -> Iterable[str]:

@@ -3,7 +3,7 @@
     path      the image; named by the caller, else the first of PATH_COLUMNS that the table has
     label     named by the caller, else the first of LABEL_COLUMNS; none: no labels. Of the tables of noisy labels
               noisy_labels_0, the right ones. Numbers with fractions, vectors and lists of names become a field called
-              like the column (`packer.sources.targets`)
+              like the column (`packer.sources.columns`)
     split     named by the caller, else a column called split or subset; none: one split. In the table of noisy labels
               of imagenette and imagewoof `is_valid`: True is val, False is train
     files     further files of a sample, one field each: those that the caller names, and every column whose first
@@ -30,10 +30,8 @@ import json
 import os
 import posixpath
 import re
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -42,8 +40,8 @@ from crc32c import crc32c
 from cache.errors import BadSampleError, SourceError
 from cache.messages import listed
 from packer.formats.base import Arena
-from packer.sources.base import ListingBuilder, SourceListing, check_names, safe_name
-from packer.sources.file_sets import split_of_value
+from packer.sources.base import FileSource, ListingBuilder, SourceListing, check_names, safe_name, size_and_time
+from packer.sources.columns import target_field, targets_of
 from packer.sources.folder import read_file
 from packer.sources.tables import (
     IS_VALID,
@@ -56,8 +54,8 @@ from packer.sources.tables import (
     json_payload,
     number_labels,
     open_table,
+    split_of_value,
 )
-from packer.sources.targets import target_field, targets_of
 from readers.fields import encode_field
 from readers.opening.tree import unique_keys
 from readers.table import Buffer
@@ -72,13 +70,15 @@ _MISSING, _NOT_A_FILE = -1, -2
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
-class ManifestSource:
+class ManifestSource(FileSource):
     """The files that the table at `root` names.
 
     path_column, label_column, split_column: None takes the usual names.
     fields: field name, or name:kind -> column of further files or values.
     folder: what paths are relative to, None for the folder of the manifest.
     """
+
+    kind = "manifest"
 
     def __init__(
         self,
@@ -90,16 +90,12 @@ class ManifestSource:
         fields: Mapping[str, str] | None = None,
         folder: str | os.PathLike[str] | None = None,
     ) -> None:
-        self.root = Path(root)
+        super().__init__(root)
         self.path_column, self.label_column, self.split_column = path_column, label_column, split_column
         self.fields = dict(fields or {})
         self.folder = os.path.abspath(folder if folder is not None else self.root.parent)
 
-    @property
-    def title(self) -> str:
-        return f"manifest {self.root}"
-
-    def list(self, split: str | None) -> SourceListing:
+    def list_files(self, split: str | None) -> SourceListing:
         if not os.path.isdir(self.folder):
             raise SourceError(f"{self.folder}: no such folder; paths in {self.root} are relative to it")
         table = open_table(self.root)
@@ -113,11 +109,18 @@ class ManifestSource:
             )
         return listing
 
-    def open(self) -> AbstractContextManager[ManifestReader]:
+    def mark(self) -> int:
+        """The listing has all that the table says, so that one written again is the same."""
+        return 0
+
+    def open(self) -> AbstractContextManager[ManifestReader]:  # type: ignore[override]
+        return self.open_files()
+
+    def open_files(self) -> AbstractContextManager[ManifestReader]:
         return nullcontext(ManifestReader(self.folder))
 
     def paths(self, listing: SourceListing) -> Iterator[str | os.PathLike[str]]:
-        yield self.root
+        yield from self._stamps
         for part in listing.splits.values():
             for place in part.places:
                 yield from (os.path.join(self.folder, entry[0]) for entry in place if isinstance(entry, tuple))
@@ -160,11 +163,6 @@ class ManifestListing:
             labels.append(row.get(label_column) if label_column is not None else None)
         if not lines:
             raise SourceError(f"{self._table.path}: no rows")
-        if self._split is not None and self._split not in self._splits:
-            raise SourceError(
-                f"{self._table.path}: no split {self._split!r}; its column {self._columns.split!r} has "
-                f"{', '.join(self._splits)}"
-            )
         # Over all splits, also those that were not asked for: a label means the same in each.
         numbers, classes, warnings = number_labels(labels, lines, self._table)
         labels_of_rows = np.array(numbers, np.int64)
@@ -173,8 +171,6 @@ class ManifestListing:
         has_json = bool(self._columns.metadata)
         listing = SourceListing({}, self._fields(), classes, warnings=warnings, json_listed=has_json)
         for name, builder in self._splits.items():
-            if self._split not in (None, name):
-                continue
             part = builder.build()
             part.labels = labels_of_rows[part.labels]
             check_names((name for names in part.names for name in names if name), str(self._table.path))
@@ -194,8 +190,6 @@ class ManifestListing:
     def _add(self, line: int, row: Row, position: int) -> None:
         split = self._split_of(line, row)
         part = self._splits.setdefault(split, ListingBuilder(len(self._fields())))
-        if self._split not in (None, split):
-            return
         image = _path(self._table, line, row, self._columns.path)
         if image is None:
             raise SourceError(f"{self._table.where(line)}: no path in the column {self._columns.path!r}")
@@ -292,11 +286,8 @@ def _stamp(before: int, value: int) -> int:
 
 def _examine(path: str) -> tuple[int, int]:
     """(bytes, modification time in ns) of a file."""
-    try:
-        found = os.stat(path)
-    except (OSError, ValueError):
-        return _MISSING, 0
-    return (found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else (_NOT_A_FILE, 0)
+    size, time = size_and_time(path)
+    return (_NOT_A_FILE if size < 0 and os.path.exists(path) else size), time
 
 
 class ManifestReader:

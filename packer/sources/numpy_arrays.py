@@ -17,36 +17,35 @@ from __future__ import annotations
 
 import io
 import math
-import os
+import tokenize
 from pathlib import Path
 from typing import Any, NamedTuple
-from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile
+from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
 
 import numpy as np
 import numpy.typing as npt
 
 from cache.errors import SourceError
-from packer.sources.file_sets import PixelBlock, PixelSets, PixelSource, PixelSplit, ZipMember, check_image_bytes
+from packer.sources.base import SourceListing, refusing
 from packer.sources.layouts import splits_of_arrays
+from packer.sources.pixels import PixelBlock, PixelSource, ZipMember, check_image_bytes
 from packer.sources.shards import split_of_name
-from packer.sources.streams import PlainFile
+from packer.sources.streams import ByteFile, PlainFile
 from packer.sources.tables import Table, number_labels
 from readers.table import NO_LABEL
 
 __all__ = ["NumpySource"]
 
 _CHANNELS = (1, 3, 4)
-_HEAD_BYTES = 12
-_MAX_HEADER_BYTES = 10_000
+_HEAD_BYTES, _MAX_HEADER_BYTES = 12, 10_000
 _MAX_MEMBERS = 1000
 _MAX_LABEL_BYTES = 1 << 30
 _MAX_IMAGES = 1 << 31
 _MAX_RATIO = 1032  # of deflate
-_MAX_LABEL = 1 << 53
 
 
 class _Array(NamedTuple):
-    """Where an array is, and what it is. start: of its values."""
+    """An array, and where it is. start: of its values."""
 
     path: Path
     member: str
@@ -56,7 +55,10 @@ class _Array(NamedTuple):
 
     @property
     def name(self) -> str:
-        return _where(self.path, self.member)
+        return f"{self.path}: {self.member}" if self.member else str(self.path)
+
+    def open(self) -> ByteFile:
+        return ZipMember(self.path, self.member) if self.member else PlainFile(self.path)
 
 
 class NumpySource(PixelSource):
@@ -64,10 +66,8 @@ class NumpySource(PixelSource):
 
     kind = "NumPy arrays"
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
-        super().__init__(Path(root))
-
-    def find(self, split: str | None) -> PixelSets:
+    def list_files(self, split: str | None) -> SourceListing:
+        self._sizes: dict[str, int] = {}  # of the members of a .npz
         names = self._names()
         wanted = splits_of_arrays(list(names))
         if not wanted:
@@ -77,177 +77,118 @@ class NumpySource(PixelSource):
             )
         if len(wanted) > 1 and "" in wanted:
             raise SourceError(f"{self.root}: {wanted['']} belongs to no split, but others do; move it away")
-        chosen = {name or split or split_of_name(self.root.stem): pair for name, pair in wanted.items()}
-        images = {name: self._image_block(names[pair[0]]) for name, pair in chosen.items()}
-        labels, classes = self._labels(names, chosen, images)
-        found = PixelSets({name: PixelSplit([block], labels[name]) for name, block in images.items()}, classes)
+        listing, every = self.begin(), {}
+        for name, (images, labels) in wanted.items():
+            block = _block(self._array(names[images]))
+            found = self._read_labels(self._array(names[labels]), block.count) if labels else [None] * block.count
+            every[name or split or split_of_name(self.root.stem)] = (block, found)
+        values = [value for _, labels in every.values() for value in labels]
+        numbers, listing.classes, _ = number_labels(values, range(1, len(values) + 1), Table(self.root, ()))
+        rest = np.array(numbers, np.int64)
+        for name, (block, _) in every.items():
+            self.add(listing, name, [block], rest[: block.count])
+            rest = rest[block.count :]
         used = {array for pair in wanted.values() for array in pair}
-        found.left_out = [(where, "no array of images or labels") for name, where in names.items() if name not in used]
-        return found
+        listing.left_out = [(at, "no array of images or labels") for name, at in names.items() if name not in used]
+        return listing
 
     def _names(self) -> dict[str, str]:
         """The arrays: name without .npy -> name of the file or member."""
         if self.root.is_dir():
             files = [path.name for path in sorted(self.root.iterdir()) if path.suffix == ".npy"]
-        elif self.root.suffix == ".npy" or not _is_zip(self.root):
-            files = [self.root.name]
-            beside = [path.name for path in sorted(self.root.parent.glob("*.npy"))]
-            pairs = splits_of_arrays([name.removesuffix(".npy") for name in beside])
-            own = self.root.name.removesuffix(".npy")
-            files += [f"{labels}.npy" for images, labels in pairs.values() if images == own and labels]
-            if own not in {images for images, _ in pairs.values()}:
-                return {"images": self.root.name}
+        elif self._is_zip():
+            files = self._members()
         else:
-            files = list(_members(self.note(self.root)))
+            beside = [path.name.removesuffix(".npy") for path in sorted(self.root.parent.glob("*.npy"))]
+            own = self.root.name.removesuffix(".npy")
+            labels = dict(splits_of_arrays(beside).values())
+            if own not in labels:
+                return {"images": self.root.name}
+            files = [self.root.name, *([f"{labels[own]}.npy"] if labels[own] else [])]
         return {name.removesuffix(".npy"): name for name in files}
 
-    def _open(self, name: str) -> tuple[Path, str]:
-        """(path, member) of an array."""
-        if self.root.is_dir():
-            return self.note(self.root / name), ""
-        if _is_zip(self.root):
-            return self.root, name
-        return self.note(self.root.parent / name), ""
+    def _is_zip(self) -> bool:
+        with open(self.root, "rb") as file:
+            return file.read(2) == b"PK"
 
-    def _image_block(self, name: str) -> PixelBlock:
-        array = _read_header(*self._open(name))
-        shape = array.shape
-        if array.dtype != np.uint8:
-            raise SourceError(
-                f"{array.name}: an array of {array.dtype}, expected images of uint8; if its values run from 0 to 1, "
-                f"save  (255 * x).round().astype('uint8')"
-            )
-        if len(shape) == 3:
-            height, width, channels, planes = shape[1], shape[2], 0, False
-        elif len(shape) == 4 and shape[3] in _CHANNELS:
-            height, width, channels, planes = shape[1], shape[2], shape[3], False
-        elif len(shape) == 4 and shape[1] in _CHANNELS:
-            height, width, channels, planes = shape[2], shape[3], shape[1], True
+    def _members(self) -> list[str]:
+        """The arrays in a .npz. Raises SourceError where a member claims more than it can unpack to."""
+        with refusing(self.root, "not a .npz, or truncated"), ZipFile(self.root) as archive:
+            entries, size = archive.infolist(), self.root.stat().st_size
+        self._sizes = {entry.filename: entry.file_size for entry in entries}
+        if len(entries) > _MAX_MEMBERS or len(self._sizes) < len(entries):
+            raise SourceError(f"{self.root}: {len(entries)} members, expected at most {_MAX_MEMBERS}, each name once")
+        for entry in entries:
+            if entry.compress_type not in (ZIP_STORED, ZIP_DEFLATED) or entry.flag_bits & 1:
+                raise SourceError(f"{self.root}: {entry.filename!r} is encrypted, or packed otherwise than by deflate")
+            if entry.file_size > _MAX_RATIO * max(1, min(entry.compress_size, size)):
+                raise SourceError(
+                    f"{self.root}: {entry.filename!r} claims {entry.file_size:,} bytes, more than "
+                    f"{entry.compress_size:,} can unpack to: damaged, or a decompression bomb"
+                )
+        return [name for name in self._sizes if name.endswith(".npy")]
+
+    def _array(self, name: str) -> _Array:
+        """The header of an array. Raises SourceError where it is none that can be read."""
+        if self._sizes:
+            array = _Array(self.root, name, np.dtype("u1"), (), 0)
         else:
-            raise SourceError(
-                f"{array.name}: an array {list(shape)}, expected images [n, height, width], with 1, 3 or 4 channels "
-                f"[n, height, width, channels] or [n, channels, height, width]"
-            )
-        check_image_bytes(array.name, height * width * max(1, channels))
-        if shape[0] > _MAX_IMAGES:
-            raise SourceError(f"{array.name}: claims {shape[0]:,} images")
-        return PixelBlock(
-            array.path, shape[0], height, width, channels, start=array.start, planes=planes, member=array.member
-        )
+            folder = self.root if self.root.is_dir() else self.root.parent
+            array = _Array(self.note(folder / name), "", np.dtype("u1"), (), 0)
+        with array.open() as file:
+            head = file.read(0, _HEAD_BYTES)
+            width = 2 if head[6] == 1 else 4
+            length = int.from_bytes(head[8 : 8 + width], "little")
+            if head[:6] != b"\x93NUMPY" or head[6] not in (1, 2, 3) or length > _MAX_HEADER_BYTES:
+                raise SourceError(f"{array.name}: not an array of NumPy, or claims a header of {length:,} bytes")
+            text = io.BytesIO(file.read(8, width + length))
+        read = np.lib.format.read_array_header_1_0 if head[6] == 1 else np.lib.format.read_array_header_2_0
+        with refusing(array.name, "has a header that cannot be read"):
+            try:
+                shape, is_fortran, dtype = read(text, max_header_size=_MAX_HEADER_BYTES)
+            except (SyntaxError, MemoryError, tokenize.TokenError) as error:  # of Python's own parser
+                raise ValueError(str(error)) from error
+        if dtype.hasobject or dtype.names:
+            raise SourceError(f"{array.name}: holds objects, which are pickled, and are not read; save numbers")
+        if is_fortran and len(shape) > 1:
+            raise SourceError(f"{array.name}: is in the order of Fortran; save  numpy.ascontiguousarray(x)")
+        array = array._replace(dtype=dtype, shape=tuple(shape), start=8 + width + length)
+        size = array.start + math.prod(shape) * dtype.itemsize
+        found = self._sizes[name] if array.member else array.path.stat().st_size
+        if found < size:
+            raise SourceError(f"{array.name}: has {found:,} bytes, expected {size:,} for {list(shape)}: truncated?")
+        return array
 
-    def _labels(
-        self, names: dict[str, str], chosen: dict[str, tuple[str, str]], images: dict[str, PixelBlock]
-    ) -> tuple[dict[str, npt.NDArray[np.int64]], tuple[str, ...]]:
-        """Labels by split, and the names of classes where labels are names."""
-        found: dict[str, npt.NDArray[Any]] = {}
-        for split, (_, name) in chosen.items():
-            if name:
-                found[split] = self._read_labels(names[name], images[split].count)
-        kinds = {"number" if its.dtype.kind in "iub" else "name" for its in found.values()}
-        if len(kinds) > 1:
-            raise SourceError(f"{self.root}: the labels of some splits are numbers and those of others are names")
-        labels = {name: np.full(block.count, NO_LABEL, np.int64) for name, block in images.items()}
-        if "name" not in kinds:
-            return labels | {name: its.astype(np.int64) for name, its in found.items()}, ()
-        every = np.concatenate([its.astype(str) for its in found.values()])
-        numbers, classes, _ = number_labels(every.tolist(), range(1, len(every) + 1), Table(self.root, ()))
-        rest = np.array(numbers, np.int64)
-        for name, its in found.items():
-            labels[name], rest = rest[: len(its)], rest[len(its) :]
-        return labels, classes
-
-    def _read_labels(self, name: str, count: int) -> npt.NDArray[Any]:
-        array = _read_header(*self._open(name))
-        shape = array.shape[:1] if array.shape[1:] == (1,) else array.shape
-        if shape != (count,) or array.dtype.kind not in "iubUS":
+    def _read_labels(self, array: _Array, count: int) -> list[Any]:
+        shape, size = array.shape[:1] if array.shape[1:] == (1,) else array.shape, count * array.dtype.itemsize
+        if shape != (count,) or array.dtype.kind not in "iubUS" or size > _MAX_LABEL_BYTES:
             raise SourceError(
                 f"{array.name}: an array {list(array.shape)} of {array.dtype}, expected {count:,} labels, which are "
                 f"whole numbers or names"
             )
-        size = count * array.dtype.itemsize
-        if size > _MAX_LABEL_BYTES:
-            raise SourceError(f"{array.name}: {size:,} bytes of labels, expected at most {_MAX_LABEL_BYTES:,}")
-        labels = np.frombuffer(_read(array.path, array.member, array.start, size), array.dtype)
-        if labels.dtype.kind in "iu" and len(labels):
-            wrong = (labels < NO_LABEL) | (labels > _MAX_LABEL)
-            if wrong.any():
-                position = int(np.flatnonzero(wrong)[0])
-                raise SourceError(f"{array.name}: label {position} is {labels[position]}: classes count from 0")
-        return np.char.decode(labels, "utf-8", "replace") if labels.dtype.kind == "S" else labels
+        with array.open() as file:
+            labels: npt.NDArray[Any] = np.frombuffer(file.read(array.start, size), array.dtype)
+        if labels.dtype.kind in "iu" and count and labels.min() < NO_LABEL:
+            at = int(np.argmin(labels))
+            raise SourceError(f"{array.name}: label {at} is {labels[at]}: classes count from 0")
+        return (np.char.decode(labels, "utf-8", "replace") if labels.dtype.kind == "S" else labels).tolist()  # type: ignore[no-any-return]
 
 
-def _where(path: Path, member: str) -> str:
-    return f"{path}: {member}" if member else str(path)
-
-
-def _is_zip(path: Path) -> bool:
-    try:
-        with open(path, "rb") as file:
-            return file.read(2) == b"PK"
-    except OSError:
-        return False
-
-
-def _members(path: Path) -> dict[str, int]:
-    """The arrays in a .npz. Raises SourceError where a member claims more than it can unpack to."""
-    try:
-        with ZipFile(path) as archive:
-            entries = archive.infolist()
-        size = path.stat().st_size
-    except (BadZipFile, OSError, ValueError, EOFError, NotImplementedError) as error:
-        raise SourceError(f"{path}: not a .npz, or truncated: {error}") from error
-    names = [entry.filename for entry in entries]
-    if len(names) > _MAX_MEMBERS or len(set(names)) < len(names):
-        raise SourceError(f"{path}: has {len(names)} members, expected at most {_MAX_MEMBERS}, each name once")
-    for entry in entries:
-        if entry.compress_type not in (ZIP_STORED, ZIP_DEFLATED) or entry.flag_bits & 1:
-            raise SourceError(f"{path}: {entry.filename!r} is encrypted, or compressed in another way than deflate")
-        if entry.file_size > _MAX_RATIO * max(1, min(entry.compress_size, size)):
-            raise SourceError(
-                f"{path}: {entry.filename!r} claims {entry.file_size:,} bytes, more than {entry.compress_size:,} can "
-                f"unpack to: damaged, or a decompression bomb"
-            )
-    return {name: entry.file_size for name, entry in zip(names, entries, strict=True) if name.endswith(".npy")}
-
-
-def _read(path: Path, member: str, offset: int, length: int) -> bytes:
-    """Bytes of an array's file, piece by piece: a false length takes no memory."""
-    file = ZipMember(path, member) if member else PlainFile(path)
-    parts = []
-    try:
-        while length:
-            part = bytearray(min(length, 1 << 20))
-            file.read_into(offset, memoryview(part))
-            parts.append(bytes(part))
-            offset, length = offset + len(part), length - len(part)
-    finally:
-        file.close()
-    return b"".join(parts)
-
-
-def _read_header(path: Path, member: str) -> _Array:
-    """The header of an array. Raises SourceError where it is none that can be read."""
-    where = _where(path, member)
-    head = _read(path, member, 0, _HEAD_BYTES)
-    if head[:6] != b"\x93NUMPY" or head[6] not in (1, 2, 3):
-        raise SourceError(f"{where}: not an array of NumPy")
-    width = 2 if head[6] == 1 else 4
-    length = int.from_bytes(head[8 : 8 + width], "little")
-    if length > _MAX_HEADER_BYTES:
-        raise SourceError(f"{where}: claims a header of {length:,} bytes")
-    text = io.BytesIO(_read(path, member, 8, width + length))
-    try:
-        read = np.lib.format.read_array_header_1_0 if head[6] == 1 else np.lib.format.read_array_header_2_0
-        shape, is_fortran, dtype = read(text, max_header_size=_MAX_HEADER_BYTES)
-    except Exception as error:  # of Python's own parser, which numpy uses: ValueError, TokenError, MemoryError, …
-        raise SourceError(f"{where}: has a header that cannot be read: {error}") from error
-    if dtype.hasobject or dtype.names:
-        raise SourceError(f"{where}: holds objects, which are pickled, and are not read; save an array of numbers")
-    if is_fortran and len(shape) > 1:
-        raise SourceError(f"{where}: is in the order of Fortran; save  numpy.ascontiguousarray(x)")
-    array = _Array(path, member, dtype, tuple(shape), 8 + width + length)
-    size = array.start + math.prod(array.shape) * dtype.itemsize
-    found = _members(path)[member] if member else path.stat().st_size
-    if found < size:
-        raise SourceError(f"{where}: has {found:,} bytes, expected {size:,} for {list(shape)}: truncated?")
-    return array
+def _block(array: _Array) -> PixelBlock:
+    """The images in an array."""
+    shape = array.shape
+    if array.dtype != np.uint8:
+        raise SourceError(
+            f"{array.name}: an array of {array.dtype}, expected images of uint8; if its values run from 0 to 1, save  "
+            f"(255 * x).round().astype('uint8')"
+        )
+    planes = len(shape) == 4 and shape[3] not in _CHANNELS
+    sides = (shape[2], shape[3], shape[1]) if planes else (*shape[1:], 0)[:3]
+    if len(shape) not in (3, 4) or (len(shape) == 4 and sides[2] not in _CHANNELS) or shape[0] > _MAX_IMAGES:
+        raise SourceError(
+            f"{array.name}: an array {list(shape)}, expected images [n, height, width], with 1, 3 or 4 channels "
+            f"[n, height, width, channels] or [n, channels, height, width]"
+        )
+    check_image_bytes(array.name, math.prod(shape[1:]))
+    height, width, channels = sides
+    return PixelBlock(array.path, shape[0], height, width, channels, array.start, planes=planes, member=array.member)

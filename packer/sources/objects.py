@@ -1,4 +1,4 @@
-"""Objects in images as annotations describe them: boxes, points, outlines; and the grid of pixels they count in.
+"""Images with annotations: the base of their sources; boxes, points, outlines; and the grid of pixels they count in.
 
     stored       the pixels as they are in the file, which most annotations count in
     displayed    after the EXIF orientation, which boxes, points and masks of a set count in (`readers.fields`)
@@ -12,21 +12,31 @@ an outline where its centre is, by the even-odd rule.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
-from xml.parsers import expat
+import os
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple, TypeAlias
+from xml.etree import ElementTree
 
 import numpy as np
 import numpy.typing as npt
 
 from cache.errors import BadSampleError
+from packer.formats.base import Arena
+from packer.sources.base import FileSource, ListingBuilder, SourceListing, check_names, of_sample, size_and_time
+from packer.sources.folder import read_file
 from readers.decode.region import upright
+from readers.fields import encode_field
 from readers.headers import ImageHeader, read_header
 from readers.headers.base import MAX_PIXELS
+from readers.opening.tree import unique_keys
 from readers.table import Buffer
 
 __all__ = [
     "MAX_XML_BYTES",
+    "AnnotatedSource",
+    "File",
     "Grid",
     "XmlObjects",
     "class_mask",
@@ -44,6 +54,80 @@ Pixels = npt.NDArray[np.bool_]
 
 _MAX_COORDINATE = float(1 << 20)
 _IGNORED = 255  # many trainings take this value for pixels that do not count
+
+
+File: TypeAlias = "tuple[str, int] | None"
+"""The path of a file, from the root, and its bytes, -1 where it cannot be examined."""
+
+
+class AnnotatedSource(FileSource):
+    """Images that are files, with annotations. `list_files` sets `fields` (name -> kind), and calls `add` for a split.
+
+    Place: (the files of the sample, of which the image is the first; what `values` needs besides).
+    """
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        super().__init__(root)
+        self.fields: dict[str, str] = {}
+
+    @abstractmethod
+    def values(self, image: Buffer, files: Sequence[Buffer | None], place: Any) -> Mapping[str, Any]:
+        """The fields of a sample but the image: what `encode_field` takes, or bytes. Raises BadSampleError.
+
+        files: the contents of its other files. place: what else was listed of it.
+        """
+
+    def file(self, path: str, stamps: list[int]) -> File:
+        """A file of a sample, whose time is added to `stamps`."""
+        size, time = size_and_time(self.root / path)
+        stamps.append(time)
+        return path, size
+
+    def add(
+        self,
+        listing: SourceListing,
+        split: str,
+        samples: Iterator[tuple[Mapping[str, str], Sequence[File], Any, int, Sequence[int]]],
+        root: str = "",
+    ) -> None:
+        """A split: of each sample the names of its fields, its files, the rest of its place, its bytes besides those of
+        the files, and times of change."""
+        builder = ListingBuilder(len(self.fields))
+        for names, files, place, more_bytes, times in samples:
+            size = sum(max(0, file[1]) for file in files if file is not None) + more_bytes
+            stamp = 0
+            for time in times:
+                stamp = (stamp * 1_000_003 + time) % (1 << 63)
+            builder.add([names.get(name, "") for name in self.fields], (tuple(files), place), size, stamp)
+        part = builder.build(root)
+        check_names((name for names in part.names for name in names if name), str(self.root))
+        part.keys = unique_keys(part.names.columns[0])
+        listing.splits[split] = part
+
+    def paths(self, listing: SourceListing) -> Iterator[str | os.PathLike[str]]:
+        yield from self._stamps
+        for part in listing.splits.values():
+            for files, _ in part.places:
+                yield from (self.root / file[0] for file in files if file is not None)
+
+    def open_files(self) -> AbstractContextManager[AnnotatedSource]:
+        return nullcontext(self)
+
+    def read(self, place: tuple[Sequence[File], Any], arena: Arena) -> Sequence[Buffer | None]:
+        files: list[Buffer | None] = []
+        for file in place[0]:
+            try:
+                files.append(None if file is None else read_file(os.path.join(self.root, file[0]), file[1], arena))
+            except BadSampleError as error:
+                raise BadSampleError(f"{file[0] if file else ''!r} {error}") from error
+        image = files[0]
+        assert image is not None
+        with of_sample(next((file[0] for file in place[0][1:] if file is not None), str(self.root))):
+            values = self.values(image, files[1:], place)
+            return [image, *(
+                None if values.get(name) is None else encode_field(kind, values[name])
+                for name, kind in [*self.fields.items()][1:]
+            )]  # fmt: skip
 
 
 class Grid(NamedTuple):
@@ -181,13 +265,10 @@ def class_mask(objects: Sequence[tuple[int, Pixels]], classes: int, grid: Grid) 
 #       <size><width>500</width><height>375</height><depth>3</depth></size>
 #       <object><name>dog</name><bndbox><xmin>8</xmin><ymin>11</ymin><xmax>300</xmax><ymax>98</ymax></bndbox></object> …
 #
-# An annotation has no document type, so one that declares some is refused before anything in it is: entities that grow,
-# and files elsewhere, come in there alone.
+# An annotation has no document type, so one that declares some is refused: entities that grow come in there alone.
 
 
 MAX_XML_BYTES = 16 << 20
-_MAX_DEPTH = 32
-_MAX_ELEMENTS = 1 << 18
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 
@@ -195,7 +276,7 @@ class XmlObjects(NamedTuple):
     """What an annotation says.
 
     record: all of it: an element is its text, or a mapping of those in it; several of one name are a list, as those
-        called object always are.
+    called object always are.
     size: (height, width) of the image, None where it is not stated, or 0.
     names, corners: of each object; float64 [k, 4], as they are written.
     """
@@ -208,12 +289,16 @@ class XmlObjects(NamedTuple):
 
 def parse_objects(data: bytes) -> XmlObjects:
     """Read an annotation. Raises BadSampleError."""
-    record = _Tree().parse(data)
-    objects = record.get("object", [])
-    size = record.get("size")
-    sides = (
-        tuple(_number(size.get(name, "0"), name) for name in ("height", "width")) if isinstance(size, dict) else (0, 0)
-    )
+    if b"<!DOCTYPE" in data or len(data) > MAX_XML_BYTES:
+        raise BadSampleError(f"declares a document type or entities, or has over {MAX_XML_BYTES:,} bytes")
+    try:
+        record = _value_of(ElementTree.fromstring(data))
+    except (ElementTree.ParseError, ValueError, LookupError, RecursionError) as error:
+        raise BadSampleError(f"is not XML: {error}") from error
+    if not isinstance(record, dict):
+        raise BadSampleError("is not an annotation: its root holds no elements")
+    objects = record.setdefault("object", [])
+    record["object"] = objects = objects if isinstance(objects, list) else [objects]
     names, corners = [], []
     for item in objects:
         name, box = (item.get("name"), item.get("bndbox")) if isinstance(item, dict) else (None, None)
@@ -221,9 +306,20 @@ def parse_objects(data: bytes) -> XmlObjects:
             raise BadSampleError("an object has no name, or not one bndbox")
         names.append(name)
         corners.append([_number(box.get(corner), corner) for corner in _CORNERS])
-    height, width = sides
-    known = (int(height), int(width)) if height >= 1 and width >= 1 else None
+    size = record.get("size")
+    sides = [int(_number(size.get(name, "0"), name)) for name in ("height", "width")] if isinstance(size, dict) else [0]
+    known = (sides[0], sides[-1]) if min(sides) >= 1 else None
     return XmlObjects(record, known, names, np.array(corners, np.float64).reshape(-1, 4))
+
+
+def _value_of(element: ElementTree.Element) -> Any:
+    """The text of an element, or a mapping of those in it, of which several of one name are a list."""
+    children: dict[str, list[Any]] = {}
+    for child in element:
+        children.setdefault(child.tag, []).append(_value_of(child))
+    if not children:
+        return (element.text or "").strip()
+    return {name: values if len(values) > 1 else values[0] for name, values in children.items()}
 
 
 def _number(text: Any, what: str) -> float:
@@ -234,62 +330,3 @@ def _number(text: Any, what: str) -> float:
     if not abs(value) < 1 << 32:
         raise BadSampleError(f"{what} is {text!r:.40}, expected a number of pixels")
     return value
-
-
-class _Tree:
-    """Collects elements while expat reads."""
-
-    def __init__(self) -> None:
-        self._open: list[tuple[str, dict[str, Any], list[str]]] = []
-        self._count = 0
-        self._root: Any = None
-        parser = expat.ParserCreate()
-        parser.buffer_text = True
-        parser.StartDoctypeDeclHandler = self._refuse
-        parser.EntityDeclHandler = self._refuse
-        parser.StartElementHandler = self._start
-        parser.EndElementHandler = self._end
-        parser.CharacterDataHandler = self._text
-        self._parser = parser
-
-    def parse(self, data: bytes) -> dict[str, Any]:
-        if len(data) > MAX_XML_BYTES:
-            raise BadSampleError(f"has {len(data):,} bytes, expected at most {MAX_XML_BYTES:,}")
-        try:
-            self._parser.Parse(data, True)
-        except (expat.ExpatError, ValueError, LookupError) as error:  # ValueError, LookupError: of an encoding
-            if isinstance(error, BadSampleError):
-                raise
-            raise BadSampleError(f"is not XML: {error}") from error
-        if not isinstance(self._root, dict):
-            raise BadSampleError("is not an annotation: its root holds no elements")
-        objects = self._root.get("object", [])
-        self._root["object"] = objects if isinstance(objects, list) else [objects]
-        return self._root
-
-    def _refuse(self, *_: Any) -> None:
-        raise BadSampleError("declares a document type or entities, which no annotation has")
-
-    def _start(self, name: str, attributes: Any) -> None:
-        self._count += 1
-        if len(self._open) >= _MAX_DEPTH or self._count > _MAX_ELEMENTS:
-            raise BadSampleError(f"has more than {_MAX_ELEMENTS:,} elements, or {_MAX_DEPTH} inside each other")
-        self._open.append((name, {}, []))
-
-    def _end(self, name: str) -> None:
-        _, children, texts = self._open.pop()
-        value: Any = children or "".join(texts).strip()
-        if not self._open:
-            self._root = value
-            return
-        above = self._open[-1][1]
-        if name not in above:
-            above[name] = value
-        elif isinstance(above[name], list):
-            above[name].append(value)
-        else:
-            above[name] = [above[name], value]
-
-    def _text(self, text: str) -> None:
-        if self._open:
-            self._open[-1][2].append(text)

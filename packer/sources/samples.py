@@ -39,13 +39,13 @@ from cache.errors import BadSampleError, SourceError
 from cache.files import read_regular
 from cache.messages import listed
 from packer.formats.base import Arena
-from packer.sources.base import FieldNames, NumberPlaces, SourceListing, SplitListing
-from packer.sources.targets import Targets
-from readers.fields import KINDS, check_field, encode_field
+from packer.sources.base import SourceListing, numbered
+from packer.sources.columns import Targets, is_mask
+from readers.fields import KINDS, encode_field
 from readers.headers import sniff
 from readers.layout import FieldName
 from readers.opening.tree import has_image_suffix
-from readers.table import NO_LABEL, Buffer, NamesBuilder
+from readers.table import NO_LABEL, Buffer, Strings
 
 __all__ = ["EXAMINED", "DatasetSource", "SampleForm", "class_names", "encoded_images", "features_of"]
 
@@ -317,11 +317,7 @@ def _is_mask(name: str, value: Any) -> bool:
     if isinstance(value, dict):
         return _is_image(value)
     if isinstance(value, bytes | bytearray | memoryview):
-        try:
-            check_field("mask", bytes(value) if isinstance(value, bytearray) else value)
-        except BadSampleError:
-            return False
-        return True
+        return is_mask(bytes(value) if isinstance(value, bytearray) else value)
     if _is_pillow(value):
         return value.mode in ("1", "L", "P", "F") or value.mode.startswith("I")
     dtype, shape = str(getattr(value, "dtype", "")), tuple(getattr(value, "shape", ()))
@@ -530,22 +526,10 @@ class DatasetSource:
             sizes.append(sum(len(payload) for payload in payloads if payload is not None))
             for payload in payloads:
                 digest = crc32c(payload or b"", digest)
-        keys, names = NamesBuilder(), [NamesBuilder() for _ in form.fields]
-        width = len(str(count - 1))
-        for i in range(count):
-            keys.append(f"{i:0{width}d}")
-            for column in names:
-                column.append("")
-        numbers = np.arange(count, dtype=np.int64)
-        part = SplitListing(
-            "",
-            keys.build(),
-            np.full(count, NO_LABEL, np.int64),
-            FieldNames(*(column.build() for column in names)),
-            np.full(count, int(np.mean(sizes)) if sizes else 0, np.int64),
-            NumberPlaces(numbers[:, None]),
-            np.full(count, digest, np.int64),
-        )
+        size, width = int(np.mean(sizes)) if sizes else 0, len(str(count - 1))
+        part = numbered("", np.arange(count, dtype=np.int64)[:, None], size, len(form.fields))
+        part.keys = Strings.of(f"{i:0{width}d}" for i in range(count))
+        part.stamps = np.full(count, digest, np.int64)
         return SourceListing(
             {split or "train": part},
             form.fields,

@@ -53,6 +53,10 @@ class SeveralSources:
         return self._sources
 
     @property
+    def isolated(self) -> bool:
+        return any(getattr(source, "isolated", False) for source in self._sources)
+
+    @property
     def title(self) -> str:
         return listed([source.title for source in self._sources], _MOST_TITLES)
 
@@ -90,8 +94,8 @@ class SeveralSources:
         )
         for name, found in parts.items():
             joined.splits[name] = self._join(found, numbers, len(fields))
-        if any(LACKING in warning for warning in joined.warnings):  # another source may have them
-            others = [warning for warning in joined.warnings if LACKING not in warning]
+        others = [warning for warning in joined.warnings if LACKING not in warning]
+        if len(others) < len(joined.warnings):  # another source may have what one lacks
             labels = {name: part.labels for name, part in joined.splits.items()}
             joined.warnings = others + [f"{self.title}: {text}" for text in lacking_in_train(labels, classes)]
         return joined

@@ -1,4 +1,4 @@
-"""A shard made elsewhere, of any format: what the format locates in it, read where it is.
+"""Shards made elsewhere, of any format: what the format locates in them, read where it is.
 
 So `packer convert` of a shard and `packer index` of it agree on keys, labels, classes, splits and fields. A file that
 is compressed as a whole is walked and read as a stream, where its format can be; images that are not one byte range are
@@ -7,7 +7,11 @@ read by the format itself. A sample that is damaged is a bad sample.
 Where the shard names every class, the classes get these names; where it has names only, labels are their positions in
 sorted order, or the numbers that they all are. The split is what the shard says, or is read off the
 name of the file (train-00000-of-00008.tfrecord). A shard of a packed set is not a source by itself: it is adopted as it
-is. Several shards are a source of their own: `packer.sources.shard_folder`.
+is.
+
+A folder of shards of one format is a source, too: all in it, or in a folder a split. Samples come in the order of the
+names of the files; where no name says a split, all are train. Where a key occurs in several shards, keys begin with the
+name of their shard. A gap in the numbers of the names is a warning.
 
 Place: number of the file, then why a sample cannot be read, or where the format finds its image, or None; then (offset,
 length, field) in file order.
@@ -28,7 +32,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from cache.errors import BadSampleError, FormatError, SourceError
-from cache.messages import quoted
+from cache.messages import plural, quoted
 from packer.formats import format_of_head
 from packer.formats.base import (
     Arena,
@@ -50,6 +54,7 @@ from packer.sources.base import (
     check_names,
     safe_name,
 )
+from packer.sources.layouts import shard_files
 from packer.sources.streams import (
     PlainFile,
     StreamKeeper,
@@ -63,13 +68,9 @@ from readers.table import NO_LABEL, Buffer, NamesBuilder, Strings, repeated
 
 __all__ = [
     "ClassNames",
-    "OpenedShard",
-    "ShardFile",
-    "ShardReader",
     "ShardSource",
     "classes_in_order",
     "field_kinds",
-    "list_shards",
     "located_samples",
     "missing_shards",
     "split_of_name",
@@ -169,7 +170,7 @@ class ShardFile:
             yield from map(_packable, self.container.walk(window, options))
 
 
-def list_shards(files: Sequence[tuple[str, ShardFile]], where: Path, options: LocateOptions) -> SourceListing:
+def _list_shards(files: Sequence[tuple[str, ShardFile]], where: Path, options: LocateOptions) -> SourceListing:
     """The listing of shards, each with the split of the samples that name none. Raises SourceError."""
     found = _Samples(where)
     for split, file in files:
@@ -185,11 +186,11 @@ def list_shards(files: Sequence[tuple[str, ShardFile]], where: Path, options: Lo
 
 
 class ShardSource(FileSource):
-    """The samples of the shard at `root`.
+    """The samples of the shard at `root`, or of the shards in that folder, which are of one format.
 
-    image_key, label_key: what it calls them, None for the usual names.
+    image_key, label_key: what they call them, None for the usual names.
     label_offset: is subtracted from the labels.
-    fields: further field -> key in the shard.
+    fields: further field -> key in a shard.
     """
 
     def __init__(
@@ -205,24 +206,50 @@ class ShardSource(FileSource):
         self.options = LocateOptions(
             image_key, label_key, dict(fields or {}), label_offset, check_payload=True, lenient=True
         )
-        self._shard = ShardFile(self.root)
-        self.kind = self._shard.kind  # type: ignore[misc]
-        self._keeper = StreamKeeper(self.root)
+        self._shards: list[ShardFile] = []
+        self._keepers: list[StreamKeeper] = []
         self._fields = 1
+        self.kind = "folder of shards"
+        if not self.root.is_dir():
+            self._shards = [ShardFile(self.root)]
+            self.kind = self._shards[0].kind
 
-    def list_file(self, split: str | None) -> SourceListing:
-        listing = list_shards([(split or split_of_name(self.root.name), self._shard)], self.root, self.options)
+    def list_files(self, split: str | None) -> SourceListing:
+        if not self.root.is_dir():
+            files = [(split or split_of_name(self.root.name), self._shards[0])]
+        else:
+            files = self._files(split or "train")
+        self._shards = [file for _, file in files]
+        self._keepers = [StreamKeeper(self.note(file.path)) for file in self._shards]
+        listing = _list_shards(files, self.root, self.options)
         self._fields = len(listing.fields)
-        if split is not None and split not in listing.splits:
-            raise SourceError(f"{self.root}: no split {split!r}; it has {', '.join(listing.splits)}")
-        if split is not None:
-            listing.splits = {split: listing.splits[split]}
+        count, some = missing_shards(file.path.name for file in self._shards) if self.root.is_dir() else (0, [])
+        if count:
+            missing = plural(count, "shard")
+            listing.warnings.append(f"{self.root}: by their names {missing} are missing, such as {', '.join(some)}")
         return listing
 
+    def _files(self, one: str) -> list[tuple[str, ShardFile]]:
+        """The shards of a folder, each with the split of the samples that name none."""
+        files = [(folder, ShardFile(path)) for folder, path in shard_files(self.root)]
+        kinds = {file.kind: file.path for _, file in files}
+        if len(kinds) != 1:
+            names = ", ".join(f"{path.name} ({kind})" for kind, path in kinds.items())
+            what = (
+                f"shards of several formats: {names}; keep each in a folder of its own" if kinds else "no shards in it"
+            )
+            raise SourceError(f"{self.root}: {what}")
+        names_of = [file.path.name.lower() for _, file in files]
+        says_splits = any(folder for folder, _ in files) or any(
+            split_of_name(name) != "train" or "train" in name for name in names_of
+        )
+        return [(folder or split_of_name(file.path.name) if says_splits else one, file) for folder, file in files]
+
     @contextmanager
-    def open_file(self) -> Iterator[ShardReader]:
+    def open_files(self) -> Iterator[ShardReader]:
         with ExitStack() as opened:
-            yield ShardReader([OpenedShard(self._shard, self._keeper, opened)], self._fields)
+            pairs = zip(self._shards, self._keepers, strict=True)
+            yield ShardReader([_OpenedShard(file, keeper, opened) for file, keeper in pairs], self._fields)
 
 
 class _Samples:
@@ -324,7 +351,7 @@ class _Samples:
     def _checked(self, part: SplitListing, listing: SourceListing) -> SplitListing:
         n = len(part)
         if len(repeated(lambda: part.keys, n)):
-            nothing = Strings(np.empty(0, np.uint8), np.zeros(n + 1, np.uint64))
+            nothing = Strings.of([""] * n)
             keys = self._keys_by_file(part) if len(self._files) > 1 else part.keys
             if len(repeated(lambda: keys, n)):
                 listing.warnings.append(f"{self._path}: keys or file names occur twice; samples are called by number")
@@ -363,7 +390,7 @@ class _Part(ListingBuilder):
             self._names.append(names)
 
 
-class OpenedShard:
+class _OpenedShard:
     """A shard that is opened when it is read from first."""
 
     def __init__(self, shard: ShardFile, keeper: StreamKeeper, opened: ExitStack) -> None:
@@ -383,7 +410,7 @@ class OpenedShard:
 class ShardReader:
     """Reads samples of files, and of a compressed one in the order of the file."""
 
-    def __init__(self, shards: Sequence[OpenedShard], fields: int) -> None:
+    def __init__(self, shards: Sequence[_OpenedShard], fields: int) -> None:
         self._shards, self._fields = shards, fields
 
     def read(self, place: Place, arena: Arena) -> Sequence[Buffer | None]:

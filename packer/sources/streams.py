@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from cache.errors import SourceError
 from packer.formats import REGISTRY
@@ -29,11 +29,13 @@ from packer.registry import HEAD_BYTES
 from packer.sources.base import file_stamp
 
 __all__ = [
+    "ByteFile",
     "PlainFile",
     "StreamKeeper",
     "StreamWindow",
     "UnpackedStream",
     "compression_of",
+    "open_bytes",
     "unpacked_head",
 ]
 
@@ -64,17 +66,52 @@ def unpacked_head(path: Path, count: int) -> bytes:
         with open(path, "rb") as file:
             return bytes(target[: file.readinto(target)])
     try:
-        stream = UnpackedStream(path, compression)
-        try:
+        with UnpackedStream(path, compression) as stream:
             return bytes(target[: stream.read_up_to(0, memoryview(target))])
-        finally:
-            stream.close()
     except SourceError:  # listing the file says what is wrong
         return b""
 
 
-class PlainFile:
-    """Bytes at an offset of a file as it is."""
+_F = TypeVar("_F", bound="ByteFile")
+
+
+class ByteFile:
+    """Bytes at an offset."""
+
+    path: Path
+
+    def read_into(self, offset: int, target: memoryview) -> None:
+        """Fill `target` from `offset` on. Raises SourceError where there is less."""
+        raise NotImplementedError
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Piece by piece, so that a false length takes no memory before the data for it has been read."""
+        parts = []
+        while length > 0:
+            part = bytearray(min(length, _STEP_BYTES))
+            self.read_into(offset, memoryview(part))
+            parts.append(part)
+            offset, length = offset + len(part), length - len(part)
+        return b"".join(parts)
+
+    def close(self) -> None:
+        """Close the file."""
+
+    def __enter__(self: _F) -> _F:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_bytes(path: Path, compression: str | None = None) -> PlainFile | UnpackedStream:
+    """A file, or what a compressed one holds. compression: None to look."""
+    compression = compression_of(path) if compression is None else compression
+    return UnpackedStream(path, compression) if compression else PlainFile(path)
+
+
+class PlainFile(ByteFile):
+    """A file as it is."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -84,7 +121,6 @@ class PlainFile:
             raise SourceError(f"{path}: cannot be opened: {error.strerror}") from error
 
     def read_into(self, offset: int, target: memoryview) -> None:
-        """Fill `target` from `offset` on. Raises SourceError where the file ends before."""
         while target:
             count = os.preadv(self._descriptor, (target,), offset)
             if not count:
@@ -97,7 +133,7 @@ class PlainFile:
             self._descriptor = -1
 
 
-class UnpackedStream:
+class UnpackedStream(ByteFile):
     """The content of a compressed file; `position` is the offset of the next byte in it.
 
     Raises SourceError for damaged or truncated files, and for content over 1 GiB and 1000 times the file's
@@ -189,14 +225,7 @@ class StreamWindow(Window):
         self.path, self.size, self._stream = stream.path, _UNKNOWN_SIZE, stream
 
     def read(self, offset: int, length: int) -> bytes:
-        """Piece by piece, so that a false length takes no memory before the data for it has been read."""
-        parts = []
-        while length:
-            part = bytearray(min(length, _STEP_BYTES))
-            self._stream.read_into(offset, memoryview(part))
-            parts.append(part)
-            offset, length = offset + len(part), length - len(part)
-        return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+        return self._stream.read(offset, length)
 
     def read_up_to(self, offset: int, length: int) -> bytes:
         data = bytearray(length)
@@ -217,7 +246,7 @@ class StreamKeeper:
     def open(self) -> Iterator[PlainFile | UnpackedStream]:
         """The file. The stream of a compressed one is kept for the next reader, unless there was an error."""
         compression = compression_of(self.path)
-        file = self._take(compression) if compression else PlainFile(self.path)
+        file: PlainFile | UnpackedStream = self._take(compression) if compression else PlainFile(self.path)
         try:
             yield file
         except BaseException:

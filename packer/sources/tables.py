@@ -32,32 +32,41 @@ from datetime import date, time
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from cache.errors import MissingExtraError, PackerError, SourceError
+import numpy as np
+
+from cache.errors import BadNameError, MissingExtraError, PackerError, SourceError
 from cache.files import open_regular
 from cache.messages import plural, quoted
-from readers.layout import FIELD_KINDS
+from packer.sources.base import SplitListing, refusing
+from readers.layout import FIELD_KINDS, SplitName
 from readers.staging import LABELS_HEADER, without_apostrophe
 from readers.table import NO_LABEL
 
 __all__ = [
     "IS_VALID",
     "LABEL_COLUMNS",
+    "PATH_COLUMNS",
     "RESERVED_FIELDS",
+    "SPLIT_COLUMNS",
     "TABLE_SUFFIXES",
+    "URL_COLUMNS",
     "Columns",
     "NamedColumns",
     "Row",
     "Table",
-    "UrlTable",
     "choose_columns",
     "column_values",
     "field_named",
+    "first_column",
     "is_missing",
     "is_url_list",
     "json_payload",
     "number_labels",
     "open_table",
     "open_url_table",
+    "parquet_file",
+    "split_of_value",
+    "splits_by_value",
 ]
 
 
@@ -70,6 +79,7 @@ TABLE_SUFFIXES = (*_DELIMITERS, *_JSON_LINES, *_PARQUET)
 _MAX_VALUE_BYTES = 64 << 20
 _MAX_LINE = 64 << 20
 _BATCH_ROWS = 4096
+_BUFFER_BYTES = 1 << 20
 
 
 def is_missing(value: Any) -> bool:
@@ -86,7 +96,7 @@ class Table:
 
     @property
     def unit(self) -> str:
-        return "row" if self.path.suffix.lower() in _PARQUET else "line"
+        return "line" if self.path.suffix.lower() in (*_DELIMITERS, *_JSON_LINES, ".txt") else "row"
 
     def rows(self) -> Iterator[tuple[int, Row]]:
         """(number from 1, row) of every row; the number of a row of several lines is that of the first.
@@ -196,28 +206,25 @@ def _json_rows(path: Path) -> Iterator[tuple[int, Row]]:
 
 
 @contextmanager
-def _parquet_file(path: Path) -> Iterator[Any]:
+def parquet_file(path: Path) -> Iterator[Any]:
     """An open pyarrow.parquet.ParquetFile; what pyarrow raises becomes SourceError."""
     try:
-        import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise MissingExtraError("pyarrow", "parquet", "reading a Parquet manifest") from error
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            yield file
-    except (pyarrow.ArrowException, OSError) as error:
-        raise SourceError(f"{path}: cannot be read as Parquet: {error}") from error
+        raise MissingExtraError("pyarrow", "parquet", "reading Parquet") from error
+    options = {"buffer_size": _BUFFER_BYTES, "pre_buffer": False}
+    with refusing(path, "cannot be read as Parquet"), pyarrow.parquet.ParquetFile(path, **options) as file:
+        yield file
 
 
 def _parquet_columns(path: Path) -> list[str]:
-    with _parquet_file(path) as file:
+    with parquet_file(path) as file:
         return list(file.schema_arrow.names)
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[int, Row]]:
     number = 0
-    with _parquet_file(path) as file:
+    with parquet_file(path) as file:
         names = file.schema_arrow.names
         for batch in file.iter_batches(batch_size=_BATCH_ROWS):
             columns = [column_values(path, name, column) for name, column in zip(names, batch.columns, strict=True)]
@@ -419,6 +426,28 @@ def _convert(value: Any) -> str:
     return str(value)
 
 
+def splits_by_value(part: SplitListing, values: Sequence[Any], where: str) -> dict[str, SplitListing]:
+    """The samples of a listing, dealt to the splits that a column names, in the order of their first samples.
+
+    values: of the column, by sample. where: the column, for messages. Raises SourceError for a value that is no name.
+    """
+    rows: dict[Any, list[int]] = {}
+    for row, value in enumerate(values):
+        rows.setdefault(value, []).append(row)
+    splits: dict[str, list[int]] = {}
+    for value, its in rows.items():
+        splits.setdefault(split_of_value(value, f"{where}, row {its[0] + 1}"), []).extend(its)
+    return {name: part.take(np.array(sorted(its), np.int64)) for name, its in splits.items()}
+
+
+def split_of_value(value: Any, where: str) -> str:
+    """The split that a value of a column names. Raises SourceError."""
+    try:
+        return SplitName("" if is_missing(value) else str(value).strip())
+    except BadNameError as error:
+        raise SourceError(f"{where}: {error}") from error
+
+
 # ------------------------------------------------------------------------------
 # Which column of a manifest means what; the rules are in `packer.sources.manifest`.
 
@@ -465,14 +494,18 @@ class NamedColumns(NamedTuple):
     label: str | None = None
     split: str | None = None
 
+    def checked(self, table: Table) -> NamedColumns:
+        """Raises SourceError for one that the table does not have."""
+        for name, argument in zip(self, ("path_column", "label_column", "split_column"), strict=True):
+            if name is not None:
+                _required(table, name, f"({argument}={name!r})")
+        return self
+
 
 def choose_columns(table: Table, named: NamedColumns, fields: Mapping[str, str], folder: str) -> Columns:
     """The part of every column. Raises SourceError, with the columns there are, where one is missing."""
-    path, label, split = named
-    for name, argument in zip(named, ("path_column", "label_column", "split_column"), strict=True):
-        if name is not None:
-            _required(table, name, f"({argument}={name!r})")
-    path = path or _first(table, PATH_COLUMNS)
+    path, label, split = named.checked(table)
+    path = path or first_column(table.columns, PATH_COLUMNS)
     if path is None:
         raise SourceError(
             f"{table.path}: no column of image paths ({', '.join(PATH_COLUMNS)}); it has {_listed(table)}; "
@@ -483,8 +516,8 @@ def choose_columns(table: Table, named: NamedColumns, fields: Mapping[str, str],
     for field, column in fields.items():
         _check_field(table, field, column, kinds.get(field, "file"))
     taken = {path, *fields.values()} | ({split} if split else set())
-    label = label or _first(table, LABEL_COLUMNS, taken)
-    split = split or _first(table, SPLIT_COLUMNS, taken | {label})
+    label = label or first_column(table.columns, LABEL_COLUMNS, taken)
+    split = split or first_column(table.columns, SPLIT_COLUMNS, taken | {label})
     if any(name.startswith(_NOISY) for name in table.columns):
         label = label or next((name for name in table.columns if name == _RIGHT and name not in taken), None)
         split = split or next((name for name in table.columns if name == IS_VALID and name != label), None)
@@ -516,15 +549,11 @@ def _required(table: Table, name: str, argument: str) -> str:
     return name
 
 
-def _first(table: Table, candidates: Iterable[str], taken: Iterable[str | None] = ()) -> str | None:
-    free = [column for column in table.columns if column not in taken]
+def first_column(columns: Iterable[str], wanted: Iterable[str], taken: Iterable[str | None] = ()) -> str | None:
+    """The first of the wanted names that is free among the columns, also in another case; None where there is none."""
+    free = [column for column in columns if column not in {*taken}]
     folded = {column.casefold(): column for column in reversed(free)}
-    for name in candidates:
-        if name in free:
-            return name
-        if name in folded:
-            return folded[name]
-    return None
+    return next((name if name in free else folded[name] for name in wanted if name in free or name in folded), None)
 
 
 def _check_field(table: Table, field: str, column: str, kind: str) -> None:
@@ -567,33 +596,12 @@ def is_field_name(name: str) -> bool:
 
 
 # ------------------------------------------------------------------------------
-# Tables of addresses: which column is what, and whether a table is one.
+# Tables of addresses.
 
 
 URL_COLUMNS = ("url", "image_url", "img_url", "uri", "link", "urls")
-PATHS = ("path", "file", "filename", "file_name", "image", "image_path", "filepath", "file_path", "img")
-_LABELS = ("label", "class", "target", "category", "class_id", "label_id", "class_name", "label_name")
-_CAPTIONS = ("caption", "text", "alt_text")
-_KEYS, _SPLITS = ("key", "__key__"), ("split", "subset")
-_URL_TABLES_MAX_LINE = 64 << 10
+_MAX_ADDRESS = 64 << 10
 _is_url = re.compile(r"\s*https?://", re.IGNORECASE).match
-
-
-@dataclass(frozen=True)
-class UrlTable:
-    """The columns by part, None for one that there is not."""
-
-    table: Table
-    url: str
-    label: str | None
-    split: str | None
-    key: str | None
-    caption: str | None
-    metadata: tuple[str, ...]
-
-    def rows(self) -> Iterator[tuple[int, Row]]:
-        """(number from 1, row) of each."""
-        return self.table.rows()
 
 
 @dataclass(frozen=True, slots=True)
@@ -601,56 +609,32 @@ class _TextTable(Table):
     """A text file with an address a line; blank lines, and those that begin with #, are passed over."""
 
     def rows(self) -> Iterator[tuple[int, Row]]:
-        try:
-            with open_regular(self.path) as file:
-                number = 0
-                while line := file.readline(_URL_TABLES_MAX_LINE):
-                    number += 1
-                    text = line.decode().strip()
-                    if len(line) == _URL_TABLES_MAX_LINE:
-                        raise SourceError(f"{self.where(number)}: longer than {_URL_TABLES_MAX_LINE:,} bytes")
-                    if text and not text.startswith("#"):
-                        yield number, {"url": text}
-        except OSError as error:
-            raise SourceError(f"{self.path}: cannot be read: {error.strerror or error}") from error
-        except UnicodeDecodeError as error:
-            raise SourceError(f"{self.path}: not UTF-8 text; not a list of addresses") from error
+        with refusing(self.path, "not a list of addresses in UTF-8 text"), open_regular(self.path) as file:
+            number = 0
+            while line := file.readline(_MAX_ADDRESS):
+                number += 1
+                text = line.decode().strip()
+                if len(line) == _MAX_ADDRESS:
+                    raise SourceError(f"{self.where(number)}: longer than {_MAX_ADDRESS:,} bytes")
+                if text and not text.startswith("#"):
+                    yield number, {"url": text}
 
 
-def _open(path: Path) -> Table:
+def open_url_table(path: Path) -> Table:
+    """A table of addresses, or a text file of them."""
     return open_table(path) if path.suffix.lower() in TABLE_SUFFIXES else _TextTable(path, ("url",))
 
 
 def is_url_list(path: Path) -> bool:
     """Whether a file has addresses where the paths of images could be."""
+    suffix = path.suffix.lower()
+    if suffix not in (*TABLE_SUFFIXES, ".txt") or not path.is_file():
+        return False
     try:
-        is_table = path.suffix.lower() in TABLE_SUFFIXES
-        table = Table(path, ()) if is_table else _TextTable(path, ())
+        table = Table(path, ()) if suffix in TABLE_SUFFIXES else _TextTable(path, ())
         row = next((row for _, row in table.rows()), {})
-        table = Table(path, tuple(row))
-        # A manifest may name where its files are from, so a column of paths counts first.
-        column = _first(table, PATHS) or _first(table, URL_COLUMNS)
     except PackerError:  # opening it as a manifest says what is wrong
         return False
+    # A manifest may name where its files are from, so a column of paths counts first.
+    column = first_column(row, (*PATH_COLUMNS, *URL_COLUMNS))
     return column is not None and isinstance(row[column], str) and _is_url(row[column]) is not None
-
-
-def open_url_table(path: Path, named: NamedColumns) -> UrlTable:
-    """The table, with its columns; those of addresses, labels and splits may be named. Raises SourceError."""
-    table = _open(path)
-    url, label, split = named
-    for name, option in zip(named, ("path_column", "label_column", "split_column"), strict=True):
-        if name is not None and name not in table.columns:
-            its = ", ".join(map(repr, table.columns))
-            raise SourceError(f"{path}: no column {name!r} ({option}={name!r}); it has {its}")
-    url = url or _first(table, URL_COLUMNS) or _first(table, PATHS)
-    if url is None:
-        raise SourceError(
-            f"{path}: no column of addresses ({', '.join(URL_COLUMNS)}); name it with  path_column='COLUMN'"
-        )
-    taken: set[str | None] = {url, split}
-    taken.add(label := label or _first(table, _LABELS, taken))
-    split = split or _first(table, _SPLITS, taken)
-    key, caption = (_first(table, names, taken) for names in (_KEYS, _CAPTIONS))
-    rest = tuple(name for name in table.columns if name not in {*taken, split, key, caption})
-    return UrlTable(table, url, label, split, key, caption, rest)

@@ -56,7 +56,7 @@ class TarSource(FileSource):
         self._shard: ShardSource | None = None
         self._keeper = StreamKeeper(self.root)
 
-    def list_file(self, split: str | None) -> SourceListing:
+    def list_files(self, split: str | None) -> SourceListing:
         left_out: list[tuple[str, str]] = []
         warnings: list[str] = []
         members = _members(self.root, left_out, warnings, may_pair=self.layout != "tree")
@@ -75,7 +75,7 @@ class TarSource(FileSource):
         listing.shuffles = not compression_of(self.root)
         return listing
 
-    def open_file(self) -> AbstractContextManager[SourceReader]:
+    def open_files(self) -> AbstractContextManager[SourceReader]:
         return self._shard.open() if self._shard is not None else self._open_members()
 
     @contextmanager

@@ -39,10 +39,21 @@ from cache.errors import BadNameError, BadSampleError, MissingExtraError, Source
 from cache.remote import is_public
 from packer.formats.base import Arena
 from packer.registry import HEAD_BYTES
-from packer.sources.base import FileSource, ListingBuilder, SourceListing, check_names, wanted_split
+from packer.sources.base import FileSource, ListingBuilder, SourceListing, check_names
 from packer.sources.contents import NOT_FETCHED, is_stray
-from packer.sources.file_sets import split_of_value
-from packer.sources.tables import NamedColumns, Row, UrlTable, is_missing, json_payload, number_labels, open_url_table
+from packer.sources.tables import (
+    LABEL_COLUMNS,
+    PATH_COLUMNS,
+    SPLIT_COLUMNS,
+    URL_COLUMNS,
+    NamedColumns,
+    first_column,
+    is_missing,
+    json_payload,
+    number_labels,
+    open_url_table,
+    split_of_value,
+)
 from readers.layout import RelativePath
 from readers.table import Buffer, repeated
 
@@ -158,11 +169,13 @@ class _Answer(NamedTuple):
 
 
 class _Request:
-    """A request that is under way, which another thread can end."""
+    """A request that is under way, which another thread ends where it takes longer than `seconds`."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float) -> None:
         self.connection: Any = None
         self.is_ended = False
+        self.timer = threading.Timer(seconds, self.end)
+        self.timer.daemon = True
 
     def uses(self, connection: Any) -> None:
         """Send it over this connection. Raises ConnectionAbortedError where it has been ended."""
@@ -177,49 +190,6 @@ class _Request:
         if sock is not None:
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
-
-
-class _Deadlines:
-    """Ends requests that take longer than `seconds`, by one thread, which lives while any is under way."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._under_way: dict[_Request, float] = {}  # the first one ends first, since all have the same time
-        self._changed = threading.Condition()
-        self._is_watching = False
-
-    def add(self, request: _Request) -> None:
-        """Watch it from now on."""
-        with self._changed:
-            self._under_way[request] = time.monotonic() + self._seconds
-            if not self._is_watching:
-                self._is_watching = True
-                threading.Thread(target=self._watch, name="packer-deadlines", daemon=True).start()
-
-    def remove(self, request: _Request) -> None:
-        """It is over."""
-        with self._changed:
-            self._under_way.pop(request, None)
-            if not self._under_way:
-                self._changed.notify()
-
-    def end_all(self) -> None:
-        """End those that are under way now."""
-        with self._changed:
-            for request in self._under_way:
-                request.end()
-
-    def _watch(self) -> None:
-        with self._changed:
-            while self._under_way:
-                request, deadline = next(iter(self._under_way.items()))
-                left = deadline - time.monotonic()
-                if left > 0:
-                    self._changed.wait(left)
-                else:
-                    self._under_way.pop(request)
-                    request.end()
-            self._is_watching = False
 
 
 class Fetcher:
@@ -237,7 +207,7 @@ class Fetcher:
         self._pace = pace or Pace(options.rate, options.host_rate, sleep=self._sleep)
         self._http = _urllib3()
         self._thread = threading.local()
-        self._deadlines = _Deadlines(options.timeout)
+        self._under_way: set[_Request] = set()
         self._pool = self._manager("")
         proxies = urllib.request.getproxies()
         self._proxies: dict[str, Any] = {
@@ -267,7 +237,8 @@ class Fetcher:
     def stop(self) -> None:
         """End what is under way, in all threads, and fetch no more."""
         self._stopped.set()
-        self._deadlines.end_all()
+        for request in list(self._under_way):
+            request.end()
 
     def _follow(self, url: str) -> _Answer:
         """One attempt, redirects included."""
@@ -284,9 +255,10 @@ class Fetcher:
 
     def _ask(self, url: str) -> _Answer:
         errors = self._http.exceptions
-        request = self._thread.request = _Request()
-        self._deadlines.add(request)
+        request = self._thread.request = _Request(self.options.timeout)
+        self._under_way.add(request)
         request.is_ended = self._stopped.is_set()
+        request.timer.start()
         try:
             response = self._pool_for(url).urlopen(
                 "GET", url, headers=_HEADERS, redirect=False, retries=False, preload_content=False,
@@ -309,7 +281,8 @@ class Fetcher:
             )
             return _Answer(reason=what, again=not isinstance(error, errors.SSLError))
         finally:
-            self._deadlines.remove(request)
+            request.timer.cancel()
+            self._under_way.discard(request)
 
     def _answer(self, url: str, response: Any) -> _Answer:
         status, headers = response.status, response.headers
@@ -430,6 +403,7 @@ def _urllib3() -> ModuleType:
 
 Place: TypeAlias = "tuple[Any, ...]"
 
+_KEYS, _CAPTIONS = ("key", "__key__"), ("caption", "text", "alt_text")
 _AHEAD = 4  # requests that are sent or done before they are needed, for each thread
 _AHEAD_BYTES = 256 << 20
 
@@ -453,17 +427,52 @@ class UrlListSource(FileSource):
         self.options = FetchOptions(**options)
         self._fetcher: Fetcher | None = None
 
-    def list_file(self, split: str | None) -> SourceListing:
-        listed = _Rows(open_url_table(self.root, self.columns), split or "train")
-        listing = listed.listing()
-        if listed.table.split is not None:
-            split = wanted_split(split, listing.splits, str(self.root))
-            listing.splits = {name: part for name, part in listing.splits.items() if split in (None, name)}
-        listing.max_workers = 1
+    def list_files(self, split: str | None) -> SourceListing:
+        table = open_url_table(self.root)
+        url, label, named_split = self.columns.checked(table)
+        url = url or first_column(table.columns, (*URL_COLUMNS, *PATH_COLUMNS))
+        if url is None:
+            raise SourceError(
+                f"{self.root}: no column of addresses ({', '.join(URL_COLUMNS)}); name it with  path_column='COLUMN'"
+            )
+        label = label or first_column(table.columns, LABEL_COLUMNS, (url, named_split))
+        taken = (url, named_split, label)
+        by = named_split or first_column(table.columns, SPLIT_COLUMNS, taken)
+        key, caption = (first_column(table.columns, names, taken) for names in (_KEYS, _CAPTIONS))
+        metadata = [url, *(name for name in table.columns if name not in {*taken, by, key, caption})]
+        fields = {"image": "image"} | ({"caption": "text"} if caption is not None else {}) | {"json": "json"}
+        parts: dict[str, ListingBuilder] = {}
+        labels: list[Any] = []
+        lines: list[int] = []
+        for line, row in table.rows():
+            where, address = table.where(line), row.get(url)
+            if not isinstance(address, str) or not address.strip():
+                raise SourceError(f"{where}: no address in the column {url!r}")
+            name = split or "train" if by is None else split_of_value(row.get(by), f"{where}: column {by!r}")
+            words = row.get(caption) if caption is not None else None
+            text = None if is_missing(words) else " ".join(str(words).split()).encode("utf-8", "replace")
+            record = json_payload({**row, url: without_query(address.strip())}, metadata)
+            place = (address.strip(), *([] if caption is None else [text]), record)
+            own = f"{len(lines):09d}" if key is None else _checked_key(row.get(key), f"{where}: column {key!r}")
+            # The label follows when those of all rows are known; until then, it is the position of the row.
+            builder = parts.setdefault(name, ListingBuilder(len(fields)))
+            builder.add([""] * len(fields), place, 0, key=own, label=len(lines))
+            lines.append(line)
+            labels.append(row.get(label) if label is not None else None)
+        if not lines:
+            raise SourceError(f"{self.root}: no addresses")
+        numbers, classes, warnings = number_labels(labels, lines, table)
+        listing = SourceListing({}, fields, classes, warnings=warnings, json_listed=True, max_workers=1)
+        for name, builder in parts.items():
+            part = listing.splits[name] = builder.build()
+            part.labels = np.array(numbers, np.int64)[part.labels]
+            check_names(part.keys, str(self.root))
+            if len(repeated(lambda keys=part.keys: keys, len(part))):  # type: ignore[misc]
+                raise SourceError(f"{self.root}: keys occur twice in {name}; rename the column of keys")
         return listing
 
     @contextmanager
-    def open_file(self) -> Iterator[UrlReader]:
+    def open_files(self) -> Iterator[UrlReader]:
         if self._fetcher is None:  # kept from shard to shard, with its connections and its pace
             self._fetcher = Fetcher(self.options)
         with ThreadPoolExecutor(self.options.threads, thread_name_prefix="fetch") as pool:
@@ -481,64 +490,11 @@ class UrlListSource(FileSource):
         return self.__dict__ | {"_fetcher": None}
 
 
-class _Rows:
-    """Puts the listing together, row by row."""
-
-    def __init__(self, table: UrlTable, split: str) -> None:
-        self.table, self._split = table, split
-        self._fields = {"image": "image"}
-        if table.caption is not None:
-            self._fields["caption"] = "text"
-        self._fields["json"] = "json"
-        self._parts: dict[str, ListingBuilder] = {}
-        self._keys: dict[str, list[str]] = {}
-
-    def listing(self) -> SourceListing:
-        labels: list[Any] = []
-        lines: list[int] = []
-        for line, row in self.table.rows():
-            self._add(line, row, len(lines))
-            lines.append(line)
-            labels.append(row.get(self.table.label) if self.table.label is not None else None)
-        if not lines:
-            raise SourceError(f"{self.table.table.path}: no addresses")
-        numbers, classes, warnings = number_labels(labels, lines, self.table.table)
-        listing = SourceListing({}, self._fields, classes, warnings=warnings, json_listed=True)
-        for name, builder in self._parts.items():
-            part = builder.build()
-            part.labels = np.array(numbers, np.int64)[part.labels]
-            check_names(part.keys, str(self.table.table.path))
-            if len(repeated(lambda keys=part.keys: keys, len(part))):  # type: ignore[misc]
-                raise SourceError(f"{self.table.table.path}: keys occur twice in {name}; rename the column of keys")
-            listing.splits[name] = part
-        return listing
-
-    def _add(self, line: int, row: Row, position: int) -> None:
-        table = self.table
-        url = row.get(table.url)
-        if not isinstance(url, str) or not url.strip():
-            raise SourceError(f"{table.table.where(line)}: no address in the column {table.url!r}")
-        part = self._parts.setdefault(self._split_of(line, row), ListingBuilder(len(self._fields)))
-        caption = row.get(table.caption) if table.caption is not None else None
-        words = None if is_missing(caption) else " ".join(str(caption).split()).encode("utf-8", "replace")
-        words_of = [] if table.caption is None else [words]
-        metadata = json_payload({**row, table.url: without_query(url.strip())}, (table.url, *table.metadata))
-        # The label follows when those of all rows are known; until then, it is the position of the row.
-        names = [""] * len(self._fields)
-        part.add(names, (url.strip(), *words_of, metadata), 0, key=self._key_of(line, row, position), label=position)
-
-    def _key_of(self, line: int, row: Row, position: int) -> str:
-        if self.table.key is None:
-            return f"{position:09d}"
-        try:
-            return RelativePath(str(row.get(self.table.key, "")))
-        except BadNameError as error:
-            raise SourceError(f"{self.table.table.where(line)}: column {self.table.key!r}: {error}") from error
-
-    def _split_of(self, line: int, row: Row) -> str:
-        if self.table.split is None:
-            return self._split
-        return split_of_value(row.get(self.table.split), f"{self.table.table.where(line)}: column {self.table.split!r}")
+def _checked_key(value: Any, where: str) -> str:
+    try:
+        return RelativePath("" if value is None else str(value))
+    except BadNameError as error:
+        raise SourceError(f"{where}: {error}") from error
 
 
 class UrlReader:

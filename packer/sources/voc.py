@@ -16,14 +16,13 @@
 Without lists all images are one split. An image without an annotation has no boxes, which is not the same as none.
 Annotations and masks count in stored pixels, unless their size says otherwise, and are turned as the image is.
 
-Place: (path, bytes) of the image, the annotation, the mask and the mask of objects, None for one that is not there.
+Files of a sample: the image, the annotation, the mask and the mask of objects, None for one that is not there.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +30,15 @@ import numpy as np
 
 from cache.errors import BadNameError, BadSampleError, SourceError
 from cache.files import read_regular
-from packer.formats.base import Arena
-from packer.sources.base import ListingBuilder, SourceListing, check_names, size_and_time, wanted_split
-from packer.sources.folder import FolderSource, read_file
-from packer.sources.objects import MAX_XML_BYTES, Grid, XmlObjects, grid_of, parse_objects
-from readers.fields import decode_field, encode_field
+from packer.sources.base import SourceListing, of_sample, read_text, refusing
+from packer.sources.objects import MAX_XML_BYTES, AnnotatedSource, Grid, grid_of, parse_objects
+from readers.fields import decode_field
 from readers.headers import read_header
 from readers.layout import RelativePath
-from readers.opening.tree import SPLIT_NAMES, has_image_suffix, unique_keys
+from readers.opening.tree import SPLIT_NAMES, has_image_suffix
 from readers.table import Buffer
 
-__all__ = ["VocSource", "open_voc"]
+__all__ = ["VocSource"]
 
 IMAGES, ANNOTATIONS, SETS = "JPEGImages", "Annotations", "ImageSets"
 _MASKS = {"mask": "SegmentationClass", "instance_mask": "SegmentationObject"}
@@ -52,165 +49,115 @@ _CLASSES = (
 _MAX_LIST_BYTES = 64 << 20
 
 
-def open_voc(
-    root: str | os.PathLike[str], layout: str = "auto", image_sets: str | None = None
-) -> VocSource | FolderSource:
-    """The source; with layout="tree" the classes that its folders are then."""
-    if layout == "tree":
-        if image_sets is not None:
-            raise SourceError(f"{root}: image_sets={image_sets!r} is for Pascal VOC, not for layout='tree'")
-        return FolderSource(root, layout)
-    return VocSource(root, image_sets=image_sets)
-
-
-class VocSource:
+class VocSource(AnnotatedSource):
     """See the module. image_sets: the folder in ImageSets whose lists count; None: Main, or the first there is."""
 
+    kind = "Pascal VOC"
+
     def __init__(self, root: str | os.PathLike[str], *, image_sets: str | None = None) -> None:
-        self.root = Path(root)
+        super().__init__(root)
         self.image_sets = image_sets
-        self._fields: dict[str, str] = {}
         self._classes: dict[str, int] = {}
 
-    @property
-    def title(self) -> str:
-        return f"Pascal VOC {self.root}"
-
-    def list(self, split: str | None) -> SourceListing:
-        images = self._files(IMAGES)
+    def list_files(self, split: str | None) -> SourceListing:
+        images, annotations = self._files_of(IMAGES), self._files_of(ANNOTATIONS)
+        masks = {field: self._files_of(folder) for field, folder in _MASKS.items()}
         lists = self._lists(list(images), split)
-        split = wanted_split(split, lists, str(self.root))
-        annotations = self._files(ANNOTATIONS)
-        masks = {field: self._files(folder) for field, folder in _MASKS.items()}
-        self._fields = {"image": "image"}
-        if annotations:
-            self._fields |= {"boxes": "boxes", "box_labels": "array"}
-        self._fields |= {field: "mask" for field, found in masks.items() if found}
-        if annotations:
-            self._fields["json"] = "json"
+        boxes = {"boxes": "boxes", "box_labels": "array"} if annotations else {}
+        fields = {"image": "image"} | boxes | {field: "mask" for field, found in masks.items() if found}
+        self.fields = fields | ({"json": "json"} if annotations else {})
         listed = {name for names in lists.values() for name in names}
         self._classes = {name: number for number, name in enumerate(self._class_names(annotations, listed))}
-        listing = SourceListing({}, self._fields, tuple(self._classes))
+        listing = SourceListing({}, self.fields, tuple(self._classes))
         for part, names in lists.items():
-            if split in (None, part):
-                builder = ListingBuilder(len(self._fields))
-                for name in names:
-                    files = [
-                        images.get(name, f"{name}.jpg"),
-                        annotations.get(name),
-                        *(m.get(name) for m in masks.values()),
-                    ]
-                    self._add(builder, files)
-                listing.splits[part] = builder.build()
-                check_names((names[0] for names in listing.splits[part].names), str(self.root))
-                listing.splits[part].keys = unique_keys(listing.splits[part].names.columns[0])
+            self.add(listing, part, self._samples(names, images, annotations, masks))
         listing.left_out = [(file, "in no list of the splits") for name, file in images.items() if name not in listed]
         return listing
 
-    def _files(self, folder: str) -> dict[str, str]:
+    def _samples(self, names: Iterable[str], images: Any, annotations: Any, masks: Mapping[str, Any]) -> Iterator[Any]:
+        folders = (IMAGES, ANNOTATIONS, *_MASKS.values())
+        for name in names:
+            times: list[int] = []
+            image = images.get(name, f"{name}.jpg")
+            there = (image, annotations.get(name), *(found.get(name) for found in masks.values()))
+            files = [
+                None if file is None else self.file(f"{folder}/{file}", times)
+                for folder, file in zip(folders, there, strict=True)
+            ]
+            of_masks = {field: file[0] for field, file in zip(_MASKS, files[2:], strict=True) if file is not None}
+            yield {"image": image} | of_masks, files, None, 0, times
+
+    def _files_of(self, folder: str) -> dict[str, str]:
         """The files of a folder: name without suffix -> name, sorted."""
-        try:
-            names = sorted(os.listdir(self.root / folder))
-        except FileNotFoundError:
+        if not (self.root / folder).exists():
             return {}
-        except OSError as error:
-            raise SourceError(f"{self.root / folder}: cannot be listed: {error.strerror}") from error
+        with refusing(self.root / folder, "cannot be listed"):
+            names = sorted(os.listdir(self.root / folder))
         found: dict[str, str] = {}
         for name in names:
-            stem, dot, suffix = name.rpartition(".")
+            stem, _, suffix = name.rpartition(".")
             if name[:1] == "." or not (suffix.lower() == "xml" if folder == ANNOTATIONS else has_image_suffix(name)):
                 continue
-            if found.setdefault(stem if dot else name, name) != name:
+            if found.setdefault(stem, name) != name:
                 raise SourceError(f"{self.root / folder}: {found[stem]!r} and {name!r} are of one name; remove one")
         return found
 
     def _lists(self, images: Sequence[str], split: str | None) -> dict[str, Sequence[str]]:
         """The names of the images of each split."""
-        folder = self._folder_of_lists()
-        found: dict[str, Path] = {}
-        if folder is not None:
-            found = {name: folder / f"{name}.txt" for name in SPLIT_NAMES if (folder / f"{name}.txt").is_file()}
-            both = folder / "trainval.txt"
-            if both.is_file() and not {"train", "val"} & found.keys():
-                found["trainval"] = both
-        if not found:
-            if self.image_sets is not None:
-                raise SourceError(f"{self.root}: no lists in {SETS}/{self.image_sets} (image_sets={self.image_sets!r})")
-            if not images:
-                raise SourceError(f"{self.root}: no images in {IMAGES}")
-            return {split or "train": images}
-        return {name: _names_of(path) for name, path in found.items()}
-
-    def _folder_of_lists(self) -> Path | None:
-        if self.image_sets is not None:
-            try:
-                return self.root / SETS / RelativePath(self.image_sets)
-            except BadNameError as error:
-                raise SourceError(f"image_sets: {error}") from error
-        candidates = [self.root / SETS / name for name in ("Main", "Segmentation")]
-        return next((folder for folder in candidates if folder.is_dir()), None)
+        try:
+            wanted = None if self.image_sets is None else RelativePath(self.image_sets)
+        except BadNameError as error:
+            raise SourceError(f"image_sets: {error}") from error
+        folders = [self.root / SETS / name for name in ((wanted,) if wanted else ("Main", "Segmentation"))]
+        folder = next((folder for folder in folders if folder.is_dir()), folders[0])
+        found = [name for name in SPLIT_NAMES if (folder / f"{name}.txt").is_file()]
+        if not {"train", "val"} & {*found} and (folder / "trainval.txt").is_file():
+            found.append("trainval")
+        if not found and wanted is not None:
+            raise SourceError(f"{self.root}: no lists in {SETS}/{wanted} (image_sets={self.image_sets!r})")
+        if not found and not images:
+            raise SourceError(f"{self.root}: no images in {IMAGES}")
+        return {name: _names_of(self.note(folder / f"{name}.txt")) for name in found} or {split or "train": images}
 
     def _class_names(self, annotations: Mapping[str, str], listed: set[str]) -> tuple[str, ...]:
         """Those of all objects. What is wrong with an annotation, its worker says."""
         names: set[str] = set()
-        for stem, file in annotations.items():
-            if stem in listed:
-                try:
-                    names.update(read_annotation(self.root / ANNOTATIONS / file).names)
-                except BadSampleError:
-                    continue
+        for stem in annotations.keys() & listed:
+            try:
+                names.update(parse_objects(_read(self.root / ANNOTATIONS / annotations[stem])).names)
+            except BadSampleError:
+                continue
         return _CLASSES if names <= {*_CLASSES} else tuple(sorted(names))
 
-    def _add(self, builder: ListingBuilder, files: Sequence[str | None]) -> None:
-        place: list[tuple[str, int] | None] = []
-        total = mark = 0
-        for folder, name in zip((IMAGES, ANNOTATIONS, *_MASKS.values()), files, strict=True):
-            if name is None:
-                place.append(None)
-                continue
-            size, time = size_and_time(self.root / folder / name)
-            place.append((f"{folder}/{name}", size))
-            total += max(0, size)
-            mark = (mark * 1_000_003 + time) % (1 << 63)
-        names = [files[0] or "", *([""] * (len(self._fields) - 1))]
-        for i, field in enumerate(self._fields):
-            if field in _MASKS:
-                name = files[2 + list(_MASKS).index(field)]
-                names[i] = f"{_MASKS[field]}/{name}" if name is not None else ""
-        builder.add(names, tuple(place), total, mark)
-
-    def open(self) -> AbstractContextManager[VocReader]:
-        return nullcontext(VocReader(self.root, tuple(self._fields), self._classes))
-
-    def paths(self, listing: SourceListing) -> Iterator[Path]:
-        folder = self._folder_of_lists()
-        if folder is not None:
-            yield from (folder / name for name in sorted(os.listdir(folder)) if name.endswith(".txt"))
-        for part in listing.splits.values():
-            for place in part.places:
-                yield from (self.root / entry[0] for entry in place if entry is not None)
+    def values(self, image: Buffer, files: Sequence[Buffer | None], place: Any) -> Mapping[str, Any]:
+        annotation, *masks = files
+        values: dict[str, Any] = {}
+        size = None
+        if annotation is not None:
+            found = parse_objects(bytes(annotation))
+            size = found.size
+            unknown = next((name for name in found.names if name not in self._classes), None)
+            if unknown is not None:
+                raise BadSampleError(f"an object called {unknown!r}, as none was when the source was listed")
+            corners = found.corners - np.array([1.0, 1.0, 0.0, 0.0])
+            corners[:, :2] = np.where(corners[:, :2] == -1, 0, corners[:, :2])  # of programs that count from 0
+            labels = np.array([self._classes[name] for name in found.names], np.int64)
+            values = {"boxes": grid_of(image, size).boxes(corners), "box_labels": labels, "json": found.record}
+        for field, data in zip(_MASKS, masks, strict=True):
+            if data is not None:
+                values[field] = _mask(data, grid_of(image, size), field)
+        return values
 
 
-def read_annotation(path: Path) -> XmlObjects:
-    """The annotation in a file. Raises BadSampleError."""
-    try:
-        return parse_objects(read_regular(path, MAX_XML_BYTES))
-    except OSError as error:
-        raise BadSampleError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except BadSampleError as error:
-        raise BadSampleError(f"{path}: {error}") from error
+def _read(path: Path) -> bytes:
+    with of_sample(path):
+        return read_regular(path, MAX_XML_BYTES)
 
 
 def _names_of(path: Path) -> Sequence[str]:
     """The names in a list, without repetition."""
-    try:
-        text = read_regular(path, _MAX_LIST_BYTES).decode()
-    except OSError as error:
-        raise SourceError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise SourceError(f"{path}: not UTF-8 text; not a list of images") from error
     found: dict[str, int] = {}
-    for line, content in enumerate(text.splitlines(), 1):
+    for line, content in enumerate(read_text(path, _MAX_LIST_BYTES, "not UTF-8 text").splitlines(), 1):
         words = content.split()
         if not words:
             continue
@@ -225,54 +172,11 @@ def _names_of(path: Path) -> Sequence[str]:
     return list(found)
 
 
-class VocReader:
-    """Reads images with what belongs to them."""
-
-    def __init__(self, root: Path, fields: Sequence[str], classes: Mapping[str, int]) -> None:
-        self._root, self._fields, self._classes = root, fields, classes
-
-    def read(self, place: Sequence[tuple[str, int] | None], arena: Arena) -> Sequence[Buffer | None]:
-        files: list[Buffer | None] = []
-        for entry in place:
-            try:
-                files.append(None if entry is None else read_file(os.path.join(self._root, entry[0]), entry[1], arena))
-            except BadSampleError as error:
-                raise BadSampleError(f"{entry[0] if entry else ''!r} {error}") from error
-        image = files[0]
-        assert image is not None
-        found: dict[str, Buffer | None] = {"image": image}
-        size = None
-        if files[1] is not None and place[1] is not None:
-            try:
-                annotation = parse_objects(bytes(files[1]))
-                size = annotation.size
-                found |= self._objects(annotation, grid_of(image, size))
-            except BadSampleError as error:
-                raise BadSampleError(f"{place[1][0]}: {error}") from error
-        for field, data in zip(_MASKS, files[2:], strict=True):
-            if data is not None:
-                found[field] = _mask(data, grid_of(image, size), field)
-        return [found.get(field) for field in self._fields]
-
-    def _objects(self, annotation: XmlObjects, grid: Grid) -> dict[str, Buffer | None]:
-        unknown = next((name for name in annotation.names if name not in self._classes), None)
-        if unknown is not None:
-            raise BadSampleError(f"an object called {unknown!r}, as none was when the source was listed")
-        corners = annotation.corners - np.array([1.0, 1.0, 0.0, 0.0])
-        corners[:, :2] = np.where(corners[:, :2] == -1, 0, corners[:, :2])  # of programs that count from 0
-        labels = np.array([self._classes[name] for name in annotation.names], np.int64)
-        values: dict[str, Any] = {"boxes": grid.boxes(corners), "box_labels": labels, "json": annotation.record}
-        kinds = {"boxes": "boxes", "box_labels": "array", "json": "json"}
-        return {name: encode_field(kinds[name], value) for name, value in values.items()}
-
-
-def _mask(data: Buffer, grid: Grid, field: str) -> Buffer:
+def _mask(data: Buffer, grid: Grid, field: str) -> Any:
     """A mask as it is, or turned as the image is."""
     header = read_header(data)
     if (header.height, header.width) != (grid.height, grid.width):
         raise BadSampleError(
             f"its {field} has {header.width} x {header.height} pixels, the image {grid.width} x {grid.height}"
         )
-    if grid.orientation == 1:
-        return encode_field("mask", data)
-    return encode_field("mask", grid.mask(decode_field("mask", data)))
+    return data if grid.orientation == 1 else grid.mask(decode_field("mask", data))

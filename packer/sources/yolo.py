@@ -28,7 +28,7 @@ of the source is refused, but for the "../" that Roboflow writes; a link in the 
 moved after its data.yaml was written: where nothing that it names is there, folders are the splits, with a warning. The
 labels of an image are found as Ultralytics finds them: "labels" for the last "images" of its path; else beside it.
 
-Place: path and bytes of the image, and of its labels; path None where there are none, bytes -1 where they are unknown.
+Files of a sample: the image, and its labels, None where there are none; then whether its split has labels.
 """
 
 from __future__ import annotations
@@ -36,9 +36,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,39 +46,28 @@ from cache.errors import BadSampleError, SourceError
 from cache.files import read_regular
 from cache.messages import listed, plural
 from cache.node import usable_cpus
-from packer.formats.base import Arena
-from packer.sources.base import ListingBuilder, SourceListing, check_names, plain_yaml, wanted_split
-from packer.sources.folder import FolderSource, read_file
+from packer.sources.base import SourceListing, of_sample, plain_yaml, read_text
 from packer.sources.layouts import YOLO_NAMES, YOLO_YAMLS, yolo_folders
-from packer.sources.objects import Grid, class_mask, displayed_grid, outline_pixels
-from readers.fields import encode_field
-from readers.opening.tree import SPLIT_NAMES, TreeFile, TreeFiles, has_image_suffix, scan, unique_keys
+from packer.sources.objects import AnnotatedSource, class_mask, displayed_grid, outline_pixels
+from readers.opening.tree import SPLIT_NAMES, TreeFile, has_image_suffix, scan
 from readers.table import Buffer
 
-__all__ = ["YoloSource", "open_yolo"]
+__all__ = ["YoloSource"]
 
 _DARKNET = "obj.data"
-_MAX_TEXT_BYTES = 1 << 20
-_MAX_LIST_BYTES = 256 << 20
-_MAX_LABEL_BYTES = 16 << 20
-_MAX_CLASSES = 65_534
-_MAX_POINTS = 1024
-_MAX_PATHS = 10_000
+_MAX_TEXT_BYTES, _MAX_LIST_BYTES, _MAX_LABEL_BYTES = 1 << 20, 256 << 20, 16 << 20
+_MAX_CLASSES, _MAX_POINTS, _MAX_PATHS = 65_534, 1024, 10_000
 _ABOVE = re.compile(r"\A(?:\.\./)+")
 _SLACK = 0.01  # of the width or height, by which programs overshoot
-_KINDS = {"boxes": "boxes", "box_labels": "array", "mask": "mask", "points": "points", "json": "json"}
-
-
-def open_yolo(root: str | os.PathLike[str], layout: str = "auto") -> YoloSource | FolderSource:
-    """The source; with layout="tree" the classes that its folders are then."""
-    return FolderSource(root, layout) if layout == "tree" else YoloSource(root)
+_KINDS = {"image": "image", "boxes": "boxes", "box_labels": "array", "mask": "mask", "points": "points", "json": "json"}
+_ALONE, _NOT_READ = "labels without an image", "not an image, nor labels"
 
 
 class _About(NamedTuple):
     """What the set says of itself.
 
     pose: points, and numbers of each. base: what paths of splits count from, relative to the root.
-    splits: the paths of each, as they are written, in the file `path`. read_from: the files that say so.
+    splits: the paths of each, as they are written, in the file `path`.
     """
 
     names: tuple[str, ...] = ()
@@ -88,138 +75,105 @@ class _About(NamedTuple):
     base: str = ""
     splits: Mapping[str, Sequence[str]] = {}
     path: Path | None = None
-    read_from: Sequence[Path] = ()
-    warnings: Sequence[str] = ()
 
 
-class _Part(NamedTuple):
-    """A split.
-
-    folder: that the names of its images count from, relative to the root.
-    is_known: whether it has labels.
-    pairs: each image with its labels; paths are relative to the root.
-    """
-
-    folder: str
-    is_known: bool
-    pairs: list[tuple[TreeFile, TreeFile | None]]
-
-
-class YoloSource:
+class YoloSource(AnnotatedSource):
     """See the module."""
 
+    kind = "YOLO set"
+
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        self.root = Path(root)
-        self._fields: dict[str, str] = {}
+        super().__init__(root)
         self._about = _About()
-        self._read_from: Sequence[Path] = ()
+        self._bases = dict.fromkeys((os.path.abspath(root), os.path.realpath(root)))  # of absolute paths below the root
 
-    @property
-    def title(self) -> str:
-        return f"YOLO set {self.root}"
-
-    def list(self, split: str | None) -> SourceListing:
-        self._about = about = _read_about(self.root)
-        listing = SourceListing({}, {}, about.names, warnings=[*about.warnings])
-        files = _Files(self.root, scan(self.root, listing.left_out, usable_cpus()))
-        splits = _Splits(self.root, about, files)
-        parts = {name: files.part(*found) for name, found in splits.folders(split or "train").items()}
-        self._read_from = [*about.read_from, *splits.read_from]
-        listing.warnings += splits.warnings
-        split = wanted_split(split, parts, str(self.root))
-        texts = [label for part in parts.values() for _, label in part.pairs if label is not None]
-        has_outlines = not about.pose[0] and any(self._has_outline(label) for label in texts)
-        names = ["boxes", "box_labels", *["mask", "json"] * has_outlines, *["points"] * bool(about.pose[0])]
-        listing.fields = self._fields = {"image": "image"} | {name: _KINDS[name] for name in _KINDS if name in names}
-        for name, found in parts.items():
-            if split in (None, name):
-                builder = ListingBuilder(len(self._fields))
-                for image, label in found.pairs:
-                    self._add(builder, found.folder, image, label, found.is_known)
-                part = builder.build(found.folder)
-                check_names((names[0] for names in part.names), str(self.root))
-                part.keys = unique_keys(part.names.columns[0])
-                listing.splits[name] = part
-        if not any(len(part) for part in listing.splits.values()):
-            raise SourceError(f"{self.root}: no images in {', '.join(part.folder or '.' for part in parts.values())}")
+    def list_files(self, split: str | None) -> SourceListing:
+        listing = SourceListing({}, {})
+        warnings = listing.warnings
+        self._about = about = self._read_about(warnings)
+        tree = list(scan(self.root, listing.left_out, usable_cpus()))
+        images = {file.path: file for file in tree if has_image_suffix(file.path)}
+        texts = {
+            file.path: file
+            for file in tree
+            if file.path.endswith(".txt") and posixpath.basename(file.path) != "classes.txt"
+        }
+        splits = self._splits(split or "train", images, warnings)
+        labels = {path: next((text for text in _label_paths(path) if text in texts), None) for path in images}
+        used = {path for _, paths in splits.values() for path in paths}
+        read = {text for path in used if (text := labels[path]) is not None}
+        has_outlines = not about.pose[0] and any(self._has_outline(text) for text in sorted(read))
+        names = ["image", "boxes", "box_labels", *["mask", "json"] * has_outlines, *["points"] * bool(about.pose[0])]
+        listing.fields = self.fields = {name: kind for name, kind in _KINDS.items() if name in names}
+        listing.classes = about.names
+        if not used:
+            raise SourceError(f"{self.root}: no images in {', '.join(folder or '.' for folder, _ in splits.values())}")
+        for name, (folder, paths) in splits.items():
+            beside = (self.root / next(_label_paths(f"{folder}/x.jpg".lstrip("/")))).parent
+            has_folder = "images" in folder.split("/") and beside.is_dir()
+            is_known = has_folder or any(labels[path] is not None for path in paths)
+            found = ((images[path], texts.get(labels[path] or "")) for path in paths)
+            self.add(listing, name, _samples(folder, found, is_known), folder)
         if not about.names:
-            listing.warnings.append(f"{self.root}: no names of the classes in {', '.join((*YOLO_YAMLS, *YOLO_NAMES))}")
-        listing.left_out += files.left_out(parts.values(), {*map(str, self._read_from)})
-        alone = [path for path, reason in listing.left_out if reason == _ALONE]
+            warnings.append(f"{self.root}: no names of the classes in {', '.join((*YOLO_YAMLS, *YOLO_NAMES))}")
+        self._leave_out(listing, tree, used | read, {posixpath.dirname(path) for path in images} - {""})
+        return listing
+
+    def _leave_out(self, listing: SourceListing, tree: Sequence[TreeFile], used: set[str], folders: set[str]) -> None:
+        """The files that are neither in a split nor read for one, with the reason. folders: of images."""
+        alone: list[str] = []
+        reasons: dict[str, list[str]] = {"in no split": [], _ALONE: alone, _NOT_READ: []}
+        for path in (file.path for file in tree if file.path not in used and self.root / file.path not in self._stamps):
+            folder = posixpath.dirname(path)
+            is_label = path.endswith(".txt") and posixpath.basename(path) != "classes.txt"
+            is_label &= folder in folders or "labels" in folder.split("/")
+            reasons["in no split" if has_image_suffix(path) else _ALONE if is_label else _NOT_READ].append(path)
+        listing.left_out += [(path, reason) for reason, paths in reasons.items() for path in paths]
         if alone:
             count = plural(len(alone), "label file")
             listing.warnings.append(f"{self.root}: {count} without an image, such as {alone[0]!r}")
-        return listing
 
-    def _has_outline(self, label: TreeFile) -> bool:
+    def _has_outline(self, label: str) -> bool:
         try:
-            return any(len(words) > 5 for words in _lines_of(self._text(label)))
+            with of_sample(label):
+                return any(len(words) > 5 for words in _lines_of(read_regular(self.root / label, _MAX_LABEL_BYTES)))
         except BadSampleError:  # the worker says what is wrong with it
             return False
 
-    def _text(self, label: TreeFile) -> bytes:
-        try:
-            return read_regular(self.root / label.path, _MAX_LABEL_BYTES)
-        except OSError as error:
-            raise BadSampleError(f"cannot be read: {error.strerror or error}") from error
-
-    def _add(
-        self, builder: ListingBuilder, folder: str, image: TreeFile, label: TreeFile | None, is_known: bool
-    ) -> None:
-        text = (label.path, label.bytes) if label is not None else (None, 0 if is_known else -1)
-        total = max(0, image.bytes) + max(0, text[1])
-        mark = (image.mtime_ns * 1_000_003 + (label.mtime_ns if label is not None else 0)) % (1 << 63)
-        names = [image.path[len(folder) + 1 if folder else 0 :], *([""] * (len(self._fields) - 1))]
-        builder.add(names, (image.path, image.bytes, *text), total, mark)
-
-    def open(self) -> AbstractContextManager[YoloReader]:
-        return nullcontext(YoloReader(self.root, self._fields, len(self._about.names), self._about.pose))
-
-    def paths(self, listing: SourceListing) -> Iterator[Path]:
-        yield from self._read_from
-        for part in listing.splits.values():
-            for image, _, label, _ in part.places:
-                yield self.root / image
-                if label is not None:
-                    yield self.root / label
-
-
-class _Splits:
-    """Finds the images of each split. warnings: what it does not follow; read_from: the lists that name images."""
-
-    def __init__(self, root: Path, about: _About, files: _Files) -> None:
-        self._root, self._about, self._files, self._bases = root, about, files, _bases(root)
-        self.warnings: list[str] = []
-        self.read_from: list[Path] = []
-
-    def folders(self, one: str) -> dict[str, tuple[str, list[int]]]:
-        """The folder, and the numbers of the images, of each split. one: the name of what has no splits."""
-        files, warnings = self._files, self.warnings
-        found: dict[str, tuple[str, list[int]]] = {}
+    # --- the splits ---
+    def _splits(
+        self, one: str, images: Mapping[str, TreeFile], warnings: list[str]
+    ) -> dict[str, tuple[str, Sequence[str]]]:
+        """The folder, and the images, of each split. one: the name of what has no splits."""
+        found: dict[str, tuple[str, Sequence[str]]] = {}
         missing: list[str] = []
         for name, texts in self._about.splits.items():
-            paths = [(text, self._resolved(name, text)) for text in texts]
-            missing += [f"{name}: {text!r}" for text, path in paths if path is None]
-            if there := list(dict.fromkeys(path for _, path in paths if path is not None)):
-                found[name] = self._images_of(there)
+            paths = {text: self._resolved(name, text) for text in texts}
+            missing += [f"{name}: {text!r}" for text, path in paths.items() if path is None]
+            if there := list(dict.fromkeys(path for path in paths.values() if path is not None)):
+                found[name] = self._images_of(there, images, warnings)
         if missing:
-            seen = f"splits are those of the folders: {listed([*yolo_folders(self._root)])}" if not found else ""
+            seen = f"splits are those of the folders: {listed([*yolo_folders(self.root)])}"
+            seen = "images that no other split names are left out" if found else seen
             what = f"what it names is not below its folder: {listed(missing)}"
-            warnings.append(f"{self._about.path}: {what}; {seen or 'images that no other split names are left out'}")
-        if found:
-            return _without_shared(found, files, self._about.path, warnings)
-        folders = yolo_folders(self._root) or {"": ""}
-        return {name or one: (folder, files.below(folder)) for name, folder in folders.items()}
+            warnings.append(f"{self._about.path}: {what}; {seen}")
+        owner: dict[str, str] = {}
+        for name, (_, its) in found.items():
+            if shared := [path for path in its if owner.setdefault(path, name) != name]:
+                pair = f"{plural(len(shared), 'image')} in both {owner[shared[0]]} and {name}"
+                warnings.append(f"{self._about.path}: {pair}, such as {shared[0]!r}; both have them")
+        folders = yolo_folders(self.root) or {"": ""}
+        return found or {name or one: (folder, _below(folder, images)) for name, folder in folders.items()}
 
     def _resolved(self, name: str, text: str) -> str | None:
         """The file or folder that a path of data.yaml means, relative to the root; None where it is not there.
 
         Raises SourceError where it is outside of the root.
         """
-        there = next((path for path in self._meant(text) if os.path.exists(self._root / path)), None)
-        if there is None and os.path.exists(self._root / self._about.base / text):
+        there = next((path for path in self._meant(text) if os.path.exists(self.root / path)), None)
+        if there is None and os.path.exists(self.root / self._about.base / text):
             raise SourceError(
-                f"{self._about.path}: {name}: {text!r:.200} leads out of {self._root}, where nothing is read; put a "
+                f"{self._about.path}: {name}: {text!r:.200} leads out of {self.root}, where nothing is read; put a "
                 f"link to it there, and name the link, or convert the folder that holds both"
             )
         return there
@@ -229,102 +183,172 @@ class _Splits:
 
         The name of a folder above the set, "../" or "data/", is left out where Roboflow and Darknet write it.
         """
-        plain = _ABOVE.sub("", text)
         folders = () if folder is None else (folder,)
         if folder is None or not text.startswith("./"):
             folders = (*folders, self._about.base, "")
-        for path in dict.fromkeys((text, plain, text.removeprefix("data/"))):
+        for path in dict.fromkeys((text, _ABOVE.sub("", text), text.removeprefix("data/"))):
             for place in dict.fromkeys(folders):
-                inside = _inside(self._bases, posixpath.join(place, path))
+                inside = self._inside(posixpath.join(place, path))
                 if inside is not None:
                     yield inside
 
-    def _images_of(self, paths: Sequence[str]) -> tuple[str, list[int]]:
-        """The folder, and the numbers of the images, of folders and lists."""
-        files = self._files
-        rows: list[int] = []
-        for path in paths:
-            is_folder = os.path.isdir(self._root / path)
-            rows += files.below(path) if is_folder else self._named_in(path)
-        if len(paths) == 1 and os.path.isdir(self._root / paths[0]):
-            return paths[0], rows
-        chosen = sorted(set(rows))
-        above = {posixpath.dirname(files.images[row].path) for row in chosen}
-        return posixpath.commonpath(above) if above and "" not in above else "", chosen
+    def _inside(self, path: str) -> str | None:
+        """A path relative to the root, "" for that itself; None where it leads out of it."""
+        for base in self._bases:
+            whole = os.path.normpath(os.path.join(base, path))
+            if f"{whole}/".startswith(f"{base.rstrip('/')}/"):
+                return whole[len(base.rstrip("/")) + 1 :]
+        return None
 
-    def _named_in(self, path: str) -> list[int]:
-        """The numbers of the images that a text file names, one a line."""
-        rows_of = self._files.rows
-        where, folder, rows = self._root / path, posixpath.dirname(path), []
-        for line, text in enumerate(_text_of(where, _MAX_LIST_BYTES).splitlines(), 1):
-            if not (text := text.strip()):
-                continue
-            row = next((rows_of[path] for path in self._meant(text, folder) if path in rows_of), None)
-            if row is None:
+    def _images_of(
+        self, paths: Sequence[str], images: Mapping[str, TreeFile], warnings: list[str]
+    ) -> tuple[str, Sequence[str]]:
+        """The folder, and the images, of folders and lists."""
+        chosen: list[str] = []
+        for path in paths:
+            if os.path.isdir(self.root / path):
+                chosen += _below(path, images)
+            else:
+                chosen += self._named_in(path, images, warnings)
+        if len(paths) == 1 and os.path.isdir(self.root / paths[0]):
+            return paths[0], chosen
+        order = {path: number for number, path in enumerate(images)}
+        above = {posixpath.dirname(path) for path in chosen}
+        folder = posixpath.commonpath(above) if above and "" not in above else ""
+        return folder, sorted({*chosen}, key=order.__getitem__)
+
+    def _named_in(self, path: str, images: Mapping[str, TreeFile], warnings: list[str]) -> list[str]:
+        """The images that a text file names, one a line."""
+        where, found = self.note(self.root / path), []
+        for line, text in enumerate(map(str.strip, read_text(where, _MAX_LIST_BYTES).splitlines()), 1):
+            image = next((image for image in self._meant(text, posixpath.dirname(path)) if image in images), None)
+            if text and image is None:
                 raise SourceError(
-                    f"{where}: line {line}: {text!r:.200} is not the path of an image below {self._root}; paths count "
+                    f"{where}: line {line}: {text!r:.200} is not the path of an image below {self.root}; paths count "
                     f"from the folder of this list, or from that one"
                 )
-            rows.append(row)
-        self.read_from.append(where)
-        again = len(rows) - len(set(rows))
-        if again:
-            self.warnings.append(f"{where}: {plural(again, 'line')} that repeat an image; a set holds a sample once")
-        return rows
+            found += [image] if text and image is not None else []
+        if again := len(found) - len({*found}):
+            count = plural(again, "line")
+            warnings.append(f"{where}: {count} that repeat an image; a set holds a sample once")
+        return found
+
+    # --- what the set says of itself ---
+    def _read_about(self, warnings: list[str]) -> _About:
+        paths = [self.root / name for name in YOLO_NAMES if (self.root / name).exists()]
+        lines = {path: read_text(self.note(path), _MAX_TEXT_BYTES).split("\n") for path in paths}
+        named = {path: _checked([line.strip() for line in its if line.strip()], path) for path, its in lines.items()}
+        path = next((self.root / name for name in YOLO_YAMLS if (self.root / name).exists()), None)
+        if path is not None:
+            about = self._read_yaml(self.note(path), warnings)
+            if other := next((other for other, names in named.items() if names != about.names), None):
+                warnings.append(f"{other}: has other classes than {path.name}, whose names are taken")
+            return about
+        if len({*named.values()}) > 1:
+            raise SourceError(f"{self.root}: {', '.join(map(str, named))} have different classes; keep the right one")
+        names = next(iter(named.values()), ())
+        path = self.root / _DARKNET
+        if not path.exists():
+            return _About(names)
+        pairs = (line.partition("=") for line in read_text(self.note(path), _MAX_TEXT_BYTES).splitlines())
+        values = {key.strip(): value.strip() for key, _, value in pairs}
+        splits = {split: [values[key]] for key, split in (("train", "train"), ("valid", "val")) if values.get(key)}
+        return _About(names, splits=splits, path=path)
+
+    def _read_yaml(self, path: Path, warnings: list[str]) -> _About:
+        content = plain_yaml(read_text(path, _MAX_TEXT_BYTES), path, "yolo", f"reading {path.name}")
+        if not isinstance(content, dict):
+            raise SourceError(f"{path}: holds no mapping; expected one with the names of the classes")
+        names, shape = content.get("names"), content.get("kpt_shape", [0, 0])
+        if isinstance(names, dict) and sorted(map(str, names)) == sorted(map(str, range(len(names)))):
+            names = [names.get(number, names.get(str(number))) for number in range(len(names))]
+        if not isinstance(names, list):
+            raise SourceError(f"{path}: names is {names!r:.80}, expected a list, or a mapping from numbers from 0 on")
+        if content.get("nc", len(names)) != len(names):
+            raise SourceError(f"{path}: nc is {content['nc']!r:.40}, but there are {len(names)} names")
+        good = isinstance(shape, list) and len(shape) == 2 and all(type(number) is int for number in shape)
+        if not good or not (shape == [0, 0] or (0 < shape[0] <= _MAX_POINTS and shape[1] in (2, 3))):
+            raise SourceError(f"{path}: kpt_shape is {shape!r:.80}, expected [points, 2 or 3]")
+        splits = {name: _paths(content[name], name, path) for name in SPLIT_NAMES if content.get(name)}
+        base = ""
+        if stated := "".join(_paths(content["path"], "path", path)[:1]) if content.get("path") else "":
+            inside = self._inside(stated)
+            if inside is not None and os.path.isdir(self.root / inside):
+                base = inside
+            elif inside is None and os.path.isdir(self.root / stated):
+                warnings.append(f"{path}: path: {stated!r} is another folder; splits are those below {self.root}")
+        return _About(_checked(names, path), (shape[0], shape[1]), base, splits, path)
+
+    # --- the fields of a sample ---
+    def values(self, image: Buffer, files: Sequence[Buffer | None], place: Any) -> Mapping[str, Any]:
+        if files[0] is None and not place[1]:
+            return {}
+        grid, (points, each) = displayed_grid(image), self._about.pose
+        scale = np.array([grid.width, grid.height], np.float64)
+        labels: list[int] = []
+        boxes, outlines, poses = [], [], []
+        for line, words in enumerate(_lines_of(bytes(files[0] or b"")), 1):
+            numbers = self._numbers(words, line)
+            labels.append(int(numbers[0]))
+            rest, outline = numbers[1:], None
+            if len(rest) == 4 or points:
+                centre, half = rest[:2], rest[2:4] / 2
+                boxes.append([*((centre - half) * scale), *((centre + half) * scale)])
+            else:
+                outline = rest.reshape(-1, 2) * scale
+                boxes.append([*outline.min(0), *outline.max(0)])
+            outlines.append(outline)
+            if points:
+                found = rest[4:].reshape(points, each)
+                labelled = found[:, 2] > 0 if each == 3 else (found != 0).any(1)
+                poses.append(np.where(labelled[:, None], found[:, :2], np.nan) * scale)
+        drawn = [(n, outline_pixels(o, grid)) for n, o in zip(labels, outlines, strict=True) if o is not None]
+        values: dict[str, Any] = {
+            "boxes": grid.boxes(np.array(boxes, np.float64).reshape(-1, 4)),
+            "box_labels": np.array(labels, np.int64),
+            "json": {"outlines": [None if outline is None else outline.tolist() for outline in outlines]},
+        }
+        if points:
+            values["points"] = grid.points(np.array(poses, np.float64).reshape(-1, points, 2))
+        if "mask" in self.fields:
+            values["mask"] = class_mask(drawn, max(len(self._about.names), *labels, 0) + 1, grid)
+        return values
+
+    def _numbers(self, words: Sequence[str], line: int) -> Any:
+        """A class, and at least four parts of the image. Raises BadSampleError."""
+        try:
+            numbers = np.array([float(word) for word in words])
+        except ValueError as error:
+            raise BadSampleError(f"line {line}: {error}") from error
+        count, (points, each) = len(numbers), self._about.pose
+        if points and count != 5 + points * each:
+            raise BadSampleError(f"line {line}: {count} numbers, expected {5 + points * each} for {points} points")
+        if not points and count != 5 and (count < 7 or count % 2 == 0):
+            what = (
+                "as with a confidence, which labels do not have" if count == 6 else "for neither a box nor an outline"
+            )
+            raise BadSampleError(f"line {line}: {count} numbers, {what}")
+        most = len(self._about.names) or _MAX_CLASSES
+        if not numbers[0].is_integer() or not 0 <= numbers[0] < most:
+            raise BadSampleError(f"line {line}: {words[0]!r:.40} is not the number of a class, 0 to {most - 1}")
+        parts = numbers[1:].copy()
+        if points and each == 3:
+            parts[6::3] = 0  # whether a point is labelled
+        if not ((parts >= -_SLACK) & (parts <= 1 + _SLACK)).all():
+            raise BadSampleError(f"line {line}: a number is not a part of the image, 0 to 1: in pixels?")
+        return numbers
 
 
-_ALONE = "labels without an image"
+def _samples(folder: str, pairs: Iterator[tuple[TreeFile, TreeFile | None]], is_known: bool) -> Iterator[Any]:
+    for image, label in pairs:
+        files = [None if file is None else (file.path, file.bytes) for file in (image, label)]
+        times = [image.mtime_ns, label.mtime_ns if label is not None else 0]
+        yield {"image": image.path[len(folder) + 1 if folder else 0 :]}, files, is_known, 0, times
 
 
-class _Files:
-    """The files of the set. images: in the order of a walk; rows: the number of each, by its path; texts: by path."""
-
-    def __init__(self, root: Path, files: TreeFiles) -> None:
-        self._root = root
-        self.images = [file for file in files if has_image_suffix(file.path)]
-        self.rows = {image.path: row for row, image in enumerate(self.images)}
-        self.texts = {file.path: file for file in files if file.path.endswith(".txt") and not _is_names(file.path)}
-        self._others = [path for path in files.paths() if not has_image_suffix(path) and path not in self.texts]
-        self._sorted = sorted(self.rows)
-
-    def below(self, folder: str) -> list[int]:
-        """The numbers of the images in a folder, and in those below."""
-        if not folder:
-            return list(range(len(self.images)))
-        ends = (f"{folder}/", f"{folder}0")  # "0" follows "/"
-        first, stop = (bisect_left(self._sorted, end) for end in ends)
-        return sorted(self.rows[path] for path in self._sorted[first:stop])
-
-    def part(self, folder: str, rows: Sequence[int]) -> _Part:
-        """A split of these images, with their labels."""
-        pairs = [(self.images[row], self._label_of(self.images[row].path)) for row in rows]
-        labels = next(_label_paths(f"{folder}/x.jpg".lstrip("/")))
-        has_folder = "images" in folder.split("/") and (self._root / labels).parent.is_dir()
-        return _Part(folder, has_folder or any(label is not None for _, label in pairs), pairs)
-
-    def _label_of(self, path: str) -> TreeFile | None:
-        return next((self.texts[label] for label in _label_paths(path) if label in self.texts), None)
-
-    def left_out(self, parts: Iterable[_Part], read_from: set[str]) -> list[tuple[str, str]]:
-        """The files that are neither in a split nor read for one, with the reason."""
-        used = {file.path for part in parts for pair in part.pairs for file in pair if file is not None}
-        folders = {posixpath.dirname(image.path) for image in self.images}
-        unnamed = [(image.path, "in no split") for image in self.images if image.path not in used]
-        alone = []
-        for path in self.texts:
-            if path not in used and str(self._root / path) not in read_from:
-                beside = posixpath.dirname(path) in folders and posixpath.dirname(path) != ""
-                is_label = beside or "labels" in path.split("/")[:-1]
-                alone.append((path, _ALONE if is_label else _NOT_READ))
-        others = [(path, _NOT_READ) for path in self._others if str(self._root / path) not in read_from]
-        return unnamed + alone + others
-
-
-def _is_names(path: str) -> bool:
-    return posixpath.basename(path) == "classes.txt"
-
-
-_NOT_READ = "not an image, nor labels"
+def _below(folder: str, images: Mapping[str, TreeFile]) -> Sequence[str]:
+    """The images in a folder, and in those below."""
+    return [path for path in images if not folder or path.startswith(f"{folder}/")]
 
 
 def _label_paths(path: str) -> Iterator[str]:
@@ -338,86 +362,6 @@ def _label_paths(path: str) -> Iterator[str]:
         yield f"{stem}.txt"
 
 
-def _without_shared(
-    found: dict[str, tuple[str, list[int]]], files: _Files, where: Path | None, warnings: list[str]
-) -> dict[str, tuple[str, list[int]]]:
-    """The splits as they are, with a warning where two have the same images."""
-    owner: dict[int, str] = {}
-    for name, (_, rows) in found.items():
-        shared = [row for row in rows if owner.setdefault(row, name) != name]
-        if shared:
-            count = plural(len(shared), "image")
-            other = owner[shared[0]]
-            warnings.append(
-                f"{where}: {count} in both {other} and {name}, such as {files.images[shared[0]].path!r}; both have them"
-            )
-    return found
-
-
-def _bases(root: Path) -> tuple[str, ...]:
-    """What absolute paths below the root may begin with."""
-    return tuple(dict.fromkeys((os.path.abspath(root), os.path.realpath(root))))
-
-
-def _inside(bases: Sequence[str], path: str) -> str | None:
-    """A path relative to the root, "" for that itself; None where it leads out of it. bases: see `_bases`."""
-    for base in bases:
-        whole = os.path.normpath(os.path.join(base, path))
-        if whole == base:
-            return ""
-        if whole.startswith(base.rstrip("/") + "/"):
-            return whole[len(base.rstrip("/")) + 1 :]
-    return None
-
-
-def _read_about(root: Path) -> _About:
-    path = next((root / name for name in YOLO_YAMLS if (root / name).exists()), None)
-    listed_names = {root / name: _names_in(root / name) for name in YOLO_NAMES if (root / name).exists()}
-    if path is not None:
-        about = _read_yaml(root, path)
-        others = [other for other, names in listed_names.items() if names != about.names]
-        if others:
-            warning = f"{others[0]}: has other classes than {path.name}, whose names are taken"
-            about = about._replace(warnings=(*about.warnings, warning))
-        return about._replace(read_from=(path, *listed_names))
-    if len(set(listed_names.values())) > 1:
-        raise SourceError(f"{root}: {', '.join(map(str, listed_names))} have different classes; keep the right one")
-    names = next(iter(listed_names.values()), ())
-    if not (root / _DARKNET).exists():
-        return _About(names, read_from=(*listed_names,))
-    path = root / _DARKNET
-    pairs = (line.partition("=") for line in _text_of(path, _MAX_TEXT_BYTES).splitlines())
-    values = {key.strip(): value.strip() for key, _, value in pairs}
-    splits = {split: [values[key]] for key, split in (("train", "train"), ("valid", "val")) if values.get(key)}
-    return _About(names, splits=splits, path=path, read_from=(path, *listed_names))
-
-
-def _read_yaml(root: Path, path: Path) -> _About:
-    content = plain_yaml(_text_of(path, _MAX_TEXT_BYTES), path, "yolo", f"reading {path.name}")
-    if not isinstance(content, dict):
-        raise SourceError(f"{path}: holds no mapping; expected one with the names of the classes")
-    names, shape = content.get("names"), content.get("kpt_shape", [0, 0])
-    if isinstance(names, dict) and sorted(map(str, names)) == sorted(map(str, range(len(names)))):
-        names = [names.get(number, names.get(str(number))) for number in range(len(names))]
-    if not isinstance(names, list):
-        raise SourceError(f"{path}: names is {names!r:.80}, expected a list, or a mapping from numbers from 0 on")
-    if content.get("nc", len(names)) != len(names):
-        raise SourceError(f"{path}: nc is {content['nc']!r:.40}, but there are {len(names)} names")
-    good = isinstance(shape, list) and len(shape) == 2 and all(type(number) is int for number in shape)
-    if not good or not (shape == [0, 0] or (0 < shape[0] <= _MAX_POINTS and shape[1] in (2, 3))):
-        raise SourceError(f"{path}: kpt_shape is {shape!r:.80}, expected [points, 2 or 3]")
-    splits = {name: _paths(content[name], name, path) for name in SPLIT_NAMES if content.get(name)}
-    base, warnings = "", []
-    if stated := "".join(_paths(content["path"], "path", path)[:1]) if content.get("path") else "":
-        inside = _inside(_bases(root), stated)
-        if inside is not None and os.path.isdir(root / inside):
-            base = inside
-        elif inside is None and os.path.isdir(root / stated):
-            warnings.append(f"{path}: path: {stated!r} is another folder; splits are those below {root}")
-    checked = _checked(names, path)
-    return _About(checked, (shape[0], shape[1]), base, splits, path, warnings=warnings)
-
-
 def _paths(value: Any, name: str, path: Path) -> list[str]:
     """One path or several. Raises SourceError."""
     found = value if isinstance(value, list) else [value]
@@ -426,117 +370,17 @@ def _paths(value: Any, name: str, path: Path) -> list[str]:
     return found
 
 
-def _names_in(path: Path) -> tuple[str, ...]:
-    return _checked([line.strip() for line in _text_of(path, _MAX_TEXT_BYTES).split("\n") if line.strip()], path)
-
-
-def _text_of(path: Path, most: int) -> str:
-    try:
-        return read_regular(path, most).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SourceError(f"{path}: cannot be read as UTF-8 text: {error}") from error
-
-
 def _checked(names: Sequence[Any], path: Path) -> tuple[str, ...]:
-    for name in names:
-        if not (isinstance(name, str) and name and name.isprintable()):
-            raise SourceError(f"{path}: {name!r:.80} is not the name of a class; expected different texts")
-    if len(set(names)) < len(names) or len(names) > _MAX_CLASSES:
-        raise SourceError(f"{path}: the names of the classes are not up to {_MAX_CLASSES:,} different texts")
+    bad = [name for name in names if not (isinstance(name, str) and name and name.isprintable())]
+    if bad or len(set(names)) < len(names) or len(names) > _MAX_CLASSES:
+        which = f"{bad[0]!r:.80} is not the name of a class; " if bad else ""
+        raise SourceError(f"{path}: {which}expected up to {_MAX_CLASSES:,} different texts")
     return tuple(names)
 
 
 def _lines_of(text: bytes) -> Iterator[list[str]]:
     """The words of each line that has some."""
     try:
-        lines = text.decode().splitlines()
+        return (words for line in text.decode().splitlines() if (words := line.split()))
     except UnicodeDecodeError as error:
         raise BadSampleError(f"is not UTF-8 text: {error}") from error
-    return (words for line in lines if (words := line.split()))
-
-
-class YoloReader:
-    """Reads images with their labels. classes: how many have names, 0 for none. pose: points, and numbers of each."""
-
-    def __init__(self, root: Path, fields: Mapping[str, str], classes: int, pose: tuple[int, int]) -> None:
-        self._root, self._fields, self._classes, self._pose = root, fields, classes, pose
-
-    def read(self, place: tuple[str, int, str | None, int], arena: Arena) -> Sequence[Buffer | None]:
-        path, size, label, label_bytes = place
-        image = self._file(path, size, arena)
-        payloads: list[Buffer | None] = [image, *([None] * (len(self._fields) - 1))]
-        if label is None and label_bytes < 0:
-            return payloads
-        text = b"" if label is None else bytes(self._file(label, label_bytes, arena))
-        try:
-            values = self._values(text, displayed_grid(image))
-        except BadSampleError as error:
-            raise BadSampleError(f"{label}: {error}") from error
-        return [image, *(encode_field(kind, values[name]) for name, kind in [*self._fields.items()][1:])]
-
-    def _file(self, path: str, size: int, arena: Arena) -> Buffer:
-        try:
-            return read_file(os.path.join(self._root, path), size, arena)
-        except BadSampleError as error:
-            raise BadSampleError(f"{path!r} {error}") from error
-
-    def _values(self, text: bytes, grid: Grid) -> dict[str, Any]:
-        scale = np.array([grid.width, grid.height], np.float64)
-        labels: list[int] = []
-        boxes: list[Any] = []
-        outlines: list[Any] = []
-        points = []
-        for line, words in enumerate(_lines_of(text), 1):
-            numbers = self._numbers(words, line)
-            labels.append(int(numbers[0]))
-            rest = numbers[1:]
-            outline = None
-            if len(rest) == 4 or self._pose[0]:
-                centre, half = rest[:2], rest[2:4] / 2
-                boxes.append([*((centre - half) * scale), *((centre + half) * scale)])
-            else:
-                outline = rest.reshape(-1, 2) * scale
-                boxes.append([*outline.min(0), *outline.max(0)])
-            outlines.append(outline)
-            if self._pose[0]:
-                points.append(self._points(rest[4:]) * scale)
-        drawn = [(n, outline_pixels(o, grid)) for n, o in zip(labels, outlines, strict=True) if o is not None]
-        values: dict[str, Any] = {
-            "boxes": grid.boxes(np.array(boxes, np.float64).reshape(-1, 4)),
-            "box_labels": np.array(labels, np.int64),
-            "json": {"outlines": [None if outline is None else outline.tolist() for outline in outlines]},
-        }
-        if "points" in self._fields:
-            values["points"] = grid.points(np.array(points, np.float64).reshape(-1, self._pose[0], 2))
-        if "mask" in self._fields:
-            values["mask"] = class_mask(drawn, max(self._classes, *labels, 0) + 1, grid)
-        return values
-
-    def _numbers(self, words: Sequence[str], line: int) -> Any:
-        """A class, and at least four parts of the image. Raises BadSampleError."""
-        try:
-            numbers = np.array([float(word) for word in words])
-        except ValueError as error:
-            raise BadSampleError(f"line {line}: {error}") from error
-        count, (points, each) = len(numbers), self._pose
-        if points and count != 5 + points * each:
-            raise BadSampleError(f"line {line}: {count} numbers, expected {5 + points * each} for {points} points")
-        if not points and count != 5 and (count < 7 or count % 2 == 0):
-            what = (
-                "as with a confidence, which labels do not have" if count == 6 else "for neither a box nor an outline"
-            )
-            raise BadSampleError(f"line {line}: {count} numbers, {what}")
-        most = self._classes or _MAX_CLASSES
-        if not numbers[0].is_integer() or not 0 <= numbers[0] < most:
-            raise BadSampleError(f"line {line}: {words[0]!r:.40} is not the number of a class, 0 to {most - 1}")
-        parts = numbers[1:].copy()
-        if points and each == 3:
-            parts[6::3] = 0  # whether a point is labelled
-        if not ((parts >= -_SLACK) & (parts <= 1 + _SLACK)).all():
-            raise BadSampleError(f"line {line}: a number is not a part of the image, 0 to 1: in pixels?")
-        return numbers
-
-    def _points(self, numbers: Any) -> Any:
-        found = numbers.reshape(self._pose)
-        labelled = found[:, 2] > 0 if self._pose[1] == 3 else (found != 0).any(1)
-        return np.where(labelled[:, None], found[:, :2], np.nan)

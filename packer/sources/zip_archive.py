@@ -15,14 +15,14 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
-from itertools import zip_longest
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from cache.errors import BadSampleError, SourceError
 from packer.formats.base import Arena
 from packer.registry import HEAD_BYTES
-from packer.sources.base import FileSource, SourceListing
+from packer.sources.base import FileSource, SourceListing, refusing
 from packer.sources.folder import ArchiveMember, inner_name, list_members
 from packer.sources.streams import PlainFile
 from readers.table import Buffer
@@ -37,7 +37,6 @@ _HEAD_PACKED_BYTES = 4 * HEAD_BYTES
 _UNIX = 3
 _MAX_RATIO = 1032  # of deflate: 258 bytes for two bits
 _BOMB_BYTES, _BOMB_RATIO = 1 << 30, 1000
-_BROKEN = (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, EOFError, OverflowError, struct.error)
 
 
 class ZipSource(FileSource):
@@ -49,23 +48,20 @@ class ZipSource(FileSource):
         super().__init__(root)
         self.layout = layout
 
-    def list_file(self, split: str | None) -> SourceListing:
+    def list_files(self, split: str | None) -> SourceListing:
         left_out: list[tuple[str, str]] = []
         return list_members(_members(self.root, left_out), split, self.root, left_out, self.layout)
 
     @contextmanager
-    def open_file(self) -> Iterator[ZipReader]:
-        with closing(PlainFile(self.root)) as file:
+    def open_files(self) -> Iterator[ZipReader]:
+        with PlainFile(self.root) as file:
             yield ZipReader(file)
 
 
 def _members(root: Path, left_out: list[tuple[str, str]]) -> list[ArchiveMember]:
     """The files of an archive. Raises SourceError for a broken one."""
-    try:
-        with zipfile.ZipFile(root) as archive:
-            entries = archive.infolist()
-    except _BROKEN as error:
-        raise SourceError(f"{root}: not a zip archive, or truncated (its directory comes last): {error}") from error
+    with refusing(root, "not a zip archive, or truncated (its directory comes last)"), zipfile.ZipFile(root) as archive:
+        entries = archive.infolist()
     _check_layout(entries, root)
     found = []
     for entry in entries:
@@ -77,61 +73,48 @@ def _members(root: Path, left_out: list[tuple[str, str]]) -> list[ArchiveMember]
         if reason:
             left_out.append((name, reason))
             continue
+        ratio = _BOMB_RATIO if entry.file_size > _BOMB_BYTES else _MAX_RATIO
+        is_bomb = entry.file_size > ratio * (entry.compress_size + 1)  # more than anything but a bomb unpacks to
         method = _ENCRYPTED_METHOD if entry.flag_bits & _ENCRYPTED else entry.compress_type
-        method = _BOMB_METHOD if _claims_too_much(entry) else method
+        method = _BOMB_METHOD if is_bomb else method
         place = (entry.header_offset, entry.compress_size, entry.file_size, entry.CRC, method)
-        found.append(ArchiveMember(plain, 0 if method == _BOMB_METHOD else entry.file_size, place))
+        found.append(ArchiveMember(plain, 0 if is_bomb else entry.file_size, place))
     return found
 
 
 def _name(entry: zipfile.ZipInfo) -> str:
-    """The name of a member.
-
-    Without the flag for UTF-8 it should be in code page 437, but many tools write UTF-8.
-    """
-    if entry.flag_bits & _UTF8 or entry.filename.isascii():
-        return entry.filename
+    """The name of a member, which many tools write in UTF-8 without the flag for it, not in code page 437."""
     try:
-        return entry.filename.encode("cp437").decode("utf-8")
+        return entry.filename if entry.flag_bits & _UTF8 else entry.filename.encode("cp437").decode("utf-8")
     except UnicodeError:
         return entry.filename
 
 
 def _check_layout(entries: Sequence[zipfile.ZipInfo], root: Path) -> None:
     """Members must lie in the file one after the other: overlapping ones are how a small file makes a large bomb."""
-    size = root.stat().st_size
-    ordered = sorted(entries, key=lambda entry: entry.header_offset)
-    for entry, following in zip_longest(ordered, ordered[1:]):
+    size, last, last_end = root.stat().st_size, "", 0
+    for entry in sorted(entries, key=lambda entry: entry.header_offset):
         end = entry.header_offset + _LOCAL.size + entry.compress_size
-        if entry.header_offset < 0 or end > size:
+        if not 0 <= entry.header_offset < end <= size:
             raise SourceError(
-                f"{root}: the member {entry.filename!r} ends at byte {end}, but the archive at {size}: "
-                f"truncated or damaged"
+                f"{root}: the member {entry.filename!r} ends at byte {end}, but the archive at {size}: truncated or "
+                f"damaged"
             )
-        if following is not None and end > following.header_offset:
+        if last_end > entry.header_offset:
             raise SourceError(
-                f"{root}: the members {entry.filename!r} and {following.filename!r} overlap at byte "
-                f"{following.header_offset}: damaged, or a decompression bomb"
+                f"{root}: the members {last!r} and {entry.filename!r} overlap at byte {entry.header_offset}: damaged, "
+                f"or a decompression bomb"
             )
+        last, last_end = entry.filename, end
 
 
 def _reason_against(entry: zipfile.ZipInfo, name: str) -> str:
     kind = stat.S_IFMT(entry.external_attr >> 16) if entry.create_system == _UNIX else 0
     if "\\" in name:
         return "a backslash in its name"
-    if len(name) > 1 and name[1] == ":":
+    if name[1:2] == ":":
         return "an absolute name"
-    if kind == stat.S_IFLNK:
-        return "a symbolic link"
-    if kind not in (0, stat.S_IFREG):
-        return "not a regular file"
-    return ""
-
-
-def _claims_too_much(entry: zipfile.ZipInfo) -> bool:
-    """Whether a member states more bytes than it can unpack to, or than anything but a bomb unpacks to."""
-    ratio = _BOMB_RATIO if entry.file_size > _BOMB_BYTES else _MAX_RATIO
-    return entry.file_size > ratio * (entry.compress_size + 1)
+    return "a symbolic link" if kind == stat.S_IFLNK else "" if kind in (0, stat.S_IFREG) else "not a regular file"
 
 
 class ZipReader:
@@ -141,66 +124,48 @@ class ZipReader:
         self._file = file
 
     def read(self, place: tuple[int, int, int, int, int], arena: Arena) -> Sequence[Buffer]:
-        offset, packed_bytes, size, crc, method = place
-        _refuse(place)
-        start = self._data_start(offset)
+        _, packed_bytes, size, crc, method = place
+        start = self._start(place)
         payload: Buffer
         if method == zipfile.ZIP_STORED:
             if packed_bytes != size:
                 raise BadSampleError(f"is stored in {packed_bytes} bytes, but should have {size}")
             self._file.read_into(start, arena.rest()[:size])
             payload = arena.take(size)
-        elif method == zipfile.ZIP_DEFLATED:
-            packed = bytearray(packed_bytes)
-            self._file.read_into(start, memoryview(packed))
-            payload = _inflate(packed, size)
         else:
-            raise BadSampleError(f"is packed by method {method}, expected 0 (stored) or 8 (deflate); pack it again")
+            unpacker = zlib.decompressobj(-zlib.MAX_WBITS)
+            payload = self._inflate(unpacker, self._file.read(start, packed_bytes), size + 1)
+            if len(payload) != size or not unpacker.eof:
+                raise BadSampleError(f"is damaged: it does not unpack to its {size} bytes")
         found = zlib.crc32(payload)
         if found != crc:
             raise BadSampleError(f"is damaged: its CRC-32 is {found:08x}, expected {crc:08x}")
         return (payload,)
 
     def head(self, place: tuple[int, int, int, int, int]) -> bytes:
-        offset, packed_bytes, _, _, method = place
-        _refuse(place)
-        head = bytearray(min(packed_bytes, _HEAD_PACKED_BYTES))
-        self._file.read_into(self._data_start(offset), memoryview(head))
+        head = self._file.read(self._start(place), min(place[1], _HEAD_PACKED_BYTES))
+        if place[-1] == zipfile.ZIP_STORED:
+            return head[:HEAD_BYTES]
+        return self._inflate(zlib.decompressobj(-zlib.MAX_WBITS), head, HEAD_BYTES)
+
+    def _inflate(self, unpacker: Any, packed: bytes, most: int) -> bytes:
         try:
-            return bytes(
-                zlib.decompressobj(-zlib.MAX_WBITS).decompress(head, HEAD_BYTES)
-                if method == zipfile.ZIP_DEFLATED
-                else head[:HEAD_BYTES]
-            )
+            return bytes(unpacker.decompress(packed, most))
         except zlib.error as error:
             raise BadSampleError(f"is damaged: {error}") from error
 
-    def _data_start(self, offset: int) -> int:
-        header = bytearray(_LOCAL.size)
-        self._file.read_into(offset, memoryview(header))
-        signature, name_bytes, extra_bytes = _LOCAL.unpack(header)
+    def _start(self, place: tuple[int, int, int, int, int]) -> int:
+        """Where the data of a member begin. Raises BadSampleError for one that is not to be read at all."""
+        offset, packed_bytes, size, _, method = place
+        if method == _ENCRYPTED_METHOD:
+            raise BadSampleError("is encrypted; unpack the archive with its password, and convert the folder")
+        if method == _BOMB_METHOD:
+            raise BadSampleError(
+                f"states {size} bytes, more than {packed_bytes} can unpack to: damaged, or a decompression bomb"
+            )
+        if method not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise BadSampleError(f"is packed by method {method}, expected 0 (stored) or 8 (deflate); pack it again")
+        signature, name_bytes, extra_bytes = _LOCAL.unpack(self._file.read(offset, _LOCAL.size))
         if signature != _SIGNATURE:
             raise BadSampleError(f"has no local header at byte {offset} of the archive")
         return offset + _LOCAL.size + int(name_bytes) + int(extra_bytes)
-
-
-def _refuse(place: tuple[int, int, int, int, int]) -> None:
-    """Raise BadSampleError for a member that is not to be read at all."""
-    _, packed_bytes, size, _, method = place
-    if method == _ENCRYPTED_METHOD:
-        raise BadSampleError("is encrypted; unpack the archive with its password, and convert the folder")
-    if method == _BOMB_METHOD:
-        raise BadSampleError(
-            f"states {size} bytes, more than {packed_bytes} can unpack to: damaged, or a decompression bomb"
-        )
-
-
-def _inflate(packed: bytearray, size: int) -> bytes:
-    unpacker = zlib.decompressobj(-zlib.MAX_WBITS)
-    try:
-        data = unpacker.decompress(packed, size + 1)
-    except zlib.error as error:
-        raise BadSampleError(f"is damaged: {error}") from error
-    if len(data) != size or not unpacker.eof:
-        raise BadSampleError(f"is damaged: it does not unpack to its {size} bytes")
-    return data

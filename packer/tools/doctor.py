@@ -28,7 +28,7 @@ from cache.files import Folder
 from cache.filesystem import cache_budget, filesystem_type, free_space, is_local
 from cache.messages import human_bytes, listed, quoted, shortened
 from cache.node import available_memory_bytes, detect_ranks, usable_cpus
-from cache.staging import candidates
+from cache.staging.session import candidates
 from packer import __version__
 from packer.output import Result
 from readers.coefficients import unsupported_reason

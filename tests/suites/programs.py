@@ -26,15 +26,16 @@ class Notes(Silent):
 
 def run_python(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
     """Python with arguments, such as "-c" and a script. options: of subprocess.run, beyond the usual ones."""
-    usual = {"capture_output": True, "text": True, "timeout": 180, "check": False}
+    usual = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "timeout": 180, "check": False}
     return subprocess.run([sys.executable, *map(str, arguments)], **{**usual, **options})
 
 
 def run_packer(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
     """A command of packer: a fork of a process that is ready for it, unless it needs a new one (see `suites.warm`)."""
-    if not set(options) - {"cwd", "env", "timeout", "check"}:
+    if not set(options) - {"cwd", "env", "timeout", "check", "stderr"}:
         environment, seconds = options.get("env") or os.environ, options.get("timeout", 180)
-        done = run_warm([str(word) for word in arguments], options.get("cwd"), dict(environment), seconds)
+        words, joined = [str(word) for word in arguments], options.get("stderr") == subprocess.STDOUT
+        done = run_warm(words, options.get("cwd"), dict(environment), seconds, joined=joined)
         if done is not None:
             if options.get("check"):
                 done.check_returncode()

@@ -83,9 +83,9 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def run_warm(
-    arguments: list[str], cwd: Any, env: dict[str, str], timeout: float
+    arguments: list[str], cwd: Any, env: dict[str, str], timeout: float, *, joined: bool = False
 ) -> subprocess.CompletedProcess[str] | None:
-    """A command that has ended, or None where it needs a process of its own.
+    """A command that has ended, or None where it needs a process of its own. joined: errors are in the output, too.
 
     Raises subprocess.TimeoutExpired, and ConnectionError where the server ended during the command.
     """
@@ -101,7 +101,7 @@ def run_warm(
         job = {"arguments": arguments, "cwd": str(cwd or os.getcwd()), "env": env, "umask": umask, "cpus": cpus}
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             try:
-                pid = _server.fork(job, [out.fileno(), err.fileno()])
+                pid = _server.fork(job, [out.fileno(), (out if joined else err).fileno()])
             except OSError:
                 _server.end()
                 _server = None

@@ -27,9 +27,9 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from cache.errors import PipelineError
-from packer.tools.diagnose.pipeline import Stage, leaves, map_tree, tree_bytes
+from packer.tools.diagnose.pipeline import Stage, leaves, map_tree, own_container, tree_bytes
 
-__all__ = ["Cuts", "RecordedCuts", "StreamCuts", "batches_of", "duplicate", "name_of", "own_container"]
+__all__ = ["Cuts", "RecordedCuts", "StreamCuts", "batches_of", "duplicate", "name_of"]
 
 RECORD_SECONDS = 5.0
 RECORD_BYTES = 256 << 20
@@ -61,7 +61,7 @@ class _Sample:
     """A sample at each stage. values[m]: what enters member m of the transform, for each call of it.
 
     seconds, cpu: of reading and of each member. copying: of values[m]. result: what `__getitem__` returned, with an
-    `_Output` where an output of the transform was. found: whether there is one for each call of the transform.
+    `_Output` where an output of the transform was. is_cut: whether there is one for each call of the transform.
     """
 
     index: Any
@@ -70,7 +70,7 @@ class _Sample:
     cpu: list[float]
     copying: list[float]
     result: Any = None
-    found: bool = True
+    is_cut: bool = True
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class _Tap:
     def __call__(self, *values: Any, **named: Any) -> Any:
         if len(values) != 1 or named:
             if self.recording is not None:
-                self.recording.found = False
+                self.recording.is_cut = False
             return self.transform(*values, **named)
         value, call, sample = values[0], self.calls, self.recording
         self.calls += 1
@@ -131,7 +131,7 @@ class _Tap:
         try:
             sample.values[number].append(duplicate(value))
         except Exception:  # whatever the classes of the user raise
-            sample.found = False
+            sample.is_cut = False
         sample.copying[number] += time.perf_counter() - start
 
 
@@ -146,7 +146,7 @@ class RecordedCuts(Cuts):
         self._data = data
         self._whole, self._tap = _tapped(data)
         self._samples = self._record(loader, indices)
-        if self._tap is not None and not all(sample.found for sample in self._samples):
+        if self._tap is not None and not all(sample.is_cut for sample in self._samples):
             self._whole, self._tap = data, None
             self._samples = self._record(loader, indices)
             self.notes = (
@@ -174,14 +174,14 @@ class RecordedCuts(Cuts):
     def _record(self, loader: DataLoader[Any], indices: Sequence[Any]) -> list[_Sample]:
         stages = 1 + (len(self._tap.members) if self._tap is not None else 0)
         recorder = _Recorder(self._whole, self._tap, stages)
-        found, left, end = list[_Sample](), [RECORD_BYTES] * (stages + 1), time.perf_counter() + RECORD_SECONDS
+        samples, left, end = list[_Sample](), [RECORD_BYTES] * (stages + 1), time.perf_counter() + RECORD_SECONDS
         for sample in first_of(loader, recorder, indices):
-            found.append(sample)
+            samples.append(sample)
             for stage, value in enumerate((*sample.values, sample.result)):
                 left[stage] -= tree_bytes(value)
-            if len(found) >= _LEAST_SAMPLES and (min(left) < 0 or time.perf_counter() > end):
+            if len(samples) >= _LEAST_SAMPLES and (min(left) < 0 or time.perf_counter() > end):
                 break
-        return found
+        return samples
 
     def _stage(self, number: int, name: str, what: str) -> Stage:
         samples = self._samples
@@ -224,8 +224,8 @@ class _Recorder:
                 lambda leaf: _Output(calls[id(leaf)]) if id(leaf) in calls else leaf,
                 lambda leaf: id(leaf) in calls,
             )
-            found = [leaf.call for leaf in leaves(sample.result) if isinstance(leaf, _Output)]
-            sample.found = sample.found and len(calls) > 0 and sorted(found) == list(range(len(tap.outputs)))
+            placed = [leaf.call for leaf in leaves(sample.result) if isinstance(leaf, _Output)]
+            sample.is_cut = sample.is_cut and len(calls) > 0 and sorted(placed) == list(range(len(tap.outputs)))
             tap.outputs = []
         return sample
 
@@ -286,20 +286,20 @@ def _tapped(data: Any) -> tuple[Any, _Tap | None]:
     if name is not None:
         transform = getattr(data, name)
         tap = _Tap(transform, _members(transform))
-        found = copy.copy(data)
-        setattr(found, name, tap)
+        copied = copy.copy(data)
+        setattr(copied, name, tap)
         both = getattr(data, "transforms", None)  # torchvision's pair of transforms, of image and target
         if getattr(both, "transform", None) is transform:
-            found.transforms = copy.copy(both)
-            found.transforms.transform = tap
-        return found, tap
+            copied.transforms = copy.copy(both)
+            copied.transforms.transform = tap
+        return copied, tap
     inner = getattr(data, "dataset", None)  # Subset, and wrappers like it
     if inner is not None and hasattr(inner, "__getitem__"):
         below, inner_tap = _tapped(inner)
         if inner_tap is not None:
-            found = copy.copy(data)
-            found.dataset = below
-            return found, inner_tap
+            copied = copy.copy(data)
+            copied.dataset = below
+            return copied, inner_tap
     return data, None
 
 
@@ -307,8 +307,8 @@ def _transform_of(data: Any) -> str | None:
     """The attribute that has the transform of a data set."""
     if callable(getattr(data, "transform", None)):
         return "transform"
-    found = [name for name, value in getattr(data, "__dict__", {}).items() if callable(value) and _is_compose(value)]
-    return found[0] if len(found) == 1 and "target" not in found[0] else None
+    names = [name for name, value in getattr(data, "__dict__", {}).items() if callable(value) and _is_compose(value)]
+    return names[0] if len(names) == 1 and "target" not in names[0] else None
 
 
 def _is_compose(transform: Any) -> bool:
@@ -320,11 +320,6 @@ def _members(transform: Any) -> tuple[Callable[[Any], Any], ...]:
     if isinstance(transform, torch.nn.Sequential):
         return tuple(transform)
     return tuple(transform.transforms) if _is_compose(transform) else (transform,)
-
-
-def own_container(value: Any) -> Any:
-    """The same leaves in tuples, lists and mappings of their own."""
-    return map_tree(value, lambda leaf: leaf)
 
 
 def duplicate(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Labels that are not class numbers: numbers with fractions, vectors, several names. They become fields of kind target.
+"""Sources of rows with columns, each row a sample; and labels that are not class numbers: fields of the kind target.
 
     numbers   most of the values have a fraction, or all are floating-point numbers and any has one: float32,
               NaN where there is none
@@ -15,18 +15,36 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from cache.errors import BadSampleError, SourceError
-from packer.sources.tables import LABEL_COLUMNS, RESERVED_FIELDS, Table, field_named, is_missing
-from readers.fields import encode_field
+from packer.formats.base import Arena
+from packer.sources.base import FileSource, SourceListing, check_names, numbered, of_sample
+from packer.sources.tables import (
+    LABEL_COLUMNS,
+    RESERVED_FIELDS,
+    Table,
+    field_named,
+    first_column,
+    is_missing,
+    json_payload,
+    number_labels,
+    splits_by_value,
+)
+from readers.fields import check_field, encode_field
 from readers.layout import FieldName
+from readers.opening.tree import unique_keys
+from readers.table import Buffer, Names
 
-__all__ = ["CAPTION_COLUMNS", "Roles", "Targets", "choose_roles", "target_field", "targets_of"]
+__all__ = ["CAPTION_COLUMNS", "ColumnSource", "Row", "Rows", "Targets", "is_mask", "target_field", "targets_of"]
 
 
 _LOOKED_AT = 1000
@@ -71,6 +89,15 @@ class Targets:
             return bytes(encode_field("target", np.array(value, self.dtype or None)))
         except (ValueError, TypeError, OverflowError) as error:
             raise BadSampleError(f"its label {value!r:.60} is not {self.length} numbers: {error}") from error
+
+
+def is_mask(data: Buffer) -> bool:
+    """Whether an encoded image can be a mask."""
+    try:
+        check_field("mask", data)
+    except BadSampleError:
+        return False
+    return True
 
 
 def targets_of(values: Callable[[], Iterable[tuple[int, Any]]], table: Table) -> Targets | None:
@@ -149,7 +176,7 @@ def _vectors(values: Iterable[tuple[int, Any]], table: Table) -> Targets:
 #
 # image     the column of images that is called so, else the first one; further ones are fields of their own, masks
 #           where they are called so and their first value can be one
-# target    the column of labels where that holds numbers with fractions, or arrays (`packer.sources.targets`)
+# target    the column of labels where that holds numbers with fractions, or arrays (`packer.sources.columns`)
 # label     named by the caller; else a column of class labels, else one of numbers or texts with a usual name
 # caption   a column of texts called caption, captions, text or prompt
 # arrays, bytes    fields of their own
@@ -161,6 +188,7 @@ CONTENTS = ("image", "mask", "class", "integer", "number", "text", "texts", "arr
 _IMAGE_COLUMNS = ("image", "img", "images", "jpg", "jpeg", "png", "webp", "picture", "photo", "x")
 CAPTION_COLUMNS = ("caption", "captions", "text", "prompt")
 _MORE_LABELS = ("y", "cls", "fine_label")
+_NAMES = ("class", "integer", "text")
 _TARGETS = ("number", "array", "texts", "value")
 _FIELD_KINDS = {"image": "image", "mask": "mask", "array": "array", "bytes": "file"}
 
@@ -186,26 +214,26 @@ def choose_roles(contents: Mapping[str, str], label: str | None, where: object) 
     Raises SourceError where there is no image, or no such label.
     """
     images = [name for name, what in contents.items() if what == "image"]
-    image = _first(images, _IMAGE_COLUMNS) or next(iter(images), None)
+    image = first_column(images, _IMAGE_COLUMNS) or next(iter(images), None)
     if image is None:
         there = ", ".join(f"{name!r} ({what})" for name, what in contents.items())
         raise SourceError(f"{where}: no column of images; it has {there or 'none'}")
     target = label if contents.get(label or "") in _TARGETS else None
     label = None if target else label
-    if label is not None and contents.get(label) not in ("class", "integer", "text"):
+    if label is not None and contents.get(label) not in _NAMES:
         what = "no column" if label not in contents else "neither numbers nor names in the column"
-        possible = [name for name, its in contents.items() if its in ("class", "integer", "text")]
+        possible = [name for name, its in contents.items() if its in _NAMES]
         raise SourceError(
             f"{where}: {what} {label!r} (label_column={label!r}); labels could be in {', '.join(possible) or 'none'}"
         )
     usual = (*LABEL_COLUMNS, *_MORE_LABELS)
     for kinds in () if target else (("class",), ("integer", "text")):
         of_kind = [name for name, what in contents.items() if what in kinds]
-        label = label or _first(of_kind, usual) or (of_kind[0] if kinds == ("class",) and of_kind else None)
+        label = label or first_column(of_kind, usual) or (of_kind[0] if kinds == ("class",) and of_kind else None)
     if label is None and target is None:
-        target = _first([name for name, what in contents.items() if what == "number"], usual)
+        target = first_column([name for name, what in contents.items() if what == "number"], usual)
     texts = [name for name, what in contents.items() if what in ("text", "texts") and name != label]
-    caption = _first(texts, CAPTION_COLUMNS)
+    caption = first_column(texts, CAPTION_COLUMNS)
     fields, columns = {"image": "image"}, {"image": image}
     if target is not None:
         fields[target_field(target)], columns[target_field(target)] = "target", target
@@ -228,7 +256,166 @@ def choose_roles(contents: Mapping[str, str], label: str | None, where: object) 
     return Roles(fields, columns, label, tuple(metadata), target and target_field(target))
 
 
-def _first(names: Iterable[str], wanted: Iterable[str]) -> str | None:
-    """The first of the wanted names that there is, also in another case."""
-    folded = {name.casefold(): name for name in reversed([*names])}
-    return next((folded[name] for name in wanted if name in folded), None)
+# ------------------------------------------------------------------------------
+# The base of the sources whose samples are rows: Hugging Face, MDS, FFCV.
+
+
+Row: TypeAlias = Callable[[str, str], Any]
+"""Gives the value of a column of a row for a field of a kind: the bytes of an image, mask or file, else what
+`encode_field` takes; "json" for what JSON holds. Raises BadSampleError."""
+_ROWS = "rows"  # what keys of numbers begin with where a column names the splits
+
+
+@dataclass(slots=True)
+class Rows:
+    """Rows of a file. places: int64 [n, k]; sizes: bytes of each; values: of the columns that were asked for.
+
+    names: of the images, None where some have none.
+    """
+
+    places: npt.NDArray[np.int64]
+    sizes: npt.NDArray[Any]
+    values: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    names: Sequence[str | None] | None = None
+
+
+class ColumnSource(FileSource):
+    """Files of rows.
+
+    label_column: None takes the usual names. split_column: its values are the splits, instead of those of the files.
+    shuffles, estimated: as in a listing.
+    """
+
+    shuffles: bool = True
+    estimated: bool = False
+
+    def __init__(
+        self, root: str | os.PathLike[str], label_column: str | None = None, split_column: str | None = None
+    ) -> None:
+        super().__init__(root)
+        self.label_column, self.split_column = label_column, split_column
+        self.roles = Roles({}, {}, None, ())
+        self.targets: Targets | None = None
+
+    @abstractmethod
+    def find(self, split: str | None) -> Mapping[str, Sequence[Any]]:
+        """The files, or other parts, of each split, which `read_rows` takes. split: the name of one without a name."""
+
+    @abstractmethod
+    def contents(self) -> dict[str, str]:
+        """What each column holds, of CONTENTS, when `find` was called."""
+
+    @abstractmethod
+    def read_rows(self, part: Any, columns: Sequence[str]) -> Rows:
+        """The rows of a part, with the values of these columns."""
+
+    @abstractmethod
+    def open_rows(self) -> AbstractContextManager[Callable[[Any], Row]]:
+        """A function from a place to its row."""
+
+    def class_names(self, column: str) -> tuple[str, ...]:
+        """The names of the numbers in a column, where the files say them."""
+        return ()
+
+    def target_of(self, column: str) -> Targets | None:
+        """What a column of targets holds, None where its values are packed in the dtype that they have."""
+        return None
+
+    def warnings(self) -> list[str]:
+        """What else to say of the files."""
+        return []
+
+    def list_files(self, split: str | None) -> SourceListing:
+        parts = self.find(split)
+        if self.split_column is not None:
+            parts = {_ROWS: [part for its in parts.values() for part in its]}
+        contents = self.contents()
+        self._take_splits(contents)
+        self.roles = roles = choose_roles(contents, self.label_column, self.root)
+        self.targets = None if roles.target is None else self.target_of(roles.columns[roles.target])
+        listing = SourceListing({}, roles.fields, warnings=self.warnings(), shuffles=self.shuffles)
+        listing.estimated = self.estimated
+        columns = [name for name in dict.fromkeys((roles.label, self.split_column)) if name is not None]
+        read = {name: [self.read_rows(part, columns) for part in its] for name, its in parts.items()}
+        for name, rows in read.items():
+            listing.splits[name] = self._split(name, rows)
+        every = [rows for its in read.values() for rows in its]
+        if roles.label is not None:
+            self._number_labels(listing, [value for rows in every for value in rows.values[roles.label]])
+        listing.classes = listing.classes or (self.targets.classes if self.targets else ())
+        if self.split_column is not None:
+            names = dict(enumerate(self.class_names(self.split_column)))
+            values = [names.get(value, value) for rows in every for value in rows.values[self.split_column]]
+            where = f"{self.root}: column {self.split_column!r}"
+            listing.splits = splits_by_value(listing.splits[_ROWS], values, where)
+        return listing
+
+    def _take_splits(self, contents: dict[str, str]) -> None:
+        """Take the column of splits out of `contents`, but for one that is the label. Raises SourceError."""
+        name = self.split_column
+        if name is not None and contents.get(name) not in _NAMES:
+            possible = ", ".join(name for name, what in contents.items() if what in _NAMES)
+            raise SourceError(
+                f"{self.root}: no column {name!r} of names (split_column={name!r}); splits could be in "
+                f"{possible or 'none'}"
+            )
+        if name is not None and name != self.label_column:
+            del contents[name]
+
+    def _split(self, name: str, read: Sequence[Rows]) -> Any:
+        places = np.concatenate([rows.places for rows in read]) if read else np.empty((0, 1), np.int64)
+        sizes = np.concatenate([rows.sizes for rows in read]) if read else 0
+        part = numbered(name, places, sizes, len(self.roles.fields))
+        if all(rows.names is not None for rows in read):
+            names = Names.of(name or "" for rows in read for name in rows.names or ())
+            if len(part) and len(names) == len({*names} - {""}) == len(part):
+                check_names(names, str(self.root))
+                part.keys = unique_keys(names)
+                part.names.columns = (names, *part.names.columns[1:])
+        return part
+
+    def _number_labels(self, listing: SourceListing, values: Sequence[Any]) -> None:
+        """Labels of all samples, over all splits: a name means the same in each."""
+        label = self.roles.label or ""
+        table = Table(self.root / label, ())
+        numbers, classes, warnings = number_labels(values, range(1, len(values) + 1), table)
+        listing.classes = self.class_names(label) or classes
+        listing.warnings += warnings
+        labels, first = np.array(numbers, np.int64), 0
+        wrong = np.flatnonzero(labels >= len(listing.classes))
+        if listing.classes and len(wrong):
+            raise SourceError(
+                f"{self.root}: row {wrong[0] + 1} has the {label!r} {labels[wrong[0]]}, the last is "
+                f"{len(listing.classes) - 1}"
+            )
+        for part in listing.splits.values():
+            part.labels, first = labels[first : first + len(part)], first + len(part)
+
+    @contextmanager
+    def open_files(self) -> Iterator[_ColumnReader]:
+        with self.open_rows() as row_of:
+            yield _ColumnReader(self.roles, self.targets, row_of)
+
+
+class _ColumnReader:
+    """Makes fields of rows."""
+
+    def __init__(self, roles: Roles, targets: Targets | None, row_of: Callable[[Any], Row]) -> None:
+        self._roles, self._targets, self._row_of = roles, targets, row_of
+
+    def read(self, place: Any, arena: Arena) -> Sequence[Buffer | None]:
+        roles, value_of = self._roles, self._row_of(place)
+        payloads: list[Buffer | None] = []
+        for name, kind in roles.fields.items():
+            if name == "json":
+                record = {column: value_of(column, "json") for column in roles.metadata}
+                payloads.append(json_payload(record, roles.metadata))
+                continue
+            with of_sample(f"its column {roles.columns[name]!r}"):
+                value = value_of(roles.columns[name], kind)
+                if kind == "target" and self._targets is not None:
+                    value = self._targets.payload(value)
+                elif value is not None and kind not in ("image", "mask", "file"):
+                    value = encode_field(kind, value)
+                payloads.append(value)
+        return payloads
