@@ -45,7 +45,7 @@ from packer.columns import (
 from packer.conversion.images import adopted_image, remarks_of
 from packer.conversion.journal import Journal
 from packer.conversion.pack import Cancelled
-from packer.documents import repair_documents, write_dataset_info
+from packer.documents import has_checksums, repair_documents, write_dataset_info
 from packer.formats import REGISTRY, format_named, format_of_file
 from packer.formats.base import Format, Located, LocateOptions, PackedSample, Payloads, ShardSpec, Window
 from packer.output import Result, local_output, output_errors
@@ -373,7 +373,7 @@ def index(
     label_offset: int | None = None,
     classes: Sequence[str] | None = None,
     accept_loss: bool = False,
-    checksums: bool = True,
+    checksums: bool = False,
     workers: int | None = None,
     engine: Executor | None = None,
     watcher: Watcher | None = None,
@@ -389,7 +389,7 @@ def index(
     classes: names by label.
     accept_loss: continue where shards are missing, or the existing set would lose shards, samples, splits, classes or
     fields; otherwise that is an OutputError that says how many.
-    checksums: write SHA256SUMS, for  sha256sum -c , unless the set was made without.
+    checksums: write SHA256SUMS, for  sha256sum -c ; an index that is rebuilt keeps it.
     workers: processes; default the CPUs this process may use.
     engine: where shards are located, if not in processes of this machine; see `packer.open_engine`.
 
@@ -416,8 +416,7 @@ class _Adoption:
         checksums: bool,
         watcher: Watcher,
     ) -> None:
-        made = found.known.made.get("options", {}) if found.known else {}
-        self._checksums = checksums and made.get("checksums") is not False
+        self._checksums = checksums or (found.known is not None and has_checksums(found.known))
         self._found, self._accept_loss, self._watcher = found, accept_loss, watcher
         before = found.known.adopted if found.known else AdoptedKeys()
         self._keys = AdoptedKeys(

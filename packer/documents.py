@@ -20,7 +20,9 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
+from string import Template
 
 from cache.files import Folder, read_regular
 from cache.messages import human_bytes, plural, printable, quoted
@@ -284,8 +286,7 @@ _WHERE = {
 }
 _WHERE_FIRST = {"tar": "member `KEY.jpg`, `KEY.png`, … by what it is", "tfrecord": "feature `image/encoded`"}
 _WHERE_JSON = {"tar": "member `KEY.json`", "tfrecord": "feature `json`"}
-_EXTENSIONS = '("jpg", "png", "webp", "gif", "bmp", "tif")'
-_IMPORTS = ["import json", "from pathlib import Path", ""]
+_IMPORTS = "import json\nfrom pathlib import Path\n\n"
 _CONTENT = f'json.loads(Path("{DATASET_FILE}").read_text(encoding="utf-8"))'
 _MOST_SHARDS, _MOST_SOURCE = 3, 500
 _RUN = re.compile("`+")
@@ -293,11 +294,7 @@ _RUN = re.compile("`+")
 
 def readme(info: DatasetInfo) -> str:
     """The text, in Markdown."""
-    parts = [_head(info), _splits(info), _fields(info), _labels(info), _changed(info), _check(info), _packer(info)]
-    if info.splits:
-        parts.append(_numpy(info))
-        if _is_packed(info) and "image" in info.fields and not info.edited and not info.separate:
-            parts += _EXAMPLES.get(info.format, lambda info: [])(info)
+    parts = [_head(info), _splits(info), _fields(info), _labels(info), _changed(info), _check(info), *_examples(info)]
     return "\n".join(part for part in parts if part)
 
 
@@ -368,149 +365,61 @@ def _check(info: DatasetInfo) -> str:
     if SUMS_FILE not in info.documents:
         return ""
     return (
-        f"## Is it whole?\n\n{_block('bash', [f'sha256sum --check --quiet {SUMS_FILE}'])}\n"
+        f"## Is it whole?\n\n```bash\nsha256sum --check --quiet {SUMS_FILE}\n```\n\n"
         f"Of a part of the files: `--ignore-missing`. `packer verify .` also compares every sample with the index.\n"
     )
 
 
-def _packer(info: DatasetInfo) -> str:
-    split = next(iter(info.splits), "train")
-    lines = [
-        "import readers",
-        "",
-        f'with readers.open(".", {_text(split)}) as reader:',
-        "    sample = reader[0]",
-        '    print(len(reader), sample.key, sample.label, len(sample.fields["image"]))',
-    ]
+def _examples(info: DatasetInfo) -> Iterator[str]:
+    """Code that reads the set, by the templates in packer/readme."""
+    names = ["packer"]
+    values = {"split": _text("train"), "what": 'len(sample.fields["image"])'}
     if "image" not in info.fields:
-        lines[-1] = "    print(len(reader), sample.key, sample.label, list(sample.fields))"
-    return f"## With packer\n\n{_block('python', lines)}"
+        values["what"] = "list(sample.fields)"
+    if info.splits:
+        split, part = next(iter(info.splits.items()))
+        field, offset = next(iter(info.fields)), f" - {info.label_offset}" if info.label_offset else ""
+        parts = {re.sub(r"\W", "_", name): part for name, part in info.splits.items()}
+        class_names = (
+            f'names = Path("{CLASSES_FILE}").read_text(encoding="utf-8").splitlines()\n' if info.classes else ""
+        )
+        imports_of_all = _imports(*parts.values())
+        values |= {
+            "split": _text(split),
+            "dataset": _CONTENT,
+            "field": field,
+            "shard": _text(part.shards[0].path) if part.shards else "",
+            "shard_column": f"{field}.shard" if field in info.separate else "shard",
+            "shards": _shards(info, part),
+            "imports": _imports(part),
+            "imports_of_all": imports_of_all or _IMPORTS.removeprefix("import json\n") * bool(class_names),
+            "files": ", ".join(f"{_text(name)}: {_shards(info, one)}" for name, one in parts.items()),
+            "variable": _text(next(iter(parts))),
+            "names": class_names,
+            "name": f'names[sample["cls"]{offset}]' if class_names else f'sample["cls"]{offset}',
+            "offset": offset,
+        }
+        names.append("numpy")
+        if _is_packed(info) and "image" in info.fields and not (info.edited or info.separate):
+            names.append("pixels" if info.fields[field] == "pixels" else info.format)
+    fence = _fence("".join(values.values()))
+    for name in names:
+        template = files("packer") / "readme" / f"{name}.md"
+        if template.is_file():
+            yield Template(template.read_text(encoding="utf-8")).substitute(values, fence=fence)
 
 
-def _numpy(info: DatasetInfo) -> str:
-    """By the index, which is right for every format and after every change."""
-    split, field = next(iter(info.splits)), next(iter(info.fields))
-    shard_column = f"{field}.shard" if field in info.separate else "shard"
-    lines = [
-        *_IMPORTS,
-        "import numpy as np",
-        "",
-        f'split = {_CONTENT}["splits"][{_text(split)}]',
-        'column = {name: np.load(f"{split[\'index\']}/{name}", mmap_mode="r") for name in split["columns"]}',
-        "i = 0  # the number of a sample",
-        f'shard = split["shards"][column["{shard_column}.npy"][i]]["path"]',
-        'with open(shard, "rb") as file:',
-        f'    file.seek(int(column["{field}.offset.npy"][i]))',
-        f'    data = file.read(int(column["{field}.length.npy"][i]))',
-        'key = bytes(column["key.npy"][slice(*column["key.offset.npy"][i : i + 2])]).decode()',
-        'print(key, int(column["label.npy"][i]), len(data))',
-    ]
-    text = (
-        f"Each sample is a run of bytes in a shard, and the index, a folder of columns of NumPy, says which. A sample "
-        f"without this field has the offset {2**64 - 1}, one without a label has {-1}.\n"
-    )
-    return f"## With NumPy alone\n\n{text}\n{_block('python', lines)}"
-
-
-# --- formats --------------------------------------------------------------------------------------------------------
-def _hdf5(info: DatasetInfo) -> Iterator[str]:
-    split, field = _first(info), next(iter(info.fields))
-    lines = [
-        "import h5py",
-        "",
-        f"with h5py.File({_text(split.shards[0].path)}) as file:",
-        f'    for key, label, start, length in zip(file["key"].asstr(), file["label"], file["{field}/offset"], '
-        f'file["{field}/length"]):',
-        f'        data = file["{field}/data"][int(start) : int(start + length)].tobytes()',
-        f"        print(key, {_without_offset('label', info)}, len(data))",
-    ]
-    if info.fields[field] == "pixels":
-        lines[3:] = [
-            f'    for key, label, pixels in zip(file["key"].asstr(), file["label"], file["{field}"]):',
-            f"        print(key, {_without_offset('label', info)}, pixels.shape)",
-        ]
-    yield f"## With h5py\n\nData sets are contiguous.\n\n{_block('python', lines)}"
-
-
-def _tar(info: DatasetInfo) -> Iterator[str]:
-    split = _first(info)
-    label = _without_offset('int(sample["cls"])', info)
-    lines = [
-        *_json(split),
-        "import webdataset",
-        "",
-        f"shards = {_shards(info, split)}",
-        "for sample in webdataset.WebDataset(shards, shardshuffle=False):",
-        f'    data = next((sample[name] for name in {_EXTENSIONS} if name in sample), b"")',
-        f'    label = {label} if "cls" in sample else None',
-        '    print(sample["__key__"], label, len(data))',
-    ]
-    yield f"## With webdataset\n\n{_block('python', lines)}"
-    parts = {re.sub(r"\W", "_", name): part for name, part in info.splits.items()}
-    listed = ", ".join(f"{_text(name)}: {_shards(info, part)}" for name, part in parts.items())
-    names, first, number = [], next(iter(parts)), _without_offset('sample["cls"]', info)
-    if info.classes:
-        names.append(f'names = Path("{CLASSES_FILE}").read_text(encoding="utf-8").splitlines()')
-        number = f"names[{number}]"
-    lines = [
-        *(_json(*parts.values()) or (_IMPORTS[1:] if names else [])),
-        "from datasets import load_dataset",
-        "",
-        f"files = {{{listed}}}",
-        f'images = load_dataset("webdataset", data_files=files, split={_text(first)}, streaming=True)',
-        *names,
-        "for sample in images:",
-        f'    print(sample["__key__"], "cls" in sample and {number}, list(sample))',
-    ]
-    yield f"## With datasets (Hugging Face)\n\n{_block('python', lines)}"
-
-
-def _tfrecord(info: DatasetInfo) -> Iterator[str]:
-    split = _first(info)
-    label = _without_offset('int(example["image/class/label"])', info)
-    lines = [
-        *_json(split),
-        "import tensorflow as tf",
-        "",
-        f"shards = {_shards(info, split)}",
-        'features = {"image/encoded": tf.io.FixedLenFeature([], tf.string, ""),',
-        '            "image/class/label": tf.io.FixedLenFeature([], tf.int64, -1)}',
-        "for record in tf.data.TFRecordDataset(shards):",
-        "    example = tf.io.parse_single_example(record, features)",
-        f'    print({label}, len(example["image/encoded"].numpy()))',
-    ]
-    yield f"## With TensorFlow\n\n{_block('python', lines)}"
-    lines = [
-        "from tfrecord.reader import tfrecord_loader",
-        "",
-        f"for example in tfrecord_loader({_text(split.shards[0].path)}, None):",
-        '    print(example.get("image/class/label"), sorted(example), len(example["image/encoded"]))',
-    ]
-    yield f"## With the package tfrecord\n\n{_block('python', lines)}"
-
-
-_EXAMPLES = {"hdf5": _hdf5, "tar": _tar, "tfrecord": _tfrecord}
-
-
-def _first(info: DatasetInfo) -> SplitInfo:
-    return next(iter(info.splits.values()))
-
-
-def _json(*splits: SplitInfo) -> list[str]:
-    """The import that `_shards` needs."""
-    return _IMPORTS if any(len(split.shards) > _MOST_SHARDS for split in splits) else []
+def _imports(*splits: SplitInfo) -> str:
+    """What `_shards` needs."""
+    return _IMPORTS if any(len(split.shards) > _MOST_SHARDS for split in splits) else ""
 
 
 def _shards(info: DatasetInfo, split: SplitInfo) -> str:
     """An expression for the paths of a split's shards; where there are many, it reads dataset.json."""
-    if not _json(split):
+    if not _imports(split):
         return "[" + ", ".join(_text(shard.path) for shard in split.shards) + "]"
     name = next(name for name, part in info.splits.items() if part is split)
     return f'[shard["path"] for shard in {_CONTENT}["splits"][{_text(name)}]["shards"]]'
-
-
-def _without_offset(label: str, info: DatasetInfo) -> str:
-    return f"{label} - {info.label_offset}" if info.label_offset else label
 
 
 # --- Markdown -------------------------------------------------------------------------------------------------------
@@ -520,18 +429,16 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
     return "".join([head, f"|{'---|' * len(rows[0])}\n", *rest])
 
 
-def _block(language: str, lines: Sequence[str]) -> str:
-    text = "\n".join(lines)
-    fence = "`" * max(3, 1 + max((len(run) for run in _RUN.findall(text)), default=0))
-    return f"{fence}{language}\n{text}\n{fence}\n"
+def _fence(text: str) -> str:
+    """Backticks that `text` has not as many of in a row."""
+    return "`" * max(3, 1 + max((len(run) for run in _RUN.findall(text)), default=0))
 
 
 def _code(text: str) -> str:
     """Text from elsewhere as code, on one line."""
     text = json.dumps(text[:_MOST_SOURCE], ensure_ascii=False)[1:-1]
     text = "".join(c if c.isprintable() else " " for c in text)
-    fence = "`" * (1 + max((len(run) for run in _RUN.findall(text)), default=0))
-    return f"{fence} {text} {fence}" if "`" in text else f"`{text}`"
+    return f"{_fence(text)} {text} {_fence(text)}" if "`" in text else f"`{text}`"
 
 
 def _cell(text: str) -> str:

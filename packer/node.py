@@ -17,7 +17,8 @@ import readers
 from cache.errors import OutputError, StagingError, UnknownNameError, UnsupportedCpuError
 from cache.messages import Silent, Watcher, listed
 from cache.remote import is_remote
-from cache.staging import Copy, Store, candidates, find_store, remove_copies, sweep
+from cache.staging.copies import Copy, Store, find_store, remove_copies, sweep
+from cache.staging.session import candidates
 from packer.output import Result, set_title
 from readers.staging import AS_FILES, TREE
 

@@ -28,7 +28,8 @@ from cache.errors import DatasetError, ExistsError, MissingError, NoBucketError,
 from cache.files import Folder, read_regular
 from cache.messages import Silent, Watcher, quoted
 from cache.remote import CRC_ATTRIBUTE, Remote, RemoteUrl, Span
-from cache.staging import StagedFile, work_off
+from cache.staging.session import work_off
+from cache.staging.sources import StagedFile
 from packer.documents import differences, read_document
 from packer.output import Result
 from readers.layout import DATASET_FILE, MAX_JSON_BYTES, parse_dataset_info

@@ -4,14 +4,16 @@ For each file of an index: its size and CRC32C. For each shard: its size; that i
 keys, labels, file names and byte ranges of the index; the CRC32C of every sample; and that the header of its image
 equals that of the index. SHA256SUMS and classes.txt, where they are there: that they say what dataset.json does.
 deep=True adds CRC32C and SHA-256 of the whole file, the format's own checksums of the payload and a full decode of
-every image. against=SOURCE compares with the original source, sample by sample.
+every image. sums=True writes SHA256SUMS of a set that is whole. against=SOURCE compares with the original source,
+sample by sample.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -22,13 +24,13 @@ import numpy as np
 from crc32c import crc32c
 
 import readers
-from cache.checksums import file_sha256
 from cache.errors import (
     BadSampleError,
     ChangedError,
     DatasetError,
     FormatError,
     MissingError,
+    OutputError,
     PackerError,
     RemoteError,
     StagingSourceError,
@@ -38,14 +40,15 @@ from cache.errors import (
 from cache.files import read_regular
 from cache.messages import Counter, Silent, Watcher, human_bytes, plural, quoted
 from cache.remote import Remote, is_remote
-from cache.staging import StagedFile, work_off
-from cache.staging.sources import RemoteSource
+from cache.staging.session import work_off
+from cache.staging.sources import RemoteSource, StagedFile
 from packer.adoption import key_prefix
-from packer.columns import HEADER_COLUMNS, damaged_columns, header_values
+from packer.columns import HEADER_COLUMNS, column_files, damaged_columns, header_values
 from packer.conversion.images import decode_fully
-from packer.documents import differences, read_document
+from packer.documents import differences, read_document, write_dataset_info
 from packer.formats import format_named
 from packer.formats.base import Arena, Located, LocateOptions, Window, locate_options
+from packer.sets.change import Change
 from packer.sources import open_source
 from packer.sources.base import Slice, Source, SourceListing, SourceReader, SplitListing
 from packer.sources.shards import located_samples
@@ -53,7 +56,16 @@ from packer.workers import Workers, run_shards
 from readers.fields import check_field
 from readers.headers import read_header, sniff
 from readers.headers.base import stored_bytes
-from readers.layout import DATASET_FILE, MAX_JSON_BYTES, PIXELS, REPORT_FILE, DatasetInfo, ShardInfo, read_dataset_info
+from readers.layout import (
+    DATASET_FILE,
+    MAX_JSON_BYTES,
+    PIXELS,
+    REPORT_FILE,
+    SUMS_FILE,
+    DatasetInfo,
+    ShardInfo,
+    read_dataset_info,
+)
 from readers.opening.packed import open_packed
 from readers.opening.remote import RemoteHome
 from readers.table import ABSENT, Buffer, ImageInfo, Index, decode_name, encode_name
@@ -325,14 +337,17 @@ def _read_report(root: Path) -> Iterator[tuple[str, str]]:
             raise DatasetError(f"{path}: line {number} is not what packer writes there: {error!r:.200}") from error
 
 
-_REPORT_SAMPLES = 256
+_REPORT_SAMPLES, _BLOCK_BYTES = 256, 1 << 20
 _FILES_AT_ONCE = 4
 _OF_THE_SHARD = (ChangedError, MissingError, TruncatedError)
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """What was checked and what is wrong. problems holds the first 10,000; problem_count counts all."""
+    """What was checked and what is wrong. problems holds the first 10,000; problem_count counts all.
+
+    sums: SHA256SUMS was written.
+    """
 
     path: Path | str
     shards: int
@@ -343,6 +358,7 @@ class VerifyResult:
     problems: tuple[Problem, ...]
     problem_count: int
     left_out: int = 0
+    sums: bool = False
 
     @property
     def ok(self) -> bool:
@@ -363,6 +379,7 @@ class _Task:
     format: str
     options: LocateOptions
     deep: bool
+    sums: bool
     decode: str
 
     @property
@@ -376,13 +393,14 @@ def verify(
     *,
     deep: bool = False,
     against: str | Path | Source | None = None,
+    sums: bool = False,
     workers: int | None = None,
     engine: Executor | None = None,
     watcher: Watcher | None = None,
 ) -> VerifyResult:
     """Check a packed set, whose damage is reported in the result. Raises DatasetError where there is none.
 
-    deep, against: see the module.
+    deep, against, sums: see the module.
     workers: processes; default the CPUs this process may use.
     engine: where shards are checked, if not in processes of this machine; see `packer.open_engine`.
 
@@ -390,7 +408,8 @@ def verify(
     """
     watcher, crew = watcher or Silent(), Workers(workers, engine)
     if is_remote(path):
-        return _verify_remote(str(path), deep or against is not None, workers or _FILES_AT_ONCE, watcher)
+        needs_files = deep or sums or against is not None
+        return _verify_remote(str(path), needs_files, workers or _FILES_AT_ONCE, watcher)
     root = Path(path)
     info = read_dataset_info(root)
     options = replace(locate_options(info), check_payload=deep)
@@ -401,7 +420,7 @@ def verify(
     for name, split in info.splits.items():
         first = 0
         for number, shard in enumerate(split.shards):
-            tasks.append(_Task(root, name, number, shard, first, info.format, options, deep, decode))
+            tasks.append(_Task(root, name, number, shard, first, info.format, options, deep, sums, decode))
             first += shard.samples
         sound &= check_index(root, info, name, found)
     text = read_regular(root / DATASET_FILE, MAX_JSON_BYTES)
@@ -409,16 +428,22 @@ def verify(
         found.add(Problem("all", file, what))
     if not any(split.samples for split in info.splits.values()):
         found.add(Problem("all", DATASET_FILE, "the set has no samples: there is nothing to read or train on"))
+    digests: dict[str, str] = {}
     if sound:
         samples, size = sum(task.shard.samples for task in tasks), sum(task.shard.bytes for task in tasks)
-        for part in run_shards(verify_shard, tasks, len(tasks), crew, watcher, (samples, size)):
+        for task, (part, digest) in zip(
+            tasks, run_shards(verify_shard, tasks, len(tasks), crew, watcher, (samples, size)), strict=True
+        ):
             found.count += part.count
             found.problems += part.problems[: MAX_PROBLEMS - len(found.problems)]
+            digests[task.shard.path] = digest
     left_out = 0
     if against is not None:
         source = open_source(against, layout="tree") if isinstance(against, (str, Path)) else against
         left_out = compare(root, source, found, watcher)
         against = source.title
+    if sums and not found.count:
+        _write_sums(root, info, digests, watcher)
     return VerifyResult(
         path=root,
         shards=len(tasks),
@@ -429,11 +454,27 @@ def verify(
         problems=tuple(found.problems),
         problem_count=found.count,
         left_out=left_out,
+        sums=sums and not found.count,
     )
 
 
-def verify_shard(task: _Task, counter: Counter) -> Problems:
-    """All problems of one shard."""
+def _write_sums(root: Path, info: DatasetInfo, digests: Mapping[str, str], watcher: Watcher) -> None:
+    """Write the SHA-256 of all files of a set into its dataset.json, and SHA256SUMS. digests: of shards, by path."""
+    splits = {}
+    for name, split in info.splits.items():
+        shards = tuple(replace(shard, sha256=digests[shard.path]) for shard in split.shards)
+        known = split.columns or [path.name for path in (root / split.index).glob("*.npy")]
+        splits[name] = replace(split, shards=shards, columns=column_files(root / split.index, known))
+    with Change(root, watcher) as change:
+        if change.info is None or replace(change.info, retired=()) != replace(info, retired=()):
+            raise OutputError(f"{root}: has been changed since it was verified; run the same command again")
+        new = write_dataset_info(change.place, replace(change.info, splits=splits), scratch=change.work)
+        if SUMS_FILE not in new.documents:
+            raise OutputError(f"{root / SUMS_FILE}: is in the way, and packer did not write it; move it elsewhere")
+
+
+def verify_shard(task: _Task, counter: Counter) -> tuple[Problems, str]:
+    """All problems of one shard, and its SHA-256, where that is asked for."""
     found = Problems()
 
     reader = open_packed(task.root, task.split, recognise=False)
@@ -446,18 +487,30 @@ def verify_shard(task: _Task, counter: Counter) -> Problems:
         reader.store.check(task.number)
     except StaleIndexError as error:
         wrong(str(error))
-        return found
+        return found, ""
     path = task.root / task.shard.path
-    if task.deep:
-        with Window(path) as window:
-            crc = window.checksum()
+    digest = ""
+    if task.deep or task.sums:
+        crc, digest = _digests(path, bool(task.sums or task.shard.sha256))
         if crc != task.shard.crc32c:
             wrong(f"the CRC32C of the whole file is {crc:08x}, dataset.json says {task.shard.crc32c:08x}")
-        elif task.shard.sha256 and (digest := file_sha256(path)) != task.shard.sha256:
+        elif task.shard.sha256 and digest != task.shard.sha256:
             wrong(f"the SHA-256 of the whole file is {digest}, dataset.json says {task.shard.sha256}")
     _check_located(task, reader, path, wrong)
     _check_samples(task, reader, wrong, counter)
-    return found
+    return found, digest
+
+
+def _digests(path: Path, sha256: bool) -> tuple[int, str]:
+    """CRC32C and, where it is asked for, SHA-256 of a whole file, in one pass."""
+    crc, digest = 0, hashlib.sha256()
+    with Window(path) as window:
+        for offset in range(0, window.size, _BLOCK_BYTES):
+            block = window.read(offset, min(_BLOCK_BYTES, window.size - offset))
+            crc = crc32c(block, crc)
+            if sha256:
+                digest.update(block)
+    return crc, digest.hexdigest() if sha256 else ""
 
 
 def _check_located(task: _Task, reader: readers.Reader, path: Path, wrong: Any) -> None:
@@ -559,8 +612,8 @@ def _verify_remote(address: str, deep: bool, workers: int, watcher: Watcher) -> 
     remote = Remote(address)
     if deep:
         raise RemoteError(
-            f"{remote.url}: deep=True and against=SOURCE need the files here; run  packer stage {quoted(remote.url)} "
-            f"--target DIR  and verify the copy"
+            f"{remote.url}: deep=True, sums=True and against=SOURCE need the files here; run  packer stage "
+            f"{quoted(remote.url)} --target DIR  and verify the copy"
         )
     home = RemoteHome(remote)
     found = Problems()

@@ -22,18 +22,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from cache.errors import BadNameError, BadSampleError, OutputError, SourceError
-from cache.messages import Watcher
-from packer import __version__
+from cache.errors import BadNameError, BadSampleError, OutputError, SourceError, UnknownNameError
+from cache.messages import Silent, Watcher
 from packer.columns import PartMeta
-from packer.conversion.commit import commit, replaced_set
-from packer.conversion.images import remarks_of
+from packer.conversion.commit import replaced_set
 from packer.conversion.journal import Journal
 from packer.conversion.ops import check_ops
 from packer.conversion.options import ConvertOptions, Images, Shards, refuse_others, takes_old_names
 from packer.conversion.pack import ShardPacker, disk_full
 from packer.conversion.plan import Plan, PlannedShard, default_shard_bytes
-from packer.conversion.result import count_by_action, refuse_unknown, refuse_unlike
+from packer.conversion.saved import Job
 from packer.formats import format_named
 from packer.formats.base import ShardSpec
 from packer.output import local_output
@@ -61,6 +59,7 @@ class SetWriter:
     """Writes samples into a new set; see `writer`. One thread at a time.
 
     info: what the set is, once the block has ended without an error.
+    listing, metas: the samples' splits, fields and classes, and what is packed, then, too.
     left_out: (name, reason) of what is not in the set, for its report.
     """
 
@@ -72,11 +71,13 @@ class SetWriter:
         classes: Sequence[str],
         *,
         overwrite: bool = False,
-        made: Mapping[str, Any] = {},
+        source: str = "a program",
+        watcher: Watcher | None = None,
     ) -> None:
         self.info: DatasetInfo | None = None
+        self.listing, self.metas = SourceListing({}, {}, ()), list[PartMeta]()
         self.left_out: list[tuple[str, str]] = []
-        self._options, self._classes, self._made = options, tuple(classes), dict(made)
+        self._options, self._classes, self._source, self._watcher = options, tuple(classes), source, watcher or Silent()
         self._format, self._fingerprint = format_named(options.to), _FINGERPRINT + uuid.uuid4().hex
         self._form: SampleForm | None = None
         self._wanted = fields
@@ -211,7 +212,7 @@ class SetWriter:
                 raise OutputError(f"{self._journal.out}: this writer was aborted; make another one")
             try:
                 self.info = self._commit()
-            except SourceError:
+            except (SourceError, UnknownNameError):
                 self.abort()
                 raise
             self._end()
@@ -257,24 +258,16 @@ class SetWriter:
             fields = self._options.packed_fields(self._form.fields)
             specs[split] = ShardSpec(split, fields, self._form.classes, self._options.shards.label_offset, count)
             listed[split] = ListingBuilder().build()
-        metas = [meta for split in specs for meta in self._splits[split].whole]
-        refuse_unlike("what was written", metas)
-        refuse_unknown("what was written", metas)
+        self.metas = [meta for split in specs for meta in self._splits[split].whole]
         plan = Plan(tuple(shards), specs, self._fingerprint)
         self._journal.begin(plan, start_over=False)  # names the splits, for cleaning up after a kill
         old = replaced_set(self._journal)
         if old is not None:
             old.check(plan, ())
-        made: dict[str, Any] = {"by": f"packer {__version__}", "source": "a program", "plan": self._fingerprint}
-        made |= {"payload_bytes": sum(meta.payload_bytes for meta in metas), **self._made}
-        made["options"] = {name: value for name, value in self._options.to_json().items() if value is not None}
-        remarks = remarks_of(meta.remarks for meta in metas)
-        if remarks:
-            made["remarks"] = list(remarks)
-        if any(meta.not_chosen for meta in metas):
-            made["left_out"] = count_by_action(metas)
-        listing = SourceListing(listed, self._form.fields, self._form.classes, self.left_out)
-        return commit(self._journal, plan, metas, listing, self._options.to, made)
+        form = self._form
+        self.listing = SourceListing(listed, form.fields, form.classes, self.left_out, form.warnings)
+        job = Job.of_plan(plan, self.listing, self._options, ("what was written", "", self._source))
+        return job.finish(self._journal, self.metas, self._watcher)
 
     def _rename(self, part: _Split, number: int, final: str) -> None:
         """Give a whole shard its final name, unless an earlier call has done so."""
@@ -332,8 +325,8 @@ def writer(
     return SetWriter(local_output(output), options, fields, tuple(classes), overwrite=overwrite)
 
 
-def convert_stream(samples: Iterable[Any], out: SetWriter, *, on_error: str, watcher: Watcher) -> list[str]:
-    """Write all samples of an iterable, under their numbers; warnings about their members.
+def convert_stream(samples: Iterable[Any], out: SetWriter, *, on_error: str, watcher: Watcher) -> None:
+    """Write all samples of an iterable, under their numbers.
 
     Raises BadSampleError under on_error="raise", and SourceError for a value of a member whose kind is not known.
     """
@@ -341,8 +334,7 @@ def convert_stream(samples: Iterable[Any], out: SetWriter, *, on_error: str, wat
     try:
         waiting = iter(samples)
         first = list(itertools.islice(waiting, EXAMINED))
-        warnings = out.expect(first, features_of(samples))
-        for warning in warnings:
+        for warning in out.expect(first, features_of(samples)):
             watcher.note(f"warning: {warning}")
         for number, sample in enumerate(itertools.chain(first, waiting)):
             try:
@@ -355,4 +347,3 @@ def convert_stream(samples: Iterable[Any], out: SetWriter, *, on_error: str, wat
                 out.left_out.append((f"sample {number}", str(error)))
     finally:
         watcher.end()
-    return warnings

@@ -41,7 +41,7 @@ from readers.decode.cpu import bits_of
 from readers.decode.region import check_header
 from readers.headers import read_header, sniff
 from readers.headers.pillow import opened
-from readers.table import PLAIN, Buffer, npy_header
+from readers.table import Buffer, npy_header
 
 _MAX_JSON_BYTES = 64 << 20
 _MAX_VALUES = 1 << 31
@@ -102,7 +102,7 @@ def parse_npy(data: Buffer) -> npt.NDArray[Any]:
 
 def _write_npy(value: Any) -> bytes:
     array = _as_array(value)
-    if not PLAIN.fullmatch(array.dtype.str):
+    if array.dtype.kind not in "biufc" or array.dtype.itemsize > (16 if array.dtype.kind == "c" else 8):
         raise BadSampleError(f"an array of {array.dtype} cannot be packed, expected plain numbers or booleans")
     out = io.BytesIO()
     np.lib.format.write_array(out, np.asarray(array, order="C"), version=(1, 0), allow_pickle=False)

@@ -184,6 +184,7 @@ FIELD_KINDS = ("image", "file", "json", "mask", "boxes", "points", "array", "tex
 KIND_SUFFIXES = {"json": "json", "boxes": "npy", "points": "npy", "array": "npy", "text": "txt", "target": "npy"}
 MAX_JSON_BYTES = 1 << 30
 _SAME = ("val", "valid", "validation")
+_CRC, _SHA256 = re.compile("[0-9a-fA-F]{8}"), re.compile("[0-9a-f]{64}")
 _FORMAT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}")
 _T = TypeVar("_T")
 _Name = TypeVar("_Name", SplitName, FieldName, ShardPath, IndexPath)
@@ -525,19 +526,18 @@ class _Object:
 
     def count(self, name: str) -> int:
         value: Any = self.value.get(name)
-        if _is_count(value) and value < 1 << 63:
-            return int(value)
+        if type(value) is int and 0 <= value < 1 << 63:
+            return value
         raise DatasetError(f"{self.where}: {name} is {self.get(name, int)}, expected a count")
-
-    def hex(self, name: str, digits: int, letters: str = "a-f") -> str:
-        value = self.value.get(name)
-        if not isinstance(value, str) or not re.fullmatch(f"[0-9{letters}]{{{digits}}}", value):
-            raise DatasetError(f"{self.where}: {name} is {value!r:.80}, expected {digits} hex digits")
-        return value
 
     def checksums(self) -> tuple[int, str]:
         """CRC32C and SHA-256; "" where the latter is unknown."""
-        return int(self.hex("crc32c", 8, "a-fA-F"), 16), self.hex("sha256", 64) if self.value.get("sha256") else ""
+        crc, sha256 = self.value.get("crc32c"), self.value.get("sha256") or ""
+        if not isinstance(crc, str) or not _CRC.fullmatch(crc):
+            raise DatasetError(f"{self.where}: crc32c is {crc!r:.80}, expected 8 hex digits")
+        if sha256 and not (isinstance(sha256, str) and _SHA256.fullmatch(sha256)):
+            raise DatasetError(f"{self.where}: sha256 is {sha256!r:.80}, expected 64 hex digits")
+        return int(crc, 16), sha256
 
     def named(self, kind: type[_Name], name: str) -> _Name:
         return _checked(kind, self.get(name, str), f"{self.where}: {name}")

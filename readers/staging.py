@@ -34,7 +34,6 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from cache import staging as node
 from cache.errors import DatasetError, MissingExtraError, PackerError, ServingError, StagingError, StagingSourceError
 from cache.files import read_regular
 from cache.launchers import job_name
@@ -42,8 +41,8 @@ from cache.messages import Watcher, listed, plural
 from cache.node import detect_ranks
 from cache.remote import Patience, Remote
 from cache.serving import Rendezvous, Server, ServerProcess, ServeTerms, own_address, read_token
-from cache.staging import FolderSource, Manifest, Source, StagedFile
-from cache.staging.sources import RemoteSource
+from cache.staging.session import CopyCounts, Session
+from cache.staging.sources import CopyOptions, FolderSource, Manifest, RemoteSource, Request, Source, StagedFile
 from cache.stores import Buffer, Int64s, Shards, Store
 from cache.stores.base import Payloads, layer
 from cache.stores.copied import Copied, Neighbours, RowOwners, ShardOwners
@@ -74,25 +73,6 @@ from readers.table import ABSENT, NO_LABEL, Columns, Index, decode_name
 
 
 @dataclass(frozen=True)
-class Portion:
-    """A portion of a set: splits (None: all), part (i, n) of the samples of each, fraction of the bytes of that.
-
-    overlap: whether a shard that belongs to two parts is in both.
-    """
-
-    splits: tuple[str, ...] | None = None
-    part: tuple[int, int] | None = None
-    fraction: float = 1.0
-    overlap: bool = True
-
-    def __post_init__(self) -> None:
-        if self.part is not None and not 0 <= self.part[0] < self.part[1]:
-            raise ValueError(f"part {self.part[0]}/{self.part[1]}: expected i/n with i from 0 to n - 1")
-        if not 0 < self.fraction <= 1:
-            raise ValueError(f"fraction must be above 0 and at most 1, not {self.fraction}")
-
-
-@dataclass(frozen=True)
 class SetFiles:
     """A packed set as files.
 
@@ -108,13 +88,13 @@ class SetFiles:
     head: StagedFile
     indexes: dict[str, list[StagedFile]]
 
-    def shards(self, portion: Portion) -> list[StagedFile]:
-        """The shards of a portion, split by split. Raises UnknownNameError."""
+    def shards(self, options: StageOptions) -> list[StagedFile]:
+        """The shards that are asked for, split by split. Raises UnknownNameError."""
         chosen = []
-        for name in self.splits(portion):
+        for name in self.splits(options):
             split = self.info.splits[name]
-            listed = [self.manifest.by_path[split.shards[number].path] for number in self._share(split, portion)]
-            chosen += listed[: shards_of_fraction([file.bytes for file in listed], portion.fraction)]
+            listed = [self.manifest.by_path[split.shards[number].path] for number in self._share(split, options)]
+            chosen += listed[: shards_of_fraction([file.bytes for file in listed], options.fraction)]
         return list(dict.fromkeys(chosen))
 
     def in_turn(self, shards: Sequence[StagedFile], starts: Int64s, turns: Int64s) -> list[StagedFile]:
@@ -132,25 +112,27 @@ class SetFiles:
         wanted = set(shards)
         return list(dict.fromkeys([file for file in first if file in wanted] + list(shards)))
 
-    def index(self, portion: Portion) -> list[StagedFile]:
-        """The index files of a portion's splits."""
-        return [file for name in self.splits(portion) for file in self.indexes[name]]
+    def index(self, options: StageOptions) -> list[StagedFile]:
+        """The index files of the splits that are asked for."""
+        return [file for name in self.splits(options) for file in self.indexes[name]]
 
-    def splits(self, portion: Portion) -> list[str]:
-        if portion.splits is None:
+    def splits(self, options: StageOptions) -> list[str]:
+        if options.splits is None:
             return list(self.info.splits)
-        return [self.info.split(name, str(self.manifest.source))[0] for name in portion.splits]
+        names = [options.splits] if isinstance(options.splits, str) else options.splits
+        return [self.info.split(name, str(self.manifest.source))[0] for name in names]
 
-    def _share(self, split: SplitInfo, portion: Portion) -> Sequence[int]:
+    def _share(self, split: SplitInfo, options: StageOptions) -> Sequence[int]:
         """Numbers of the shards that hold samples of this node's part."""
-        if portion.part is None:
+        part = options.node_part()
+        if part is None:
             return range(len(split.shards))
-        node, nodes = portion.part
+        node, nodes = part
         order, shards = NodeLocal(split.samples, nodes=nodes), len(split.shards)
         index = Index(self.home / split.index, split.samples, (), self.info.separate)
         columns = [index.column("shard"), *map(index.shard_column, self.info.separate)]
         try:
-            if not portion.overlap:
+            if not options.overlap:
                 return list(np.flatnonzero(shard_owners(columns, order, shards) == node).tolist())
             return list(np.flatnonzero(_shards_of(columns, order.local_part(node), shards)).tolist())
         except IndexError:
@@ -467,7 +449,7 @@ FORMS = ("shards", "files")
 
 
 @dataclass(frozen=True)
-class StageOptions(node.CopyOptions):
+class StageOptions(CopyOptions):
     """How a set is staged: as `cache.staging.CopyOptions` says (with an order two threads, unless given), and
 
     splits: only these; default: all.
@@ -505,7 +487,13 @@ class StageOptions(node.CopyOptions):
             raise ValueError(
                 "whether shards overlap is about the parts of nodes: give a part as well, such as part='node'"
             )
-        self.portion()
+        if isinstance(self.part, str) and self.part != "node":
+            raise ValueError(f"part must be (i, n) or 'node', not {self.part!r}")
+        part = self.node_part()
+        if part is not None and not 0 <= part[0] < part[1]:
+            raise ValueError(f"part {part[0]}/{part[1]}: expected i/n with i from 0 to n - 1")
+        if not 0 < self.fraction <= 1:
+            raise ValueError(f"fraction must be above 0 and at most 1, not {self.fraction}")
 
     def turns(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
         """(first samples of the shards of the order's split, shards in the order to copy); None without an order.
@@ -520,15 +508,12 @@ class StageOptions(node.CopyOptions):
         order = token.resumed(self.order.with_seed(token.seed))
         return order.starts, order.shards(token.epoch, token.cursor)
 
-    def portion(self) -> Portion:
-        """The portion to stage, with "node" resolved by the launcher's variables."""
-        part, splits = self.part, self.splits
-        if part == "node":
+    def node_part(self) -> tuple[int, int] | None:
+        """`part`, with "node" resolved by the launcher's variables."""
+        if isinstance(self.part, str):
             ranks = detect_ranks()
-            part = (ranks.node, ranks.nodes)
-        elif isinstance(part, str):
-            raise ValueError(f"part must be (i, n) or 'node', not {part!r}")
-        return Portion((splits,) if isinstance(splits, str) else splits, part, self.fraction, self.overlap)
+            return ranks.node, ranks.nodes
+        return self.part
 
     def copying_threads(self) -> int:
         """With an order few: the first shards should be complete soon, rather than all of them in part."""
@@ -546,7 +531,7 @@ class Staged:
         watcher: Watcher | None,
     ) -> None:
         self.dataset, self.target, self.options, self.watcher = dataset, target, options, watcher
-        self._session: node.Session | None = None
+        self._session: Session | None = None
 
     @property
     def path(self) -> Path:
@@ -555,7 +540,7 @@ class Staged:
         return path if self.options.form == "shards" else path / TREE
 
     @property
-    def counts(self) -> node.CopyCounts:
+    def counts(self) -> CopyCounts:
         """Bytes and files that this process copied, files that were there, files that were damaged."""
         return self._entered().counts
 
@@ -585,9 +570,9 @@ class Staged:
             files = self._files()
             if self.options.form == "shards":
                 return self._open(self._request(files))
-            with closing(Originals(files, files.splits(self.options.portion()), self._open_split)) as originals:
+            with closing(Originals(files, files.splits(self.options), self._open_split)) as originals:
                 every = originals.manifest.files
-                return self._open(node.Request(originals.manifest, every, (), self.target, self.options)) / TREE
+                return self._open(Request(originals.manifest, every, (), self.target, self.options)) / TREE
         except BaseException:
             self._session = None
             raise
@@ -597,13 +582,13 @@ class Staged:
     ) -> None:
         self.close()
 
-    def _entered(self) -> node.Session:
+    def _entered(self) -> Session:
         if self._session is None:
             raise StagingError("nothing is staged: use  with readers.stage(…) as local")
         return self._session
 
-    def _open(self, request: node.Request) -> Path:
-        self._session = node.Session(request, self.watcher)
+    def _open(self, request: Request) -> Path:
+        self._session = Session(request, self.watcher)
         return self._session.open()
 
     def _open_split(self, name: str) -> Reader:
@@ -618,14 +603,14 @@ class Staged:
             return _remote_set_files(self.dataset)
         return set_files(self.dataset)
 
-    def _request(self, files: SetFiles) -> node.Request:
-        options, portion = self.options, self.options.portion()
-        shards, index = files.shards(portion), files.index(portion)
+    def _request(self, files: SetFiles) -> Request:
+        options = self.options
+        shards, index = files.shards(options), files.index(options)
         turns = options.turns()
         if turns is not None:
             shards = files.in_turn(shards, *turns)
         first = [*index, files.head] if options.background else [*shards, *index, files.head]
-        return node.Request(files.manifest, first, shards if options.background else (), self.target, options)
+        return Request(files.manifest, first, shards if options.background else (), self.target, options)
 
 
 def stage(

@@ -630,10 +630,11 @@ class Index(Columns):
 _NPY_MAGIC = b"\x93NUMPY"
 _NPY_LENGTHS = {1: struct.Struct("<H"), 2: struct.Struct("<I"), 3: struct.Struct("<I")}  # by the major version
 _NPY_HEADER_BYTES = 10_000  # as numpy.load
-_NPY_MEMBER = re.compile(r"\s*'(\w+)'\s*:\s*('[^']*'|True|False|\([0-9, ]*\))\s*(,|$)")
-_NPY_SHAPE = re.compile(r"\((?:\d{1,18}, ?)*(?:\d{1,18},?)?\)")
+_NPY_HEADER = re.compile(
+    rb"\{\s*'descr'\s*:\s*'([<>=|]?(?:b1|[iu][1248]|f[248]|c8|c16))'\s*,\s*'fortran_order'\s*:\s*(True|False)\s*,"
+    rb"\s*'shape'\s*:\s*\(((?:\d{1,18}, ?)*(?:\d{1,18},?)?)\)\s*,?\s*\}\s*"
+)
 _MOST_SIDES = 32
-PLAIN = re.compile(r"([<>=|]?)(b1|[iu][1248]|f[248]|c8|c16)")  # dtypes
 
 
 def npy_header(data: Buffer) -> tuple[np.dtype[Any], bool, tuple[int, ...], int]:
@@ -653,26 +654,14 @@ def npy_header(data: Buffer) -> tuple[np.dtype[Any], bool, tuple[int, ...], int]
         raise ValueError(
             f"a header of {length:,} bytes, expected at most {min(_NPY_HEADER_BYTES, len(data) - start):,}"
         )
-    header = bytes(data[start : start + length]).decode("latin-1").strip()
-    members: dict[str, str] = {}
-    if header[:1] == "{" and header[-1:] == "}":
-        inside, position = header[1:-1].rstrip(), 0
-        while position < len(inside) and (match := _NPY_MEMBER.match(inside, position)):
-            members[match[1]] = match[2]
-            position = match.end()
-        if position < len(inside):
-            members = {}
-    if set(members) != {"descr", "fortran_order", "shape"}:
-        raise ValueError(f"the header {header!r:.120}, expected a dtype, an order and a shape")
-    plain, order, shape = PLAIN.fullmatch(members["descr"][1:-1]), members["fortran_order"], members["shape"]
-    if plain is None:
-        raise ValueError(f"values of {members['descr']:.40}, expected plain numbers or booleans")
-    if order not in ("True", "False") or not _NPY_SHAPE.fullmatch(shape):
-        raise ValueError(f"the shape {shape:.80} in the order {order:.40}")
-    sides = tuple(int(side) for side in re.findall(r"\d+", shape))
+    header = bytes(data[start : start + length])
+    match = _NPY_HEADER.fullmatch(header)
+    if match is None:
+        raise ValueError(f"the header {header!r:.120}, expected a dtype of plain numbers, an order and a shape")
+    sides = tuple(map(int, match[3].replace(b" ", b"").rstrip(b",").split(b","))) if match[3] else ()
     if len(sides) > _MOST_SIDES:
-        raise ValueError(f"the shape {shape:.80}, expected at most {_MOST_SIDES} sides")
-    return np.dtype(plain[1].replace("|", "=") + plain[2]), order == "True", sides, start + length
+        raise ValueError(f"a shape of {len(sides)} sides, expected at most {_MOST_SIDES}")
+    return np.dtype(match[1].replace(b"|", b"=").decode()), match[2] == b"True", sides, start + length
 
 
 def _map_npy(path: Path, dtype: str) -> npt.NDArray[Any]:
@@ -680,7 +669,7 @@ def _map_npy(path: Path, dtype: str) -> npt.NDArray[Any]:
     expected = np.dtype(dtype)
     try:
         with open_regular(path) as file:
-            kind, _, shape, start = npy_header(file.read(_NPY_HEADER_BYTES))
+            kind, _, shape, start = npy_header(file.read(4096))
             size = os.fstat(file.fileno()).st_size
             if kind != expected or len(shape) != 1:
                 raise ValueError(f"found {kind} {list(shape)}, expected {expected} in one dimension")

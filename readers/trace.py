@@ -77,21 +77,15 @@ class Trace:
         def describe(what: str, number: int, args: dict[str, Any]) -> dict[str, Any]:
             return {"ph": "M", "name": what, "pid": process, "tid": number, "args": args}
 
-        found = [describe("process_name", 0, {"name": self._name})]
+        lines = [describe("process_name", 0, {"name": self._name})]
         for track, number in numbers.items():
-            found.append(describe("thread_name", number, {"name": track}))
-            found.append(describe("thread_sort_index", number, {"sort_index": number}))
+            lines.append(describe("thread_name", number, {"name": track}))
+            lines.append(describe("thread_sort_index", number, {"sort_index": number}))
         for event in events:
-            one = {
-                "ph": "X",
-                "name": event.name,
-                "pid": process,
-                "tid": numbers[event.track],
-                "ts": (event.start - zero) / 1e3,
-                "dur": event.duration / 1e3,
-            }
-            found.append(one if event.args is None else {**one, "args": event.args})
-        return {"traceEvents": found, "displayTimeUnit": "ms", "otherData": {"dropped": self.dropped}}
+            times = {"ts": (event.start - zero) / 1e3, "dur": event.duration / 1e3}
+            args = {} if event.args is None else {"args": event.args}
+            lines.append({"ph": "X", "name": event.name, "pid": process, "tid": numbers[event.track], **times, **args})
+        return {"traceEvents": lines, "displayTimeUnit": "ms", "otherData": {"dropped": self.dropped}}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the file, whole or not at all. Raises OSError."""

@@ -54,7 +54,7 @@ def pack_tree(root: Path, to: str, counts: Mapping[str, Mapping[str, int]], seed
         for number in range(count)
     }
     tree = tree_of(root.with_name(f"{root.name}-images"), files)
-    packer.convert(tree, to, root, **by_subject(options, workers=1, samples=4))
+    packer.convert(tree, to, root, **by_subject(options, workers=1, samples=4, checksums=True))
     return root
 
 

@@ -19,9 +19,9 @@ from suites.programs import Notes, run_packer
 import packer
 import readers
 from cache.errors import OutputError, SourceError
-from packer.conversion.job import task_list
 from packer.conversion.journal import Journal
 from packer.conversion.result import ConvertResult
+from packer.conversion.saved import task_list
 from packer.sources.base import SourceListing
 from packer.sources.folder import FolderSource
 from packer.testing.children import crashes_at, forked

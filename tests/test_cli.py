@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import files_of, make_jpeg, tree_of
+from conftest import files_of, tree_of
 from suites.programs import run_packer
 
 import readers
@@ -90,29 +90,10 @@ def test_messages_name_the_flags_of_the_command(tree: Path, tmp_path: Path) -> N
     assert "c/1.jpg: " in bad.stderr and "--on-error skip or --on-error quarantine" in bad.stderr
 
 
-def test_help_lists_every_command_and_option() -> None:
-    top = run("--help")
-    for command in ("convert", "index", "inspect", "verify", "extract"):
-        assert command in top and run(command, "--help")
-    shown = run("convert", "--help")
-    for option in ("--shard-size", "--on-error", "--resize-short", "--label-offset", "--dry-run", "--json"):
-        assert option in shown
-
-
 def test_a_pipe_that_is_closed_early(packed: Path) -> None:
     command = f"{sys.executable} -m packer inspect {packed} --json | head -c 1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=300, check=False)
     assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
-
-
-def test_one_is_singular(tmp_path: Path) -> None:
-    source, out = tree_of(tmp_path / "in", {"a/1.jpg": make_jpeg(1)}), tmp_path / "out"
-    text = run("convert", source, "--to", "tar", "-o", out)
-    assert "1 sample (train 1), 1 class, " in text and "in 1 tar shard" in text
-    for command in (("inspect",), ("verify",), ("index",), ("extract", "-o", tmp_path / "back")):
-        text += run(command[0], out, *command[1:])
-    for wrong in ("1 shards", "1 samples", "1 classes", "1 files", "1 tar shards"):
-        assert f" {wrong}" not in text, text
 
 
 def test_texts() -> None:

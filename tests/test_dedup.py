@@ -15,7 +15,7 @@ from set_cases import content, wrong
 import packer
 import readers
 from packer.sets.duplicates import BITS, difference_hash, near_pairs
-from packer.sets.unify import LabelChange
+from packer.sets.pieces import LabelChange
 from packer.testing.samples import make_image
 
 

@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,11 +15,14 @@ from typing import Any
 import diagnosis_loaders as planted
 import pytest
 import torch
+from click.testing import CliRunner
 from diagnosis_loaders import BATCH, FAST, SLOW, STEP, Images, Plain, loader
+from suites.programs import run_packer
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 import packer
 import readers
+from packer.cli.group import cli
 from packer.tools.diagnose.dataloader import DataLoaderPipeline
 from packer.tools.diagnose.imageloader import ImageLoaderPipeline
 from packer.tools.diagnose.ladder import diagnosis_lines, verdict_lines
@@ -378,8 +380,7 @@ def test_arguments_that_make_no_sense_are_refused(options: dict[str, Any]) -> No
 
 # --- the command -----------------------------------------------------------------------------------------------------
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "packer", "diagnose", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return run_packer("diagnose", *arguments)
 
 
 def test_the_command_measures_what_a_script_has() -> None:
@@ -405,9 +406,9 @@ def test_the_command_measures_what_a_script_has() -> None:
     ],
 )
 def test_a_broken_script_gets_its_traceback_and_a_line(arguments: Any, status: int, words: list[str]) -> None:
-    done = run(*arguments, "--seconds", 1)
-    assert done.returncode == status and all(word in done.stderr for word in words), done.stderr
-    assert done.stderr.count("Traceback") == ("broken" in str(arguments)) and "packer/cli" not in done.stderr
+    done = CliRunner().invoke(cli, ["diagnose", *map(str, arguments), "--seconds", "1"])
+    assert done.exit_code == status and all(word in done.output for word in words), done.output
+    assert done.output.count("Traceback") == ("broken" in str(arguments)) and "packer/cli" not in done.output
 
 
 def test_a_set_is_measured_with_our_loader(tree: Path) -> None:

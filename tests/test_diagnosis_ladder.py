@@ -34,7 +34,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(time, "perf_counter", lambda: made.now)
     monkeypatch.setattr(time, "sleep", made.wait)
-    monkeypatch.setattr("packer.tools.diagnose.ladder.cpu_times", lambda: (0.0, 0.0))
+    monkeypatch.setattr("packer.tools.diagnose.ladder._cpu_times", lambda: (0.0, 0.0))
     return made
 
 
@@ -252,6 +252,6 @@ def with_error(error: float) -> Quiet:
 def test_notes_are_said_where_they_apply(
     result: Diagnosis, pipeline: Pipeline, sizes: list[int], replayed: list[int], note: str, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("packer.tools.diagnose.ladder.cpu_cache_bytes", lambda: 32 << 20)
+    monkeypatch.setattr("packer.tools.diagnose.ladder._cpu_cache_bytes", lambda: 32 << 20)
     notes = list(caveats(result, pipeline, None, result.step, sizes, replayed))
     assert len(notes) == bool(note) and note in "".join(notes), notes

@@ -16,6 +16,7 @@ import pytest
 from conftest import make_jpeg, tree_of
 from remote_suite import address  # noqa: F401
 from set_cases import content, pack_tree, unlisted, wrong
+from suites.programs import run_packer
 
 import packer
 import readers
@@ -103,15 +104,38 @@ def test_the_examples_of_a_readme_run(
 HOSTILE = ["a\nb", "c\\d", "`x`|", "e\u2028f", "<!-- packer end -->", " ", "\x1b]0;x\x07g\u202e"]
 
 
+def test_sums_after_the_fact(tree: Path, tmp_path: Path) -> None:
+    """As packing writes them; not of a set that is damaged, and not over a file of somebody else."""
+    root = tmp_path / "set"
+    for checksums in (True, False):
+        shards = packer.Shards(samples=20, checksums=checksums)
+        packer.convert(tree, "hdf5", root, shards=shards, run=packer.Run(workers=1), overwrite=True)
+        if checksums:
+            expected = (root / "SHA256SUMS").read_text().splitlines()
+    assert not (root / "SHA256SUMS").exists()
+    (root / "SHA256SUMS").write_text("mine")
+    with pytest.raises(readers.OutputError, match="is in the way, and packer did not write it"):
+        packer.verify(root, sums=True)
+    assert (root / "SHA256SUMS").read_text() == "mine"
+    (root / "SHA256SUMS").unlink()
+    assert run_packer("verify", root, "--sums").stdout.endswith("; SHA256SUMS is written\n")
+    found = (root / "SHA256SUMS").read_text().splitlines()
+    assert [line for line in found if line not in expected] == [line for line in found if "  dataset.json" in line]
+    assert sha256sum(root).returncode == 0 and not packer.convert(tree, "hdf5", root, shards=shards).shards_resumed
+    shard = next(root.glob("*.h5"))
+    shard.write_bytes(shard.read_bytes()[:-1] + b"x")
+    assert not packer.verify(root, sums=True).sums and (root / "SHA256SUMS").read_text().splitlines() == found
+
+
 def test_hostile_names_stay_one_a_line_and_inside_their_quotes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     samples = [{"image": make_jpeg(i), "label": i} for i in range(len(HOSTILE))]
     root = tmp_path / "set"
-    packer.convert(iter(samples), "tar", root, classes=HOSTILE)
+    packer.convert(iter(samples), "tar", root, classes=HOSTILE, shards=packer.Shards(checksums=True))
     lines = (root / "classes.txt").read_text(encoding="utf-8").splitlines()
     assert lines == ["a\\nb", "c\\\\d", "`x`|", "e\\u2028f", "<!-- packer end -->", " ", "\\x1b]0;x\\x07g\\u202e"]
     shard = "x\n```y\\ <!-- packer end -->.tar"
     (tmp_path / shard).write_bytes((root / "train-000000.tar").read_bytes())
-    adopted = packer.index([tmp_path / shard], tmp_path / "out", workers=1).output
+    adopted = packer.index([tmp_path / shard], tmp_path / "out", checksums=True, workers=1).output
     assert sha256sum(adopted).returncode == 0, sha256sum(adopted)
     assert wrong(adopted) == []
     monkeypatch.chdir(root)
@@ -133,7 +157,7 @@ def test_without_checksums_there_are_none_and_changes_add_none(one: Path, tmp_pa
         assert "".join(shard.sha256 for shard in shards) == "" or place.name == "both"
     packer.append(one, root, run=packer.Run(workers=1))
     assert not (one / "SHA256SUMS").exists(), "shards whose checksum is unknown"
-    with packer.writer(tmp_path / "written", to="hdf5", shards=packer.Shards(checksums=False)) as out:
+    with packer.writer(tmp_path / "written", to="hdf5", shards=packer.Shards()) as out:
         out.write("a", image=make_jpeg(1))
     assert {path.name for path in (tmp_path / "written").iterdir()} & {*DOCUMENTS} == {"README.md"}
 
@@ -181,7 +205,8 @@ def test_what_people_write_into_a_readme_stays(one: Path, tmp_path: Path) -> Non
     changed = (one / "README.md").read_text()
     assert changed.startswith("# Photos of Ada\n\n<!--") and changed.endswith("\nLicence: CC0\n")
     assert "This set was changed after it was packed" in changed and changed.count(BEGIN) == 1
-    packer.convert(tmp_path / "set-images", "hdf5", one, run=packer.Run(workers=1), overwrite=True)
+    shards, run = packer.Shards(checksums=True), packer.Run(workers=1)
+    packer.convert(tmp_path / "set-images", "hdf5", one, shards=shards, run=run, overwrite=True)
     replaced = (one / "README.md").read_text()
     assert replaced.startswith("# Photos of Ada\n\n") and "h5py" in replaced and "Licence" in replaced
     (one / "README.md").write_text("mine alone")
@@ -210,12 +235,13 @@ def test_overwriting_and_starting_over_leave_no_old_document(tmp_path: Path) -> 
     first = tree_of(tmp_path / "first", {"a/1.jpg": make_jpeg(1), "b/2.jpg": make_jpeg(2)})
     second = tree_of(tmp_path / "second", {"c/1.jpg": make_jpeg(3)})
     out = tmp_path / "out"
+    options: dict[str, Any] = {"shards": packer.Shards(checksums=True), "run": packer.Run(workers=1), "overwrite": True}
     crashed, step = True, 5
     while crashed:
-        crashed = crashes_at(step, lambda: packer.convert(first, "tar", out, run=packer.Run(workers=1), overwrite=True))
+        crashed = crashes_at(step, lambda: packer.convert(first, "tar", out, **options))
         if (out / "dataset.json").exists():
             assert wrong(out) == [] and sha256sum(out).returncode == 0
-        packer.convert(second, "tar", out, run=packer.Run(workers=1), overwrite=True)
+        packer.convert(second, "tar", out, **options)
         assert not unlisted(out) and (out / "classes.txt").read_text() == "c\n", step
         step += 9
     assert step > 30
@@ -267,7 +293,7 @@ def test_datasets_reads_our_tars_and_extracted_trees(one: Path, tmp_path: Path) 
     assert sorted(tree["train"]["label"]) == [0, 0, 0, 1, 1, 1] and len(tree["validation"]) == 2
 
 
-def test_dataset_json_of_an_earlier_version_gets_them_by_a_rebuilt_index(one: Path) -> None:
+def test_dataset_json_of_an_earlier_version_gets_them_by_verify(one: Path) -> None:
     info = json.loads((one / "dataset.json").read_text())
     del info["documents"]
     for split in info["splits"].values():
@@ -279,6 +305,7 @@ def test_dataset_json_of_an_earlier_version_gets_them_by_a_rebuilt_index(one: Pa
     packer.prune(one)
     assert not (one / "README.md").exists(), "a set that was not changed"
     packer.index([one], workers=1)
+    assert packer.verify(one, sums=True).sums
     assert not unlisted(one) and wrong(one) == []
     before = {path.name: hashlib.sha256(path.read_bytes()).digest() for path in one.iterdir() if path.is_file()}
     packer.index([one], workers=1)

@@ -17,7 +17,7 @@ from suites.containers import record as framed
 from cache.errors import NotFlatError
 from packer.formats import format_of_file
 from packer.formats.base import Located, LocateOptions, PackedSample, ShardSpec
-from packer.formats.example import masked_crc
+from packer.formats.tfrecord import masked_crc
 from packer.testing.formats import (
     GIB,
     IMAGE,

@@ -21,7 +21,7 @@ import packer
 import readers
 from cache.errors import BadSampleError, SourceError
 from packer.sources.huggingface import HuggingFaceSource
-from packer.testing.sources import Found, SourceSuite, found, read_damaged
+from packer.testing.sources import Found, SourceSuite, found
 
 PICTURES = [make_jpeg(number, (16 + 4 * number, 24)) for number in range(9)]
 CLASSES = ("cat", "dog", "emu")
@@ -277,12 +277,6 @@ def test_rows_are_read_in_their_order(tmp_path: Path) -> None:
             shards=packer.Shards(shuffle=1),
             run=packer.Run(workers=1),
         )
-
-
-@pytest.mark.faults
-def test_bytes_that_flip(tmp_path: Path) -> None:
-    path = one_file(tmp_path)
-    read_damaged(path, [path], 2000)
 
 
 # --- by the library itself ----------------------------------------------------------------------------------------

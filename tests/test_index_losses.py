@@ -194,7 +194,8 @@ def test_an_error_in_the_middle_leaves_the_set_whole(packed: Path, monkeypatch: 
 
 
 def test_a_crash_at_every_step_leaves_the_old_index_or_the_new_one(tree: Path, tmp_path: Path) -> None:
-    old = packer.convert(tree / "train", to="tfrecord", output=tmp_path / "old", run=packer.Run(workers=1)).output
+    shards, run = packer.Shards(checksums=True), packer.Run(workers=1)
+    old = packer.convert(tree / "train", "tfrecord", tmp_path / "old", shards=shards, run=run).output
     before, out = files_of(old), tmp_path / "out"
     outcomes: dict[str, int] = {}
     for step in range(1, 300, 3):

@@ -351,7 +351,7 @@ def test_no_import_cycles() -> None:
     "module",
     [
         "cache",
-        "cache.staging",
+        "cache.staging.session",
         "cache.remote",
         "readers",
         "readers.augment",

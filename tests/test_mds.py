@@ -20,7 +20,7 @@ from PIL import Image
 
 import packer
 from cache.errors import BadSampleError, SourceError
-from packer.testing.sources import Found, SourceSuite, found, read_damaged
+from packer.testing.sources import Found, SourceSuite, found
 from readers.fields import decode_field
 
 PICTURES = [make_jpeg(number, (16 + 4 * number, 24)) for number in range(9)]
@@ -90,6 +90,8 @@ def sample(number: int) -> bytes:
 @pytest.mark.parametrize("compression", [None, *PACK], ids=lambda how: str(how).partition(":")[0])
 class TestMds(SourceSuite):
     """Two splits, of two shards and one."""
+
+    damages = 300
 
     @pytest.fixture
     def root(self, tmp_path: Path, compression: str | None) -> Path:
@@ -261,10 +263,3 @@ def test_a_set_of_the_package_itself(tmp_path: Path, compression: str | None) ->
         assert (label, (caption or b"").decode()) == (its["label"], its["caption"])
         assert image == PICTURES[number] and np.array_equal(decode_field("array", vector or b""), its["vector"])
         assert np.array_equal(np.asarray(Image.open(io.BytesIO(more or b""))), np.asarray(its["pixels"]))
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize("compression", [None, "zstd:7"])
-def test_bytes_that_change(tmp_path: Path, compression: str | None) -> None:
-    root = write_mds(tmp_path / "set", [[sample(0), sample(1)]], compression=compression)
-    read_damaged(root, sorted(root.iterdir()), 1000)

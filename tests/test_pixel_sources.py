@@ -9,7 +9,6 @@ import os
 import pickle
 import struct
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from PIL import Image
 
 import packer
 from cache.errors import SourceError
-from packer.testing.sources import Found, SourceSuite, found, read_damaged
+from packer.testing.sources import Found, SourceSuite, found
 
 RANDOM = np.random.default_rng(5)
 NAMES_10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -166,6 +165,8 @@ def as_python_2(record: dict[str, Any], protocol: int) -> bytes:
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 class TestCifarForPython(OfPixels):
+    damages = 200
+
     @pytest.fixture
     def pixels(self) -> dict[str, tuple[np.ndarray, list[int]]]:
         (images, labels), (tests, test_labels) = CIFAR["train"], CIFAR["test"]
@@ -315,6 +316,8 @@ def mnist(root: Path, suffix: str = "", prefix: str = "", name: str = "{}-{}-idx
     ids=["plain", "gz", "torchvision", "dots"],
 )
 class TestMnist(OfPixels):
+    damages = 200
+
     @pytest.fixture
     def pixels(self) -> dict[str, tuple[np.ndarray, list[int]]]:
         return MNIST
@@ -399,6 +402,8 @@ SHAPES = {
     [("last", "folder"), ("first", "npz"), ("grey", "compressed"), ("one", "compressed"), ("alpha", "npz")],
 )
 class TestArrays(OfPixels):
+    damages = 200
+
     @pytest.fixture
     def pixels(self, shape: str) -> dict[str, tuple[np.ndarray, list[int]]]:
         seen = {"first": lambda images: images, "one": SHAPES["grey"]}.get(shape, SHAPES[shape])
@@ -507,19 +512,3 @@ def test_a_file_that_changes(tmp_path: Path) -> None:
     (root / "data_batch_1.bin").write_bytes(records(*CIFAR["test"]))
     with pytest.raises(SourceError, match="has changed since it was listed"), source.open():
         pass
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize(
-    "make", [cifar_py, mnist, lambda root: mnist(root, ".gz"), arrays_in], ids=["pickle", "idx", "gz", "npy"]
-)
-def test_bytes_that_change(tmp_path: Path, make: Callable[[Path], Path]) -> None:
-    root = make(tmp_path / "set")
-    read_damaged(root, sorted(root.iterdir()) if root.is_dir() else [root], 500)
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_bytes_of_a_zip_that_change(tmp_path: Path, save: Callable[..., None]) -> None:
-    save(tmp_path / "x.npz", images=drawn(3, 4, 5), labels=np.arange(3))
-    read_damaged(tmp_path / "x.npz", [tmp_path / "x.npz"], 500)

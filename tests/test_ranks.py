@@ -10,7 +10,7 @@ import pytest
 
 from cache.launchers import Launcher, by_names, job_name, register, registered, unregister
 from cache.node import Ranks, detect_ranks, rank_and_world_size
-from cache.staging import candidates
+from cache.staging.session import candidates
 from readers.order import NodeLocal
 from readers.torch import EpochSampler
 

@@ -117,13 +117,12 @@ def test_what_is_not_known_has_no_section() -> None:
     assert not sections and "The ladder" in page.text and "images/s" not in page.text
 
 
-@pytest.mark.parametrize("values", [[nan, inf, None], [0.0, 0.0, 0.0], [1e-12, 1e12, 5.0], [-1.0, 2.0, 3.0]])
+@pytest.mark.parametrize("values", [[nan, inf, None], [0.0, 0.0, 0.0], [1e-12, 1e300, 5.0], [-1.0, 2.0, 3.0]])
 def test_charts_draw_any_values(values: list[float | None]) -> None:
     cells = [None if value is None else value for value in values]
     drawn = [
         charts.bars(list("abc"), {"x": values}, low=values, high=values, unit="ms"),
-        charts.stacked_bars(list("abc"), {"x": values, "y": values}),
-        charts.lines([1, 2, 3], {"x": values}, x_label="x", y_label="y"),
+        charts.bars(list("abc"), {"x": values, "y": values}),
         charts.heat_map(list("ab"), [0, 1, 2], [cells, cells], marks=[charts.Mark(1, "m")]),
     ]
     for chart in drawn:
@@ -134,7 +133,7 @@ def test_charts_draw_any_values(values: list[float | None]) -> None:
 
 def test_a_chart_as_a_file_has_its_legend_and_its_colours() -> None:
     names = ["<b>training</b>", "loading " * 9, "x" * 50, "the rest"]
-    bars = charts.stacked_bars(["a"], {name: [1.0] for name in names})
+    bars = charts.bars(["a"], {name: [1.0] for name in names})
     root = ElementTree.fromstring(svg_image(bars))
     texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert "<b>training</b>" in texts and "the rest" in texts
@@ -162,9 +161,6 @@ def test_charts_show_their_values_and_names() -> None:
     chart = charts.bars(["read", "decode"], two, unit="ms", strong=[1], line=(0.7, "the step"))
     assert {"read", "decode", "1.00 ms", "0.50 ms", "–", "the step"} <= set(drawn(chart))
     assert {"added", "if free"} <= set(drawn(chart)) and "read: added 1.00 ms, if free 0.500 ms" in chart.alt
-    assert {"9.00 s", "1.00 s"} <= set(drawn(charts.stacked_bars(["a", "b"], {"x": [4, 1], "y": [5, None]}, unit="s")))
-    chart = charts.lines([16, 32, 64], {"a": [1, None, 3]}, x_label="batch", y_label="images/s", log_x=True)
-    assert {"16", "32", "64", "batch", "images/s"} <= set(drawn(chart))
     chart = charts.heat_map(
         ["CPU 0"], [0.0, 1.0], [[0.5, None]], marks=[charts.Mark(1.0, "read"), charts.Mark(1.1, "decode")]
     )
@@ -182,19 +178,6 @@ def test_charts_show_their_values_and_names() -> None:
 def test_charts_refuse_values_that_do_not_match(draw: Any) -> None:
     with pytest.raises(ValueError, match="values"):
         draw()
-
-
-@pytest.mark.parametrize("values", [[], [0.0], [None], [inf], [-1.0], [1e300], [1e-300]], ids=str)
-def test_charts_of_little_are_drawn(values: list[float | None]) -> None:
-    names = [f"row {i}" for i in range(len(values))]
-    assert drawn(charts.bars(names, {"": values})) is not None
-    assert drawn(charts.stacked_bars(names, {"a": values})) is not None
-    assert drawn(charts.lines(range(len(values)), {"a": values}, x_label="x", y_label="y")) is not None
-
-
-def test_labels_that_fit_are_not_cut() -> None:
-    names = ["step", "augment", "storage", "transform 12"]
-    assert all(f">{name}<" in charts.bars(names, {"x": [1.0, 2.0, 3.0, 4.0]}).wide for name in names)
 
 
 def test_rows_have_a_cell_for_each_heading() -> None:

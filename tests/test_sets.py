@@ -231,7 +231,7 @@ def test_a_conversion_into_a_changed_set_is_not_done_already(one: Path, tmp_path
         packer.convert(tree, "tar", out, run=packer.Run(workers=1))
     assert packer.convert(tree, "tar", out, run=packer.Run(workers=1), overwrite=True).samples == 2
     names = {path.name for path in out.iterdir()}
-    assert names == {"dataset.json", *DOCUMENTS, "train-000000.tar", "train.index"}
+    assert names == {"dataset.json", "README.md", "classes.txt", "train-000000.tar", "train.index"}
 
 
 # --- what cannot be one set ------------------------------------------------------------------------------------------
@@ -626,7 +626,7 @@ def test_keys_that_are_one_file_name_are_named_before_anything_is_extracted(tmp_
 def test_a_number_is_not_taken_for_the_place_of_another_class(
     tmp_path: Path, classes: tuple[str, ...], labels: dict[str, Any], message: str
 ) -> None:
-    from packer.sets.unify import LabelChange
+    from packer.sets.pieces import LabelChange
 
     root = written(tmp_path / "set", ("0", "1", "2"), classes)
     with pytest.raises(readers.SourceError, match=message):
@@ -634,7 +634,7 @@ def test_a_number_is_not_taken_for_the_place_of_another_class(
 
 
 def test_numbers_are_labels_where_that_is_clear(tmp_path: Path) -> None:
-    from packer.sets.unify import LabelChange
+    from packer.sets.pieces import LabelChange
 
     for name, classes, labels, expected in (
         ("a", ("cat", "dog"), {"0": "1", "1": "-1"}, [1, -1, 0]),

@@ -16,7 +16,7 @@ from suites.staging import Notes, assert_whole, refused, result, size_of, start
 import packer
 import readers
 from cache.filesystem import filesystem_type, free_space, is_local
-from cache.staging import candidates
+from cache.staging.session import candidates
 
 
 def stage_command(*arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:

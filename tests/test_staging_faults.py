@@ -33,8 +33,8 @@ from suites.staging import (
 
 import readers
 from cache.errors import StagingSourceError
-from cache.staging import FolderSource, StagedFile, work_off
-from cache.staging.session import Pace, transfer
+from cache.staging.session import Pace, transfer, work_off
+from cache.staging.sources import FolderSource, StagedFile
 from packer.testing.children import crashes_at
 
 

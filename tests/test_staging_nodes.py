@@ -17,7 +17,7 @@ from suites.staging import DEADLINE, SCRIPT, SLOWLY, assert_whole, copy_of, lead
 
 import packer
 import readers
-from readers.staging import Portion, set_files
+from readers.staging import StageOptions, set_files
 
 NODES, RANKS = 3, 2
 # Ranks of one node, started in its namespace; prints what they staged and read, and the shards on the node, as JSON.
@@ -72,12 +72,12 @@ def test_each_node_stages_once(source: Path, tmp_path: Path, part: str | None) -
         said.append(json.loads(out))
     files = set_files(source)
     for node, one in enumerate(said):
-        portion = Portion(None, (node, NODES) if part else None)
-        expected = {file.path: file.bytes for file in files.shards(portion)}
+        options = StageOptions(part=(node, NODES) if part else None)
+        expected = {file.path: file.bytes for file in files.shards(options)}
         assert one["shards"] == expected
         assert sorted(rank["copied"] > 0 for rank in one["staged"]) == [False] * (RANKS - 1) + [True]
         moved = sum(rank["copied_bytes"] for rank in one["staged"])
-        assert moved == sum(expected.values()) + sum(f.bytes for f in [*files.index(portion), files.head])
+        assert moved == sum(expected.values()) + sum(f.bytes for f in [*files.index(options), files.head])
         assert one["read"] == [said[0]["read"][0]] * RANKS and len(one["read"][0]) == 36
     assert len({rank["path"] for one in said for rank in one["staged"]}) == 1
     assert list(tmp_path.iterdir()) == []  # it was only in their namespaces

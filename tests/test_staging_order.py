@@ -17,7 +17,8 @@ from suites.staging import SLOWLY, assert_whole, copy_of, refused, staged, start
 
 import readers
 from cache.locks import FlockFile
-from cache.staging import StagedFile, session
+from cache.staging import session
+from cache.staging.sources import StagedFile
 from cache.stores.copied import CopyStats
 from readers import Ranks
 from readers.augment import Resize

@@ -16,7 +16,7 @@ from suites.staging import SLOWLY, assert_whole, size_of, staged, start, wait_fo
 import readers
 from readers.opening.packed import open_copied
 from readers.order import NodeLocal
-from readers.staging import Portion, set_files
+from readers.staging import StageOptions, set_files
 
 
 @pytest.fixture(scope="module")
@@ -62,11 +62,11 @@ def test_a_nodes_share_is_that_of_the_node_local_order(source: Path, nodes: int)
     column = reader.table.column("shard")
     seen: set[str] = set()
     for node in range(nodes):
-        staged = [file.path for file in files.shards(Portion(("train",), (node, nodes)))]
+        staged = [file.path for file in files.shards(StageOptions(splits=("train",), part=(node, nodes)))]
         part = NodeLocal(len(reader), nodes=nodes).local_part(node)
         needed = {reader.split_info.shards[number].path for number in np.unique(column[part.start : part.stop])}
         assert set(staged) == needed and len(staged) == len(needed)
-        once = [file.path for file in files.shards(Portion(("train",), (node, nodes), overlap=False))]
+        once = [file.path for file in files.shards(StageOptions(splits=("train",), part=(node, nodes), overlap=False))]
         assert set(once) == needed - seen and len(once) == len(needed - seen)
         seen |= needed
     assert seen == {shard.path for shard in reader.split_info.shards}

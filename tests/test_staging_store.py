@@ -17,8 +17,7 @@ import packer
 import readers
 from cache.errors import StagingError as NodeError
 from cache.locks import FlockFile, is_locked
-from cache.staging import FolderSource, Manifest, StagedFile
-from cache.staging.sources import inside
+from cache.staging.sources import FolderSource, Manifest, StagedFile, inside
 
 
 @pytest.fixture(scope="module")

@@ -163,7 +163,7 @@ def counted(name):
     setattr(Folder, name, call)
 for name in ("rename", "write", "sync"):
     counted(name)
-with packer.writer(sys.argv[1], "tar", samples_per_shard=2, overwrite=True) as out:
+with packer.writer(sys.argv[1], "tar", shards=packer.Shards(samples=2), overwrite=True) as out:
     for i in range(5):
         out.write(str(i), image=open(sys.argv[3], "rb").read())
 print("done")
@@ -419,7 +419,7 @@ import os, sys
 import packer
 from cache.errors import OutputError
 jpeg = open({str(tmp_path / "a.jpg")!r}, "rb").read()
-with packer.writer({str(tmp_path / "set")!r}, "tar", samples_per_shard=2) as out:
+with packer.writer({str(tmp_path / "set")!r}, "tar", shards=packer.Shards(samples=2)) as out:
     for i in range(5):
         out.write(str(i), image=jpeg, label=i)
     if not os.fork():

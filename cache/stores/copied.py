@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from cache.errors import DamagedSampleError, StaleIndexError
 from cache.locks import call_after_fork
-from cache.staging import Arrivals
+from cache.staging.session import Arrivals
 from cache.stores.base import Buffer, Extents, Int64s, Store, StoreOver, location, put
 from cache.stores.files import Files
 

@@ -127,7 +127,7 @@ def _converted(result: ConvertResult) -> list[str]:
 @click.option("--task", callback=flags.parsed(flags.one_of_many), metavar="I/N",
               help="Pack share I of N only, I from 0, as a task of an array job. When all are "
               "done,  packer commit OUTPUT  makes the set.")  # fmt: skip
-@flags.no_checksums_option
+@flags.checksums_option
 @click.option("--overwrite", is_flag=True, help="Replace the set, or unfinished conversion, in the output directory.")
 @click.option("--dry-run", is_flag=True, help="List and plan only, and measure what it will take.")
 @flags.reports(_converted)
@@ -194,7 +194,7 @@ def _indexed(result: IndexResult) -> Iterator[str]:
 @flags.file_list_option("--classes", "Text file of class names, one a line.")
 @click.option("--accept-loss", is_flag=True, help="Continue although shards are missing, or the existing set would "
               "lose samples, splits, classes or fields.")  # fmt: skip
-@flags.no_checksums_option
+@flags.checksums_option
 @flags.workers_option
 @flags.engine_options
 @flags.reports(_indexed)

@@ -14,12 +14,14 @@ import click
 
 import readers
 from packer.cli import flags
-from packer.cli.monitor import DiagnoseOrCompare, compare_option, report_option, written_file
+from packer.cli.monitor import report_option, written_file
 from packer.cli.screen import watcher, width
 from packer.tools.diagnose import Diagnosis, diagnose
 from packer.tools.diagnose.ladder import advice_lines, diagnosis_lines, verdict_lines
+from packer.tools.monitor.record import compare as compare_records
+from packer.tools.monitor.record import comparison_lines, load
 from packer.tools.report import write_page
-from packer.tools.report.pages import command_line, diagnosis_page
+from packer.tools.report.pages import command_line, comparison_page, diagnosis_page
 from readers.trace import Trace
 
 __all__ = []
@@ -115,8 +117,12 @@ def _public(module: ModuleType) -> list[str]:
     return [name for name, value in vars(module).items() if not name.startswith("_") and not hasattr(value, "__path__")]
 
 
-@click.command("diagnose", cls=DiagnoseOrCompare)
-@click.argument("loader", type=Named(or_set=True), metavar="FILE.py:NAME|SET")
+_RECORD = click.Path(exists=True, dir_okay=False, path_type=Path)
+_OF_SET = ("split", "batch_size", "image_size", "threads")
+
+
+@click.command("diagnose")
+@click.argument("loader", type=Named(or_set=True), metavar="FILE.py:NAME|SET", required=False)
 @click.option("--step", type=Named(), metavar="FILE.py:NAME", help="Function of a batch: the training step.")
 @click.option(
     "--simulate-step", type=flags.Duration(), metavar="TIME", help="Wait for so long in place of a step, as 20ms."
@@ -132,13 +138,15 @@ def _public(module: ModuleType) -> list[str]:
               "for each CPU.")  # fmt: skip
 @report_option("Write a report with charts, in one file.")
 @written_file("--trace", "Write a trace for Perfetto (ui.perfetto.dev): lines, waits, copies, steps, threads.")
-@compare_option
+@click.option("--compare", nargs=2, type=_RECORD, metavar="FILE FILE", help="Instead: compare two runs, each a record "
+              "of packer monitor or the JSON of a diagnosis.")  # fmt: skip
 @flags.json_option
 def command(
-    loader: tuple[Path, str] | str,
+    loader: tuple[Path, str] | str | None,
     step: tuple[Path, str] | None,
     html: Path | None,
     trace: Path | None,
+    compare: tuple[Path, Path] | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -151,16 +159,32 @@ def command(
 
     Importing FILE.py runs what is at its top level; keep the training itself under `if __name__ == "__main__"`.
     """
+    if compare is not None:
+        if loader or step or trace or any(options[name] for name in ("simulate_step", "device", *_OF_SET)):
+            raise click.UsageError("--compare FILE FILE is alone, or with --html and --json")
+        _compare(compare, html, as_json)
+        return
+    if loader is None:
+        raise click.MissingParameter(param_hint="'FILE.py:NAME|SET'", param_type="argument")
     what = loader if isinstance(loader, str) else f"{loader[0].name}:{loader[1]}"
     if (step is None) == (options["simulate_step"] is None):
         raise click.UsageError("give either --step FILE.py:NAME or --simulate-step TIME")
     recorded = None if trace is None else Trace("packer diagnose")
-    scripts = [named[0] for named in (loader, step) if isinstance(named, tuple)]
     try:
-        result = _measure(loader, step, as_json, recorded, options)
+        of_set = {name: value for name in _OF_SET if (value := options.pop(name)) is not None}
+        if isinstance(loader, str):
+            made = _image_loader(loader, options["device"], **of_set)
+        else:
+            made = find_loader(loader, of_set)
+        function = None if step is None else find_named(*step)
+        if step is not None and not callable(function):
+            kind = type(function).__name__
+            raise click.ClickException(f"{step[0]}: {step[1]}: expected a function of a batch, found {kind}")
+        result = diagnose(made, function, trace=recorded, watcher=watcher(as_json), **options)
     except (click.ClickException, click.Abort, click.exceptions.Exit):
         raise
     except Exception as error:
+        scripts = [named[0] for named in (loader, step) if isinstance(named, tuple)]
         if script := next((path for path in scripts if is_from(error, path)), None):
             raise failed(script, "failed while it was measured", error) from None
         raise
@@ -172,27 +196,11 @@ def command(
     flags.show_result(result, as_json, lambda: _lines(result, written))
 
 
-def _measure(
-    loader: tuple[Path, str] | str,
-    step: tuple[Path, str] | None,
-    as_json: bool,
-    trace: Trace | None,
-    options: dict[str, Any],
-) -> Diagnosis:
-    """The diagnosis."""
-    function = None if step is None else find_named(*step)
-    if step is not None and not callable(function):
-        found = type(function).__name__
-        raise click.ClickException(f"{step[0]}: {step[1]}: expected a function of a batch, found {found}")
-    of_set = {name: options[name] for name in ("split", "batch_size", "image_size", "threads") if options[name]}
-    usual: dict[str, Any] = {name: options[name] for name in ("device", "simulate_step", "seconds")}
-    usual["watcher"] = watcher(as_json)
-    if isinstance(loader, str):
-        reader = _open(loader, of_set.pop("split", None))
-        made: Any = _image_loader(reader, options["device"], **of_set)
-    else:
-        made = find_loader(loader, of_set)
-    return diagnose(made, function, trace=trace, **usual)
+def _compare(paths: tuple[Path, Path], html: Path | None, as_json: bool) -> None:
+    result = compare_records(*map(load, paths))
+    if html is not None:
+        write_page(html, comparison_page(result, (paths[0].name, paths[1].name)))
+    flags.show_result(result, as_json, lambda: comparison_lines(result, width()))
 
 
 def _lines(result: Diagnosis, written: list[str]) -> list[str]:
@@ -202,17 +210,13 @@ def _lines(result: Diagnosis, written: list[str]) -> list[str]:
     return [*verdict, "", *lines, *written, "", *verdict]
 
 
-def _open(dataset: str, split: str | None) -> readers.Reader:
-    """A packed set, or a folder of images as it is."""
-    packed = "://" in dataset or (Path(dataset) / "dataset.json").is_file()
-    return readers.open(dataset, split) if packed else readers.open_folder(dataset, split)
-
-
-def _image_loader(reader: readers.Reader, device: str | None, **options: int) -> Any:
-    """An `ImageLoader` over a reader, with the usual augmentation of a training."""
+def _image_loader(dataset: str, device: str | None, split: str | None = None, **options: int) -> Any:
+    """An `ImageLoader` over a packed set, or a folder of images as it is, with the usual augmentation of a training."""
     from readers.augment import RandomHorizontalFlip, RandomResizedCrop
     from readers.loader import ImageLoader
 
+    packed = "://" in dataset or (Path(dataset) / "dataset.json").is_file()
+    reader = readers.open(dataset, split) if packed else readers.open_folder(dataset, split)
     ops = [RandomResizedCrop(options.get("image_size", 224)), RandomHorizontalFlip()]
     batch_size = min(options.get("batch_size", 64), max(1, len(reader)))
     return ImageLoader(reader, batch_size, augment=ops, threads=options.get("threads"), device=device or "cpu")

@@ -24,12 +24,48 @@ from packer.sources.layouts import LAYOUTS
 from readers.layout import FieldName, SplitName
 
 __all__ = [
-    "SOURCE_OPTIONS", "SOURCE_SECTIONS", "Container", "Duration", "Emphasis", "Rate", "SectionedCommand", "SetPlace",
-    "Size", "count_option", "dry_run_option", "engine_options", "existing_file", "field_columns", "file_list_option",
-    "fractions_option", "group_option", "json_option", "keys_option", "label_offset_option", "new_split_option",
-    "no_checksums_option", "one_of_many", "pairs", "parsed", "part_option", "print_json", "reports", "seed_option",
-    "set_argument", "shard_size_option", "show", "show_result", "shuffle_option", "size_option", "source_options",
-    "split_list", "split_option", "stratify_option", "target_option", "threads_option", "where_option",
+    "SOURCE_OPTIONS",
+    "SOURCE_SECTIONS",
+    "Container",
+    "Duration",
+    "Emphasis",
+    "Rate",
+    "SectionedCommand",
+    "SetPlace",
+    "Size",
+    "checksums_option",
+    "count_option",
+    "dry_run_option",
+    "engine_options",
+    "existing_file",
+    "field_columns",
+    "file_list_option",
+    "fractions_option",
+    "group_option",
+    "json_option",
+    "keys_option",
+    "label_offset_option",
+    "new_split_option",
+    "one_of_many",
+    "pairs",
+    "parsed",
+    "part_option",
+    "print_json",
+    "reports",
+    "seed_option",
+    "set_argument",
+    "shard_size_option",
+    "show",
+    "show_result",
+    "shuffle_option",
+    "size_option",
+    "source_options",
+    "split_list",
+    "split_option",
+    "stratify_option",
+    "target_option",
+    "threads_option",
+    "where_option",
     "workers_option",
 ]  # fmt: skip
 
@@ -270,8 +306,8 @@ shard_size_option = size_option("--shard-size", help="Size of a shard, as 1GiB. 
                                 "64 MiB to 1 GiB.")  # fmt: skip
 shuffle_option = click.option("--shuffle", type=click.IntRange(0, 2**32 - 1), metavar="SEED", help="Pack in this "
                               "random order.")  # fmt: skip
-no_checksums_option = click.option("--no-checksums", "checksums", is_flag=True, flag_value=False, default=True,
-                                   help="No SHA256SUMS.")  # fmt: skip
+checksums_option = click.option("--checksums/--no-checksums", help="Write SHA256SUMS, for  sha256sum -c ; later:  "
+                                "packer verify --sums .")  # fmt: skip
 dry_run_option = click.option("--dry-run", is_flag=True, help="Say what would be done, and write nothing.")
 where_option = click.option("--where", metavar="EXPRESSION", help="Samples for which this is true, as 'min_side >= 64 "
                             """and label in ("cat", 3)'.""")  # fmt: skip

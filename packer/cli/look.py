@@ -120,7 +120,8 @@ def _verified(result: VerifyResult) -> Iterator[str]:
     what = f"{plural(result.samples, 'sample')} in {plural(result.shards, 'shard')}, {human_bytes(result.shard_bytes)}"
     same = f", compared with {result.against}" if result.against else ""
     left = f" ({result.left_out:,} left out when it was packed)" if result.left_out else ""
-    yield f"{result.path}: {state}: {what}{same}{left}"
+    written = "; SHA256SUMS is written" if result.sums else ""
+    yield f"{result.path}: {state}: {what}{same}{left}{written}"
 
 
 @click.command("verify")
@@ -128,6 +129,7 @@ def _verified(result: VerifyResult) -> Iterator[str]:
 @click.option("--deep", is_flag=True, help="Also the checksum of each whole shard, the format's own checksums, and a "
               "full decode of every image.")  # fmt: skip
 @click.option("--against", type=flags.SetPlace(local=True), metavar="SOURCE", help="Compare with the original source.")
+@click.option("--sums", is_flag=True, help="Write SHA256SUMS, for  sha256sum -c , if the set is whole.")
 @flags.workers_option
 @flags.engine_options
 @flags.json_option

@@ -13,12 +13,12 @@ import click
 from packer.cli import flags
 from packer.cli.held import HeldSignals
 from packer.cli.screen import width
-from packer.tools.monitor import Sampler, load
-from packer.tools.monitor.record import compare, comparison_lines, read_usage, usage_lines
+from packer.tools.monitor import Sampler
+from packer.tools.monitor.record import read_usage, usage_lines
 from packer.tools.report import require_charts, write_page
-from packer.tools.report.pages import comparison_page, usage_page
+from packer.tools.report.pages import usage_page
 
-__all__ = ["DiagnoseOrCompare", "compare_option", "report_option", "written_file"]
+__all__ = ["report_option", "written_file"]
 
 
 # ------------------------------------------------------------------------------
@@ -45,40 +45,6 @@ def written_file(flag: str, help: str, check: Callable[[], object] = lambda: Non
 def report_option(help: str) -> Callable[[F], F]:
     """--html FILE, a report with charts."""
     return written_file("--html", f"{help} Needs the extra report.", require_charts)
-
-
-# ------------------------------------------------------------------------------
-# `packer diagnose --compare FILE FILE`: two records of utilisation side by side.
-
-
-_record = click.Path(exists=True, dir_okay=False, path_type=Path)
-compare_option = click.option(
-    "--compare", nargs=2, type=_record, expose_value=False, metavar="FILE FILE",
-    help="Instead: compare two runs, each a record of packer monitor or the JSON of a diagnosis.",
-)  # fmt: skip
-
-
-class DiagnoseOrCompare(click.Command):
-    """A command that with --compare is another one: it needs no loader and no step."""
-
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
-    ) -> click.Context:
-        if any(word.partition("=")[0] == "--compare" for word in args):
-            return compare_command.make_context(info_name, args, parent, **extra)
-        return super().make_context(info_name, args, parent, **extra)
-
-
-@click.command("diagnose")
-@click.option("--compare", "paths", nargs=2, type=_record, required=True, metavar="FILE FILE", help="The two records.")
-@report_option("Write a report with both heat maps, one over the other.")
-@flags.json_option
-def compare_command(paths: tuple[Path, Path], html: Path | None, as_json: bool) -> None:
-    """Compare two runs, each a record of `packer monitor`, of packer.monitor, or the JSON of a diagnosis."""
-    result = compare(*map(load, paths))
-    if html is not None:
-        write_page(html, comparison_page(result, (paths[0].name, paths[1].name)))
-    flags.show_result(result, as_json, lambda: comparison_lines(result, width()))
 
 
 _COLUMNS = 110

@@ -202,7 +202,8 @@ def _list(*texts: str) -> str:
 
 F = TypeVar("F", bound=Callable[..., Any])
 _PACKAGES = ("packer", "readers", "cache")
-_SHOWN = ("numpy", "h5py", "pillow", "simplejpeg", "crc32c", "zstandard", "click", "lazy_loader", "packaging")
+_SHOWN = ("numpy", "h5py", "pillow", "simplejpeg", "crc32c", "zstandard", "click", "lazy_loader", "packaging",
+          "psutil")  # fmt: skip
 _SHOWN_EXTRAS = ("torch", "obstore", "pyarrow")
 _log = logging.getLogger(__name__)
 

@@ -13,21 +13,13 @@ import numpy.typing as npt
 
 from cache.errors import BadSampleError, SourceError, UnknownNameError
 from cache.messages import quoted
+from packer.columns import header_values
 from packer.conversion.options import Choose
 from packer.sets.deal import as_groups, deal, deal_groups
 from packer.sources.base import SourceListing, SplitListing
-from readers.headers import ImageHeader, read_header
-from readers.table import NO_LABEL, Buffer
-from readers.where import (
-    NUMBERS,
-    Facts,
-    Texts,
-    Where,
-    complete_columns,
-    group_values,
-    json_columns,
-    parse_where,
-)
+from readers.headers import read_header
+from readers.table import NO_LABEL, Buffer, ImageInfo, Table
+from readers.where import NUMBERS, TableFacts, Where, complete_columns, group_values, json_columns, parse_where
 
 __all__ = ["SampleWhere", "choose", "select"]
 
@@ -76,7 +68,7 @@ def select(listing: SourceListing, text: str) -> SourceListing:
     )
 
 
-def listed_facts(listing: SourceListing) -> dict[str, Facts]:
+def listed_facts(listing: SourceListing) -> dict[str, TableFacts]:
     """What a listing says of the samples of each split."""
 
     @cache
@@ -91,7 +83,7 @@ def listed_facts(listing: SourceListing) -> dict[str, Facts]:
         return lambda names: columns(frozenset(names))[name]
 
     return {
-        name: Facts(part.keys, part.labels, listing.classes, name, columns_of(name))
+        name: _Facts(Table.of(part.keys, None, listing.classes, {}), None, name, part.labels, columns=columns_of(name))
         for name, part in listing.splits.items()
     }
 
@@ -100,57 +92,25 @@ def _payloads(part: SplitListing) -> Iterator[tuple[str, Buffer | None]]:
     return ((key, place[-1]) for some in part.slices() for key, place in zip(some.keys, some.places, strict=True))
 
 
-def _select(part: SplitListing, facts: Facts, wanted: Sequence[Where]) -> SplitListing:
+def _select(part: SplitListing, facts: TableFacts, wanted: Sequence[Where]) -> SplitListing:
     mask = np.ones(len(part), np.bool_)
     for where in wanted:
         mask &= where.mask(facts)
     return part if mask.all() else part.take(np.flatnonzero(mask))
 
 
-class _Read(Facts):
-    """What is known of one sample that has been read. payloads: by field."""
-
-    def __init__(
-        self,
-        listed: tuple[str, int, Sequence[str], str],
-        payloads: Mapping[str, Buffer | None],
-        image: ImageHeader | None,
-        seen: dict[str, None],
-    ) -> None:
-        key, label, classes, split = listed
-        super().__init__((key,), np.array([label]), classes, split, self._columns)
-        self._seen, self._payloads, self._image = seen, payloads, image
-
-    def texts(self, name: str) -> Texts:
-        if name == "medium":
-            return Texts(("" if self._image is None else self._image.media,))
-        return super().texts(name)
-
-    def numbers(self, name: str) -> npt.NDArray[Any]:
-        if name == "bytes":
-            payload = next(iter(self._payloads.values()))
-            return np.array([0 if payload is None else len(payload)])
-        if self._image is None:
-            return np.array([np.nan])
-        if name in ("orientation", "components"):
-            return np.array([getattr(self._image, name)])
-        height, width = self._image.upright_size
-        values = {"width": width, "height": height, "pixels": width * height, "aspect": width / height}
-        values |= {"min_side": min(width, height), "max_side": max(width, height)}
-        return np.array([values[name]])
+class _Facts(TableFacts):
+    """What expressions see before there is a set: of a listing, or of a sample that has been read."""
 
     def has(self, field: str) -> npt.NDArray[np.bool_]:
-        if field not in self._payloads:
-            raise UnknownNameError(f"no field {field!r}; there are {', '.join(self._payloads)}")
-        return np.array([self._payloads[field] is not None])
-
-    def _columns(self, names: Collection[str]) -> Mapping[str, Sequence[Any]]:
-        """Every column may be there in another sample."""
-        if "json" not in self._payloads:
-            return {}
-        found = json_columns([(self.keys[0], self._payloads["json"])], names)
-        self._seen.update(dict.fromkeys(name for name in found if name in names or len(self._seen) < _MOST_NAMES))
-        return {name: found.get(name, (None,)) for name in names}
+        if field not in self._table.fields:
+            names = ", ".join(self._table.fields)
+            raise UnknownNameError(
+                f"no field {field!r}; there are {names}"
+                if names
+                else f"the source has no field {field!r}, and its table no such column"
+            )
+        return super().has(field)
 
 
 class SampleWhere:
@@ -178,8 +138,19 @@ class SampleWhere:
             except BadSampleError:
                 return True  # the packer says what is wrong with it
         by_field = dict(zip(self._fields, payloads, strict=True))
-        facts = _Read((key, label, self._classes, self._split), by_field, header, self.seen)
-        return bool(self._where.mask(facts)[0])
+
+        def columns(names: Collection[str]) -> Mapping[str, Sequence[Any]]:
+            """Every column may be there in another sample."""
+            if "json" not in by_field:
+                return {}
+            read = json_columns([(key, by_field["json"])], names)
+            self.seen.update(dict.fromkeys(name for name in read if name in names or len(self.seen) < _MOST_NAMES))
+            return {name: read.get(name, (None,)) for name in names}
+
+        sizes = {name: [-1 if payload is None else len(payload)] for name, payload in by_field.items()}
+        table = Table.of((key,), (label,), self._classes, sizes)
+        info = ImageInfo(*(np.array([value]) for value in header_values(header)))
+        return bool(self._where.mask(_Facts(table, lambda: info, self._split, columns=columns))[0])
 
 
 def choose(listing: SourceListing, choice: Choose) -> SourceListing:

@@ -79,7 +79,7 @@ def commit(
 
 def _with_checksum(place: Folder, shard: ShardInfo, made: Mapping[str, Any]) -> ShardInfo:
     """A shard with its SHA-256, which one lacks that an earlier run has packed without checksums."""
-    if shard.sha256 or made.get("options", {}).get("checksums") is False:
+    if shard.sha256 or not made.get("options", {}).get("checksums"):
         return shard
     return replace(shard, sha256=file_sha256(place.path / shard.path))
 

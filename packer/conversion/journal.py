@@ -3,7 +3,7 @@
     lock              locked with flock by the running conversion, or shared by the tasks of one; the kernel releases it
                       when the process dies
     planning.lock     locked by the task that lists and plans for all of them
-    job.json          what `packer commit` must know of the conversion of tasks: see `packer.conversion.job`
+    job.json          what `packer commit` must know of the conversion of tasks: see `packer.conversion.saved`
     plan.json         fingerprint of listing and options; the names of the splits
     <shard>.….tmp     a shard being written, by a name of its own; removed when its conversion starts again
     <shard>           a whole shard, on the disk (fsync), renamed from .tmp
@@ -285,6 +285,8 @@ class Journal:
     @output_errors()
     def remove(self) -> None:
         """Remove the working folder after the conversion; the lock last, which keeps others from beginning."""
+        if self._removed:
+            return
         self._removed = True
         for name in self.work.names():
             if name != _LOCK:

@@ -44,7 +44,7 @@ ON_ERROR = ("raise", "skip", "quarantine")
 CHECKS = ("header", "decode")
 DECODES = ("RGB", "unchanged", "none")
 CODECS = ("keep", "jpeg", "png", "webp", "raw")
-_LATER: dict[str, Any] = {"where": None, "ops": [], "checksums": True}  # options that came later, and their defaults
+_LATER: dict[str, Any] = {"where": None, "ops": [], "checksums": False}  # options that came later, and their defaults
 
 
 def _one_of(name: str, value: Any, known: Sequence[str]) -> None:
@@ -182,7 +182,7 @@ class Shards:
     samples: of a shard, instead of a size.
     shuffle: seed of a random order.
     label_offset: added to labels in the shards.
-    checksums: write SHA256SUMS, for  sha256sum -c .
+    checksums: write SHA256SUMS, for  sha256sum -c ; `packer.verify(…, sums=True)` writes it later.
 
     Raises ValueError.
     """
@@ -191,7 +191,7 @@ class Shards:
     samples: int | None = None
     shuffle: int | None = None
     label_offset: int = 0
-    checksums: bool = True
+    checksums: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.size, str):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,13 +21,22 @@ from packer.conversion.ops import OpWork, one_thread
 from packer.conversion.options import ConvertOptions
 from packer.formats import format_named
 from packer.formats.base import Arena, PackedSample, ShardSpec
-from packer.sources.base import AheadReader, LabellingReader, Samples, Slice, Source, SourceReader, StrayReader
+from packer.sources.base import (
+    AheadReader,
+    LabellingReader,
+    Samples,
+    Slice,
+    Source,
+    SourceListing,
+    SourceReader,
+    StrayReader,
+)
 from packer.sources.contents import EMPTY, is_stray, reason_of
 from readers.headers import read_header
 from readers.layout import PIXELS, QUARANTINE_FOLDER, WORK_FOLDER, RelativePath, ShardInfo, shortened
 from readers.table import NO_LABEL, Buffer
 
-__all__ = ["Cancelled", "ShardPacker", "ShardTask", "disk_full", "pack_shard"]
+__all__ = ["Cancelled", "ShardPacker", "ShardTask", "check_room", "disk_full", "pack_shard"]
 
 _LARGE_BYTES = 4 << 20
 _MAX_BYTES = 1 << 31
@@ -58,6 +68,20 @@ class ShardTask:
     plan: str = ""
     where: str = ""
 
+    @classmethod
+    def of(
+        cls,
+        source: Source,
+        listing: SourceListing,
+        options: ConvertOptions,
+        out: Path,
+        shard: tuple[str, ShardSpec, Samples],
+        plan: str = "",
+    ) -> ShardTask:
+        """A shard, by its name, of a source with this listing."""
+        name, spec, samples = shard
+        return cls(source, spec, samples, options, listing.skip_strays, out, name, plan, listing.where)
+
     @property
     def title(self) -> str:
         """Its name in the log."""
@@ -88,6 +112,15 @@ def pack_shard(task: ShardTask, counter: Counter) -> PartMeta:
         if packer is not None:
             packer.abort()
         raise
+
+
+def check_room(out: Path, needed: int, options: ConvertOptions | None = None) -> None:
+    """Raise OutputError where the disk has less room than this; where images are re-encoded, sizes are unknowable."""
+    free = shutil.disk_usage(out).free
+    if needed > free and (options is None or options.images.encoding is None):
+        raise OutputError(
+            f"{out}: needs {needed:,} bytes, {free:,} are free there; make room, or choose another output"
+        )
 
 
 def disk_full(error: OSError, where: Path, kept: str) -> OutputError | None:

@@ -13,7 +13,7 @@ from typing import cast
 from cache.errors import FormatError, NotFlatError
 from cache.messages import quoted
 from packer.formats.base import Format, Window
-from packer.formats.example import starts_record
+from packer.formats.tfrecord import starts_record
 from packer.registry import HEAD_BYTES, Entry, Registry
 
 __all__ = [

@@ -66,11 +66,6 @@ __all__ = ["FORMAT"]
 # and reads the small tables in their groups and the images that are not flat.
 
 
-# What h5py raises over a damaged file depends on which byte is damaged; all of it means the same.
-_DAMAGED = (
-    *(ArithmeticError, AssertionError, AttributeError, BufferError, EOFError, LookupError, MemoryError),
-    *(OSError, RuntimeError, SystemError, TypeError, ValueError),
-)
 _MAX_RATIO = 1032  # of deflate, the best that bytes which are not all alike are packed
 _ALWAYS_FINE_BYTES = 64 << 20
 _MAX_VALUE_BYTES = 1 << 31
@@ -78,14 +73,15 @@ _MAX_VALUE_BYTES = 1 << 31
 
 @contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """Turn what h5py raises for the file at `path` into a FormatError that names it."""
+    """Turn what h5py raises for the file at `path` into a FormatError that names it: over a damaged file that depends
+    on which byte is damaged."""
     try:
         yield
     except PackerError:
         raise
     except MemoryError as error:
         raise FormatError(f"{path}: needs more memory than there is; it may claim more data than it holds") from error
-    except _DAMAGED as error:
+    except Exception as error:
         raise FormatError(
             f"{path}: HDF5 cannot read it, damaged or truncated: {error or type(error).__name__}"
         ) from error
@@ -215,17 +211,17 @@ class Hdf5Places:
 
     def __init__(self, file: Any, path: Path) -> None:
         self._file, self._path = file, path
-        self._data_sets: dict[str, Any] = {}
+        self._last: tuple[str, Any] = "", None
 
     def read(self, place: tuple[Any, ...]) -> bytes:
         layout, name, *where = place
         try:
+            if name != self._last[0]:
+                self._last = name, self._data_set(name)
+            data = self._last[1]
             if layout == "item":
-                value = np.asarray(self._data_set(name)[()])
+                value = np.asarray(data[()])
                 return png_of(value) if value.ndim == 3 else value.tobytes()
-            data = self._data_sets.get(name)
-            if data is None:
-                data = self._data_sets[name] = self._data_set(name)
             if layout == "ranges":
                 return bytes(data[where[0] : where[1]].tobytes())
             array = data[where[0]]
@@ -234,7 +230,7 @@ class Hdf5Places:
             return png_of(np.moveaxis(array, 0, -1) if layout == "pixels-first" else array)
         except PackerError:
             raise
-        except _DAMAGED as error:
+        except Exception as error:
             raise BadSampleError(f"cannot be read from {name}: {error or type(error).__name__}") from error
 
     def _data_set(self, name: str) -> Any:
@@ -857,45 +853,36 @@ def _describe(file: Any, path: Path) -> ShardSpec | None:
 
 def _locate_ours(file: Any, path: Path, spec: ShardSpec) -> Iterator[Located]:
     keys = read_strings(file["key"])
-    labels = read_column(file["label"], len(keys), path)
-    pixels = next((field for field, kind in spec.fields.items() if kind == PIXELS), "")
-    places = {field: file[field] for field in spec.fields if field != pixels}
-    ranges = {field: _field_ranges(group, field, len(keys), path) for field, group in places.items()}
-    names = {field: read_strings(group["name"]) for field, group in places.items() if "name" in group}
-    if pixels:
-        yield from _locate_pixels(file, path, spec, (pixels, keys, labels.tolist(), ranges, names))
-        return
+    labels = read_column(file["label"], len(keys), path).tolist()
+    ranges, names, shape = {}, {}, None
+    for field, kind in spec.fields.items():
+        if kind == PIXELS:
+            ranges[field], shape = _pixel_ranges(file[field], len(keys), path)
+            table = file.get(f"{field}_name")
+        else:
+            ranges[field] = _field_ranges(file[field], field, len(keys), path)
+            table = file[field].get("name")
+        if table is not None:
+            names[field] = read_strings(table)
     for i, key in enumerate(keys):
-        label = int(labels[i])
-        yield Located(
-            key,
-            label if label == NO_LABEL else label - spec.label_offset,
-            {field: (int(o[i]), int(n[i])) for field, (o, n) in ranges.items() if int(o[i]) != ABSENT},
-            {field: column[i] for field, column in names.items() if column[i]},
-        )
-
-
-def _locate_pixels(file: Any, path: Path, spec: ShardSpec, known: tuple[Any, ...]) -> Iterator[Located]:
-    """The samples of a shard with raw pixels. known: the name of their field, and what is known of the others."""
-    field, keys, labels, ranges, names = known
-    data = file[field]
-    if data.dtype != np.uint8 or data.ndim != 4 or data.shape[0] != len(keys) or data.shape[3] != 3:
-        raise FormatError(
-            f"{path}: /{field} is {data.dtype} {list(data.shape)}, expected uint8 [{len(keys)}, height, width, 3]"
-        )
-    start, (_, height, width, _) = flat_start(data, path, 4), data.shape
-    size = height * width * 3
-    table = f"{field}_name"
-    named = read_strings(file[table]) if table in file else [""] * len(keys)
-    for i, key in enumerate(keys):
-        others = {name: (int(o[i]), int(n[i])) for name, (o, n) in ranges.items() if int(o[i]) != ABSENT}
         yield Located(
             key,
             labels[i] if labels[i] == NO_LABEL else labels[i] - spec.label_offset,
-            {field: (start + i * size, size), **others},
-            {name: column[i] for name, column in {field: named, **names}.items() if column[i]},
-            pixels=(height, width),
+            {field: (int(o[i]), int(n[i])) for field, (o, n) in ranges.items() if int(o[i]) != ABSENT},
+            {field: column[i] for field, column in names.items() if column[i]},
+            pixels=shape,
         )
+
+
+def _pixel_ranges(data: Any, n: int, path: Path) -> tuple[tuple[Any, Any], tuple[int, int]]:
+    """Offsets and lengths of n raw images of one size, and (height, width)."""
+    if data.dtype != np.uint8 or data.ndim != 4 or data.shape[0] != n or data.shape[3] != 3:
+        raise FormatError(
+            f"{path}: {data.name} is {data.dtype} {list(data.shape)}, expected uint8 [{n}, height, width, 3]"
+        )
+    start, (_, height, width, _) = flat_start(data, path, 4), data.shape
+    size = height * width * 3
+    return (range(start, start + (n + 1) * size, size), [size] * n), (height, width)
 
 
 def _field_ranges(group: Any, field: str, n: int, path: Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:

@@ -36,14 +36,13 @@ from cache.errors import BadSampleError, DamagedSampleError, PackerError, Source
 from cache.files import Folder
 from cache.messages import Counter, Silent, Watcher, plural, quoted
 from packer.columns import PartMeta, ShardColumns, load_part, save_part
-from packer.conversion.pack import Cancelled, disk_full
+from packer.conversion.pack import Cancelled, check_room, disk_full
 from packer.documents import has_checksums
 from packer.formats import format_named, writable_formats
 from packer.formats.base import PackedSample, ShardSpec
 from packer.node import list_caches, staged_copies
 from packer.output import Result, output_errors
 from packer.sets.change import Change, files_of
-from packer.sets.packing import check_room
 from packer.sets.pieces import Piece, PieceColumns, shards_of_split
 from packer.sets.table import SetTable, operation, origin_of, table, without_values
 from packer.workers import Workers, run_shards

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,14 +17,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cache.errors import OutputError, SourceError
+from cache.errors import SourceError
 from cache.messages import Silent, Watcher, plural, quoted
 from packer import __version__
 from packer.columns import PartColumns, PartMeta, load_part
 from packer.conversion.choice import select
 from packer.conversion.ops import check_fields, check_ops, recorded_op
 from packer.conversion.options import ConvertOptions, Images, Reencode, Run, Shards, refuse_others, takes_old_names
-from packer.conversion.pack import ShardTask, pack_shard
+from packer.conversion.pack import ShardTask, check_room, pack_shard
 from packer.conversion.plan import Plan, check_listing, check_splits, make_plan
 from packer.conversion.result import refuse_unlike
 from packer.documents import has_checksums
@@ -33,17 +32,19 @@ from packer.formats import format_named, writable_formats
 from packer.formats.base import Arena
 from packer.output import local_output, output_errors
 from packer.sets.change import Change
-from packer.sets.pieces import Piece, PieceColumns, open_pieces
-from packer.sets.table import SaveResult, SetTable, Step, operation, origin_of, table, write_table
-from packer.sets.unify import (
+from packer.sets.pieces import (
+    Piece,
+    PieceColumns,
     check_alike,
     check_targets,
     decode_of,
+    open_pieces,
     renumbering,
     target_forms,
     unified_classes,
     unified_fields,
 )
+from packer.sets.table import SaveResult, SetTable, Step, operation, origin_of, table, write_table
 from packer.sources import Source, open_source
 from packer.sources.base import (
     ListingBuilder,
@@ -70,7 +71,6 @@ __all__ = [
     "NewShards",
     "add_field",
     "append",
-    "check_room",
     "extended_index",
     "options_like",
     "pack",
@@ -129,13 +129,6 @@ def recorded_options(root: Path, info: DatasetInfo, options: ConvertOptions) -> 
         ) from error
 
 
-def check_room(root: Path, needed: int) -> None:
-    """Raise OutputError where the disk of a set has less room than this."""
-    free = shutil.disk_usage(root).free
-    if needed > free:
-        raise OutputError(f"{root}: needs {needed:,} bytes, {free:,} are free there; make room")
-
-
 def pack(
     change: Change,
     source: Source,
@@ -164,18 +157,14 @@ def pack(
             if not any(map(change.place.kind, names)):
                 break
         shards += [shard._replace(name=name) for shard, name in zip(of_split, names, strict=True)]
-    if options.images.encoding is None:
-        check_room(change.root, plan.source_bytes)
+    check_room(change.root, plan.source_bytes, options)
     tasks = (
-        ShardTask(
-            source=source,
-            spec=plan.specs[shard.split],
-            samples=SomeSamples(listing.splits[shard.split], shard.indices),
-            options=options,
-            skip_strays=listing.skip_strays,
-            out=change.root,
-            shard=shard.name,
-            where=listing.where,
+        ShardTask.of(
+            source,
+            listing,
+            options,
+            change.root,
+            (shard.name, plan.specs[shard.split], SomeSamples(listing.splits[shard.split], shard.indices)),
         )
         for shard in shards
     )
@@ -284,8 +273,8 @@ def append(
     """Add the samples of a source to a packed set, in shards of their own; the shards that are there stay as they are.
 
     path: the set.
-    source: anything that `packer.convert` takes. The shards of a packed set that is like this one (`packer.sets.unify`)
-        are linked, and no byte of them is written.
+    source: anything that `packer.convert` takes. The shards of a packed set that is like this one
+        (`packer.sets.pieces`) are linked, and no byte of them is written.
     split: the only split to take, or the name for a source without splits.
     existing: samples whose key the split has already are an error ("raise"), or left out ("skip").
     shards: size or samples of the new shards.
@@ -362,10 +351,9 @@ def reshard(
     wanted = to or (info.format if info.format in writable_formats() else "")
     if not wanted:
         raise ValueError(f"{info.format} shards cannot be written; choose a format with to=FORMAT")
-    checksums = info.made.get("options", {}).get("checksums") is not False
     raw = Reencode("raw") if PIXELS in info.fields.values() and wanted == "hdf5" else None
     images, shuffle = Images(decode=decode_of(info), reencode=raw), shards.shuffle
-    options = ConvertOptions(wanted, images=images, shards=replace(shards, checksums=checksums))
+    options = ConvertOptions(wanted, images=images, shards=replace(shards, checksums=has_checksums(info)))
     source = PackedSource(root, raw=raw is not None)
     if dry_run:
         return _resharded(root, info, options, source.list(None), None)

@@ -7,6 +7,7 @@ own behind all others, so that, as in every index, samples are in the order of t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,12 +18,33 @@ import numpy as np
 import numpy.typing as npt
 
 import readers
+from cache.errors import SourceError, UnknownNameError
+from cache.messages import listed, quoted
+from packer.sources.tables import is_missing, open_table
+from readers.fields import decode_field
 from readers.layout import DatasetInfo, ShardInfo
 from readers.opening.packed import packed_columns
-from readers.table import ABSENT, COLUMNS, Strings, Table, column_names, decode_name, encode_name
+from readers.table import ABSENT, COLUMNS, NO_LABEL, Strings, Table, column_names, decode_name, encode_name
 from readers.where import TableFacts, json_columns, json_payloads
 
-__all__ = ["Piece", "PieceColumns", "SplitShards", "open_pieces", "shards_of_split"]
+__all__ = [
+    "LabelChange",
+    "Piece",
+    "PieceColumns",
+    "SplitShards",
+    "check_alike",
+    "check_targets",
+    "decode_of",
+    "labels_by_key",
+    "mapped_classes",
+    "open_pieces",
+    "read_labels",
+    "renumbering",
+    "shards_of_split",
+    "target_forms",
+    "unified_classes",
+    "unified_fields",
+]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -207,3 +229,249 @@ class PieceColumns:
             encode_name(decode_name(name, key), new)
             for name, key, new in zip(names, old, self._piece.keys, strict=True)
         )
+
+
+# What several sets must have in common to become one, and what is made one: fields, and classes by their names.
+#
+# dataset.json says once for all shards: format, label offset, what shards made elsewhere call things, and what readers
+# will decode the images to. Sets that differ there are refused, with the command that makes them alike. Fields are
+# those of all sets; a sample has those that its set has. Classes are those of all sets, by name: the first set's keep
+# their numbers, and new names come behind them.
+
+
+_TARGET = "target"
+
+
+def decode_of(*infos: DatasetInfo) -> str:
+    """What the images of sets that are alike were checked to decode to; "none" for shards made elsewhere."""
+    found = set()
+    for info in infos:
+        options = info.made.get("options")
+        known = options.get("decode") if isinstance(options, dict) else None
+        found.add(str(known or ("RGB" if "by" in info.made else "none")))
+    return "none" if "none" in found else found.pop()
+
+
+def check_alike(infos: Mapping[str, DatasetInfo]) -> None:
+    """Raise SourceError where sets (by their titles) cannot be one set."""
+    (first_title, first), *others = infos.items()
+    for title, info in others:
+        for what, one, other, remedy in (
+            ("the format", first.format, info.format, f"packer reshard {quoted(title)} --to {first.format} -o DIR"),
+            ("the label offset", first.label_offset, info.label_offset, f"packer reshard {quoted(title)} -o DIR"),
+            ("names in shards made elsewhere", first.adopted, info.adopted, f"packer reshard {quoted(title)} -o DIR"),
+            ("decode", decode_of(first), decode_of(info), "packer convert  with the same decode=… for both"),
+        ):
+            if one != other and not (what == "decode" and "none" in (one, other)):
+                raise SourceError(
+                    f"{first_title} and {title} cannot be one set: {what} is {_quoted(one)} in the first and "
+                    f"{_quoted(other)} in the second; make them alike with  {remedy}"
+                )
+
+
+def _quoted(value: Any) -> str:
+    return f"{value!r:.80}"
+
+
+def unified_fields(sets: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """The fields of all sets (by their titles), the image first. Raises SourceError where one has two kinds."""
+    fields: dict[str, str] = {}
+    for title, found in sets.items():
+        for name, kind in found.items():
+            if fields.setdefault(name, kind) != kind:
+                raise SourceError(
+                    f"{title}: the field {name} is of the kind {kind!r}, elsewhere of the kind {fields[name]!r}; pack "
+                    f"one of them under another name"
+                )
+    return {name: fields[name] for name in sorted(fields, key=lambda name: name != "image")}
+
+
+def unified_classes(sets: Sequence[tuple[str, Sequence[str], int]]) -> tuple[str, ...]:
+    """The names of the classes of all sets. sets: title, names, and the highest label, -1 for none.
+
+    Raises SourceError where labels have names in one set and none in another.
+    """
+    named = [title for title, classes, _ in sets if classes]
+    for title, classes, highest in sets:
+        if highest >= len(classes) and named:
+            other = next((name for name in named if name != title), title)
+            raise SourceError(
+                f"{title}: has the label {highest} and {len(classes)} names of classes, while {other} names its "
+                f"classes, so it is unknown which are the same; name them first:  "
+                f"packer relabel {quoted(title)} --classes FILE"
+            )
+    return tuple(dict.fromkeys(name for _, classes, _ in sets for name in classes))
+
+
+def target_forms(root: Path, info: DatasetInfo) -> dict[str, str]:
+    """Dtype and shape of the labels that are not class numbers, by field: those of a sample, as all are alike."""
+    found: dict[str, str] = {}
+    for split in info.splits if _TARGET in info.fields.values() else ():
+        with readers.open(root, split) as reader:
+            for name in [name for name, kind in reader.kinds.items() if kind == _TARGET and name not in found]:
+                first = next((i for i in range(len(reader)) if reader.has(i, name)), None)
+                if first is not None:
+                    value = decode_field(_TARGET, reader.read(first, name))
+                    found[name] = f"{value.dtype} {list(value.shape)}"
+    return found
+
+
+def check_targets(sets: Mapping[str, Mapping[str, str]]) -> None:
+    """Raise SourceError where labels of two sets (by their titles) that are not class numbers differ in their form."""
+    known: dict[str, tuple[str, str]] = {}
+    for title, forms in sets.items():
+        for name, form in forms.items():
+            expected, first = known.setdefault(name, (form, title))
+            if form != expected:
+                raise SourceError(
+                    f"{title}: its labels ({name}) are {form}, those of {first} {expected}: all labels of a set are "
+                    f"alike; pack one of them again, with labels of the same form or under another name"
+                )
+
+
+def renumbering(old: Sequence[str], new: Sequence[str]) -> npt.NDArray[np.int64]:
+    """The new number of each old class by its name, and NO_LABEL at the end, for labels of -1: int64 [classes + 1]."""
+    numbers = {name: number for number, name in enumerate(new)}
+    return np.array([*(numbers[name] for name in old), NO_LABEL], np.int64)
+
+
+# --- other labels, of whole classes or of single samples ------------------------------------------------------------
+# A table with the columns key and label has those of single samples. A label is the name of a class, or a whole
+# number; nothing, NaN and -1 mean none. A name that the set does not have yet is a new class, behind the others. A
+# third column, split, says which split a key is in, if it is in several.
+
+
+_WHOLE = re.compile(r"[+-]?\d{1,18}(\.0+)?")
+
+
+@dataclass(frozen=True)
+class LabelChange:
+    """New labels of single samples. labels: (split, "" for any; key) -> (label as written, where it is written)."""
+
+    title: str
+    labels: Mapping[tuple[str, str], tuple[Any, str]]
+
+    @classmethod
+    def of(cls, labels: Mapping[str, Any], title: str = "labels") -> LabelChange:
+        """From labels by key."""
+        return cls(title, {("", key): (label, f"{title}: {key}") for key, label in labels.items()})
+
+
+def read_labels(path: Path) -> LabelChange:
+    """Read a table (.csv, .tsv, .jsonl, .parquet). Raises SourceError: no such column, or two labels of one key."""
+    table = open_table(path)
+    for name in ("key", "label"):
+        if name not in table.columns:
+            raise SourceError(f"{path}: no column {name!r}; it has {', '.join(table.columns)}, expected key and label")
+    found: dict[tuple[str, str], tuple[Any, str]] = {}
+    for number, row in table.rows():
+        key, label, where = row.get("key"), row.get("label"), table.where(number)
+        split = row.get("split")
+        if not isinstance(key, str) or not key:
+            raise SourceError(f"{where}: the key is {key!r:.80}, expected a text")
+        place = ("" if is_missing(split) else str(split), key)
+        if found.setdefault(place, (label, where))[0] != label and not (
+            is_missing(label) and is_missing(found[place][0])
+        ):
+            raise SourceError(f"{where}: the key {key!r} has the label {label!r} here, and {found[place][0]!r} before")
+    return LabelChange(str(path), found)
+
+
+def mapped_classes(
+    classes: Sequence[str], names: Mapping[str, str], title: str
+) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
+    """The classes under new names, and the new number of each label: int64 [classes + 1], the last one for none.
+
+    Raises UnknownNameError for a class that there is not, ValueError for an empty name.
+    """
+    unknown = [name for name in names if name not in classes]
+    if unknown:
+        raise UnknownNameError(f"{title}: no class {unknown[0]!r}; it has {listed(classes) or 'none'}")
+    if not all(names.values()):
+        raise ValueError("a class cannot have an empty name")
+    renamed = [names.get(name, name) for name in classes]
+    new = tuple(dict.fromkeys(renamed))
+    numbers = {name: number for number, name in enumerate(new)}
+    return new, np.array([*(numbers[name] for name in renamed), NO_LABEL], np.int64)
+
+
+def labels_by_key(
+    splits: Mapping[str, Sequence[Piece]], classes: Sequence[str], change: LabelChange
+) -> tuple[tuple[str, ...], dict[str, tuple[Piece, ...]]]:
+    """The classes and the splits with the labels of a change.
+
+    Raises UnknownNameError for a key that no sample has, SourceError for a label that means nothing.
+    """
+    numbering = _Numbering(
+        classes, any(bool((p.current_labels >= 0).any()) for parts in splits.values() for p in parts)
+    )
+    numbers = {place: numbering.number(label, where) for place, (label, where) in change.labels.items()}
+    used: set[tuple[str, str]] = set()
+    changed: dict[str, tuple[Piece, ...]] = {}
+    for name, pieces in splits.items():
+        wanted = {key: (split, key) for split, key in numbers if split == ""}
+        wanted |= {key: (split, key) for split, key in numbers if split == name}
+        new: list[Piece] = []
+        for piece in pieces:
+            places = [(i, wanted[key]) for i, key in enumerate(piece.keys) if key in wanted]
+            used.update(place for _, place in places)
+            labels = np.array(piece.current_labels)
+            labels[[i for i, _ in places]] = [numbers[place] for _, place in places]
+            same = np.array_equal(labels, piece.current_labels)
+            new.append(piece if same else replace(piece, labels=labels))
+        changed[name] = tuple(new)
+    missing = [place for place in numbers if place not in used]
+    if missing:
+        split, key = missing[0]
+        where = change.labels[missing[0]][1]
+        raise UnknownNameError(f"{where}: no sample has the key {key!r}{f' in the split {split!r}' if split else ''}")
+    return numbering.classes, changed
+
+
+class _Numbering:
+    """Class numbers of labels as they are written; new names become new classes."""
+
+    def __init__(self, classes: Sequence[str], has_labels: bool) -> None:
+        self._numbers = {name: number for number, name in enumerate(classes)}
+        self._takes_names = bool(classes) or not has_labels
+        self._count = len(classes)
+        self._are_like_numbers = any(map(_WHOLE.fullmatch, classes))
+        self._first_number = ""  # in a set without classes
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return tuple(self._numbers)
+
+    def number(self, label: Any, where: str) -> int:
+        if is_missing(label):
+            return NO_LABEL
+        text = str(label).strip()
+        if text in self._numbers:
+            return self._numbers[text]
+        if isinstance(label, (int, float, str)) and not isinstance(label, bool) and _WHOLE.fullmatch(text):
+            number = int(text.partition(".")[0])
+            if number == NO_LABEL:
+                return number
+            if self._are_like_numbers:
+                raise SourceError(
+                    f"{where}: no class is called {text!r}, and classes of this set are called by numbers"
+                )
+            if number >= 0 and not (self._count and number >= self._count):
+                if not self._count:
+                    self._first_number = self._first_number or f"{where}: the label is {text}"
+                    self._refuse_both()
+                return number
+            raise SourceError(f"{where}: the label is {text}, expected -1 to {self._count - 1}, or the name of a class")
+        if not isinstance(label, str) or not self._takes_names:
+            what = "a text" if self._takes_names else "a whole number, as all labels of this set"
+            raise SourceError(f"{where}: the label is {label!r:.80}, expected {what}")
+        number = self._numbers.setdefault(text, len(self._numbers))
+        self._refuse_both()
+        return number
+
+    def _refuse_both(self) -> None:
+        if self._first_number and self._numbers and not self._count:
+            raise SourceError(
+                f"{self._first_number}, and others are names, such as {next(iter(self._numbers))!r}; a set without "
+                f"classes gets numbers alone, or names alone"
+            )

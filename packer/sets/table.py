@@ -31,16 +31,19 @@ from packer.conversion.plan import check_splits
 from packer.output import Result, local_output, output_errors
 from packer.sets.change import Change
 from packer.sets.deal import as_groups, deal, deal_groups
-from packer.sets.pieces import Piece, PieceColumns, open_pieces, shards_of_split
-from packer.sets.unify import (
+from packer.sets.pieces import (
     LabelChange,
+    Piece,
+    PieceColumns,
     check_alike,
     check_targets,
     decode_of,
     labels_by_key,
     mapped_classes,
+    open_pieces,
     read_labels,
     renumbering,
+    shards_of_split,
     target_forms,
     unified_classes,
     unified_fields,
@@ -438,7 +441,7 @@ class SetTable:
         """With other classes.
 
         names: new names by old ones; a class that gets the name of another is joined with it.
-        labels: the class of single samples by key, as `packer.sets.unify.read_labels` reads them.
+        labels: the class of single samples by key, as `packer.sets.pieces.read_labels` reads them.
         classes: names by label, of a set without.
 
         Raises UnknownNameError for a class or key that there is not, ValueError.
@@ -464,7 +467,7 @@ class SetTable:
 
         prefix_keys: put the name of its directory and a slash before each key; with a number, where two have the same.
 
-        Raises SourceError where the sets cannot be one (`packer.sets.unify`), or share a key in one split.
+        Raises SourceError where the sets cannot be one (`packer.sets.pieces`), or share a key in one split.
         """
         tables = [self, *others]
         bases = {title: info for table in tables for title, info in table.bases.items()}

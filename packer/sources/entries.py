@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from packer.formats import REGISTRY as FORMATS
-from packer.formats.ustar import header_sum
+from packer.formats.tar import header_sum
 from packer.registry import HEAD_BYTES, Entry, Registry
 from packer.sources.layouts import (
     celeba_files,

@@ -22,7 +22,7 @@ import numpy as np
 
 from cache.errors import BadSampleError, FormatError, MissingExtraError, SourceError
 from packer.formats.base import Arena, png_of
-from packer.formats.example import varint_at
+from packer.formats.tfrecord import varint_at
 from packer.registry import HEAD_BYTES
 from packer.sources.base import FileSource, ListingBuilder, ObjectPlaces, SourceListing, check_names
 from packer.sources.folder import ArchiveMember, inner_name, list_members

@@ -26,7 +26,7 @@ from typing import Any
 
 from cache.errors import FormatError, SourceError
 from packer.formats.base import Arena, Window
-from packer.formats.ustar import Member, walk
+from packer.formats.tar import Member, walk
 from packer.registry import HEAD_BYTES
 from packer.sources.base import FileSource, SourceListing, SourceReader
 from packer.sources.folder import ArchiveMember, inner_name, list_members
@@ -62,7 +62,7 @@ class TarSource(FileSource):
         members = _members(self.root, left_out, warnings, may_pair=self.layout != "tree")
         if members is None:
             self._shard = ShardSource(self.root, **self._keys)
-            listing = self._shard.list(split)
+            listing = self._shard.list_files(split)
             listing.warnings += warnings
             return listing
         if self._keys:

@@ -11,6 +11,7 @@ BadSampleError for one sample; never in other bytes, and never in another kind o
 
 from __future__ import annotations
 
+import os
 import pickle
 import random
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ from cache.errors import BadSampleError, DatasetError, SourceError
 from packer.formats.base import Arena
 from packer.sources.base import SomeSamples, SourceListing
 
-__all__ = ["Found", "SourceSuite", "found", "payloads", "places", "read_damaged"]
+__all__ = ["Found", "SourceSuite", "found", "payloads", "places"]
 
 REFUSED = (SourceError, DatasetError)
 
@@ -69,35 +70,15 @@ def found(source: Any, split: str | None = None) -> Found:
     return Found(splits, tuple(listing.classes), tuple(listing.fields))
 
 
-def read_damaged(root: Path, files: Sequence[Path], trials: int, first: int | None = None) -> None:
-    """Read a source again and again, with a few bytes of its files changed, or without the end of one.
-
-    first: only so many bytes from the start are changed.
-
-    Each time it ends in an error of ours, or in what can be read; never in another exception.
-    """
-    draw = random.Random(len(files))
-    refused = 0
-    for _ in range(trials):
-        path = draw.choice(files)
-        good = path.read_bytes()
-        data = bytearray(good[: draw.randrange(len(good))] if draw.random() < 0.1 else good)
-        for _ in range(draw.randint(1, 4) if data else 0):
-            data[draw.randrange(min(len(data), first or len(data)))] = draw.choice(
-                (0, 1, 127, 128, 255, draw.randrange(256))
-            )
-        path.write_bytes(data)
-        try:
-            found(packer.open_source(root))
-        except (*REFUSED, BadSampleError):
-            refused += 1
-        path.write_bytes(good)
-    assert refused, "nothing was damaged"
-    print(f"{trials} trials, {refused} refused")
-
-
 class SourceSuite:
-    """Subclasses have the fixtures `root`, the path of a source that may be damaged, and `truth`, what it has."""
+    """Subclasses have the fixtures `root`, the path of a source that may be damaged, and `truth`, what it has.
+
+    damages: how often bytes of its files are changed, by a test marked `faults`. changed_bytes: of the beginning of a
+    file, None for all.
+    """
+
+    damages = 0
+    changed_bytes: int | None = None
 
     @pytest.fixture
     def root(self) -> Path:
@@ -132,6 +113,13 @@ class SourceSuite:
         first, second = (self.open(root).list(None) for _ in range(2))
         assert first.splits == second.splits and (first.classes, first.fields) == (second.classes, second.fields)
         assert first.left_out == second.left_out and first.warnings == second.warnings
+
+    def test_files_that_change_make_another_listing(self, root: Path) -> None:
+        """So that what is packed already is not taken for it."""
+        before = self.open(root).list(None)
+        for path in self.files(root):
+            os.utime(path, ns=(1, 1))
+        assert self.open(root).list(None).splits != before.splits
 
     def test_one_split(self, root: Path, truth: Found) -> None:
         name = list(truth.splits)[-1]
@@ -240,3 +228,22 @@ class SourceSuite:
     def whole_files(self, root: Path) -> bool:
         """Whether samples are files as they are, of which nothing says how long they should be."""
         return False
+
+    @pytest.mark.faults
+    def test_bytes_that_change(self, root: Path) -> None:
+        """A few, or the end of a file is missing: each time it is one of our errors, or what can be read."""
+        draw, refused = random.Random(1), 0
+        for _ in range(self.damages):
+            path = draw.choice(sorted(self.files(root)))
+            good = path.read_bytes()
+            data = bytearray(good[: draw.randrange(len(good))] if draw.random() < 0.1 else good)
+            for _ in range(draw.randint(1, 4) if data else 0):
+                place = draw.randrange(min(len(data), self.changed_bytes or len(data)))
+                data[place] = draw.choice((0, 1, 127, 128, 255, draw.randrange(256)))
+            path.write_bytes(data)
+            try:
+                found(self.open(root))
+            except (*REFUSED, BadSampleError):
+                refused += 1
+            path.write_bytes(good)
+        assert refused or not self.damages, "nothing was damaged"

@@ -28,7 +28,7 @@ from cache.files import Folder
 from cache.filesystem import cache_budget, filesystem_type, free_space, is_local
 from cache.messages import human_bytes, listed, quoted, shortened
 from cache.node import available_memory_bytes, detect_ranks, usable_cpus
-from cache.staging import candidates
+from cache.staging.session import candidates
 from packer import __version__
 from packer.output import Result
 from readers.coefficients import unsupported_reason
@@ -103,21 +103,13 @@ def _install() -> Iterator[Check]:
     for name in _OURS:
         others = sorted({owner for owner in owners.get(name, ()) if owner != DISTRIBUTION})
         if others:
-            yield Check(
-                name,
-                "problem",
-                f"the distribution {listed(others)} also has a package called {name}: one has overwritten the other",
-                f"pip uninstall {' '.join(map(quoted, others))}, then pip install --force-reinstall {DISTRIBUTION}",
-            )
-    for name in _OURS:
+            both = f"the distribution {listed(others)} also has a package called {name}: one has overwritten the other"
+            remove = f"pip uninstall {' '.join(map(quoted, others))}"
+            yield Check(name, "problem", both, f"{remove}, then pip install --force-reinstall {DISTRIBUTION}")
         for local in (Path(f"{name}.py"), Path(name, "__init__.py")):
             if local.is_file() and not local.resolve().is_relative_to(where):
-                yield Check(
-                    name,
-                    "problem",
-                    f"a script run in this directory would import its {local}, and not packer's",
-                    "rename it, or run from another directory",
-                )
+                hides = f"a script run in this directory would import its {local}, and not packer's"
+                yield Check(name, "problem", hides, "rename it, or run from another directory")
 
 
 def _limits() -> Iterator[Check]:
@@ -128,29 +120,24 @@ def _limits() -> Iterator[Check]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     few, more = soft <= _FEW_FILES, min(hard, 65536) if hard > 0 else 65536
     advice = f"ulimit -n {more}" if more > soft else "ask whoever runs this machine: it is the hard limit, too"
-    yield Check(
-        "open files",
-        "note" if few else "ok",
-        f"{soft:,} at a time",
-        f"raise it for sets of many shards: {advice}" if few else "",
-    )
+    if few:
+        yield Check("open files", "note", f"{soft:,} at a time", f"raise it for sets of many shards: {advice}")
+    else:
+        yield Check("open files", "ok", f"{soft:,} at a time")
     size, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if size != resource.RLIM_INFINITY:
-        yield Check(
-            "file size", "note", f"at most {human_bytes(size)} a file", "ulimit -f unlimited, or smaller shards"
-        )
+        most = f"at most {human_bytes(size)} a file"
+        yield Check("file size", "note", most, "ulimit -f unlimited, or smaller shards")
 
 
 def _storage(directory: str | os.PathLike[str] | None) -> Iterator[Check]:
     try:
         budget = cache_budget()
-        small = (budget.size_bytes or 0) < _SMALL_SHM_BYTES
-        yield Check(
-            "/dev/shm",
-            "problem" if small else "note" if budget.is_cramped else "ok",
-            f"{human_bytes(budget.size_bytes or 0)}, room for a cache of {human_bytes(budget.bytes)}",
-            "in a container: --shm-size=8g or --ipc=host" if small or budget.is_cramped else "",
-        )
+        size = budget.size_bytes or 0
+        state = "problem" if size < _SMALL_SHM_BYTES else "note" if budget.is_cramped else "ok"
+        advice = "" if state == "ok" else "in a container: --shm-size=8g or --ipc=host"
+        room = f"{human_bytes(size)}, room for a cache of {human_bytes(budget.bytes)}"
+        yield Check("/dev/shm", state, room, advice)
     except CacheDirectoryError as error:
         yield Check("/dev/shm", "problem", str(error), "mount a tmpfs there: caches and worker processes need it")
     usable, seen = 0, set[Path]()
@@ -185,20 +172,15 @@ def _output(place: Path, write: bool) -> Iterator[Check]:
         whose = "this node's own" if is_local(kind) else "shared by nodes"
         yield Check(about, "ok", f"{kind or 'unknown filesystem'}, {whose}, {human_bytes(free.bytes)} free")
         if free.inodes < 1000:
-            yield Check(
-                about, "problem", f"room for {free.inodes} more files", "remove files, or ask for a larger quota"
-            )
+            few = f"room for {free.inodes} more files"
+            yield Check(about, "problem", few, "remove files, or ask for a larger quota")
         if not write:
             return
         with tempfile.TemporaryDirectory(prefix=".packer-doctor-", dir=place) as made, Folder(Path(made)) as folder:
             lock = folder.lock("lock")
             if not lock.supported:
-                yield Check(
-                    about,
-                    "note",
-                    "it has no file locks",
-                    "take care that no two commands write one set (Lustre: mount with -o flock)",
-                )
+                advice = "take care that no two commands write one set (Lustre: mount with -o flock)"
+                yield Check(about, "note", "it has no file locks", advice)
             lock.release()
     except OSError as error:
         yield Check(about, "problem", error.strerror or str(error), "name a directory that exists and can be written")

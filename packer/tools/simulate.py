@@ -70,7 +70,7 @@ class Job:
     epochs: how many to simulate, from epoch 0.
     prefetch: batches that each rank has ahead.
     tail: "drop_last", or "exact": what the last positions of an epoch are for.
-    peers: nodes serve each other from their caches; see `packer.tools.simulate.holding`.
+    peers: nodes serve each other from their caches; see `Holding`.
     most_reads: of an epoch, to simulate; of larger ones some nodes are simulated, at least 8.
     """
 
@@ -129,7 +129,7 @@ class Machine:
 class Shuffles:
     """The orders to compare, and their parameters. Raises ValueError.
 
-    names: of `ORDERS`; node-local and staged-first have copies that fit them, see `packer.tools.simulate.holding`.
+    names: of `ORDERS`; node-local and staged-first have copies that fit them, see `Holding`.
     block_bytes, window: of the block shuffle.
     exchange_every: of node-local. shards: the window of staged-first.
     """
@@ -394,35 +394,26 @@ _RUN = 1 << 20
 
 @dataclass(frozen=True, eq=False)
 class Holding:
-    """What the memory of nodes keeps.
+    """What nodes keep, in memory or on disks.
 
     kept: which samples have a slot, on all nodes or on the one whose part they are in; bool [n], None for none.
     parts: the first sample of each node's part and the number of all, where nodes keep parts; int64 [nodes + 1].
-    node_bytes: memory that a node reserves, at most.
+    node_bytes: memory that a node reserves, at most; with `arrives` the bytes that it copies to its disk.
     shared: nodes ask each other.
+    arrives: bytes that a node has copied when each shard is whole, int64 [shards]; -1 for those that are not staged;
+    None where nothing is.
     """
 
-    kept: Bools | None
+    kept: Bools | None = None
     parts: Int64s | None = None
     node_bytes: int = 0
     shared: bool = False
+    arrives: Int64s | None = None
 
     def homes(self, samples: Int64s) -> Int64s:
         """The node whose part each sample is in."""
         assert self.parts is not None
         return self.parts.searchsorted(samples, side="right") - 1
-
-
-@dataclass(frozen=True, eq=False)
-class Staging:
-    """What nodes copy to their disks.
-
-    arrives: bytes that a node has copied when each shard is whole, int64 [shards]; -1 for those that are not staged.
-    node_bytes: of a node.
-    """
-
-    arrives: Int64s
-    node_bytes: int
 
 
 class History:
@@ -455,41 +446,38 @@ class History:
 
 
 def holding_of(subject: Subject, order: Order, capacity: Capacity, job: Job) -> Holding:
-    """What memory keeps under an order. Raises ValueError for a capacity that is none."""
-    n = len(subject)
+    """What nodes keep under an order. Raises ValueError for a capacity that is none."""
+    n, share = len(subject), share_of(capacity)
+    if isinstance(order, StagedFirst) and not job.peers:
+        return _staging(subject, order, capacity, share)
     if not job.peers and not isinstance(order, NodeLocal):
         threshold, size = _budget(subject, range(n), capacity)
-        return Holding(_mask(subject, 0, n, threshold), None, _with_slots(size, n)) if size else Holding(None)
+        return Holding(_mask(subject, 0, n, threshold), None, _with_slots(size, n)) if size else Holding()
     local = NodeLocal(n, job.nodes)
-    parts = np.array([local.local_part(node).start for node in range(job.nodes)] + [n], np.int64)
-    share = share_of(capacity)
+    parts = [local.local_part(node) for node in range(job.nodes)]
     if share is not None:
         capacity = min(1.0, share * job.nodes)
     kept, most = np.zeros(n, np.bool_), 0
-    for node in range(job.nodes):
-        part = local.local_part(node)
+    for part in parts:
         threshold, size = _budget(subject, part, capacity)
         if size:
             kept[part.start : part.stop] = _mask(subject, part.start, part.stop, threshold)
             most = max(most, _with_slots(size, len(part)))
-    if not most:
-        return Holding(None)
-    return Holding(kept, parts, most, job.peers)
+    starts = np.array([*(part.start for part in parts), n], np.int64)
+    return Holding(kept, starts, most, job.peers) if most else Holding()
 
 
-def staging_of(subject: Subject, order: StagedFirst, capacity: Capacity) -> Staging | None:
-    """What is staged under an order; None for nothing."""
-    share = share_of(capacity)
+def _staging(subject: Subject, order: StagedFirst, capacity: Capacity, share: float | None) -> Holding:
     if share is None:
         share = min(1.0, parse_size(str(capacity)) / max(1, int(subject.shard_bytes.sum())))
     if not share:
-        return None
+        return Holding()
     count = shards_of_fraction(subject.shard_bytes.tolist(), share)
     turns = order.shards()
     turns = turns[turns < count]
     arrives = np.full(len(subject.shard_bytes), -1, np.int64)
     arrives[turns] = np.cumsum(subject.shard_bytes[turns])
-    return Staging(arrives, int(arrives.max()))
+    return Holding(node_bytes=int(arrives.max()), arrives=arrives)
 
 
 def share_of(capacity: Capacity) -> float | None:
@@ -521,14 +509,6 @@ def _with_slots(size: int, samples: int) -> int:
 # --- Count, for an epoch, the bytes and requests of every node in every step, for one order and several capacities.
 _PAGE = 4096
 _SIZES = 64  # powers of two
-
-
-@dataclass(frozen=True, eq=False)
-class Variant:
-    """What nodes keep, in memory or on disks."""
-
-    holding: Holding
-    staging: Staging | None = None
 
 
 @dataclass(eq=False)
@@ -575,7 +555,7 @@ class Step(NamedTuple):
     by_any: Bools
 
 
-def count(traffic: Traffic, variant: Variant, step: Step, deal: Deal, job: Job) -> None:
+def count(traffic: Traffic, holding: Holding, step: Step, deal: Deal, job: Job) -> None:
     """Add some steps of an epoch."""
     part, samples = step.part, step.samples
     width = traffic.source.shape[1]
@@ -597,11 +577,11 @@ def count(traffic: Traffic, variant: Variant, step: Step, deal: Deal, job: Job) 
         most += np.bincount(batch, minlength=len(most))
 
     cell = samples.batch // job.ranks
-    kept = _kept(variant, step)
+    kept = _kept(holding, step)
     traffic.payload += int(samples.length.sum())
     own = np.ones(len(kept), np.bool_)
-    if variant.holding.shared:
-        homes = variant.holding.homes(samples.sample)
+    if holding.shared:
+        homes = holding.homes(samples.sample)
         own = homes == step.nodes
 
         def at(cells: Int64s, home: Int64s) -> Int64s:
@@ -619,18 +599,18 @@ def count(traffic: Traffic, variant: Variant, step: Step, deal: Deal, job: Job) 
         add_requests(requests, batch, at(batch // job.ranks, home))
     near = own & kept
     add(traffic.local, cell[near], samples.length[near])
-    if variant.staging is not None:
-        np.maximum.at(traffic.staged, part.first + cell[near] // width, variant.staging.arrives[samples.shard[near]])
+    if holding.arrives is not None:
+        np.maximum.at(traffic.staged, part.first + cell[near] // width, holding.arrives[samples.shard[near]])
     requests = merge(samples.where(own & ~kept))
     add_requests(requests, requests.batch, requests.batch // job.ranks)
     traffic.most_requests[rows] = most.reshape(part.steps, deal.ranks).max(axis=1)
 
 
-def _kept(variant: Variant, step: Step) -> Bools:
+def _kept(holding: Holding, step: Step) -> Bools:
     """Which samples are read from memory or a disk: of the node itself, or of the one whose part they are in."""
-    holding, samples = variant.holding, step.samples
-    if variant.staging is not None:
-        staged: Bools = variant.staging.arrives[samples.shard] >= 0
+    samples = step.samples
+    if holding.arrives is not None:
+        staged: Bools = holding.arrives[samples.shard] >= 0
         return staged
     if holding.kept is None:
         return np.zeros(len(step.nodes), np.bool_)
@@ -659,42 +639,29 @@ Floats: TypeAlias = npt.NDArray[np.floating[Any]]
 RESOURCES = ("filesystem", "requests", "network", "latency", "disk")
 
 
-@dataclass(frozen=True, slots=True)
-class Copying:
-    """Bytes that each node copies from the filesystem during its first epoch, and the time that it takes."""
-
-    node_bytes: float
-    seconds: float
-
-    @classmethod
-    def of(cls, node_bytes: float, job: Job, machine: Machine) -> Copying:
-        return cls(node_bytes, node_bytes / min(machine.filesystem / job.nodes, machine.node, machine.disk))
+def copy_seconds(node_bytes: float, job: Job, machine: Machine) -> float:
+    """The time in which each node copies so many bytes from the filesystem."""
+    return node_bytes / min(machine.filesystem / job.nodes, machine.node, machine.disk)
 
 
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """An epoch. binds: what it waits for: one of RESOURCES, "staging", or "GPU" where it is never starved for long.
+def run_epoch(traffic: Traffic, job: Job, machine: Machine, *, is_staged: bool, copied: float) -> dict[str, Any]:
+    """What an epoch takes, whose traffic is of some of the nodes, as `Epoch` has it.
 
-    first_step: seconds until the first step begins.
-    waited: seconds in which no step ran, the first one's included.
+    is_staged: what is local is on a disk. copied: bytes that each node copies meanwhile.
     """
-
-    seconds: float
-    first_step: float
-    waited: float
-    binds: str
-
-
-def run_epoch(traffic: Traffic, job: Job, machine: Machine, *, is_staged: bool, copying: Copying | None) -> Clock:
-    """An epoch whose traffic is of some of the nodes. is_staged: what is local is on a disk. copying: meanwhile."""
     costs = _costs(traffic, job, machine, is_staged)
     reading = np.max(np.stack(list(costs.values())), axis=0)
-    rate = 0.0 if copying is None else copying.seconds / copying.node_bytes
+    rate = copy_seconds(copied, job, machine) / copied if copied else 0.0
     arrives = traffic.staged.astype(np.float64) * rate
     begins = _begins(reading, arrives, job)
     seconds = begins[-1] + job.step_seconds
     waited = seconds - len(reading) * job.step_seconds
-    return Clock(seconds, begins[0], waited, _binding(costs, reading, arrives, job, waited))
+    binds = max(costs, key=lambda name: float(costs[name].sum()))
+    if waited <= 0.05 * len(reading) * job.step_seconds:
+        binds = "GPU"
+    elif float(arrives.max()) > float(reading.sum()) / 2 and float(arrives.max()) > 0.5 * waited:
+        binds = "staging"
+    return {"seconds": seconds, "first_step": begins[0], "waited": waited, "binds": binds}
 
 
 def _costs(traffic: Traffic, job: Job, machine: Machine, is_staged: bool) -> dict[str, Floats]:
@@ -719,21 +686,6 @@ def _begins(reading: Floats, arrives: Floats, job: Job) -> list[float]:
         read = max(read, earliest, arrival) + seconds
         begins.append(max(read, begins[-1] + job.step_seconds if begins else 0.0))
     return begins
-
-
-def _binding(
-    costs: dict[str, Floats],
-    reading: Floats,
-    arrives: Floats,
-    job: Job,
-    waited: float,
-) -> str:
-    steps = len(reading)
-    if waited <= 0.05 * steps * job.step_seconds:
-        return "GPU"
-    if float(arrives.max()) > float(reading.sum()) / 2 and float(arrives.max()) > 0.5 * waited:
-        return "staging"
-    return max(costs, key=lambda name: float(costs[name].sum()))
 
 
 # --- What a simulation found. Bytes are of all nodes unless a name says otherwise; times are seconds.
@@ -777,7 +729,8 @@ class Epoch:
     sizes: requests by size: those of at least 2^(k-1) and below 2^k bytes under 2^k.
     local, peers: bytes that a node had itself, and that another one served.
     nodes: source bytes of each node. steps: source bytes of each step, without copies.
-    seconds, first_step, waited, binds: see `packer.tools.simulate.timing.Clock`.
+    seconds: of the epoch; first_step: until the first step begins; waited: in which no step ran, the first one's wait
+    included. binds: what it waits for: one of RESOURCES, "staging", or "GPU" where it is never starved for long.
     """
 
     epoch: int
@@ -1005,106 +958,87 @@ class _OrderRun:
     done: list[int]
 
     def rows(self, caches: Sequence[Capacity]) -> list[Row]:
-        variants = [self._variant(capacity) for capacity in caches]
-        deal = Deal(self.order, self.job, self.nodes)
-        history = History(len(self.subject), self.job.nodes, len(self.nodes) == self.job.nodes)
-        epochs: list[list[Epoch]] = [[] for _ in variants]
-        nodes_source = [np.zeros(len(self.nodes), np.int64) for _ in variants]
-        curves: list[dict[str, tuple[int, ...]]] = [{} for _ in variants]
+        job, size = self.job, self.job.batch_size
+        holdings = [holding_of(self.subject, self.order, capacity, job) for capacity in caches]
+        deal = Deal(self.order, job, self.nodes)
+        history = History(len(self.subject), job.nodes, len(self.nodes) == job.nodes)
+        epochs: list[list[Epoch]] = [[] for _ in holdings]
+        nodes_source = np.zeros((len(holdings), len(self.nodes)), np.int64)
+        curves: list[dict[str, tuple[int, ...]]] = [{} for _ in holdings]
         rank_mixes = 1.0
-        for epoch in range(self.job.epochs):
+        for epoch in range(job.epochs):
             history.begin_epoch()
-            traffics = [Traffic.empty(deal.steps, len(self.nodes)) for _ in variants]
+            traffics = [Traffic.empty(deal.steps, len(self.nodes)) for _ in holdings]
             means: list[Floats] = []
             for part in deal.parts():
                 samples = sort_by_place(self.subject, self.order.indices(epoch, part.positions), part.batches)
-                node = self.nodes[samples.batch // self.job.ranks % len(self.nodes)]
+                node = self.nodes[samples.batch // job.ranks % len(self.nodes)]
                 step = Step(part, samples, node, *history.visit(samples.sample, node))
                 if epoch == 0:
-                    sizes = np.maximum(1, np.bincount(samples.batch))
-                    means.append(np.bincount(samples.batch, samples.sample)[sizes == self.job.batch_size]
-                                 / self.job.batch_size)  # fmt: skip
-                for traffic, variant in zip(traffics, variants, strict=True):
-                    count(traffic, variant, step, deal, self.job)
+                    whole = np.bincount(samples.batch) == size
+                    means.append(np.bincount(samples.batch, samples.sample)[whole] / size)
+                for traffic, holding in zip(traffics, holdings, strict=True):
+                    count(traffic, holding, step, deal, job)
                 self.done[0] += len(part.positions)
             if epoch == 0:
-                rank_mixes = quality_of(np.concatenate(means), self.job.batch_size, len(self.subject))
-            for i, (traffic, variant) in enumerate(zip(traffics, variants, strict=True)):
-                epochs[i].append(self._epoch(epoch, traffic, variant))
-                nodes_source[i] += traffic.source.sum(axis=0) + self._copied(epoch, variant) // self.job.nodes
-                if epoch in (0, self.job.epochs - 1):
-                    curves[i]["first" if epoch == 0 else "last"] = _curve(traffic, self.job)
-        mixes = step_quality(self.order, self.job.world_size * self.job.batch_size)
+                rank_mixes = quality_of(np.concatenate(means), size, len(self.subject))
+            for i, (traffic, holding) in enumerate(zip(traffics, holdings, strict=True)):
+                copied = holding.node_bytes if holding.arrives is not None and epoch == 0 else 0
+                epochs[i].append(self._epoch(epoch, traffic, holding.arrives is not None, copied))
+                nodes_source[i] += traffic.source.sum(axis=0) + copied
+                if epoch in (0, job.epochs - 1):
+                    curves[i]["first" if epoch == 0 else "last"] = _curve(traffic, job)
+        mixes = step_quality(self.order, job.world_size * size)
         return [
             Row(
                 order=self.name,
                 cache=_capacity_text(capacity),
                 spec=self.order.spec(),
                 epochs=tuple(epochs[i]),
-                memory=self._memory(variants[i]),
+                memory=self._memory(holdings[i]),
                 mixes=mixes,
                 rank_mixes=rank_mixes,
-                staged_after=0.0 if (copying := self._copying(0, variants[i])) is None else copying.seconds,
+                staged_after=0.0
+                if holdings[i].arrives is None
+                else copy_seconds(holdings[i].node_bytes, job, self.machine),
                 node_source=tuple(nodes_source[i].tolist()),
                 step_source=curves[i],
             )
             for i, capacity in enumerate(caches)
         ]
 
-    def _variant(self, capacity: Capacity) -> Variant:
-        if isinstance(self.order, StagedFirst) and not self.job.peers:
-            return Variant(Holding(None), staging_of(self.subject, self.order, capacity))
-        return Variant(holding_of(self.subject, self.order, capacity, self.job))
+    def _epoch(self, epoch: int, traffic: Traffic, is_staged: bool, copied: int) -> Epoch:
+        """copied: bytes that each node copies in this epoch."""
+        nodes, whole = self.job.nodes, self.job.nodes / len(self.nodes)
+        of_nodes = traffic.source.sum(axis=0) + copied
 
-    def _copied(self, epoch: int, variant: Variant) -> int:
-        """Bytes that all nodes together copy in this epoch."""
-        return 0 if epoch or variant.staging is None else variant.staging.node_bytes * self.job.nodes
+        def total(table: Int64s) -> int:
+            return round(int(table.sum()) * whole)
 
-    def _copying(self, epoch: int, variant: Variant) -> Copying | None:
-        copied = self._copied(epoch, variant)
-        if not copied:
-            return None
-        return Copying.of(copied / self.job.nodes, self.job, self.machine)
-
-    def _epoch(self, epoch: int, traffic: Traffic, variant: Variant) -> Epoch:
-        job, copied = self.job, self._copied(epoch, variant)
-        whole = job.nodes / len(self.nodes)
-        clock = run_epoch(
-            traffic,
-            job,
-            self.machine,
-            is_staged=variant.staging is not None,
-            copying=self._copying(epoch, variant),
-        )
-        of_nodes = traffic.source.sum(axis=0) + copied / job.nodes
         return Epoch(
             epoch=epoch,
             payload=round(traffic.payload * whole),
-            source=round(float(traffic.source.sum()) * whole) + copied,
-            copied=copied,
-            error=_interval(of_nodes, job.nodes),
+            source=total(traffic.source) + copied * nodes,
+            copied=copied * nodes,
+            error=_interval(of_nodes, nodes),
             pages=round(traffic.pages * whole),
-            requests=round(int(traffic.requests.sum()) * whole),
+            requests=total(traffic.requests),
             sizes={power: int(number) for power, number in enumerate(traffic.sizes.tolist()) if number},
-            local=round(int(traffic.local.sum()) * whole),
-            peers=round(int(traffic.peers.sum()) * whole),
+            local=total(traffic.local),
+            peers=total(traffic.peers),
             nodes=_spread(of_nodes),
             steps=_spread(traffic.source.sum(axis=1) * whole),
-            seconds=clock.seconds,
-            first_step=clock.first_step,
-            waited=clock.waited,
-            binds=clock.binds,
+            **run_epoch(traffic, self.job, self.machine, is_staged=is_staged, copied=copied),
         )
 
-    def _memory(self, variant: Variant) -> Memory:
-        job, staging = self.job, variant.staging
-        tables = int(getattr(self.order, "table_bytes", 0))
+    def _memory(self, holding: Holding) -> Memory:
+        job, is_staged = self.job, holding.arrives is not None
         mean = self.subject.payload_bytes / len(self.subject)
         return Memory(
-            cache=variant.holding.node_bytes,
-            tables=job.ranks * tables,
+            cache=0 if is_staged else holding.node_bytes,
+            tables=job.ranks * int(getattr(self.order, "table_bytes", 0)),
             readahead=round(job.ranks * job.prefetch * job.batch_size * mean),
-            disk=0 if staging is None else staging.node_bytes,
+            disk=holding.node_bytes if is_staged else 0,
         )
 
 

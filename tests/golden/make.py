@@ -69,7 +69,7 @@ def write_source(root: Path) -> None:
 
 def convert(to: str) -> Path:
     """The set of a container, from the folder `source` in the current one."""
-    options: dict[str, Any] = {"shards": packer.Shards(samples=4), "run": packer.Run(workers=1)}
+    options: dict[str, Any] = {"shards": packer.Shards(samples=4, checksums=True), "run": packer.Run(workers=1)}
     opened = packer.open_source(
         "source/images.csv", split_column="split", fields={"mask:mask": "mask", "caption:text": "caption"}
     )
@@ -81,7 +81,12 @@ def convert_raw() -> Path:
     opened = packer.open_source("source/images.csv", split_column="split")
     raw = packer.Reencode("raw")
     return packer.convert(
-        opened, "hdf5", "set-raw", run=packer.Run(workers=1), images=packer.Images(reencode=raw)
+        opened,
+        "hdf5",
+        "set-raw",
+        run=packer.Run(workers=1),
+        images=packer.Images(reencode=raw),
+        shards=packer.Shards(checksums=True),
     ).output
 
 

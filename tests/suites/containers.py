@@ -18,7 +18,7 @@ import numpy as np
 import zstandard
 from crc32c import crc32c
 
-from packer.formats.example import masked_crc
+from packer.formats.tfrecord import masked_crc
 
 __all__ = ["BLOCK", "COMPRESS", "HDF5_LAYOUTS", "block", "entry", "example", "feature", "hdf5_of", "message", "rec_of",
            "record", "record_head", "tar_of", "varint", "write", "zip_of"]  # fmt: skip

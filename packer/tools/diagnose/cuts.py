@@ -27,9 +27,9 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from cache.errors import PipelineError
-from packer.tools.diagnose.pipeline import Stage, leaves, map_tree, tree_bytes
+from packer.tools.diagnose.pipeline import Stage, leaves, map_tree, own_container, tree_bytes
 
-__all__ = ["Cuts", "RecordedCuts", "StreamCuts", "batches_of", "duplicate", "name_of", "own_container"]
+__all__ = ["Cuts", "RecordedCuts", "StreamCuts", "batches_of", "duplicate", "name_of"]
 
 RECORD_SECONDS = 5.0
 RECORD_BYTES = 256 << 20
@@ -61,7 +61,7 @@ class _Sample:
     """A sample at each stage. values[m]: what enters member m of the transform, for each call of it.
 
     seconds, cpu: of reading and of each member. copying: of values[m]. result: what `__getitem__` returned, with an
-    `_Output` where an output of the transform was. found: whether there is one for each call of the transform.
+    `_Output` where an output of the transform was. is_cut: whether there is one for each call of the transform.
     """
 
     index: Any
@@ -70,7 +70,7 @@ class _Sample:
     cpu: list[float]
     copying: list[float]
     result: Any = None
-    found: bool = True
+    is_cut: bool = True
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class _Tap:
     def __call__(self, *values: Any, **named: Any) -> Any:
         if len(values) != 1 or named:
             if self.recording is not None:
-                self.recording.found = False
+                self.recording.is_cut = False
             return self.transform(*values, **named)
         value, call, sample = values[0], self.calls, self.recording
         self.calls += 1
@@ -131,8 +131,11 @@ class _Tap:
         try:
             sample.values[number].append(duplicate(value))
         except Exception:  # whatever the classes of the user raise
-            sample.found = False
+            sample.is_cut = False
         sample.copying[number] += time.perf_counter() - start
+
+
+_NO_TAP = _Tap(copy.copy, ())  # of a data set without a transform: it is not called
 
 
 class RecordedCuts(Cuts):
@@ -143,21 +146,19 @@ class RecordedCuts(Cuts):
     """
 
     def __init__(self, loader: DataLoader[Any], data: Any, indices: Sequence[Any]) -> None:
-        self._data = data
-        self._whole, self._tap = _tapped(data)
+        self._whole, tap = _tapped(data)
+        self._tap = tap or _NO_TAP
         self._samples = self._record(loader, indices)
-        if self._tap is not None and not all(sample.found for sample in self._samples):
-            self._whole, self._tap = data, None
+        if not all(sample.is_cut for sample in self._samples):
+            self._whole, self._tap = data, _NO_TAP
             self._samples = self._record(loader, indices)
             self.notes = (
                 f"the transform of {type(data).__name__} is part of 'read': it is not called with one value that can "
                 f"be copied, or its result is not what __getitem__ returns",
             )
         self.count = len(self._samples)
-        members = list(self._tap.members) if self._tap is not None else []
-        names = ["read", *(f"transform {i}" for i in range(1, len(members) + 1))]
-        whats = [f"{type(data).__name__}.__getitem__", *map(name_of, members)]
-        self.stages = tuple(self._stage(i, *each) for i, each in enumerate(zip(names, whats, strict=True)))
+        whats = [f"{type(data).__name__}.__getitem__", *map(name_of, self._tap.members)]
+        self.stages = tuple(self._stage(number, what) for number, what in enumerate(whats))
         sizes = [tree_bytes(sample.values[0] or sample.result) for sample in self._samples]
         mean = fmean(sizes)
         self.size_error = pstdev(sizes) / mean / len(sizes) ** 0.5 if mean else 0.0
@@ -168,65 +169,60 @@ class RecordedCuts(Cuts):
     def without(self, number: int, data: Any = None) -> Any | None:
         """As of `Cuts`. data: another data set of the same items, which is cut in place of the recorded one."""
         whole, tap = (self._whole, self._tap) if data is None else _tapped(data)
-        return _Replay(whole, tap, self._samples, 0, number - 1) if number and self._tap is not None else None
+        return _Replay(whole, tap or _NO_TAP, self._samples, 0, number - 1) if number else None
 
-    # --- inside -----------------------------------------------------------------------------------------------------
     def _record(self, loader: DataLoader[Any], indices: Sequence[Any]) -> list[_Sample]:
-        stages = 1 + (len(self._tap.members) if self._tap is not None else 0)
-        recorder = _Recorder(self._whole, self._tap, stages)
-        found, left, end = list[_Sample](), [RECORD_BYTES] * (stages + 1), time.perf_counter() + RECORD_SECONDS
+        recorder, samples = _Recorder(self._whole, self._tap), list[_Sample]()
+        left, end = [RECORD_BYTES] * (len(self._tap.members) + 2), time.perf_counter() + RECORD_SECONDS
         for sample in first_of(loader, recorder, indices):
-            found.append(sample)
+            samples.append(sample)
             for stage, value in enumerate((*sample.values, sample.result)):
                 left[stage] -= tree_bytes(value)
-            if len(found) >= _LEAST_SAMPLES and (min(left) < 0 or time.perf_counter() > end):
+            if len(samples) >= _LEAST_SAMPLES and (min(left) < 0 or time.perf_counter() > end):
                 break
-        return found
+        return samples
 
-    def _stage(self, number: int, name: str, what: str) -> Stage:
+    def _stage(self, number: int, what: str) -> Stage:
         samples = self._samples
-        return Stage(
-            name,
-            what,
+        seconds, cpu = (
             fmean(sample.seconds[number] for sample in samples),
             fmean(sample.cpu[number] for sample in samples),
-            fmean(sample.copying[number - 1] for sample in samples) if number else 0.0,
-            sum(tree_bytes(sample.values[number - 1]) for sample in samples) if number else 0,
         )
+        if not number:
+            return Stage("read", what, seconds, cpu)
+        copying = fmean(sample.copying[number - 1] for sample in samples)
+        kept_bytes = sum(tree_bytes(sample.values[number - 1]) for sample in samples)
+        return Stage(f"transform {number}", what, seconds, cpu, copying, kept_bytes)
 
 
 class _Recorder:
     """A data set whose items are the samples of another one, recorded."""
 
-    def __init__(self, whole: Any, tap: _Tap | None, stages: int) -> None:
-        self.whole, self.tap, self.stages = whole, tap, stages
+    def __init__(self, whole: Any, tap: _Tap) -> None:
+        self.whole, self.tap = whole, tap
 
     def __getitem__(self, index: Any) -> _Sample:
-        tap, zeros = self.tap, [0.0] * self.stages
+        tap, zeros = self.tap, [0.0] * (len(self.tap.members) + 1)
         sample = _Sample(index, [[] for _ in zeros], zeros[:], zeros[:], zeros[:])
         self.whole[index]  # so that the clocks below are those of a read from the page cache
-        if tap is not None:
-            tap.recording, tap.calls, tap.outputs = sample, 0, []
+        tap.recording, tap.calls, tap.outputs = sample, 0, []
         start, cpu = time.perf_counter(), time.thread_time()
         try:
             result = self.whole[index]
         finally:
-            if tap is not None:
-                tap.recording = None
+            tap.recording = None
         others = sum(sample.copying)
         sample.seconds[0] = max(0.0, time.perf_counter() - start - sum(sample.seconds) - others)
         sample.cpu[0] = max(0.0, time.thread_time() - cpu - sum(sample.cpu) - others)
-        sample.result = result
-        if tap is not None:
-            calls = {id(output): call for call, output in enumerate(tap.outputs)}
-            sample.result = map_tree(
-                result,
-                lambda leaf: _Output(calls[id(leaf)]) if id(leaf) in calls else leaf,
-                lambda leaf: id(leaf) in calls,
-            )
-            found = [leaf.call for leaf in leaves(sample.result) if isinstance(leaf, _Output)]
-            sample.found = sample.found and len(calls) > 0 and sorted(found) == list(range(len(tap.outputs)))
-            tap.outputs = []
+        calls = {id(output): call for call, output in enumerate(tap.outputs)}
+        sample.result = map_tree(
+            result,
+            lambda leaf: _Output(calls[id(leaf)]) if id(leaf) in calls else leaf,
+            lambda leaf: id(leaf) in calls,
+        )
+        placed = sorted(leaf.call for leaf in leaves(sample.result) if isinstance(leaf, _Output))
+        sample.is_cut &= placed == list(range(len(tap.outputs))) and (bool(placed) or not tap.members)
+        tap.outputs = []
         return sample
 
 
@@ -236,7 +232,7 @@ class _Replay:
     whole: the data set itself with a tap in it, for what is not in memory.
     """
 
-    def __init__(self, whole: Any, tap: _Tap | None, samples: Sequence[_Sample], cut: int, alone: int = -1) -> None:
+    def __init__(self, whole: Any, tap: _Tap, samples: Sequence[_Sample], cut: int, alone: int = -1) -> None:
         self.whole, self.tap, self.samples, self.cut, self.alone = whole, tap, samples, cut, alone
 
     def __len__(self) -> int:
@@ -247,8 +243,6 @@ class _Replay:
             self._replace([slot])
             return self.whole[self.samples[slot].index]
         sample = self.samples[slot]
-        if self.tap is None:
-            return own_container(sample.result)
         outputs = []
         for value in sample.values[self.cut - 1]:
             value = duplicate(value)
@@ -272,11 +266,10 @@ class _Replay:
         self.__dict__.update(state, samples=pickle.loads(state["samples"]))
 
     def _replace(self, slots: Sequence[int]) -> None:
-        if self.tap is not None:
-            self.tap.calls, self.tap.replace = 0, None
-            if self.alone >= 0:
-                values = [self.samples[slot].values[self.alone + 1] for slot in slots]
-                self.tap.replace = self.alone, list(itertools.chain.from_iterable(values))
+        self.tap.calls, self.tap.replace = 0, None
+        if self.alone >= 0:
+            values = [self.samples[slot].values[self.alone + 1] for slot in slots]
+            self.tap.replace = self.alone, list(itertools.chain.from_iterable(values))
 
 
 # --- transforms and values ------------------------------------------------------------------------------------------
@@ -286,20 +279,20 @@ def _tapped(data: Any) -> tuple[Any, _Tap | None]:
     if name is not None:
         transform = getattr(data, name)
         tap = _Tap(transform, _members(transform))
-        found = copy.copy(data)
-        setattr(found, name, tap)
+        copied = copy.copy(data)
+        setattr(copied, name, tap)
         both = getattr(data, "transforms", None)  # torchvision's pair of transforms, of image and target
         if getattr(both, "transform", None) is transform:
-            found.transforms = copy.copy(both)
-            found.transforms.transform = tap
-        return found, tap
+            copied.transforms = copy.copy(both)
+            copied.transforms.transform = tap
+        return copied, tap
     inner = getattr(data, "dataset", None)  # Subset, and wrappers like it
     if inner is not None and hasattr(inner, "__getitem__"):
         below, inner_tap = _tapped(inner)
         if inner_tap is not None:
-            found = copy.copy(data)
-            found.dataset = below
-            return found, inner_tap
+            copied = copy.copy(data)
+            copied.dataset = below
+            return copied, inner_tap
     return data, None
 
 
@@ -307,8 +300,8 @@ def _transform_of(data: Any) -> str | None:
     """The attribute that has the transform of a data set."""
     if callable(getattr(data, "transform", None)):
         return "transform"
-    found = [name for name, value in getattr(data, "__dict__", {}).items() if callable(value) and _is_compose(value)]
-    return found[0] if len(found) == 1 and "target" not in found[0] else None
+    names = [name for name, value in getattr(data, "__dict__", {}).items() if callable(value) and _is_compose(value)]
+    return names[0] if len(names) == 1 and "target" not in names[0] else None
 
 
 def _is_compose(transform: Any) -> bool:
@@ -320,11 +313,6 @@ def _members(transform: Any) -> tuple[Callable[[Any], Any], ...]:
     if isinstance(transform, torch.nn.Sequential):
         return tuple(transform)
     return tuple(transform.transforms) if _is_compose(transform) else (transform,)
-
-
-def own_container(value: Any) -> Any:
-    """The same leaves in tuples, lists and mappings of their own."""
-    return map_tree(value, lambda leaf: leaf)
 
 
 def duplicate(value: Any) -> Any:

@@ -15,7 +15,7 @@ import copy
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_convert
 
-from packer.tools.diagnose.cuts import Cuts, RecordedCuts, StreamCuts, batches_of, duplicate, name_of, own_container
-from packer.tools.diagnose.pipeline import Pipeline, Stage, ending, endless, map_tree
+from packer.tools.diagnose.cuts import Cuts, RecordedCuts, StreamCuts, batches_of, duplicate, name_of
+from packer.tools.diagnose.pipeline import Pipeline, Stage, endless, map_tree, own_container
 from packer.tools.diagnose.tiers import TierCuts
 from readers.torch import ImageDataset
 
@@ -48,13 +48,16 @@ class DataLoaderPipeline(Pipeline):
         self.workers = max(1, loader.num_workers)
         self.more_workers, self.concurrent = loader.num_workers > 0, loader.num_workers > 0
         self.distinct = -(-distinct // self.workers) * self.workers
-        self._epochs = _Endless(loader.sampler if loader.batch_sampler is None else loader.batch_sampler)
+        # One position, so that a second loop goes on to samples that were not read by the first.
+        self._epochs = endless(loader.sampler if loader.batch_sampler is None else loader.batch_sampler)
         self._cuts = self._cut()
         self.notes, self.size_error = self._cuts.notes, self._cuts.size_error
         stages = list(map(self._of_batch, self._cuts.stages))
         if not self._stream:
             stages.insert(0, Stage("storage", "what a cold read adds"))
-        self._wrapped = type(loader) not in _known_loaders()
+        stateful = sys.modules.get("torchdata.stateful_dataloader")
+        known = (DataLoader, *([stateful.StatefulDataLoader] if stateful else []))  # the same with other data
+        self._wrapped = type(loader) not in known
         if self._wrapped:
             stages.insert(0, Stage("wrapper", f"what {type(loader).__name__} adds to a DataLoader"))
         self._before = len(stages)  # the stages before collate
@@ -69,7 +72,6 @@ class DataLoaderPipeline(Pipeline):
             self.distinct = self.workers
         prefetch = (loader.prefetch_factor or 2) * loader.num_workers if loader.num_workers else 0
         self.warmup = max(prefetch, self.distinct) + self.workers
-        self._kept: list[Any] = []
 
     def cached(self, count: int) -> Iterator[Any]:
         count -= self._wrapped
@@ -78,7 +80,7 @@ class DataLoaderPipeline(Pipeline):
         if count == 0:
             return self._batches(self._loader.dataset, self._epochs, self._loader.collate_fn)
         if count + self._wrapped == len(self.stages):
-            return map(own_container, itertools.cycle(self._replayed()))
+            return self.from_memory(_own)
         free = min(count, self._before - self._wrapped)
         return self._over(self._cuts.data(free - (not self._stream)), count > free)
 
@@ -97,7 +99,7 @@ class DataLoaderPipeline(Pipeline):
         if self._stream:
             self._batch_size, self._sizes = loader.batch_size or 1, [0]
             return StreamCuts(loader, self.distinct * self._batch_size)
-        first = list(itertools.islice(iter(self._epochs), self.distinct))
+        first = list(itertools.islice(self._epochs, self.distinct))
         if loader.batch_sampler is None:
             self._sizes, indices = [0] * len(first), first
         else:
@@ -118,8 +120,9 @@ class DataLoaderPipeline(Pipeline):
         collate = self._loader.collate_fn
         if collated:
             collate = _CollateOnce(collate, self.distinct // self.workers, self.fresh)
-        slots = None if self._stream else _Slots(self._cuts.count, self._sizes[: self.distinct])
-        return self._batches(data, slots, collate)
+        rows = itertools.cycle(range(self._cuts.count))
+        slots = [list(itertools.islice(rows, size)) if size else next(rows) for size in self._sizes[: self.distinct]]
+        return self._batches(data, itertools.cycle(slots), collate)
 
     def _batches(self, data: Any, sampler: Any, collate: Any) -> Iterator[Any]:
         loader = self._loader
@@ -133,21 +136,16 @@ class DataLoaderPipeline(Pipeline):
         kind = DataLoader if self._wrapped else type(loader)
         return batches_of(kind, loader, data, collate_fn=collate, **options)
 
-    def _replayed(self) -> list[Any]:
-        if not self._kept:
-            with ending(self._over(self._cuts.data(len(self._cuts.stages)))) as batches:
-                self._kept = [map_tree(each, _own) for each in itertools.islice(batches, self.distinct)]
-        return self._kept
-
     def _time_collate(self) -> tuple[float, float]:
         """Seconds and CPU seconds of collating a batch."""
         data = self._cuts.data(len(self._cuts.stages))
-        samples = [own_container(data[i % self._cuts.count]) for i in range(self._batch_size)]
+        samples: Any = [own_container(data[number % self._cuts.count]) for number in range(self._batch_size)]
+        if not self._sizes[0] and self._loader.batch_size is None:
+            samples = samples[0]
         times, end = list[tuple[float, float]](), time.perf_counter() + _COLLATE_SECONDS
-        given: Any = samples if self._sizes[0] or self._loader.batch_size is not None else samples[0]
         while len(times) < _COLLATE_TIMES and (not times or time.perf_counter() < end):
             start, cpu = time.perf_counter(), time.thread_time()
-            self._loader.collate_fn(given)
+            self._loader.collate_fn(samples)
             times.append((time.perf_counter() - start, time.thread_time() - cpu))
         return min(times)  # the first one also takes memory from the kernel
 
@@ -170,45 +168,7 @@ class _CollateOnce:
         )
 
 
-class _Slots(Sequence[Any]):
-    """Batches of slots, the same few again and again. sizes: of the batches; 0 for a slot in place of a batch."""
-
-    def __init__(self, slots: int, sizes: Sequence[int]) -> None:
-        rows = itertools.cycle(range(slots))
-        self._batches: list[Any] = [list(itertools.islice(rows, size)) if size else next(rows) for size in sizes]
-
-    def __len__(self) -> int:
-        return 1 << 31
-
-    def __getitem__(self, number: Any) -> Any:
-        return self._batches[number % len(self._batches)]
-
-    def __iter__(self) -> Iterator[Any]:
-        return itertools.cycle(self._batches)
-
-
-class _Endless:
-    """What a sampler gives, epoch after epoch, without an end, so that workers are started once.
-
-    There is one position, so that a second loop goes on to samples that were not read by the first.
-    """
-
-    def __init__(self, sampler: Any) -> None:
-        self._given = endless(sampler)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._given
-
-
-def _known_loaders() -> tuple[type, ...]:
-    """Classes that can be rebuilt with other data and are the same otherwise."""
-    stateful = sys.modules.get("torchdata.stateful_dataloader")
-    return (DataLoader,) if stateful is None else (DataLoader, stateful.StatefulDataLoader)
-
-
-def make_pipeline(loader: DataLoader[Any]) -> Pipeline:
-    """The loader, cut."""
-    return DataLoaderPipeline(loader)
+make_pipeline = DataLoaderPipeline
 
 
 def _own(leaf: Any) -> Any:

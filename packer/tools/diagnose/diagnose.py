@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -24,9 +24,10 @@ from packer.tools.diagnose.ladder import (
     caveats,
     costs_of,
     explained,
+    in_ms,
     judge,
     time_steps,
-    warm_seconds,
+    warm_time,
 )
 from packer.tools.diagnose.pipeline import (
     IterablePipeline,
@@ -37,13 +38,14 @@ from packer.tools.diagnose.pipeline import (
     leaves,
     map_tree,
     module_for,
+    own_container,
     pinning,
     random_batches,
     trace_calls,
     tree_bytes,
 )
 from packer.tools.diagnose.tips import advise
-from packer.tools.monitor.record import Usage
+from packer.tools.monitor.record import Mark
 from packer.tools.monitor.sampler import INTERVAL, Sampler
 from readers.trace import Trace
 
@@ -51,6 +53,7 @@ __all__ = ["climb", "diagnose"]
 
 _OTHERS_BUSY = 0.3
 _STEPS = 4  # that the shortest measurement takes, about
+_SAMPLES, _LEAST_SECONDS = 100, 0.05  # of the machine, in a whole diagnosis; between two
 
 
 def diagnose(
@@ -89,17 +92,26 @@ def diagnose(
             f"seconds={seconds:g}: steps of {simulate_step:g} s cannot be measured in so short a time, which takes at "
             f"least {_STEPS} of them; give seconds={_STEPS * simulate_step:g} or more, or a shorter step"
         )
-    training = Training.of(step, simulate_step, device, copy, trace)
-    if watcher is not None:
-        watcher.note("reading the first samples")
+    training, watcher = Training.of(step, simulate_step, device, copy, trace), watcher or Silent()
+    watcher.note("reading the first samples")
     pipeline, batches = _open(loader)
-    training = replace(training, pin=pinning(device, batches[0]))
-    sampler = start_sampler(seconds)
+    sampler = None
+    with suppress(SourceError):  # not on Linux
+        sampler = Sampler(interval=min(INTERVAL, max(_LEAST_SECONDS, seconds / _SAMPLES)))
+
+    def begins(line: str) -> None:  # what was sampled until now belongs to the line before it
+        if sampler is not None:
+            sampler.sample()
+            sampler.mark(line)
+
+    training = replace(training, pin=pinning(device, batches[0]), begins=begins)
     with sampler or nullcontext(), nullcontext() if trace is None else pipeline.record(trace):
-        lines = replace(training, begins=lambda name: mark_line(sampler, name))
-        result = climb(pipeline, lines, seconds=seconds, watcher=watcher)
-    result = replace(result, batch_size=_batch_size(batches[0]), batch_bytes=tree_bytes(batches[0]))
-    result = replace(result, usage=with_rates(None if sampler is None else sampler.usage(), result))
+        result = climb(pipeline, training, seconds=seconds, watcher=watcher)
+    sizes = [leaf.shape[0] for leaf in leaves(batches[0]) if len(getattr(leaf, "shape", ())) > 0]
+    result = replace(result, batch_size=int(sizes[0]) if sizes else None, batch_bytes=tree_bytes(batches[0]))
+    if sampler is not None:
+        usage = sampler.usage()
+        result = replace(result, usage=replace(usage, marks=tuple(_with_rates(usage.marks, result))))
     idle = result.step.cpu_busy if training.simulated else None  # of a step that only waits
     if idle is not None and idle > _OTHERS_BUSY:
         note = f"other processes kept the CPUs {idle:.0%} busy; repeat it on a quiet machine"
@@ -130,9 +142,12 @@ def _replayed(pipeline: Pipeline) -> list[Any]:
         return list(itertools.islice(batches, pipeline.distinct))
 
 
-def _batch_size(batch: Any) -> int | None:
-    sizes = [leaf.shape[0] for leaf in leaves(batch) if len(getattr(leaf, "shape", ())) > 0]
-    return int(sizes[0]) if sizes else None
+def _with_rates(marks: Iterable[Mark], result: Diagnosis) -> Iterator[Mark]:
+    """The marks of lines, which say how many steps and images a second these made."""
+    rates = {rung.stage: rung.time.per_second for rung in result.rungs if rung.measured}
+    for mark in marks:
+        steps = rates.get(mark.name)
+        yield replace(mark, steps=steps, images=steps and result.batch_size and steps * result.batch_size)
 
 
 # --- Measuring the rungs of a ladder, within a budget of time.
@@ -151,15 +166,6 @@ _CONFIRM_SECONDS = 5.0  # of warming up: lines of slower loaders are not measure
 _Use = Callable[[Any], object]
 
 
-@dataclass(frozen=True)
-class _Level:
-    """A rung to be measured. cached: the stages that come from memory; None for batches that are on the device."""
-
-    stage: str
-    what: str
-    cached: int | None
-
-
 def climb(pipeline: Pipeline, training: Training, *, seconds: float, watcher: Watcher | None = None) -> Diagnosis:
     """Measure all rungs, in about `seconds`."""
     return _Climb(pipeline, training, seconds, watcher or Silent()).run()
@@ -169,33 +175,29 @@ class _Climb:
     def __init__(self, pipeline: Pipeline, training: Training, seconds: float, watcher: Watcher) -> None:
         self._pipeline, self._training, self._watcher = pipeline, training, watcher
         stages = pipeline.stages
-        self._levels = [_Level("step", "batches in the memory of the device", None)]
-        if training.copy is not None:
-            self._levels.append(_Level("copy", "host to device", len(stages)))
-        for count in range(len(stages) - 1, -1, -1):
-            self._levels.append(_Level(stages[count].name, stages[count].what, count))
+        # Name, what it is, and how many stages come from memory; line 0 has its batches on the device.
+        self._lines = [("step", "batches in the memory of the device", -1)]
+        self._lines += [("copy", "host to device", len(stages))] if training.copy is not None else []
+        self._lines += [(stages[n].name, stages[n].what, n) for n in reversed(range(len(stages)))]
+        self._last = len(self._lines) - 1
         self._times: dict[int, StepTime] = {}
         self._end = time.perf_counter() + seconds
-        self._share = seconds / (len(self._levels) + _MEASURED_ALONE + 1 + 2 * (not training.simulated))
+        self._share = seconds / (len(self._lines) + _MEASURED_ALONE + 1 + 2 * (not training.simulated))
         self._slow = False
         self._sizes: list[int] = []  # of the batches of the whole loader
         self._notes: list[str] = []
 
     def run(self) -> Diagnosis:
-        pipeline, training = self._pipeline, self._training
-        replayed = list(itertools.islice(pipeline.cached(len(pipeline.stages)), pipeline.distinct))
-        sizes = [tree_bytes(batch) for batch in replayed]
-        on_device = [training.on_device(batch) for batch in replayed]
-        in_place = not training.simulated and _changes(training.step, on_device[0])
-        pipeline.fresh = in_place
-        batches = _again(on_device, copies=in_place)
-        if in_place:
+        pipeline, training, last = self._pipeline, self._training, self._last
+        replayed = _replayed(pipeline)
+        on_device = list(map(training.on_device, replayed))
+        pipeline.fresh = not training.simulated and _changes(training.step, on_device[0])
+        if pipeline.fresh:
             self._notes.append("the step changes its batch in place, so every replayed batch is copied first")
-        self._times[0] = self._measure("step", batches, training.step, count_wait=False)
-        last = len(self._levels) - 1
+        self._times[0] = self._of_step("step", on_device)
         known = sum(stage.seconds or 0.0 for stage in pipeline.stages) / pipeline.workers
         self._slow = self._too_slow(known)  # without storage, of which nothing is known yet
-        self._time(last)
+        self._times[last] = self._of_line(last)
         self._slow = self._slow or self._too_slow(self._times[last].seconds)
         if self._slow:
             self._notes.append("the loader is slow: lines between two that take equally long were not measured")
@@ -203,99 +205,94 @@ class _Climb:
         else:
             for number in range(1, last):
                 self._time_between(number)
-        self._confirm(last)
-        rungs = self._rungs()
+        self._confirm()
+        rungs = list[Rung]()
+        for number, (name, what, _) in enumerate(self._lines):
+            measured = self._times.get(number)
+            rungs.append(Rung(name, what, measured or rungs[-1].time, measured is not None))
         costs = costs_of(rungs, pipeline)
         self._free_alone(costs, rungs)
-        pinned = None
+        pinned, dynamic, again = None, None, self._times[0]
         if training.copy is not None and training.pin is not None:
-            pinned = self._measure("copy, pinned", _again([training.pin(each) for each in replayed]), training.run)
-        dynamic, again = None, self._times[0]
+            batches = itertools.cycle([training.pin(batch) for batch in replayed])
+            pinned = self._measure("copy, pinned", map(own_container, batches), training.run)
         if not training.simulated:
-            dynamic = self._uneven(on_device, in_place)
-            again = self._measure("step again", _again(on_device, copies=in_place), training.step, count_wait=False)
+            dynamic, again = self._uneven(on_device), self._of_step("step again", on_device)
             self._note_drift("the step", self._times[0], again)
             rungs[:0] = self._random(on_device)
         result = replace(judge(pipeline, tuple(rungs), explained(costs, rungs)), pinned=pinned)
-        notes = caveats(result, pipeline, dynamic, again, self._sizes, sizes)
+        notes = caveats(result, pipeline, dynamic, again, self._sizes, list(map(tree_bytes, replayed)))
         return replace(result, notes=(*result.notes, *self._notes, *notes))
 
     # --- what is measured -------------------------------------------------------------------------------------------
-    def _time(self, number: int) -> None:
-        level = self._levels[number]
-        assert level.cached is not None
-
-        def observed(batch: Any) -> None:
-            self._sizes.append(tree_bytes(batch))
-            self._training.run(batch)
-
-        use = self._training.run if level.cached else observed
-        self._times[number] = self._measure(level.stage, self._pipeline.cached(level.cached), use)
-
     def _measure(self, name: str, batches: Iterator[Any], use: _Use, *, count_wait: bool = True) -> StepTime:
         self._training.begins(name)
-        trace, start = self._training.trace, time.perf_counter_ns()
-        pipeline = self._pipeline
+        trace, pipeline, start = self._training.trace, self._pipeline, time.perf_counter_ns()
         warmup, workers = (pipeline.warmup, pipeline.workers) if count_wait else (pipeline.distinct, 1)
         with ending(batches):
             waited = map(trace_calls(trace, "wait", next), itertools.repeat(batches))
-            found = time_steps(
+            measured = time_steps(
                 waited, use, warmup=warmup, seconds=self._share, workers=workers,
                 least_blocks=1 if self._slow else 2, count_wait=count_wait, synchronize=self._training.synchronize,
             )  # fmt: skip
         if trace is not None:
             trace.add("diagnosis: lines", name, start, time.perf_counter_ns())
-        self._watcher.note(f"{name}: {1e3 * found.seconds:.1f} ms a step")
-        return found
+        self._watcher.note(f"{name}: {in_ms(measured.seconds)} a step")
+        return measured
+
+    def _of_step(self, name: str, on_device: Sequence[Any]) -> StepTime:
+        return self._measure(name, self._again(on_device), self._training.step, count_wait=False)
+
+    def _of_line(self, number: int, again: bool = False) -> StepTime:
+        name, _, cached = self._lines[number]
+
+        def use(batch: Any) -> None:
+            if cached == 0 and not again:
+                self._sizes.append(tree_bytes(batch))
+            self._training.run(batch)
+
+        return self._measure(f"{name} again" if again else name, self._pipeline.cached(cached), use)
+
+    def _again(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """The batches again and again, in containers of their own; tensors of their own where the step changes them."""
+        for batch in itertools.cycle(batches):
+            yield map_tree(batch, _clone) if self._pipeline.fresh else own_container(batch)
 
     def _too_slow(self, seconds: float) -> bool:
         """Whether measuring every line with steps of so many seconds would take more than the budget."""
         least = (self._pipeline.warmup + 2 * self._pipeline.workers) * max(seconds, self._times[0].seconds)
-        lines = len(self._levels) - len(self._times) + _MEASURED_ALONE
+        lines = len(self._lines) - len(self._times) + _MEASURED_ALONE
         return lines * least > _PATIENCE * max(self._end - time.perf_counter(), lines * self._share)
 
     def _time_between(self, number: int) -> bool:
         """Measure a line between the step and the whole loader, or note why it cannot be."""
         try:
-            self._time(number)
+            self._times[number] = self._of_line(number)
         except Exception as error:  # of the user's classes, which the whole loader does not raise
-            stage, above = self._levels[number].stage, self._levels[number + 1].stage
+            stage, above = self._lines[number][0], self._lines[number + 1][0]
             self._notes.append(f"no time for '{stage}', which is part of '{above}': {in_a_line(error)}")
-            return False
-        return True
+        return number in self._times
 
     def _bisect(self, low: int, high: int) -> None:
         """Measure those lines between two measured ones where the time may change."""
-        whole = self._times[len(self._levels) - 1].seconds
-        if high - low < 2 or self._times[high].seconds - self._times[low].seconds <= SAME * whole:
-            return
+        apart = self._times[high].seconds - self._times[low].seconds
         middle = (low + high) // 2
-        if self._time_between(middle):
+        if low < middle and apart > SAME * self._times[self._last].seconds and self._time_between(middle):
             self._bisect(low, middle)
             self._bisect(middle, high)
 
-    def _free_alone(self, costs: list[StageCost], rungs: list[Rung]) -> None:
+    def _free_alone(self, costs: list[StageCost], rungs: Sequence[Rung]) -> None:
         """Measure what is gained if one of the costliest stages alone is free, where that was computed so far."""
         numbers = {stage.name: number for number, stage in enumerate(self._pipeline.stages)}
-        costliest = sorted(costs, key=lambda cost: (cost.measured, -cost.freed))
-        for cost in costliest[: 0 if self._slow else _MEASURED_ALONE]:
-            known = cost.measured or cost.stage not in numbers
-            alone = None if known else self._pipeline.without(numbers[cost.stage])
-            if alone is not None:
-                with suppress(Exception):  # what fails here failed above, and there is a note
-                    freed = (
-                        warm_seconds(rungs) - self._measure(f"without {cost.stage}", alone, self._training.run).seconds
-                    )
-                    costs[costs.index(cost)] = replace(cost, freed=max(0.0, freed), measured=True)
+        computed = [cost for cost in costs if not cost.measured and cost.stage in numbers and not self._slow]
+        for cost in sorted(computed, key=lambda cost: -cost.freed)[:_MEASURED_ALONE]:
+            with suppress(Exception):  # what fails here failed above, and there is a note
+                if (alone := self._pipeline.without(numbers[cost.stage])) is not None:
+                    left = self._measure(f"without {cost.stage}", alone, self._training.run)
+                    freed = max(0.0, warm_time(rungs).seconds - left.seconds)
+                    costs[costs.index(cost)] = replace(cost, freed=freed, measured=True)
 
-    def _rungs(self) -> list[Rung]:
-        rungs: list[Rung] = []
-        for number, level in enumerate(self._levels):
-            measured = self._times.get(number)
-            rungs.append(Rung(level.stage, level.what, measured or rungs[-1].time, measured is not None))
-        return rungs
-
-    def _confirm(self, last: int) -> None:
+    def _confirm(self) -> None:
         """Measure the whole loader once more, and the line below it where the two differ.
 
         What storage costs is the difference of two lines that were measured at different times, so that other
@@ -303,20 +300,17 @@ class _Climb:
         shorter times count, as they do where the CPUs, and not a wait, took what the whole loader takes longer;
         elsewhere the first one of the whole loader does, since what was read is in memory now.
         """
-        first, step = self._times[last], self._times[0]
+        last, times = self._last, self._times
+        first, below = times[last], times.get(last - 1)
         warmup = self._pipeline.warmup + 2 * self._pipeline.workers
         too_long = self._slow and warmup * first.seconds > _CONFIRM_SECONDS
-        if too_long or first.seconds - step.seconds <= SAME * first.seconds:
+        if too_long or first.seconds - times[0].seconds <= SAME * first.seconds:
             return
-        below = self._times.get(last - 1)
         if last > 1 and below is not None and abs(first.seconds - below.seconds) > SAME * first.seconds:
-            level = self._levels[last - 1]
-            batches = self._pipeline.cached(level.cached or 0)
-            again = self._measure(f"{level.stage} again", batches, self._training.run)
-            self._times[last - 1] = min(below, again, key=lambda time: time.seconds)
-        now = self._measure(f"{self._levels[last].stage} again", self._pipeline.cached(0), self._training.run)
-        if (first.cpu_busy or 0.0) >= BUSY or (below is not None and _computes_longer(first, below)):
-            self._times[last] = min(first, now, key=lambda time: time.seconds)
+            times[last - 1] = min(below, self._of_line(last - 1, again=True), key=lambda time: time.seconds)
+        now = self._of_line(last, again=True)
+        if (first.cpu_busy or 0.0) >= BUSY or _computes_longer(first, below):
+            times[last] = min(first, now, key=lambda time: time.seconds)
         self._note_drift("the whole loader", first, now)
 
     def _random(self, on_device: Sequence[Any]) -> list[Rung]:
@@ -325,22 +319,22 @@ class _Climb:
         if batches is None:
             return []
         try:
-            found = self._measure("random", batches, self._training.step, count_wait=False)
+            measured = self._measure("random", batches, self._training.step, count_wait=False)
         except Exception as error:  # the user's step, on data that it was not made for
             self._notes.append(f"no line 'random': the step failed on random data ({in_a_line(error)})")
             return []
-        return [Rung("random", "random data made on the device, new in each step", found)]
+        return [Rung("random", "random data made on the device, new in each step", measured)]
 
     def _note_drift(self, what: str, first: StepTime, now: StepTime) -> None:
         """A note if something takes another time than at first."""
         apart = now.low > first.high or now.high < first.low
         if apart and abs(now.seconds - first.seconds) > _DRIFT * first.seconds:
             self._notes.append(
-                f"{what} took {1e3 * first.seconds:.1f} ms a step at first and {1e3 * now.seconds:.1f} ms at the end: "
+                f"{what} took {in_ms(first.seconds)} a step at first and {in_ms(now.seconds)} at the end: "
                 f"other processes took or left the CPUs, or what was read is in memory now"
             )
 
-    def _uneven(self, on_device: Sequence[Any], in_place: bool) -> tuple[float, float] | None:
+    def _uneven(self, on_device: Sequence[Any]) -> tuple[float, float] | None:
         """(shortest, longest) seconds of a step over different cached batches; None where they take equally long.
 
         They differ if the slowest is slower in each of seven rounds than the fastest in any, which chance brings about
@@ -348,35 +342,28 @@ class _Climb:
         """
         step, synchronize = self._training.step, self._training.synchronize
         most = int(min(_ROUND_SECONDS, 2 * self._share) / _ROUNDS / self._times[0].seconds)
-        some = on_device[: min(most, _COMPARED)]
-        if len(some) < 2:
+        times: list[list[float]] = [[] for _ in on_device[: min(most, _COMPARED)]]
+        if len(times) < 2:
             return None
-        times: list[list[float]] = [[] for _ in some]
-        batches = _again(some, copies=in_place)
-        for each in itertools.islice(itertools.cycle(times), _ROUNDS * len(some)):
+        batches = self._again(on_device[: len(times)])
+        for each in itertools.islice(itertools.cycle(times), _ROUNDS * len(times)):
             batch = next(batches)
             synchronize()
             start = time.perf_counter()
             step(batch)
             synchronize()
             each.append(time.perf_counter() - start)
-        times.sort(key=median)
-        low, high = median(times[0]), median(times[-1])
-        return (low, high) if high > (1 + SAME) * low and min(times[-1]) > max(times[0]) else None
+        fast, *_, slow = sorted(times, key=median)
+        low, high = median(fast), median(slow)
+        return (low, high) if high > (1 + SAME) * low and min(slow) > max(fast) else None
 
 
-def _computes_longer(line: StepTime, below: StepTime) -> bool:
+def _computes_longer(line: StepTime, below: StepTime | None) -> bool:
     """Whether most of what a step of `line` takes longer is time of a CPU."""
-    if line.cpu_busy is None or below.cpu_busy is None:
+    if below is None or line.cpu_busy is None or below.cpu_busy is None:
         return False
     computed = usable_cpus() * (line.cpu_busy * line.seconds - below.cpu_busy * below.seconds)
     return computed > 0.5 * (line.seconds - below.seconds) > 0
-
-
-def _again(batches: Sequence[Any], copies: bool = False) -> Iterator[Any]:
-    """The batches again and again, in containers of their own; with `copies`, tensors of their own."""
-    for batch in itertools.cycle(batches):
-        yield map_tree(batch, _clone if copies else lambda leaf: leaf)
 
 
 def _clone(leaf: Any) -> Any:
@@ -385,46 +372,8 @@ def _clone(leaf: Any) -> Any:
 
 def _changes(step: _Use, batch: Any) -> bool:
     """Whether a step writes into tensors of its batch. The step is run on a copy."""
-    versions: list[tuple[Any, int]] = []
-
-    def watched(leaf: Any) -> Any:
-        copied = _clone(leaf)
-        if hasattr(copied, "_version"):
-            versions.append((copied, copied._version))
-        return copied
-
-    step(map_tree(batch, watched))
-    return any(leaf._version != version for leaf, version in versions)
-
-
-# --- What the machine does while a diagnosis runs: a record of utilisation, with a mark where each line begins.
-_SAMPLES = 100  # of a whole diagnosis
-_LEAST_SECONDS = 0.05
-
-
-def start_sampler(seconds: float) -> Sampler | None:
-    """Sample during a diagnosis of about so many seconds; None where this machine has nothing to sample."""
-    try:
-        return Sampler(interval=min(INTERVAL, max(_LEAST_SECONDS, seconds / _SAMPLES)))
-    except SourceError:  # not on Linux
-        return None
-
-
-def mark_line(sampler: Sampler | None, name: str) -> None:
-    """A line is about to be measured: what was sampled until now belongs to the one before it."""
-    if sampler is not None:
-        sampler.sample()
-        sampler.mark(name)
-
-
-def with_rates(usage: Usage | None, result: Diagnosis) -> Usage | None:
-    """The record, whose marks say how many steps and images a second their lines made."""
-    if usage is None:
-        return None
-    rates = {rung.stage: rung.time.per_second for rung in result.rungs if rung.measured}
-    marks = []
-    for mark in usage.marks:
-        steps = rates.get(mark.name)
-        images = None if steps is None or result.batch_size is None else steps * result.batch_size
-        marks.append(replace(mark, steps=steps, images=images))
-    return replace(usage, marks=tuple(marks))
+    copied = map_tree(batch, _clone)
+    tensors = [leaf for leaf in leaves(copied) if hasattr(leaf, "_version")]
+    versions = [leaf._version for leaf in tensors]
+    step(copied)
+    return [leaf._version for leaf in tensors] != versions

@@ -28,7 +28,7 @@ from cache import list_caches
 from cache.filesystem import cache_budget, filesystem_type, free_space, is_in_memory, is_local
 from cache.messages import quoted
 from cache.node import available_memory_bytes, detect_ranks
-from cache.staging import candidates
+from cache.staging.session import candidates
 from cache.stores import LooseFiles
 from packer.tools.diagnose.ladder import Diagnosis, StageCost
 from packer.tools.diagnose.pipeline import leaves
@@ -223,21 +223,21 @@ def gather(
     loader: Any, result: Diagnosis, batch: Any, *, device: Any = None, copies: bool = False, simulated: bool = False
 ) -> Facts:
     """The facts of any loader. batch: one of its batches. device, copies: where and whether batches are copied."""
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "loader": type(loader).__name__, "simulated": simulated, "copies": copies, "workers": result.workers,
         "batch_size": result.batch_size, "omp_threads": os.environ.get("OMP_NUM_THREADS", ""),
     }  # fmt: skip
     for find in (_of_node, lambda: _of_loader(loader), lambda: _of_data(loader), lambda: _of_batch(batch)):
         with suppress(Exception):  # of an object that is not what it looks like
-            found |= find()
-    if device is not None and found.get("device", "cpu") == "cpu":
-        found["device"] = str(device)
-    if found.get("place") and found.get("files") != "remote":
+            facts |= find()
+    if device is not None and facts.get("device", "cpu") == "cpu":
+        facts["device"] = str(device)
+    if facts.get("place") and facts.get("files") != "remote":
         with suppress(OSError):
-            kind, memory = filesystem_type(Path(found["place"])), is_in_memory(Path(found["place"]))
-            found |= {"filesystem": kind, "local": is_local(kind), "in_memory": memory}
-    facts = Facts(**found)
-    return replace(facts, faster=_places_nearby(facts))
+            kind, memory = filesystem_type(Path(facts["place"])), is_in_memory(Path(facts["place"]))
+            facts |= {"filesystem": kind, "local": is_local(kind), "in_memory": memory}
+    known = Facts(**facts)
+    return replace(known, faster=_places_nearby(known))
 
 
 def _owners(loader: Any) -> Iterator[Any]:
@@ -250,20 +250,20 @@ def _owners(loader: Any) -> Iterator[Any]:
 
 # --- the node ---------------------------------------------------------------------------------------------------------
 def _of_node() -> dict[str, Any]:
-    found: dict[str, Any] = {"memory_bytes": available_memory_bytes()}
+    facts: dict[str, Any] = {"memory_bytes": available_memory_bytes()}
     with suppress(Exception):
-        found["shm_bytes"] = cache_budget("/dev/shm").bytes
+        facts["shm_bytes"] = cache_budget("/dev/shm").bytes
     with suppress(Exception):
-        found["unused_cache_bytes"] = sum(
+        facts["unused_cache_bytes"] = sum(
             each.capacity_bytes for each in list_caches() if not each.in_use and not each.persist
         )
     with suppress(Exception):
-        found["nodes"] = detect_ranks().nodes
+        facts["nodes"] = detect_ranks().nodes
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
-        found |= {"gpus": torch.cuda.device_count(), "gpu_free_bytes": free, "gpu_bytes": total}
-    return found
+        facts |= {"gpus": torch.cuda.device_count(), "gpu_free_bytes": free, "gpu_bytes": total}
+    return facts
 
 
 def _places_nearby(facts: Facts) -> tuple[tuple[str, int], ...]:
@@ -273,29 +273,29 @@ def _places_nearby(facts: Facts) -> tuple[tuple[str, int], ...]:
     """
     if facts.in_memory or not facts.place:
         return ()
-    found = list[tuple[str, int]]()
+    places = list[tuple[str, int]]()
     for target in candidates(None):
         with suppress(OSError):
             kind = filesystem_type(target.path)
             memory = is_in_memory(target.path)
             if target.path.is_dir() and is_local(kind) and (memory or facts.local is False):
-                found.append((str(target.path), free_space(target.path, kind).bytes))
-    return tuple(found)
+                places.append((str(target.path), free_space(target.path, kind).bytes))
+    return tuple(places)
 
 
 # --- the loader -------------------------------------------------------------------------------------------------------
 def _of_loader(loader: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     if (workers := getattr(loader, "num_workers", None)) is not None:  # a torch DataLoader
         ahead = (getattr(loader, "prefetch_factor", None) or 2) * workers
-        found |= {"workers": int(workers), "prefetch": ahead, "pin_memory": bool(loader.pin_memory)}
+        facts |= {"workers": int(workers), "prefetch": ahead, "pin_memory": bool(loader.pin_memory)}
         sampler = type(getattr(loader, "sampler", None)).__name__
-        found["shuffled"] = "Random" in sampler or "Distributed" in sampler or "Epoch" in sampler
+        facts["shuffled"] = "Random" in sampler or "Distributed" in sampler or "Epoch" in sampler
     elif (threads := getattr(loader, "threads", None)) is not None:
-        found |= {"workers": int(threads), "prefetch": getattr(loader, "prefetch", None)}
-        found |= {"device": str(getattr(loader, "device", "cpu")), "decoder": str(getattr(loader, "decoder", ""))}
-        found["shuffled"] = type(getattr(loader, "order", None)).__name__ == "Shuffled"
-    return found
+        facts |= {"workers": int(threads), "prefetch": getattr(loader, "prefetch", None)}
+        facts |= {"device": str(getattr(loader, "device", "cpu")), "decoder": str(getattr(loader, "decoder", ""))}
+        facts["shuffled"] = type(getattr(loader, "order", None)).__name__ == "Shuffled"
+    return facts
 
 
 def _of_batch(batch: Any) -> dict[str, Any]:
@@ -312,22 +312,22 @@ def _of_batch(batch: Any) -> dict[str, Any]:
 def _of_data(loader: Any) -> dict[str, Any]:
     owners = list(_owners(loader))
     data = owners[-1]
-    found: dict[str, Any] = {"dataset": "" if data is loader else type(data).__name__}
+    facts: dict[str, Any] = {"dataset": "" if data is loader else type(data).__name__}
     for owner in owners:
         transform = getattr(owner, "transform", None)
         members = getattr(transform, "transforms", None)
         if callable(transform):
-            several = list(members) if members is not None else [transform]
-            found["members"] = tuple(
+            each_of = list(members) if members is not None else [transform]
+            facts["members"] = tuple(
                 Member(f"transform {n}", type(each).__name__, type(each).__module__)
-                for n, each in enumerate(several, 1)
+                for n, each in enumerate(each_of, 1)
             )
         ops = getattr(getattr(owner, "recipe", None), "ops", transform if isinstance(transform, list | tuple) else ())
         if ops:
-            found["ops"] = tuple(type(op).__name__ for op in ops)
+            facts["ops"] = tuple(type(op).__name__ for op in ops)
     readers = (getattr(owner, "reader", None) for owner in owners)
     reader = next((reader for reader in readers if isinstance(reader, Reader)), None)
-    return found | (_of_files(owners) if reader is None else _of_reader(reader))
+    return facts | (_of_files(owners) if reader is None else _of_reader(reader))
 
 
 def _of_reader(reader: Reader) -> dict[str, Any]:
@@ -336,16 +336,16 @@ def _of_reader(reader: Reader) -> dict[str, Any]:
     store, forms = reader.store, reader.table.forms
     while hasattr(store, "source"):
         store = store.source
-    found: dict[str, Any] = {"ours": True, "samples": len(reader), "mean_bytes": float(np.mean(reader.sizes()))}
+    facts: dict[str, Any] = {"ours": True, "samples": len(reader), "mean_bytes": float(np.mean(reader.sizes()))}
     if place is not None:
         remote = not isinstance(place[0], Path)
-        found["place"] = str(place[0]).rpartition("/")[0]
-        found["files"] = "remote" if remote else "loose" if isinstance(store, LooseFiles) else "shards"
+        facts["place"] = str(place[0]).rpartition("/")[0]
+        facts["files"] = "remote" if remote else "loose" if isinstance(store, LooseFiles) else "shards"
         with suppress(Exception):  # of a set: its own directory, which commands take
-            found["place"] = str(reader.path)
+            facts["place"] = str(reader.path)
     if type(reader).__name__ == "CachedReader":
-        found["cached"] = forms[-1].kind if forms else reader.keep.kind  # type: ignore[attr-defined]
-    return found | _of_images(reader.image_info(rows))
+        facts["cached"] = forms[-1].kind if forms else reader.keep.kind  # type: ignore[attr-defined]
+    return facts | _of_images(reader.image_info(rows))
 
 
 def _of_images(info: ImageInfo) -> dict[str, Any]:
@@ -392,8 +392,8 @@ def _of_paths(paths: list[Path], samples: int) -> dict[str, Any]:
         if size <= _PEEK_BYTES:
             images.append(path.read_bytes())
     folder = os.path.commonpath([str(path.absolute().parent) for path in paths])
-    found = {"place": folder, "files": "loose", "samples": samples, "mean_bytes": sum(sizes) / len(sizes)}
-    return {**found, "decoder": "pillow", **_of_images(headers_of(images))}
+    facts = {"place": folder, "files": "loose", "samples": samples, "mean_bytes": sum(sizes) / len(sizes)}
+    return {**facts, "decoder": "pillow", **_of_images(headers_of(images))}
 
 
 # --- What advice is made from: a diagnosis, the facts of the loader, and the model that predicts other loaders.

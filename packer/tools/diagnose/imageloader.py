@@ -7,7 +7,6 @@ are.
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -17,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from cache.errors import PipelineError
-from packer.tools.diagnose.cuts import own_container
 from packer.tools.diagnose.pipeline import IterablePipeline, Pipeline, Stage, ending, endless
 from packer.tools.diagnose.tiers import Tiers
 from readers.augment.ops import Stage as OpStage
@@ -55,7 +53,6 @@ class ImageLoaderPipeline(Pipeline):
 
     def __init__(self, loader: ImageLoader, distinct: int = 4) -> None:
         self._loader, self.distinct = loader, distinct
-        self._kept: list[Any] = []
         self.workers, self.more_workers, self.warmup = loader.threads, True, loader.prefetch + 1
         count = min(len(loader.reader), distinct * loader.batch_size, len(loader.order))
         if not count or count < loader.batch_size:
@@ -73,10 +70,7 @@ class ImageLoaderPipeline(Pipeline):
 
     def cached(self, count: int) -> Iterator[Any]:
         if count == len(self.stages):
-            if not self._kept:
-                with ending(self.cached(count - 1)) as batches:
-                    self._kept = list(itertools.islice(batches, self.distinct))
-            return map(own_container, itertools.cycle(self._kept))
+            return self.from_memory()
         if count:
             return endless(self._over(count, self._loader.threads))
         return endless(self._whole)  # a second time its next epoch

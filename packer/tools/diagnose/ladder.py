@@ -32,7 +32,7 @@ from typing import Any, TypeAlias
 from cache.messages import parse_size, shortened, table, wrapped
 from cache.node import usable_cpus
 from packer.tools.diagnose.pipeline import Pipeline, Stage
-from packer.tools.monitor.machine import cpu_seconds
+from packer.tools.monitor.machine import CpuSeconds, cpu_seconds
 from packer.tools.monitor.record import Usage
 
 __all__ = [
@@ -46,16 +46,15 @@ __all__ = [
     "advice_lines",
     "caveats",
     "costs_of",
-    "cpu_cache_bytes",
-    "cpu_times",
     "diagnosis_lines",
     "explained",
     "facts_of",
+    "in_ms",
     "judge",
     "ladder_table",
     "time_steps",
     "verdict_lines",
-    "warm_seconds",
+    "warm_time",
 ]
 
 _VERSION = 2
@@ -217,7 +216,7 @@ def time_steps(
             break
         step(next(batches))
     synchronize()
-    busy, waits, means = cpu_times(), 0.0, list[float]()
+    cpus, waits, means = _cpu_times(), 0.0, list[float]()
     start = begin = time.perf_counter()
     steps = in_block = 0
     waited = 0.0  # in this block
@@ -237,24 +236,25 @@ def time_steps(
             break
     means.sort()
     inner = means[1:-1] if len(means) == _BLOCKS else means
-    return StepTime(median(means), inner[0], inner[-1], waits / steps, steps, _busy_share(busy, cpu_times()))
+    busy, total = (now - before for now, before in zip(_cpu_times(), cpus, strict=True))
+    cpu_busy = busy / total if total > 0 else None
+    return StepTime(median(means), inner[0], inner[-1], waits / steps, steps, cpu_busy)
 
 
-def cpu_times() -> tuple[float, float]:
+def _cpu_times() -> tuple[float, float]:
     """(busy, all) seconds of the CPUs that this process may use, since boot; (0, 0) where the kernel does not say.
 
     Busy is also what a hypervisor took.
     """
-    with suppress(Exception):  # psutil, where there is no /proc/stat
-        cpus = cpu_seconds()
-        mine = [cpus[number] for number in os.sched_getaffinity(0) if number in cpus]
-        return sum(cpu.busy + cpu.steal for cpu in mine), sum(cpu.total for cpu in mine)
-    return 0.0, 0.0
+    own, mine = os.sched_getaffinity(0), list[CpuSeconds]()
+    with suppress(OSError):
+        mine = [cpu for number, cpu in cpu_seconds().items() if number in own]
+    return sum(cpu.busy + cpu.steal for cpu in mine), sum(cpu.total for cpu in mine)
 
 
-def _busy_share(before: tuple[float, float], after: tuple[float, float]) -> float | None:
-    total = after[1] - before[1]
-    return (after[0] - before[0]) / total if total > 0 else None
+def in_ms(seconds: float) -> str:
+    """12.3 ms."""
+    return f"{1e3 * seconds:.1f} ms"
 
 
 # --- What may make a ladder mislead, said where it applies and nowhere else.
@@ -278,33 +278,19 @@ def caveats(
     step: the time of the step next to that of random data.
     sizes, replayed: bytes of the batches of the whole loader, and of those that are replayed.
     """
-    yield from _tipped_over(result)
-    yield from _sizes_vary(pipeline, sizes, replayed)
-    yield from _dynamic(result, uneven, step)
-    yield from _memory(result, pipeline)
-
-
-def _tipped_over(result: Diagnosis) -> Iterator[str]:
-    """CPUs that are all busy where the time jumps."""
-    if not result.culprit:
-        return
-    rungs = result.rungs[[rung.stage for rung in result.rungs].index("step") :]
-    steps = [(rung.time.seconds - below.time.seconds, rung) for below, rung in itertools.pairwise(rungs)]
-    jump, rung = max(steps, key=lambda step: step[0])
-    busy = rung.time.cpu_busy
-    cost = next(cost for cost in result.costs if cost.stage == rung.stage)
-    if cost.busy and cost.cpu is not None and cost.cpu < _COMPUTES * cost.busy:
-        return  # it waits, and needs no CPU
-    if busy is not None and busy >= BUSY and jump > SAME * result.full.seconds:
+    full, rungs = result.full.seconds, result.rungs[[rung.stage for rung in result.rungs].index("step") :]
+    jump, rung = max(
+        ((rung.time.seconds - below.time.seconds, rung) for below, rung in itertools.pairwise(rungs)),
+        key=lambda one: one[0],
+    )
+    cost, busy = next(cost for cost in result.costs if cost.stage == rung.stage), rung.time.cpu_busy or 0.0
+    waits = cost.busy and cost.cpu is not None and cost.cpu < _COMPUTES * cost.busy  # and so needs no CPU
+    if result.culprit and not waits and busy >= BUSY and jump > SAME * full:
         yield (
             f"the CPUs are {busy:.0%} busy on the line '{rung.stage}', where the time jumps: that stage may only have "
             f"tipped them over, so compare the stages by 'if free'"
         )
-
-
-def _sizes_vary(pipeline: Pipeline, sizes: Sequence[int], replayed: Sequence[int]) -> Iterator[str]:
-    mean = fmean(sizes) if sizes else 0.0
-    few = fmean(replayed) if replayed else 0.0
+    mean, few = (fmean(each) if each else 0.0 for each in (sizes, replayed))
     if mean > 0 and (pstdev(sizes) > SAME * mean or abs(few - mean) > SAME * mean):
         yield (
             f"batches vary in size, from {min(sizes) / 1e6:.3g} to {max(sizes) / 1e6:.3g} MB, and those that are "
@@ -315,55 +301,41 @@ def _sizes_vary(pipeline: Pipeline, sizes: Sequence[int], replayed: Sequence[int
             f"samples vary in size: those that are replayed may be {pipeline.size_error:.0%} larger or smaller than "
             f"the average, and 'storage' has the difference"
         )
-
-
-def _dynamic(result: Diagnosis, uneven: tuple[float, float] | None, step: StepTime) -> Iterator[str]:
-    """A step whose time depends on what is in its batch."""
     if uneven is not None:
-        low, high = uneven
         yield (
-            f"the time of the step depends on its batch: {1e3 * low:.1f} to {1e3 * high:.1f} ms over the batches that "
-            f"are replayed, so the lines above 'storage' are of these batches"
+            f"the time of the step depends on its batch: {1e3 * uneven[0]:.1f} to {in_ms(uneven[1])} over the batches "
+            f"that are replayed, so the lines above 'storage' are of these batches"
         )
-    lowest = result.rungs[0]
-    if lowest.stage == "random" and _differ(lowest, step.low, step.high):
+    lowest, other = result.rungs[0], result.rungs[0].time
+    longer = other.low > step.high and other.low > (1 + SAME) * step.low
+    if lowest.stage == "random" and (longer or (other.high < step.low and other.high < (1 - SAME) * step.high)):
         yield (
-            f"the step takes {1e3 * lowest.time.seconds:.1f} ms with random data and "
-            f"{1e3 * step.seconds:.1f} ms with cached batches: the model is dynamic, or caches help"
+            f"the step takes {in_ms(other.seconds)} with random data and {in_ms(step.seconds)} with cached batches: "
+            f"the model is dynamic, or caches help"
         )
-
-
-def _differ(rung: Rung, low: float, high: float) -> bool:
-    time = rung.time
-    return (time.low > high and time.low > (1 + SAME) * low) or (time.high < low and time.high < (1 - SAME) * high)
-
-
-def _memory(result: Diagnosis, pipeline: Pipeline) -> Iterator[str]:
-    """Where the values that are replayed are: not where they are in training."""
-    in_worker = result.full.seconds * pipeline.workers
+    in_worker = full * pipeline.workers
     for stage in pipeline.stages:
         seconds = stage.seconds or 0.0
         if stage.copying > max(_NOTICEABLE * seconds, _SMALL * in_worker):
             yield (
-                f"copying recorded values takes {1e3 * stage.copying:.1f} ms a batch before '{stage.name}', which "
-                f"takes {1e3 * seconds:.1f} ms: its line is that much too long"
+                f"copying recorded values takes {in_ms(stage.copying)} a batch before '{stage.name}', which takes "
+                f"{in_ms(seconds)}: its line is that much too long"
             )
-        per_batch = stage.kept_bytes / pipeline.distinct
-        small = seconds < _SMALL * in_worker or per_batch < _BANDWIDTH * seconds
-        if not small and 0 < stage.kept_bytes <= cpu_cache_bytes():
+        fast = seconds >= _SMALL * in_worker and stage.kept_bytes / pipeline.distinct >= _BANDWIDTH * seconds
+        if fast and 0 < stage.kept_bytes <= _cpu_cache_bytes():
             yield (
                 f"the {stage.kept_bytes / 1e6:.3g} MB that are replayed before '{stage.name}' fit into the cache of "
                 f"the CPU, those of a training do not: '{stage.name}' may take longer there"
             )
-    copying = next((rung.time for rung in result.rungs if rung.stage == "copy"), None)
+    copying = next((rung.time for rung in rungs if rung.stage == "copy"), None)
     if result.pinned is not None and copying is not None and result.pinned.high < copying.low:
         yield (
             f"batches are not in page-locked memory: with pin_memory=True in the loader, the line 'copy' takes "
-            f"{1e3 * result.pinned.seconds:.1f} ms and not {1e3 * copying.seconds:.1f} ms"
+            f"{in_ms(result.pinned.seconds)} and not {in_ms(copying.seconds)}"
         )
 
 
-def cpu_cache_bytes() -> int:
+def _cpu_cache_bytes() -> int:
     """Bytes of the largest cache of a CPU, 0 where the kernel does not say."""
     largest = 0
     for size in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
@@ -385,7 +357,7 @@ def costs_of(rungs: list[Rung], pipeline: Pipeline) -> list[StageCost]:
     """The costs as the ladder and the clocks of the stages give them; the first of both readings is the step itself."""
     stages = pipeline.stages
     known = {stage.name: stage for stage in stages}
-    warm = warm_seconds(rungs)
+    warm = warm_time(rungs).seconds
     floor = _floor(rungs, stages)
     costs = [StageCost("step", rungs[0].what, rungs[0].time.seconds, 0.0, True)]
     work = sum(map(_work, stages))
@@ -413,13 +385,9 @@ def _floor(rungs: Sequence[Rung], stages: tuple[Stage, ...]) -> float:
     return list(itertools.takewhile(lambda rung: rung.stage not in in_workers, rungs))[-1].time.seconds
 
 
-def warm_seconds(rungs: list[Rung]) -> float:
-    """Seconds of a step of the whole pipeline over the few samples that are replayed: what a freed stage is compared
+def warm_time(rungs: Sequence[Rung]) -> StepTime:
+    """The time of a step of the whole pipeline over the few samples that are replayed: what a freed stage is compared
     with, so that its gain is not that of a warm page cache."""
-    return _warm(rungs).seconds
-
-
-def _warm(rungs: Sequence[Rung]) -> StepTime:
     return next((rung.time for rung in rungs if rung.stage == "read"), rungs[-1].time)
 
 
@@ -432,7 +400,7 @@ def _work(stage: Stage) -> float:
 def explained(costs: list[StageCost], rungs: list[Rung]) -> tuple[StageCost, ...]:
     """The costs, each with the reason why its two readings disagree."""
     full, step = rungs[-1].time, costs[0].added
-    found = [costs[0]]
+    reasoned = [costs[0]]
     for cost in costs[1:]:
         reason = ""
         if abs(cost.added - cost.freed) > 0.2 * full.seconds:
@@ -442,8 +410,8 @@ def explained(costs: list[StageCost], rungs: list[Rung]) -> tuple[StageCost, ...
                 reason = f"the rungs below it hide behind the step of {1e3 * step:.0f} ms"
             else:
                 reason = "with it free, another stage is the limit"
-        found.append(replace(cost, reason=reason))
-    return tuple(found)
+        reasoned.append(replace(cost, reason=reason))
+    return tuple(reasoned)
 
 
 def judge(pipeline: Pipeline, rungs: tuple[Rung, ...], costs: tuple[StageCost, ...]) -> Diagnosis:
@@ -458,27 +426,23 @@ def judge(pipeline: Pipeline, rungs: tuple[Rung, ...], costs: tuple[StageCost, .
     needed = max(sum(busy), full.seconds * workers if limited else 0.0) / floor if busy else None
     cpus_needed = sum(cpu) / floor if cpu else None
     result = Diagnosis(rungs, costs, "", "", step.seconds, None, workers, needed, cpus, cpus_needed, pipeline.notes)
-    gap = (full.seconds - step.seconds) / full.seconds
-    if gap <= _KEEPS_UP or (gap <= _UNSURE and full.low < step.high):
+    gap, room = (full.seconds - step.seconds) / full.seconds, full.cpu_busy is None or full.cpu_busy < BUSY
+    unsure = full.low < step.high
+    if gap <= _KEEPS_UP or (gap <= _UNSURE and unsure):
         verdict = "the data keep up: the training step itself is the limit"
         if gap > SAME:
-            verdict += f", but for {1e3 * (full.seconds - step.seconds):.1f} ms of {1e3 * full.seconds:.1f} ms"
+            verdict += f", but for {in_ms(full.seconds - step.seconds)} of {in_ms(full.seconds)}"
         return replace(result, verdict=verdict, bound=full.seconds)
-    if full.low < step.high:
+    if unsure:
         note = "the times vary so much that the verdict may be wrong: measure longer (seconds=), on a quiet machine"
         result = replace(result, notes=(*result.notes, note))
-    gain = f"a step takes {1e3 * full.seconds:.1f} ms, and {1e3 * step.seconds:.1f} ms if it never waits"
-    enough = limited and needed is not None and workers < needed <= max(workers + _FEW_WORKERS, 1.25 * workers)
-    if enough and needed is not None and (cpus_needed or 0.0) < cpus and pipeline.more_workers:
+    gain = f"a step takes {in_ms(full.seconds)}, and {in_ms(step.seconds)} if it never waits"
+    enough = limited and needed and workers < needed <= max(workers + _FEW_WORKERS, 1.25 * workers)
+    if enough and needed and (cpus_needed or 0.0) < cpus and pipeline.more_workers:
         verdict = f"too few workers: {workers}, and {math.ceil(needed)} would keep up; {gain}"
-        return replace(
-            result,
-            culprit="workers",
-            verdict=verdict,
-            bound=min(full.seconds, max(floor, full.seconds * workers / needed)),
-        )
-    waits = ""
-    room = full.cpu_busy is None or full.cpu_busy < BUSY  # otherwise it may just wait for a CPU
+        bound = min(full.seconds, max(floor, full.seconds * workers / needed))
+        return replace(result, culprit="workers", verdict=verdict, bound=bound)
+    waits = ""  # on busy CPUs it may just wait for one of them
     if room and worst.busy and worst.cpu is not None and worst.cpu < 0.5 * worst.busy:
         waits = f", which waits {1 - worst.cpu / worst.busy:.0%} of its time and does not compute"
     verdict = f"{worst.stage} ({worst.what}) starves the training{waits}; {gain}"
@@ -491,7 +455,7 @@ def _bound(cost: StageCost, rungs: tuple[Rung, ...]) -> float:
     What storage adds is added to the rest where a worker waits for it. On busy CPUs all work takes so much longer; so
     it does where the two lines differ by chance.
     """
-    full, warm = rungs[-1].time, _warm(rungs)
+    full, warm = rungs[-1].time, warm_time(rungs)
     waits = full.low > warm.high and (full.cpu_busy is None or full.cpu_busy < BUSY)
     if cost.stage in _UNTIMED or waits:
         return full.seconds - cost.freed

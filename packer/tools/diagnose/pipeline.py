@@ -37,6 +37,7 @@ __all__ = [
     "leaves",
     "map_tree",
     "module_for",
+    "own_container",
     "pinning",
     "random_batches",
     "trace_calls",
@@ -75,11 +76,19 @@ class Pipeline(ABC):
     warmup: int = 1  # batches that are in flight when a loop begins: of these the time says nothing
     notes: tuple[str, ...] = ()  # what could not be cut, and why
     size_error: float = 0.0  # share by which the samples that are replayed may be larger or smaller than all
+    _kept: Sequence[Any] = ()
     fresh: bool = False  # whether the training changes its batches, so that each replayed one must be a copy
 
     @abstractmethod
     def cached(self, count: int) -> Iterator[Any]:
         """Endless batches for which the first `count` stages cost nothing; closing the iterator ends the workers."""
+
+    def from_memory(self, keep: Callable[[Any], Any] = lambda leaf: leaf) -> Iterator[Any]:
+        """Endless: the first `distinct` batches of which only the last stage runs, from memory. keep: of each leaf."""
+        if not self._kept:
+            with ending(self.cached(len(self.stages) - 1)) as batches:
+                self._kept = [map_tree(batch, keep) for batch in itertools.islice(batches, self.distinct)]
+        return map(own_container, itertools.cycle(self._kept))
 
     def without(self, number: int) -> Iterator[Any] | None:
         """Endless batches for which stage `number` alone costs nothing; None if it cannot be cut out alone."""
@@ -97,14 +106,9 @@ class IterablePipeline(Pipeline):
         self._loader = loader
         self.distinct = distinct
         self.stages = (Stage("loading"),)
-        self._batches: list[Any] = []
 
     def cached(self, count: int) -> Iterator[Any]:
-        if count == 0:
-            return endless(self._loader)
-        if not self._batches:
-            self._batches = list(itertools.islice(endless(self._loader), self.distinct))
-        return itertools.cycle(self._batches)
+        return self.from_memory() if count else endless(self._loader)
 
 
 def module_for(loader: Any) -> Any:
@@ -169,11 +173,16 @@ def map_tree(value: Any, function: Callable[[Any], Any], is_leaf: Callable[[Any]
     return function(value)
 
 
+def own_container(value: Any) -> Any:
+    """The same leaves in tuples, lists and mappings of their own."""
+    return map_tree(value, lambda leaf: leaf)
+
+
 def leaves(value: Any) -> list[Any]:
     """The leaves of a tree, from left to right."""
-    found: list[Any] = []
-    map_tree(value, found.append)
-    return found
+    flat: list[Any] = []
+    map_tree(value, flat.append)
+    return flat
 
 
 def to_device(batch: Any, device: Any) -> Any:
@@ -309,43 +318,39 @@ def _generate(like: Any, makers: Sequence[_Make | None]) -> Iterator[Any]:
         yield map_tree(like, leaf_of)
 
 
-def _maker(leaves_there: Sequence[Any]) -> _Make | None:
+def _maker(column: Sequence[Any]) -> _Make | None:
     """What makes a leaf like the first of these, which are at one place of several batches."""
-    like, torch = leaves_there[0], sys.modules.get("torch")
-    alike = [leaf for leaf in leaves_there if type(leaf) is type(like)]
-    make: _Make | None = None
+    like, torch = column[0], sys.modules.get("torch")
+    alike = [leaf for leaf in column if type(leaf) is type(like)]
     try:
         if torch is not None and isinstance(like, torch.Tensor):
             make = _tensor_maker(torch, like, alike)
         elif isinstance(like, np.ndarray) and like.dtype.kind in "iuf":
             make = _array_maker(like, alike)
-        if make is not None:
-            make()
+        else:
+            return None
+        make()
     except (RuntimeError, TypeError, ValueError, NotImplementedError):  # a dtype without random numbers, or minimum
         return None
     return make
 
 
-def _array_maker(like: Any, alike: Sequence[Any]) -> _Make | None:
+def _array_maker(like: Any, alike: Sequence[Any]) -> _Make:
     values = np.concatenate([leaf.ravel() for leaf in alike])
     values = values[np.isfinite(values)]
-    if not values.size:
-        return None
     low, high, draw = values.min(), values.max(), np.random.default_rng()
     if like.dtype.kind == "f":
         return lambda: (draw.random(like.shape, np.float32) * float(high - low) + float(low)).astype(like.dtype)
     return lambda: draw.integers(low, high, like.shape, like.dtype, endpoint=True)
 
 
-def _tensor_maker(torch: Any, like: Any, alike: Sequence[Any]) -> _Make | None:
+def _tensor_maker(torch: Any, like: Any, alike: Sequence[Any]) -> _Make:
     if like.layout != torch.strided or like.is_quantized or like.is_complex() or like.dtype == torch.bool:
-        return None
+        raise TypeError("no numbers")
     floating = like.is_floating_point()
     values = [leaf.detach().reshape(-1) for leaf in alike]
     values = [leaf[torch.isfinite(leaf)] for leaf in values] if floating else values
     ends = [(leaf.min().item(), leaf.max().item()) for leaf in values if len(leaf)]
-    if not ends:
-        return None
     low, high = min(low for low, _ in ends), max(high for _, high in ends)
     above = high if floating else min(high + 1, torch.iinfo(like.dtype).max if high > 1 << 62 else high + 1)
 

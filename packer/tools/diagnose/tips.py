@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from cache.messages import human_bytes, listed, plural, quoted
 from packer.tools.diagnose.evidence import Evidence, Facts, Member
-from packer.tools.diagnose.ladder import Advice
+from packer.tools.diagnose.ladder import Advice, in_ms
 
 __all__ = ["TIPS", "Tip", "advise"]
 
@@ -208,11 +208,7 @@ def _seconds_of_order(e: Evidence) -> float | None:
 
 def _per_sample(e: Evidence, *stages: str) -> str:
     work = sum(e.model.work.get(stage, 0.0) for stage in stages) if e.model is not None else 0.0
-    return f"{_ms(work / (e.facts.batch_size or 1))} a sample" if work else "much"
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.1f} ms"
+    return f"{in_ms(work / (e.facts.batch_size or 1))} a sample" if work else "much"
 
 
 def _option(e: Evidence, of_torch: str, ours: str) -> str:
@@ -222,11 +218,11 @@ def _option(e: Evidence, of_torch: str, ours: str) -> str:
 # --- The words of the rows.
 _WORDS: dict[str, Callable[[Evidence], Any]] = {
     "where": lambda e: f"the data are on {e.facts.filesystem or 'an object store or web server'} ({e.facts.place})",
-    "cost": lambda e: f"{' and '.join(_raw(e))} cost {_ms(max(map(e.freed, _raw(e))))} of a step of "
-                      f"{_ms(e.diagnosis.full.seconds)}",
-    "range": lambda e: f"a step takes from {_ms(e.diagnosis.full.low)} to {_ms(e.diagnosis.full.high)}",
-    "step": lambda e: _ms(e.diagnosis.step.seconds),
-    "steady": lambda e: _ms(e.predict("storage") or 0.0),
+    "cost": lambda e: f"{' and '.join(_raw(e))} cost {in_ms(max(map(e.freed, _raw(e))))} of a step of "
+                      f"{in_ms(e.diagnosis.full.seconds)}",
+    "range": lambda e: f"a step takes from {in_ms(e.diagnosis.full.low)} to {in_ms(e.diagnosis.full.high)}",
+    "step": lambda e: in_ms(e.diagnosis.step.seconds),
+    "steady": lambda e: in_ms(e.predict("storage") or 0.0),
     "rate_needed": lambda e: human_bytes(_bytes_per_second(e, e.diagnosis.step.seconds)),
     "rate": lambda e: human_bytes(_bytes_per_second(e, e.diagnosis.full.seconds)),
     "rate_of_batches": lambda e: human_bytes(e.diagnosis.batch_bytes / e.diagnosis.step.seconds),
@@ -252,10 +248,10 @@ _WORDS: dict[str, Callable[[Evidence], Any]] = {
     "half": lambda e: e.facts.workers // 2,
     "workers_needed": _workers_needed,
     "who": _who,
-    "by_workers": lambda e: _ms(e.model.slowdown * sum(e.model.work.values()) / max(1, e.model.workers)),  # type: ignore[union-attr]
-    "floor": lambda e: _ms(e.model.floor),  # type: ignore[union-attr]
-    "work": lambda e: _ms(sum(e.model.work.values())),  # type: ignore[union-attr]
-    "cpu": lambda e: _ms(sum(e.model.cpu.values())),  # type: ignore[union-attr]
+    "by_workers": lambda e: in_ms(e.model.slowdown * sum(e.model.work.values()) / max(1, e.model.workers)),  # type: ignore[union-attr]
+    "floor": lambda e: in_ms(e.model.floor),  # type: ignore[union-attr]
+    "work": lambda e: in_ms(sum(e.model.work.values())),  # type: ignore[union-attr]
+    "cpu": lambda e: in_ms(sum(e.model.cpu.values())),  # type: ignore[union-attr]
     "count_of_cpus": lambda e: plural(e.diagnosis.cpus, "CPU"),
     "cpus": lambda e: e.diagnosis.cpus,
     "cpus_needed": lambda e: e.diagnosis.cpus_needed,
@@ -278,10 +274,10 @@ _WORDS: dict[str, Callable[[Evidence], Any]] = {
     "theirs": lambda e: _computing_members(e, ours=False)[0],
     "of_theirs": lambda e: _per_sample(e, _computing_members(e, ours=False)[0].stage),
     "for_gpu": lambda e: listed(_for_gpu(e)),
-    "augmenting": lambda e: _ms(sum(map(e.freed, _augmenting(e)))),
-    "copy": lambda e: _ms(e.added("copy")),
+    "augmenting": lambda e: in_ms(sum(map(e.freed, _augmenting(e)))),
+    "copy": lambda e: in_ms(e.added("copy")),
     "pinned": lambda e: "pinned" if e.facts.pin_memory else "not pinned",
-    "overhead": lambda e: _ms(_overhead(e)),
+    "overhead": lambda e: in_ms(_overhead(e)),
     "samples_a_batch": lambda e: plural(e.facts.batch_size or 0, "sample"),
     "double_batch": lambda e: 2 * (e.facts.batch_size or 0),
     "half_batch": lambda e: max(1, (e.facts.batch_size or 2) // 2),

@@ -118,14 +118,14 @@ class CpuSeconds:
 
 def cpu_seconds() -> dict[int, CpuSeconds]:
     """Of each CPU that is online, by its number."""
-    found = []
+    cpus = []
     for cpu in psutil.cpu_times(percpu=True):
         steal = getattr(cpu, "steal", 0.0)
         total = cpu.idle + cpu.iowait + steal + (busy := cpu.user + cpu.nice + cpu.system + cpu.irq + cpu.softirq)
-        found.append(CpuSeconds(busy, cpu.iowait, steal, total))
+        cpus.append(CpuSeconds(busy, cpu.iowait, steal, total))
     ranges = [part.partition("-") for part in _text("sys/devices/system/cpu/online").strip().split(",") if part]
     numbers = [number for first, _, last in ranges for number in range(int(first), int(last or first) + 1)]
-    return dict(zip(numbers if len(numbers) == len(found) else range(len(found)), found, strict=True))
+    return dict(zip(numbers if len(numbers) == len(cpus) else range(len(cpus)), cpus, strict=True))
 
 
 def _cpus(readings: Readings) -> None:

@@ -1,11 +1,11 @@
-"""Charts of a report: bars, stacked bars, heat maps and lines, drawn and laid out by matplotlib, each in two widths.
+"""Charts of a report: bars and heat maps, drawn and laid out by matplotlib, each in two widths.
 
 A chart is an SVG element for the middle of a page. Its text stays text, so that it can be searched, selected and read
 aloud; its colours are CSS variables of the page, which knows whether it is light or dark: matplotlib draws with
 placeholders. No state of pyplot and no settings of the user take part, and the same values always give the same bytes.
 
 Values that are None or not finite are missing, and shown as such. Names come from anywhere and are cut to fit. Series
-differ in place, line or marker too, not in colour alone.
+differ in place too, not in colour alone.
 """
 
 from __future__ import annotations
@@ -35,10 +35,8 @@ __all__ = [
     "bars",
     "clean",
     "heat_map",
-    "lines",
     "number",
     "require_charts",
-    "stacked_bars",
     "svg_image",
 ]
 
@@ -49,11 +47,9 @@ COLOURS = STYLE.partition("/* --- the page --- */")[0]
 _ALT = 1500
 _LARGE = 1e10
 _ROW = 18  # pixels of a bar with the space around it
-_INK, _MUTED, _GRID, _SURFACE, _STRONG = "#000001", "#000002", "#000003", "#000004", "#000005"
+_INK, _MUTED, _SURFACE, _STRONG = "#000001", "#000002", "#000003", "#000004"
 _SERIES = ("#000011", "#000012", "#000013", "#000014", "#000015", "#000016", "#000017")
-_STYLES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), (0, (9, 3)), (0, (3, 1, 1, 1)), "--")
-_MARKERS = "os^DvPX"
-_VARIABLES = {_INK: "currentColor", _MUTED: "var(--muted)", _GRID: "var(--grid)", _SURFACE: "var(--surface)"}
+_VARIABLES = {_INK: "currentColor", _MUTED: "var(--muted)", _SURFACE: "var(--surface)"}
 _VARIABLES |= {_STRONG: "var(--strong)"} | {colour: f"var(--series-{i})" for i, colour in enumerate(_SERIES, 1)}
 _PLACEHOLDER = re.compile(f"(?<=fill: |roke: )({'|'.join(_VARIABLES)})")
 # Of an SVG file: its comments, what describes it, and names to which nothing refers, which several charts would share.
@@ -73,7 +69,6 @@ _SETTINGS = {
     "axes.spines.right": False,
     "axes.spines.bottom": False,
     "axes.axisbelow": True,
-    "grid.color": _GRID,
     "xtick.major.size": 0,
     "xtick.minor.size": 0,
     "ytick.major.size": 0,
@@ -175,75 +170,6 @@ def bars(
     return _chart(height, paint, _table_in_words(rows, values, unit), legend=many > 1 or line is not None)
 
 
-def stacked_bars(
-    labels: Sequence[str], series: Mapping[str, Sequence[Value]], *, unit: str = "", total: bool = True
-) -> Chart:
-    """A horizontal bar for each label, of the parts that the series give. total: write the sum at its end."""
-    rows, values = _series(labels, series)
-    sums = [sum(max(0.0, column[row] or 0.0) for column in values.values()) for row in range(len(rows))]
-    top = max([*sums, 0.0]) or 1.0
-
-    def paint(axes: Axes, size: _Size) -> None:
-        _name_rows(axes, rows, 1, size)
-        left, y = [0.0] * len(rows), [1.5 * row for row in range(len(rows))]
-        for place, (name, column) in enumerate(values.items()):
-            widths = [max(0.0, value or 0.0) / top for value in column]
-            drawn = axes.barh(
-                y, widths, height=0.85, left=left, color=_SERIES[place % 7], edgecolor=_SURFACE, label=name
-            )
-            left = [start + width for start, width in zip(left, widths, strict=True)]
-            if total and place == len(values) - 1:
-                axes.bar_label(drawn, [number(value, unit, like=top) for value in sums], padding=6)
-
-    return _chart(_rows_height(len(rows), 1), paint, _table_in_words(rows, values, unit), legend=True)
-
-
-def lines(
-    x: Sequence[float],
-    series: Mapping[str, Sequence[Value]],
-    *,
-    x_label: str,
-    y_label: str,
-    log_x: bool = False,
-) -> Chart:
-    """A line for each series over the same x, from 0; it is broken where a value is missing.
-
-    x: rising numbers. log_x: x by powers, with a tick at each of few values.
-    """
-    _, values = _series([str(place) for place in x], series)
-
-    def paint(axes: Axes, size: _Size) -> None:
-        for place, (name, column) in enumerate(values.items()):
-            axes.plot(
-                list(x),
-                [math.nan if value is None else value for value in column],
-                color=_SERIES[place % 7],
-                linestyle=_STYLES[place % 7],
-                linewidth=2,
-                marker=_MARKERS[place % 7] if len(x) <= 24 else "",
-                markersize=8,
-                markeredgecolor=_SURFACE,
-                label=name,
-            )
-        known = _known([value for column in values.values() for value in column])
-        axes.set_ylim(min([0.0, *known]), 1.06 * max([0.0, *known]) or 1.0)
-        if log_x:
-            axes.set_xscale("log")
-        _label_axes(axes, size, x_label, log_x)
-        if log_x and len(x) <= 8:
-            axes.set_xticks(list(x))
-            axes.set_xticks([], minor=True)
-        axes.grid(linewidth=1)
-        axes.set_ylabel(clean(y_label, 40))
-
-    shown = "; ".join(
-        f"{name} from {number(known[0])} to {number(known[-1])}, at most {number(max(known))}"
-        for name, column in values.items()
-        if (known := _known(column))
-    )
-    return _chart(360, paint, f"{y_label} against {x_label}: {shown}", legend=len(values) > 1)
-
-
 def heat_map(
     rows: Sequence[str],
     times: Sequence[float],
@@ -270,7 +196,9 @@ def heat_map(
                             extent=(*span, len(names), 0.0))  # fmt: skip
         for row in range(1, len(names)):
             axes.axhline(row, color=_SURFACE, linewidth=1)
-        _label_axes(axes, size, "seconds")
+        axes.set_xlabel("seconds", loc="right")
+        axes.xaxis.set_major_formatter(lambda value, _: _tick(value))
+        axes.locator_params(axis="x", nbins=size.ticks)
         axes.spines["left"].set_visible(False)
         places = range(0, len(names), -(-(size.font + 2) // thickness))
         axes.set_yticks([place + 0.5 for place in places], [clean(names[place], size.names) for place in places])
@@ -381,16 +309,6 @@ def _name_rows(axes: Axes, names: Sequence[str], many: int, size: _Size, strong:
 
 def _rows_height(rows: int, many: int) -> int:
     return max(1, rows) * round((many + 0.8) * _ROW) + 12
-
-
-def _label_axes(axes: Axes, size: _Size, x_label: str, log_x: bool = False) -> None:
-    axes.set_xlabel(clean(x_label, 40), loc="right")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(lambda value, _: _tick(value))
-        axis.set_minor_formatter(lambda value, _: "")
-    if not log_x:
-        axes.locator_params(axis="x", nbins=size.ticks)
-    axes.locator_params(axis="y", nbins=6)
 
 
 def _tick(value: float) -> str:
