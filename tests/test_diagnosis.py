@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from diagnosis_loaders import BATCH, FAST, SLOW, STEP, Images, Plain, loader
+from suites.programs import run_packer
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 import packer
@@ -380,8 +380,7 @@ def test_arguments_that_make_no_sense_are_refused(options: dict[str, Any]) -> No
 
 # --- the command -----------------------------------------------------------------------------------------------------
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "packer", "diagnose", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return run_packer("diagnose", *arguments)
 
 
 def test_the_command_measures_what_a_script_has() -> None:

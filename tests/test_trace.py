@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import diagnosis_loaders
 import pytest
 from conftest import make_jpeg, tree_of
 from diagnosis_loaders import plain_loader
 from gpu_doubles import install
+from suites.programs import run_packer
 
 import packer
 import readers
@@ -115,14 +113,8 @@ def test_a_diagnosis_of_any_loader_has_lines_waits_copies_and_steps(tmp_path: Pa
 
 
 def test_the_command_writes_a_trace(packed: Path, tmp_path: Path) -> None:
-    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "packer", "diagnose", *map(str, arguments), "--seconds", "0.5"]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-
-    done = run(packed, "--simulate-step", "1ms", "--batch-size", 5, "--threads", 1, "--trace", tmp_path / "trace.json")
+    arguments = ("--simulate-step", "1ms", "--batch-size", 5, "--threads", 1, "--trace", tmp_path / "trace.json")
+    done = run_packer("diagnose", packed, *arguments, "--seconds", 0.5)
     assert done.returncode == 0, done.stderr
     tracks = events_of(tmp_path / "trace.json")
     assert {"diagnosis: lines", "diagnosis: step", "packer-loader-0", "training"} <= tracks.keys()
-    script = f"{diagnosis_loaders.__file__}:plain_loader"
-    missing = run(script, "--simulate-step", "1ms", "--trace", tmp_path / "none" / "trace.json")
-    assert missing.returncode == 2 and "there is no directory" in missing.stderr

@@ -135,6 +135,9 @@ class _Tap:
         sample.copying[number] += time.perf_counter() - start
 
 
+_NO_TAP = _Tap(copy.copy, ())  # of a data set without a transform: it is not called
+
+
 class RecordedCuts(Cuts):
     """Any data set with numbered samples.
 
@@ -143,21 +146,19 @@ class RecordedCuts(Cuts):
     """
 
     def __init__(self, loader: DataLoader[Any], data: Any, indices: Sequence[Any]) -> None:
-        self._data = data
-        self._whole, self._tap = _tapped(data)
+        self._whole, tap = _tapped(data)
+        self._tap = tap or _NO_TAP
         self._samples = self._record(loader, indices)
-        if self._tap is not None and not all(sample.is_cut for sample in self._samples):
-            self._whole, self._tap = data, None
+        if not all(sample.is_cut for sample in self._samples):
+            self._whole, self._tap = data, _NO_TAP
             self._samples = self._record(loader, indices)
             self.notes = (
                 f"the transform of {type(data).__name__} is part of 'read': it is not called with one value that can "
                 f"be copied, or its result is not what __getitem__ returns",
             )
         self.count = len(self._samples)
-        members = list(self._tap.members) if self._tap is not None else []
-        names = ["read", *(f"transform {i}" for i in range(1, len(members) + 1))]
-        whats = [f"{type(data).__name__}.__getitem__", *map(name_of, members)]
-        self.stages = tuple(self._stage(i, *each) for i, each in enumerate(zip(names, whats, strict=True)))
+        whats = [f"{type(data).__name__}.__getitem__", *map(name_of, self._tap.members)]
+        self.stages = tuple(self._stage(number, what) for number, what in enumerate(whats))
         sizes = [tree_bytes(sample.values[0] or sample.result) for sample in self._samples]
         mean = fmean(sizes)
         self.size_error = pstdev(sizes) / mean / len(sizes) ** 0.5 if mean else 0.0
@@ -168,13 +169,11 @@ class RecordedCuts(Cuts):
     def without(self, number: int, data: Any = None) -> Any | None:
         """As of `Cuts`. data: another data set of the same items, which is cut in place of the recorded one."""
         whole, tap = (self._whole, self._tap) if data is None else _tapped(data)
-        return _Replay(whole, tap, self._samples, 0, number - 1) if number and self._tap is not None else None
+        return _Replay(whole, tap or _NO_TAP, self._samples, 0, number - 1) if number else None
 
-    # --- inside -----------------------------------------------------------------------------------------------------
     def _record(self, loader: DataLoader[Any], indices: Sequence[Any]) -> list[_Sample]:
-        stages = 1 + (len(self._tap.members) if self._tap is not None else 0)
-        recorder = _Recorder(self._whole, self._tap, stages)
-        samples, left, end = list[_Sample](), [RECORD_BYTES] * (stages + 1), time.perf_counter() + RECORD_SECONDS
+        recorder, samples = _Recorder(self._whole, self._tap), list[_Sample]()
+        left, end = [RECORD_BYTES] * (len(self._tap.members) + 2), time.perf_counter() + RECORD_SECONDS
         for sample in first_of(loader, recorder, indices):
             samples.append(sample)
             for stage, value in enumerate((*sample.values, sample.result)):
@@ -183,50 +182,47 @@ class RecordedCuts(Cuts):
                 break
         return samples
 
-    def _stage(self, number: int, name: str, what: str) -> Stage:
+    def _stage(self, number: int, what: str) -> Stage:
         samples = self._samples
-        return Stage(
-            name,
-            what,
+        seconds, cpu = (
             fmean(sample.seconds[number] for sample in samples),
             fmean(sample.cpu[number] for sample in samples),
-            fmean(sample.copying[number - 1] for sample in samples) if number else 0.0,
-            sum(tree_bytes(sample.values[number - 1]) for sample in samples) if number else 0,
         )
+        if not number:
+            return Stage("read", what, seconds, cpu)
+        copying = fmean(sample.copying[number - 1] for sample in samples)
+        kept_bytes = sum(tree_bytes(sample.values[number - 1]) for sample in samples)
+        return Stage(f"transform {number}", what, seconds, cpu, copying, kept_bytes)
 
 
 class _Recorder:
     """A data set whose items are the samples of another one, recorded."""
 
-    def __init__(self, whole: Any, tap: _Tap | None, stages: int) -> None:
-        self.whole, self.tap, self.stages = whole, tap, stages
+    def __init__(self, whole: Any, tap: _Tap) -> None:
+        self.whole, self.tap = whole, tap
 
     def __getitem__(self, index: Any) -> _Sample:
-        tap, zeros = self.tap, [0.0] * self.stages
+        tap, zeros = self.tap, [0.0] * (len(self.tap.members) + 1)
         sample = _Sample(index, [[] for _ in zeros], zeros[:], zeros[:], zeros[:])
         self.whole[index]  # so that the clocks below are those of a read from the page cache
-        if tap is not None:
-            tap.recording, tap.calls, tap.outputs = sample, 0, []
+        tap.recording, tap.calls, tap.outputs = sample, 0, []
         start, cpu = time.perf_counter(), time.thread_time()
         try:
             result = self.whole[index]
         finally:
-            if tap is not None:
-                tap.recording = None
+            tap.recording = None
         others = sum(sample.copying)
         sample.seconds[0] = max(0.0, time.perf_counter() - start - sum(sample.seconds) - others)
         sample.cpu[0] = max(0.0, time.thread_time() - cpu - sum(sample.cpu) - others)
-        sample.result = result
-        if tap is not None:
-            calls = {id(output): call for call, output in enumerate(tap.outputs)}
-            sample.result = map_tree(
-                result,
-                lambda leaf: _Output(calls[id(leaf)]) if id(leaf) in calls else leaf,
-                lambda leaf: id(leaf) in calls,
-            )
-            placed = [leaf.call for leaf in leaves(sample.result) if isinstance(leaf, _Output)]
-            sample.is_cut = sample.is_cut and len(calls) > 0 and sorted(placed) == list(range(len(tap.outputs)))
-            tap.outputs = []
+        calls = {id(output): call for call, output in enumerate(tap.outputs)}
+        sample.result = map_tree(
+            result,
+            lambda leaf: _Output(calls[id(leaf)]) if id(leaf) in calls else leaf,
+            lambda leaf: id(leaf) in calls,
+        )
+        placed = sorted(leaf.call for leaf in leaves(sample.result) if isinstance(leaf, _Output))
+        sample.is_cut &= placed == list(range(len(tap.outputs))) and (bool(placed) or not tap.members)
+        tap.outputs = []
         return sample
 
 
@@ -236,7 +232,7 @@ class _Replay:
     whole: the data set itself with a tap in it, for what is not in memory.
     """
 
-    def __init__(self, whole: Any, tap: _Tap | None, samples: Sequence[_Sample], cut: int, alone: int = -1) -> None:
+    def __init__(self, whole: Any, tap: _Tap, samples: Sequence[_Sample], cut: int, alone: int = -1) -> None:
         self.whole, self.tap, self.samples, self.cut, self.alone = whole, tap, samples, cut, alone
 
     def __len__(self) -> int:
@@ -247,8 +243,6 @@ class _Replay:
             self._replace([slot])
             return self.whole[self.samples[slot].index]
         sample = self.samples[slot]
-        if self.tap is None:
-            return own_container(sample.result)
         outputs = []
         for value in sample.values[self.cut - 1]:
             value = duplicate(value)
@@ -272,11 +266,10 @@ class _Replay:
         self.__dict__.update(state, samples=pickle.loads(state["samples"]))
 
     def _replace(self, slots: Sequence[int]) -> None:
-        if self.tap is not None:
-            self.tap.calls, self.tap.replace = 0, None
-            if self.alone >= 0:
-                values = [self.samples[slot].values[self.alone + 1] for slot in slots]
-                self.tap.replace = self.alone, list(itertools.chain.from_iterable(values))
+        self.tap.calls, self.tap.replace = 0, None
+        if self.alone >= 0:
+            values = [self.samples[slot].values[self.alone + 1] for slot in slots]
+            self.tap.replace = self.alone, list(itertools.chain.from_iterable(values))
 
 
 # --- transforms and values ------------------------------------------------------------------------------------------

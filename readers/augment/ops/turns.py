@@ -155,15 +155,34 @@ _BRIGHTNESS, _COLOUR, _CONTRAST, _SHARPNESS, _POSTERIZE, _SOLARIZE, _AUTOCONTRAS
 _NODE_NUMBERS = 30
 
 
+class _Changes(Op):
+    """`num_ops` changes one after another; parameters: number and strength of each."""
+
+    __slots__ = ()
+    stage: ClassVar[Stage] = Stage.PIXELS
+    num_ops: int
+
+    def apply(self, images: torch.Tensor, rows: Rows) -> torch.Tensor:
+        return _changed(images, rows)
+
+    def moves(self, parameters: Sequence[float], height: int, width: int) -> Sequence[Matrix]:
+        return _moves(parameters, height, width)
+
+    def dali(self, dali: Any, images: Any, parameters: Any) -> Any:
+        return _changed_node(dali, images, parameters, self.num_ops)
+
+    def dali_parameters(self, parameters: Floats, heights: Floats, widths: Floats) -> Floats:
+        return _node_numbers(parameters, heights, widths)
+
+
 @dataclass(frozen=True, slots=True, repr=False)
-class RandAugment(Op):
+class RandAugment(_Changes):
     """`num_ops` changes one after another, each at strength `magnitude` of `num_magnitude_bins` - 1."""
 
     num_ops: int = 2
     magnitude: int = 9
     num_magnitude_bins: int = 31
 
-    stage: ClassVar[Stage] = Stage.PIXELS
     draws: ClassVar[int] = 2 * _MOST_CHANGES
 
     def __post_init__(self) -> None:
@@ -184,27 +203,15 @@ class RandAugment(Op):
         parts = [_picked(u[:, 2 * k], u[:, 2 * k + 1], share, most) for k in range(self.num_ops)]
         planner.step(self, np.concatenate(parts, axis=1))
 
-    def apply(self, images: torch.Tensor, rows: Rows) -> torch.Tensor:
-        return _changed(images, rows)
-
-    def moves(self, parameters: Sequence[float], height: int, width: int) -> Sequence[Matrix]:
-        return _moves(parameters, height, width)
-
-    def dali(self, dali: Any, images: Any, parameters: Any) -> Any:
-        return _changed_node(dali, images, parameters, self.num_ops)
-
-    def dali_parameters(self, parameters: Floats, heights: Floats, widths: Floats) -> Floats:
-        return _node_numbers(parameters, heights, widths)
-
 
 @dataclass(frozen=True, slots=True, repr=False)
-class TrivialAugmentWide(Op):
+class TrivialAugmentWide(_Changes):
     """One change, at one of `num_magnitude_bins` strengths."""
 
     num_magnitude_bins: int = 31
 
-    stage: ClassVar[Stage] = Stage.PIXELS
     draws: ClassVar[int] = 3
+    num_ops: ClassVar[int] = 1  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         if self.num_magnitude_bins < 2:
@@ -215,18 +222,6 @@ class TrivialAugmentWide(Op):
         share = np.floor(u[:, 2] * self.num_magnitude_bins) / (self.num_magnitude_bins - 1)
         most = [0, 0.99, 0.99, 32, 32, 135, 0.99, 0.99, 0.99, 0.99, 6, 0, 0, 0]
         planner.step(self, _picked(u[:, 0], u[:, 1], share, most))
-
-    def apply(self, images: torch.Tensor, rows: Rows) -> torch.Tensor:
-        return _changed(images, rows)
-
-    def moves(self, parameters: Sequence[float], height: int, width: int) -> Sequence[Matrix]:
-        return _moves(parameters, height, width)
-
-    def dali(self, dali: Any, images: Any, parameters: Any) -> Any:
-        return _changed_node(dali, images, parameters, 1)
-
-    def dali_parameters(self, parameters: Floats, heights: Floats, widths: Floats) -> Floats:
-        return _node_numbers(parameters, heights, widths)
 
 
 def _picked(which: Floats, sign: Floats, share: Floats, most: Sequence[Any]) -> Floats:
