@@ -40,20 +40,17 @@ import functools
 import json
 import operator
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard
+from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
-from cache.errors import BadSampleError, SourceError, UnknownNameError
+from cache.errors import BadSampleError, UnknownNameError
 from cache.messages import listed
-from readers.table import ABSENT, Buffer, ImageInfo, Table, checked_indices, upright_sides
-
-if TYPE_CHECKING:
-    from readers.reader import Reader
+from readers.table import ABSENT, Buffer, ImageInfo, Table, upright_sides
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
 ReadColumns: TypeAlias = Callable[[Collection[str]], Mapping[str, Sequence[Any]]]
@@ -518,110 +515,6 @@ class TableFacts(Facts):
         return self._table.headers(None) if self._read_headers is None else self._read_headers()
 
 
-# The criteria of a selection, and the samples of a reader that fulfil all of them.
-#
-# They are evaluated from cheap to expensive: header facts, for which a folder has to read files, come last.
-
-
-_JSON_BLOCK = 4096
-
-
-@dataclass(frozen=True)
-class Criteria:
-    """The arguments of `readers.reader.Reader.select`. Raises ValueError for invalid ones."""
-
-    labels: int | str | Iterable[int | str] | None = None
-    keys: str | Iterable[str] | None = None
-    min_bytes: int | None = None
-    max_bytes: int | None = None
-    min_side: int | None = None
-    indices: npt.ArrayLike | None = None
-    mask: npt.ArrayLike | None = None
-    where: str | None = None
-    fraction: float | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.fraction is not None and not 0 < self.fraction <= 1:
-            raise ValueError(f"fraction is {self.fraction}, expected more than 0 and at most 1")
-        if self.where is not None:
-            parse_where(self.where)
-
-    def apply(self, reader: Reader) -> npt.NDArray[np.int64]:
-        """The numbers of the samples, int64: in stored order, or in that of `indices` where given.
-
-        Raises SourceError where none is left, UnknownNameError for classes and keys that the reader lacks.
-        """
-        left = np.arange(len(reader)) if self.indices is None else checked_indices(self.indices, reader)
-        if self.mask is not None:
-            mask = np.asarray(self.mask)
-            if mask.dtype != np.bool_ or mask.shape != (len(reader),):
-                raise ValueError(f"mask must be bool [{len(reader)}], found {mask.dtype} {list(mask.shape)}")
-            left = left[mask[left]]
-        if self.labels is not None:
-            left = left[np.isin(reader.labels[left], self._label_numbers(reader))]
-        if self.min_bytes is not None or self.max_bytes is not None:
-            sizes = reader.sizes()[left]
-            most = np.iinfo(np.int64).max if self.max_bytes is None else self.max_bytes
-            left = left[(sizes >= (self.min_bytes or 0)) & (sizes <= most)]
-        if self.keys is not None:
-            left = left[self._has_key(left, reader)]
-        if self.min_side is not None:
-            info = reader.image_info(left)
-            left = left[np.minimum(info.height, info.width) >= self.min_side]
-        if self.where is not None:
-            facts = TableFacts(
-                reader.table.take(left),
-                lambda: reader.image_info(left),
-                getattr(reader.table.columns, "split", ""),
-                columns=lambda names: json_columns(json_payloads(reader, left), names),
-            )
-            left = left[parse_where(self.where).mask(facts)]
-        if self.fraction is not None and left.size:
-            left = left[_share(len(left), self.fraction, self.seed)]
-        if not left.size:
-            criteria = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "seed"}
-            described = ", ".join(f"{name}={value!r:.60}" for name, value in criteria.items() if value is not None)
-            raise SourceError(f"nothing is selected: none of the {len(reader)} samples of {reader} has {described}")
-        return left
-
-    def _label_numbers(self, reader: Reader) -> npt.NDArray[np.int64]:
-        asked = [self.labels] if isinstance(self.labels, (int, str, np.integer)) else list(self.labels or ())
-        numbers = {name: number for number, name in enumerate(reader.classes)}
-        count = len(numbers)
-        unknown = [x for x in asked if (x not in numbers if isinstance(x, str) else count and not -1 <= x < count)]
-        if unknown:
-            known = listed(numbers, _SHOWN) or "none"
-            raise UnknownNameError(f"{reader}: no class {unknown[0]!r}; it has {count}: {known}")
-        return np.array([numbers[x] if isinstance(x, str) else x for x in asked], np.int64)
-
-    def _has_key(self, left: npt.NDArray[np.int64], reader: Reader) -> Bools:
-        keys = reader.keys
-        whole = len(left) == len(reader) and bool((np.diff(left) == 1).all())
-        asked = keys if whole else [keys[i] for i in left.tolist()]
-        if isinstance(self.keys, str):
-            return _bools(map(re.compile(fnmatch.translate(self.keys)).match, asked))
-        wanted = set(self.keys or ())
-        missing = sorted(wanted.difference(asked))
-        if missing:
-            few = listed([repr(key) for key in missing], _SHOWN)
-            raise UnknownNameError(f"{reader}: {len(missing)} keys are not among the {len(left)} asked: {few}")
-        return _bools(key in wanted for key in asked)
-
-
-def json_payloads(reader: Reader, indices: npt.NDArray[np.int64]) -> Iterator[tuple[str, Buffer | None]]:
-    """The key of each of these samples, and its field json; None where it has none, or it is not of this kind."""
-    keys = reader.table.take(indices).keys
-    if reader.kinds.get("json") != "json":
-        yield from ((key, None) for key in keys)
-        return
-    has = reader.table.field_column("json", "offset")[indices] != np.uint64(ABSENT)
-    for first in range(0, len(indices), _JSON_BLOCK):
-        block = slice(first, first + _JSON_BLOCK)
-        found = iter(reader.read_many(indices[block][has[block]], "json"))
-        yield from zip(keys[block], (next(found) if there else None for there in has[block]), strict=True)
-
-
 def json_columns(payloads: Iterable[tuple[str, Buffer | None]], names: Collection[str]) -> dict[str, list[Any]]:
     """The members of the JSON objects of n samples as columns: those of `names` with n values, None for none.
 
@@ -651,11 +544,3 @@ def complete_columns(parts: Sequence[dict[str, list[Any]]], counts: Sequence[int
         for part, count in zip(parts, counts, strict=True):
             part.setdefault(name, [])
             part[name] = part[name] or [None] * count
-
-
-def _share(count: int, fraction: float, seed: int) -> npt.NDArray[np.int64]:
-    """At least one of range(count), in rising order; those of a smaller fraction are among those of a larger one."""
-    from readers.order.base import Permutation
-
-    wanted = max(1, round(count * fraction))
-    return np.sort(Permutation(count, seed, purpose="fraction").forward(np.arange(wanted, dtype=np.int64)))

@@ -43,8 +43,8 @@ packer.clean_staged(target=sys.argv[1])
 # Is signalled when all is there, but before its command was started.
 BETWEEN = """
 import os, signal, sys
-from packer.cli.held import HeldSignals
-signals = HeldSignals(lambda: True, lambda: None)
+from packer.cli.signals import CommandSignals
+signals = CommandSignals(lambda: True, lambda: None)
 with signals.handling():
     os.kill(os.getpid(), signal.SIGTERM)
     assert signals.caught == signal.SIGTERM

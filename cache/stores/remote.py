@@ -49,7 +49,7 @@ class RemoteFiles(Store):
         self,
         url: RemoteUrl,
         shards: Shards,
-        first: Callable[[], None] | None = None,
+        first: Callable[[], object] | None = None,
         *,
         patience: Patience | None = None,
         gap_bytes: int = _GAP_BYTES,

@@ -190,9 +190,9 @@ def parsed(parse: Callable[[Any], Any]) -> Callable[[click.Context, click.Parame
 def pairs(kind: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, Any], dict[str, Any] | None]:
     """A callback of click for NAME=VALUE, many of them separated by commas or given in turn."""
 
-    def parse(given: Any) -> dict[str, Any] | None:
+    def parse(texts: Any) -> dict[str, Any] | None:
         values: dict[str, Any] = {}
-        for text in given.split(",") if isinstance(given, str) else given:
+        for text in texts.split(",") if isinstance(texts, str) else texts:
             name, equals, value = text.partition("=")
             try:
                 if not name or not equals or name in values:

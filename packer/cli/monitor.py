@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import click
 
 from packer.cli import flags
-from packer.cli.held import HeldSignals
 from packer.cli.screen import width
+from packer.cli.signals import CommandSignals
 from packer.tools.monitor import Sampler
 from packer.tools.monitor.record import read_usage, usage_lines
 from packer.tools.report import require_charts, write_page
@@ -66,7 +66,7 @@ def command(output: Path | None, interval: float, html: Path | None, as_json: bo
 
     For marks of epochs, and steps and images a second, use packer.monitor in the training code.
     """
-    signals = HeldSignals(lambda: False, lambda: None)
+    signals = CommandSignals(lambda: False, lambda: None)
     with signals.handling():
         with Sampler(output, interval=interval) as sampler:
             status = signals.run(run, {})

@@ -23,8 +23,8 @@ from cache.node import detect_ranks
 from cache.serving import Server
 from cache.staging.sources import CLEANUPS
 from packer.cli import flags
-from packer.cli.held import HeldSignals, undisturbed
 from packer.cli.screen import ProgressDisplay
+from packer.cli.signals import CommandSignals, undisturbed
 from packer.node import (
     DIRECTORY,
     CacheReport,
@@ -139,7 +139,7 @@ def _copy(dataset: str, target: str | None, as_json: bool, run: tuple[str, ...],
         raise click.UsageError("--cleanup atexit needs a COMMAND to wait for: packer stage SET … -- COMMAND")
     display = _RankDisplay(as_json, follows=detect_ranks().local_rank > 0)
     staging = readers.stage(dataset, target, watcher=display, **options)
-    signals = HeldSignals(lambda: staging.begun, staging.stop)
+    signals = CommandSignals(lambda: staging.begun, staging.stop)
     with signals.handling():
         try:
             status = _stage_and_run(staging, display, signals, as_json, run)
@@ -156,7 +156,7 @@ def _copy(dataset: str, target: str | None, as_json: bool, run: tuple[str, ...],
 
 
 def _stage_and_run(
-    staging: readers.Staged, display: _RankDisplay, signals: HeldSignals, as_json: bool, run: tuple[str, ...]
+    staging: readers.Staged, display: _RankDisplay, signals: CommandSignals, as_json: bool, run: tuple[str, ...]
 ) -> int:
     """The status of the command, 0 without one. After a signal it is not run."""
     started = time.monotonic()
@@ -246,7 +246,7 @@ def serve_command(path: str, folder: str, as_json: bool, run: tuple[str, ...], *
     readers.share(reader, DIR, serve=False).
     """
     stopped = threading.Event()
-    signals = HeldSignals(lambda: True, stopped.set)
+    signals = CommandSignals(lambda: True, stopped.set)
     with signals.handling(), ExitStack() as stack:
         shared = _shared(stack, path, folder, **options)
         server = shared.serve(Server)

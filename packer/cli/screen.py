@@ -49,10 +49,10 @@ def learn_flags(command: click.Command | None) -> None:
 def with_flags(message: str) -> str:
     """A message with flags in place of arguments, but for what follows "(in Python:"."""
 
-    def flag(found: re.Match[str]) -> str:
-        name, value = found[1], found[2].strip("'")
+    def flag(match: re.Match[str]) -> str:
+        name, value = match[1], match[2].strip("'")
         if name not in _flags:
-            return found[0]
+            return match[0]
         return _flags[name] if value == "True" else f"{_flags[name]} {value}"
 
     text, mark, rest = message.partition("(in Python:")
@@ -260,12 +260,12 @@ def stop_logging() -> None:
 
 def version_lines() -> list[str]:
     """Versions of packer, of Python, and of the packages that decide what is read and written."""
-    found = {name: _version(name) for name in (*_SHOWN, *_SHOWN_EXTRAS)}
+    versions = {name: _version(name) for name in (*_SHOWN, *_SHOWN_EXTRAS)}
     return [
         f"packer {__version__}",
         f"Python {platform.python_version()} on {platform.system()} {platform.machine()}",
-        ", ".join(f"{name} {found[name] or 'missing'}" for name in _SHOWN),
-        ", ".join(f"{name} {found[name]}" for name in _SHOWN_EXTRAS if found[name]) or "no extras",
+        ", ".join(f"{name} {versions[name] or 'missing'}" for name in _SHOWN),
+        ", ".join(f"{name} {versions[name]}" for name in _SHOWN_EXTRAS if versions[name]) or "no extras",
     ]
 
 

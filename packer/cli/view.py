@@ -18,8 +18,8 @@ import click
 
 from cache.messages import human_bytes, plural, quoted
 from packer.cli import flags
-from packer.cli.held import HeldSignals
 from packer.cli.screen import watcher
+from packer.cli.signals import CommandSignals
 from packer.tools.view import ViewExport, export_view, view
 
 __all__ = ["command"]
@@ -60,7 +60,7 @@ def command(place: str, split: str | None, no_browser: bool, as_json: bool, **op
 
 def _serve(place: str, split: str | None, port: int, opens: bool, as_json: bool) -> None:
     stopped = Event()
-    signals = HeldSignals(lambda: True, stopped.set)
+    signals = CommandSignals(lambda: True, stopped.set)
     with signals.handling(), view(place, split=split, port=port) as viewing:
         if as_json:
             flags.print_json({"url": viewing.url, "port": viewing.port})

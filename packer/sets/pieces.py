@@ -24,8 +24,9 @@ from packer.sources.tables import is_missing, open_table
 from readers.fields import decode_field
 from readers.layout import DatasetInfo, ShardInfo
 from readers.opening.packed import packed_columns
+from readers.reader import json_payloads
 from readers.table import ABSENT, COLUMNS, NO_LABEL, Strings, Table, column_names, decode_name, encode_name
-from readers.where import TableFacts, json_columns, json_payloads
+from readers.where import TableFacts, json_columns
 
 __all__ = [
     "LabelChange",

@@ -1093,12 +1093,12 @@ def simulation_lines(result: Simulation, width: int = 120) -> list[str]:
     return [*lines, "", *notes] if notes else lines
 
 
-def described(found: Simulation) -> list[str]:
+def described(result: Simulation) -> list[str]:
     """The set, the job and the machine, in three lines."""
-    job, machine = found.job, found.machine
+    job, machine = result.job, result.machine
     epochs = f"{job.epochs} epoch{'s' * (job.epochs > 1)}"
-    size = human_bytes(found.payload_bytes)
-    exact = "all simulated" if found.is_exact else f"of which {found.nodes_simulated:,} were simulated"
+    size = human_bytes(result.payload_bytes)
+    exact = "all simulated" if result.is_exact else f"of which {result.nodes_simulated:,} were simulated"
     limits = [
         f"{human_bytes(machine.filesystem)}/s filesystem",
         f"{human_bytes(machine.node)}/s a node",
@@ -1108,15 +1108,15 @@ def described(found: Simulation) -> list[str]:
     if math.isfinite(machine.filesystem_requests):
         limits.append(f"{machine.filesystem_requests:,.0f} requests/s")
     return [
-        f"{found.title}: {plural(found.samples, 'sample')}, {size} in {plural(found.shards, 'shard')}",
+        f"{result.title}: {plural(result.samples, 'sample')}, {size} in {plural(result.shards, 'shard')}",
         f"{plural(job.nodes, 'node')} x {plural(job.ranks, 'rank')}, {exact}; batches of {job.batch_size}, "
-        f"{plural(found.steps, 'step')} of {1e3 * job.step_seconds:g} ms in an epoch, {epochs}"
+        f"{plural(result.steps, 'step')} of {1e3 * job.step_seconds:g} ms in an epoch, {epochs}"
         + (", nodes serve each other" if job.peers else ""),
         "given: " + ", ".join(limits),
     ]
 
 
-def bytes_cells(row: Row, found: Simulation) -> tuple[str, ...]:
+def bytes_cells(row: Row, result: Simulation) -> tuple[str, ...]:
     """The cells of a row under BYTES."""
     requests = row.mean("requests")
     return (
@@ -1124,16 +1124,16 @@ def bytes_cells(row: Row, found: Simulation) -> tuple[str, ...]:
         row.cache,
         human_bytes(row.first.source),
         human_bytes(row.mean("source")),
-        human_bytes(row.mean("source") / found.job.nodes),
+        human_bytes(row.mean("source") / result.job.nodes),
         f"{requests:,.0f}",
         human_bytes(row.mean("requested") / requests) if requests else "–",
         f"{row.imbalance('nodes'):.2f}",
         f"{row.imbalance('steps'):.2f}",
-        human_bytes(row.mean("peers")) if found.job.peers else "–",
+        human_bytes(row.mean("peers")) if result.job.peers else "–",
     )
 
 
-def costs_cells(row: Row, found: Simulation) -> tuple[str, ...]:
+def costs_cells(row: Row, result: Simulation) -> tuple[str, ...]:
     """The cells of a row under COSTS."""
     return (
         row.order,

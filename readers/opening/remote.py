@@ -26,6 +26,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,9 @@ def open_remote(
     columns = _RemoteColumns(info, name, home / chosen.index, str(address), _RemoteSet(Remote(address), info, name))
     columns.origin = origin
     shards = shards_of(chosen)
-    store: Store = RemoteFiles(address, shards, _SameSet(origin, copy) if copy == home else None)
+    # Where the dataset.json of a copy is used, the source must be the set that it was made of.
+    same_set = partial(origin.home, f"{copy}: a copy of another state of {address}; stage it again")
+    store: Store = RemoteFiles(address, shards, same_set if copy == home else None)
     if copy is not None:
         store = Copied(Files(copy, shards, recognise=Recognised(columns, None)), store, patience_seconds)
     return Reader(Table(columns), handed_out(Checked(store, columns), columns))
@@ -134,17 +137,6 @@ class _RemoteSet(OpenedSet):
     def _read(self) -> tuple[Facts, DatasetInfo]:
         text, facts = self._remote.whole(DATASET_FILE, MAX_JSON_BYTES)
         return facts, parse_dataset_info(text, self._remote.url.at(DATASET_FILE))
-
-
-@dataclass(frozen=True)
-class _SameSet:
-    """Checks that the source is the set that a copy, whose dataset.json is used, was made of."""
-
-    origin: _Origin
-    copy: Path
-
-    def __call__(self) -> None:
-        self.origin.home(f"{self.copy}: a copy of another state of {self.origin.url}; stage it again")
 
 
 class _RemoteColumns(PackedColumns):

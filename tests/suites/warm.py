@@ -24,13 +24,23 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-__all__ = ["run_warm"]
+__all__ = ["FSYNC", "run_warm", "wait_for_no_disk"]
 
 _AT_START = ("PYTHON", "LD_", "OMP_", "MKL_", "OPENBLAS_", "MALLOC_", "NUMBA_")
 _LIMITS = (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_AS, resource.RLIMIT_NPROC)
 _PACKAGES = ("packer.cli", "packer.sources", "packer.formats", "readers.headers")
 _ANSWER_SECONDS = 60.0  # until a command is forked
+FSYNC = os.fsync  # that waits
 _lock = threading.Lock()
+
+
+def wait_for_no_disk() -> None:
+    """In this process and its forks. Tests kill processes, not machines: what was written is there for all to read."""
+
+    def fsync(file: Any) -> None:
+        os.fstat(file if isinstance(file, int) else file.fileno())
+
+    os.fsync = fsync
 
 
 class _Server:
@@ -131,6 +141,7 @@ def _fixed(env: dict[str, str]) -> Any:
 
 def serve(descriptor: int) -> None:
     """Fork for each command that comes, until the other side is gone."""
+    wait_for_no_disk()
     for package in map(importlib.import_module, _PACKAGES):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)

@@ -68,16 +68,16 @@ def command_line(arguments: Sequence[str] | None = None) -> str:
 
 def environment(command: str) -> list[tuple[str, str]]:
     """What figures depend on: command, date, machine, versions."""
-    found = [("Command", command), ("Date", time.strftime("%Y-%m-%d %H:%M %z"))]
-    found.append(("Machine", f"{platform.node()}, {platform.system()} {platform.release()}, {_processor()}"))
-    found.append(("CPUs", f"{os.cpu_count()}, of which this process may use {len(os.sched_getaffinity(0))}"))
+    facts = [("Command", command), ("Date", time.strftime("%Y-%m-%d %H:%M %z"))]
+    facts.append(("Machine", f"{platform.node()}, {platform.system()} {platform.release()}, {_processor()}"))
+    facts.append(("CPUs", f"{os.cpu_count()}, of which this process may use {len(os.sched_getaffinity(0))}"))
     versions = [f"Python {platform.python_version()}"]
     for name in _PACKAGES:
         try:
             versions.append(f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
             continue
-    return [*found, ("Versions", ", ".join(versions))]
+    return [*facts, ("Versions", ", ".join(versions))]
 
 
 def _processor() -> str:
@@ -192,8 +192,8 @@ def comparison_page(result: Comparison, names: tuple[str, str]) -> Page:
     runs = (result.a.summary(), result.b.summary())
     largest: dict[str, float] = {}
     for run in runs:
-        for name, found in run.percentiles().items():
-            largest[name] = max(largest.get(name, 0.0), found.max)
+        for name, spread in run.percentiles().items():
+            largest[name] = max(largest.get(name, 0.0), spread.max)
     seconds = max(run.seconds for run in runs)
     for which, run in zip("AB", runs, strict=True):
         series = tuple(one._replace(full=one.full or largest.get(one.name) or None) for one in run.series)
@@ -215,9 +215,9 @@ def _add_heat_map(page: Page, usage: Usage, seconds: float, caption: str) -> lis
 
 def _add_spans(page: Page, usage: Usage) -> None:
     """From min over p50 to max, between marks, of the first series that matter."""
-    found = usage.percentiles()
+    percentiles = usage.percentiles()
     shown = [one for one in usage.summary(0).series if one.unit != "bytes" and "pressure" not in one.name]
-    shown = [one for one in shown if one.unit != "share" or found[one.name].max >= _LEAST_SHARE][:_SPAN_SERIES]
+    shown = [one for one in shown if one.unit != "share" or percentiles[one.name].max >= _LEAST_SHARE][:_SPAN_SERIES]
     rows = []
     for mark, span in usage.spans()[:_SPANS]:
         of_span = span.percentiles()

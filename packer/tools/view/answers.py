@@ -177,13 +177,13 @@ class Answers:
     def _batch(self, rest: Sequence[str], query: Query) -> Answer:
         _expect(rest, 0)
         split, request = self._split(_one(query, "split")), _batch_request(query)
-        found = self._batches[split.name].describe(request)
-        if found.pop("has_pixels"):
+        batch = self._batches[split.name].describe(request)
+        if batch.pop("has_pixels"):
             asked = {"split": split.name, **asdict(request), "op": request.ops}
             del asked["ops"]
-            for sample in found["samples"]:
+            for sample in batch["samples"]:
                 sample["image"] = f"batch.png?{urlencode({**asked, 'item': sample['item']}, doseq=True)}"
-        return _json(found)
+        return _json(batch)
 
     def _batch_picture(self, rest: Sequence[str], query: Query) -> Answer:
         _expect(rest, 0)
@@ -204,12 +204,12 @@ def _expect(rest: Sequence[str], count: int) -> None:
 
 def _one(query: Query, name: str, default: str | None = None) -> str:
     """A value of a query."""
-    given = query.get(name, ())
-    if len(given) == 1:
-        return given[0]
-    if not given and default is not None:
+    values = query.get(name, ())
+    if len(values) == 1:
+        return values[0]
+    if not values and default is not None:
         return default
-    raise Refused(400, "UsageError", f"expected {name}= once, found it {len(given)} times")
+    raise Refused(400, "UsageError", f"expected {name}= once, found it {len(values)} times")
 
 
 def _number(query: Query, name: str, default: int | None = None) -> int:

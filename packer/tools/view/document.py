@@ -29,9 +29,9 @@ from packer.verification import header_difference
 from readers.headers import MEDIA
 from readers.headers.base import stored_bytes
 from readers.layout import PIXELS
-from readers.reader import Reader
+from readers.reader import Reader, json_payloads
 from readers.table import FIELD_COLUMNS, NO_LABEL, Buffer, ImageInfo, MemoryColumns, Strings, headers_of, upright_sides
-from readers.where import TableFacts, json_columns, json_payloads, parse_where
+from readers.where import TableFacts, json_columns, parse_where
 
 __all__ = [
     "FORMAT",

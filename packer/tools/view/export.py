@@ -196,16 +196,16 @@ def _base(address: str, folder: Path, url: str | None) -> _Base:
     if url is None and not is_remote(address):
         root = os.path.realpath(address)
         return _Base(quote(os.path.relpath(root, folder)) + "/", Path(root))
-    given = address if url is None else url
-    parts = urlsplit(given)
+    stated = address if url is None else url
+    parts = urlsplit(stated)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
+        shown = parse_url(stated) if is_remote(stated) else repr(stated)
         raise OutputError(
-            f"{parse_url(given) if is_remote(given) else repr(given)}: browsers read https:// and http:// alone; name "
-            f"the address at which they find the set with url="
+            f"{shown}: browsers read https:// and http:// alone; name the address at which they find the set with url="
         )
-    if parts.query or parts.fragment or not all(" " < letter < "\x7f" and letter not in "\"';," for letter in given):
-        raise OutputError(f"{given!r}: not the plain address of a folder, as https://host/sets/name/")
-    return _Base(given.rstrip("/") + "/")
+    if parts.query or parts.fragment or not all(" " < letter < "\x7f" and letter not in "\"';," for letter in stated):
+        raise OutputError(f"{stated!r}: not the plain address of a folder, as https://host/sets/name/")
+    return _Base(stated.rstrip("/") + "/")
 
 
 def _write(view: View, folder: Path, base: _Base, thumbnails: Watcher | None) -> ViewExport:
@@ -375,12 +375,12 @@ def _ranges(folder: Folder, name: str) -> Answer:
 
 def _exported_document(folder: Path) -> dict[str, Any]:
     try:
-        found = json.loads(read_regular(folder / VIEW_FILE, _MOST_BYTES))
+        document = json.loads(read_regular(folder / VIEW_FILE, _MOST_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         raise DatasetError(f"{folder / VIEW_FILE}: cannot be read: {error}; export the page again") from error
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise DatasetError(f"{folder / VIEW_FILE}: not the document of a page of this version; export it again")
-    return found
+    return document
 
 
 def _set_folder(folder: Path, of_set: str) -> Path:

@@ -73,8 +73,8 @@ def open_unpacked(path: str | os.PathLike[str]) -> tuple[Source, dict[str, Reade
     """A source that `packer convert` takes, and a reader of each of its splits. Raises SourceError."""
     source = open_source(path)
     listing = source.list(None)
-    found = {name: _images_of(listing, part) for name, part in listing.splits.items()}
-    splits = {name: part for name, part in found.items() if len(part)}
+    parts = {name: _images_of(listing, part) for name, part in listing.splits.items()}
+    splits = {name: part for name, part in parts.items() if len(part)}
     if not splits:
         raise SourceError(f"{path}: {source.title} has no samples")
     return source, {name: _reader(source, listing, name, part, Path(path)) for name, part in splits.items()}
@@ -161,8 +161,8 @@ def _opened(place: str | os.PathLike[str], split: str | None, stack: ExitStack) 
     elif (Path(address) / DATASET_FILE).is_file():
         info, shown = read_dataset_info(Path(address)), address
     else:
-        source, found = open_unpacked(address)
-        chosen = found if split is None else {split: _pick(found, split, address)}
+        source, unpacked = open_unpacked(address)
+        chosen = unpacked if split is None else {split: _pick(unpacked, split, address)}
         for reader in chosen.values():
             stack.enter_context(reader)
         kind = source.title.removesuffix(address).strip() or "source"
@@ -176,7 +176,7 @@ def _name(address: str) -> str:
     return os.path.basename(address.rstrip("/")) or address
 
 
-def _pick(found: dict[str, Reader], split: str, address: str) -> Reader:
-    if split not in found:
-        raise readers.UnknownNameError(f"{address}: no split {split!r}; it has {', '.join(found)}")
-    return found[split]
+def _pick(unpacked: dict[str, Reader], split: str, address: str) -> Reader:
+    if split not in unpacked:
+        raise readers.UnknownNameError(f"{address}: no split {split!r}; it has {', '.join(unpacked)}")
+    return unpacked[split]

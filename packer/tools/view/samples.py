@@ -288,8 +288,8 @@ class Batches:
             warnings.simplefilter("ignore")  # of another decoder: its name is not in this state
             loader.load_state_dict(feed.token(start))
         for (images,) in loader:
-            found: Pixels = images.numpy().copy()
-            return found
+            pixels: Pixels = images.numpy().copy()
+            return pixels
         raise UnknownNameError(f"epoch {request.epoch} has no batch {request.batch}")
 
     def _feed(self, request: BatchRequest) -> Feed:

@@ -162,10 +162,10 @@ class ViewServer(HttpServer):
 
 def _range(headers: dict[str, str], size: int, etag: str) -> tuple[int, int] | None:
     """The bytes [start, stop) that are asked for; None for all; start = stop for bytes that are not there."""
-    found = _RANGE.fullmatch(headers.get("range", ""))
-    if found is None or not (found[1] or found[2]) or headers.get("if-range", etag) != etag:
+    match = _RANGE.fullmatch(headers.get("range", ""))
+    if match is None or not (match[1] or match[2]) or headers.get("if-range", etag) != etag:
         return None
-    if not found[1]:
-        return max(0, size - int(found[2])), size
-    start, stop = int(found[1]), min(size, int(found[2]) + 1) if found[2] else size
+    if not match[1]:
+        return max(0, size - int(match[2])), size
+    start, stop = int(match[1]), min(size, int(match[2]) + 1) if match[2] else size
     return (start, stop) if start < stop else (0, 0)

@@ -26,14 +26,14 @@ from typing import Any
 
 import click
 
-__all__ = ["HeldSignals", "cleaning_up", "undisturbed"]
+__all__ = ["CommandSignals", "cleaning_up", "undisturbed"]
 
 _PASSED_ON = (signal.SIGTERM, signal.SIGUSR1)
 _WITNESS_SECONDS = 0.2  # how long a signal takes to reach all processes
 _SAME_SECONDS = 1.0  # signals within this time have the same sender
 
 
-class HeldSignals:
+class CommandSignals:
     """The signals of a command line that runs another; see the module. `caught` stopped the copying, 0 for none.
 
     begun: whether there is a copying that `stop` ends; before that a signal raises KeyboardInterrupt.
