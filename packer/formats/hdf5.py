@@ -853,7 +853,10 @@ def _describe(file: Any, path: Path) -> ShardSpec | None:
 
 def _locate_ours(file: Any, path: Path, spec: ShardSpec) -> Iterator[Located]:
     keys = read_strings(file["key"])
-    labels = read_column(file["label"], len(keys), path).tolist()
+    column = read_column(file["label"], len(keys), path)
+    if column.dtype.kind not in "iu":
+        raise FormatError(f"{path}: /label is {column.dtype}, expected int64")
+    labels = column.tolist()
     ranges, names, shape = {}, {}, None
     for field, kind in spec.fields.items():
         if kind == PIXELS:
