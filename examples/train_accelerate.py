@@ -14,9 +14,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import readers
-from readers import Decode
 from readers.augment import RandomHorizontalFlip, RandomResizedCrop
-from readers.loader import ImageLoader
+from readers.loader import Decode, ImageLoader
 
 
 def main() -> None:

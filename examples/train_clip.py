@@ -8,16 +8,14 @@ An image may have several captions, one a line; each time one of them is taken. 
 
 import argparse
 import random
-from itertools import pairwise
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, normalize
 
 import readers
-from readers import Decode
 from readers.augment import RandomResizedCrop
-from readers.loader import ImageLoader
+from readers.loader import Decode, ImageLoader
 
 PAIRS, LONGEST = 4096, 64
 
@@ -33,7 +31,7 @@ def network(width: int = 64) -> nn.ModuleDict:
 def as_numbers(captions: list[str]) -> torch.Tensor:
     """One of the captions of each image, int64 [n, LONGEST]."""
     chosen = [random.choice(caption.splitlines() or [""]).encode()[: LONGEST + 1] for caption in captions]
-    numbers = [[(64 * a + b) % (PAIRS - 1) + 1 for a, b in pairwise(text)] for text in chosen]
+    numbers = [[(64 * t[i] + t[i + 1]) % (PAIRS - 1) + 1 for i in range(len(t) - 1)] for t in chosen]
     return torch.tensor([row + [0] * (LONGEST - len(row)) for row in numbers])
 
 
@@ -42,10 +40,9 @@ def main() -> None:
     parser.add_argument("set", help="a packed set with a field caption")
     parser.add_argument("--epochs", type=int, default=5)
     options = parser.parse_args()
-    ops, fields = [RandomResizedCrop(64, scale=(0.6, 1.0))], {"images": "image", "texts": "caption"}
-    loader = ImageLoader(
-        readers.open(options.set, split="train"), 32, augment=ops, fields=fields, decode=Decode(dtype=torch.float32)
-    )
+    reader, ops = readers.open(options.set, split="train"), [RandomResizedCrop(64, scale=(0.6, 1.0))]
+    fields, decode = {"images": "image", "texts": "caption"}, Decode(dtype=torch.float32)
+    loader = ImageLoader(reader, 32, augment=ops, fields=fields, decode=decode)
     optimizer = torch.optim.AdamW((model := network()).parameters(), 2e-3)
     for epoch in range(options.epochs):
         for batch in loader:  # float32 [n, 3, 64, 64], and a list of str

@@ -13,9 +13,8 @@ import torch
 from torch import nn
 
 import readers
-from readers import Decode
 from readers.augment import RandomHorizontalFlip, RandomResizedCrop
-from readers.loader import FieldOptions, ImageLoader
+from readers.loader import Decode, FieldOptions, ImageLoader
 
 SIZE, CELL = 128, 8  # pixels
 
@@ -43,10 +42,9 @@ def main() -> None:
     parser.add_argument("--classes", type=int, required=True)
     parser.add_argument("--epochs", type=int, default=5)
     options = parser.parse_args()
-    ops = [RandomResizedCrop(SIZE, scale=(0.5, 1.0)), RandomHorizontalFlip()]
-    reader = readers.open(options.set, split="train")
-    rule = FieldOptions(names=("image", "boxes", "box_labels"), min_visible=0.3)
-    loader = ImageLoader(reader, 16, augment=ops, fields=rule, decode=Decode(dtype=torch.float32))
+    ops, decode = [RandomResizedCrop(SIZE, scale=(0.5, 1.0)), RandomHorizontalFlip()], Decode(dtype=torch.float32)
+    fields = FieldOptions(names=("image", "boxes", "box_labels"), min_visible=0.3)
+    loader = ImageLoader(readers.open(options.set, split="train"), 16, augment=ops, fields=fields, decode=decode)
     optimizer = torch.optim.AdamW((model := network(options.classes + 4)).parameters(), 2e-3)
     for epoch in range(options.epochs):
         for images, boxes, labels in loader:  # float32 [n, 3, 128, 128]; lists of float32 [k, 4] and int64 [k]

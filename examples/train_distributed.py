@@ -10,12 +10,10 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.nn.functional import cross_entropy
 
 import readers
-from readers import Decode
 from readers.augment import RandomHorizontalFlip, RandomResizedCrop
-from readers.loader import ImageLoader
+from readers.loader import Decode, ImageLoader
 
 
 def main() -> None:
@@ -28,9 +26,8 @@ def main() -> None:
     dist.init_process_group("gloo")
     saving, ranks = None, dist.new_group(backend="gloo")  # of threads, which save while the training goes on
     reader, ops = readers.open(options.set, split="train"), [RandomResizedCrop(options.size), RandomHorizontalFlip()]
-    loader = ImageLoader(
-        reader, options.batch_size // dist.get_world_size(), augment=ops, decode=Decode(dtype=torch.float32)
-    )
+    share = options.batch_size // dist.get_world_size()
+    loader = ImageLoader(reader, share, augment=ops, decode=Decode(dtype=torch.float32))
     torch.manual_seed(0)
     layers = [torch.nn.Conv2d(3, 16, 3, 2, 1), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(4), torch.nn.Flatten()]
     network = torch.nn.Sequential(*layers, torch.nn.Linear(256, len(reader.classes)))
@@ -43,7 +40,7 @@ def main() -> None:
         set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state["optimizer"])
     for _ in range(loader.epoch, options.epochs):  # each loop is the next epoch
         for images, labels in loader:
-            loss = cross_entropy(model(images), labels)
+            loss = torch.nn.functional.cross_entropy(model(images), labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

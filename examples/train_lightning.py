@@ -45,10 +45,8 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=value)  # batch-size: samples of a step, all ranks together
     options = parser.parse_args()
     lightning.seed_everything(0, verbose=False)
-    train, val = (
-        [RandomResizedCrop(options.size), RandomHorizontalFlip()],
-        [Resize(options.size), CenterCrop(options.size)],
-    )
+    train = [RandomResizedCrop(options.size), RandomHorizontalFlip()]
+    val = [Resize(options.size), CenterCrop(options.size)]
     ranks, ops = int(os.environ.get("WORLD_SIZE", "1")), {"augment": train, "eval_augment": val}
     data = PackerDataModule(options.set, options.batch_size // ranks, decode=Decode(dtype=torch.float32), **ops)
     saver = ModelCheckpoint(options.folder, every_n_train_steps=options.save_every, save_last=True, save_top_k=0)

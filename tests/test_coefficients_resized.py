@@ -14,6 +14,7 @@ from image_cases import encoded, picture
 from cache.errors import BadSampleError
 from readers.augment import Normalize
 from readers.augment.cpu import Finish
+from readers.augment.geometry import Job, Pass
 from readers.coefficients import decode, decode_resized, encode_strictly, parse_coefficients, unsupported_reason
 from readers.decode import Region
 
@@ -98,7 +99,8 @@ def test_floats_are_those_of_a_batch(planar: bool, normalize: Normalize | None) 
         assert decode_resized(image, region, (80, 100), small, corner=(9, 2), flips=(False, True))
         pixels = torch.from_numpy(small).permute(2, 0, 1)[None]
         expected = torch.empty((1, 3, *size), memory_format=torch.contiguous_format if planar else torch.channels_last)
-        finish.store(pixels, (pixels,), ((region, (80, 100), (9, 2), (), (), ()),), expected)
+        job = Job(Pass(region, (80, 100), (9, 2), (), (), size))
+        finish.store(pixels, (pixels,), (job,), expected)
         around = np.full((3, 23, width + 2) if planar else (23, width + 2, 3), 7, np.float32)
         out = around.transpose(1, 2, 0)[1:-1, 1:-1] if planar else around[1:-1, 1:-1]
         assert decode_resized(

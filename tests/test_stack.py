@@ -17,7 +17,7 @@ import readers
 from readers.augment import CenterCrop, ColorJitter, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize, cpu
 from readers.augment.cpu import Stack
 from readers.headers import parse_header
-from readers.loader import ImageLoader
+from readers.loader import Decode, ImageLoader
 
 SIZE = (89, 109)  # width, height
 FACES: list[Any] = [CenterCrop(74), Resize((32, 32)), RandomHorizontalFlip()]
@@ -56,7 +56,8 @@ ODD_ONES: dict[str, Callable[[int], bytes]] = {
 
 
 def batches(folder: Path, **options: Any) -> list[torch.Tensor]:
-    options = {"augment": FACES, "seed": 3, **options}
+    """By libjpeg: the codec resizes each image in the call that decodes it."""
+    options = {"augment": FACES, "seed": 3, "decode": Decode(decoder="cpu"), **options}
     return [images.clone() for images, _ in ImageLoader(readers.open_folder(folder), 12, **options)]
 
 
