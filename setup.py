@@ -1,6 +1,6 @@
 """The compiled codec, beside what pyproject.toml says: C of this project, built by the first compiler of
 
-    $CC; clang; gcc or cc; the package `ziglang`, which is Clang
+    $CC; clang; the package `ziglang`, which is Clang; gcc or cc
 
 Without one, or where it fails, the installation goes on without the codec: libjpeg decodes then, caches cannot keep
 coefficients, and `packer doctor` says so. PACKER_TARGET, as in `make wheels`, cross-compiles by ziglang, and then a
@@ -22,7 +22,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 _FOLDER = Path("readers/coefficients/_codec")
-_FLAGS = ["-std=c11", "-O2", "-fPIC", "-fwrapv", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi"]
+_FLAGS = ["-std=c11", "-O3", "-fPIC", "-fwrapv", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi"]
 _TARGETS = {  # as ziglang names them, with the oldest glibc; and as wheels do
     "x86_64": ("x86_64-linux-gnu.2.17", "manylinux2014_x86_64"),
     "aarch64": ("aarch64-linux-gnu.2.17", "manylinux2014_aarch64"),
@@ -35,12 +35,11 @@ def _compiler() -> list[str]:
         return [sys.executable, "-m", "ziglang", "cc", "-target", _TARGETS[_target][0], "-mcpu=baseline"]
     if os.environ.get("CC"):
         return shlex.split(os.environ["CC"])
-    for name in ("clang", "gcc", "cc"):
-        if shutil.which(name):
-            return [name]
+    if shutil.which("clang"):
+        return ["clang"]
     if importlib.util.find_spec("ziglang"):
         return [sys.executable, "-m", "ziglang", "cc", "-mcpu=baseline"]
-    return ["cc"]
+    return ["gcc" if shutil.which("gcc") else "cc"]
 
 
 class _BuildCodec(build_ext):

@@ -218,7 +218,7 @@ def _codec() -> Check:
     text = f"compiled by {codec.COMPILER}; this CPU takes its variant {codec.choose()}"
     if codec.COMPILER == "GCC":
         advice = "set CC=clang, or  pip install ziglang  and CC='python -m ziglang cc', and install packer-vision again"
-        return Check(about, "note", f"{text}; Clang makes it up to twice as fast", advice)
+        return Check(about, "note", f"{text}; Clang makes it up to a fifth faster", advice)
     return Check(about, "ok", text)
 
 
