@@ -137,6 +137,27 @@ def test_a_grey_jpeg_with_sampling_factors_goes_to_the_cpu(double: Double, facto
     assert double.calls == ([1] if factors == 0x11 else []) and torch.equal(pixels_of(found), expected(usual))
 
 
+@pytest.mark.parametrize(
+    ("factors", "taken"),
+    [
+        ((0x22, 0x11, 0x11), True),
+        ((0x41, 0x11, 0x11), True),
+        ((0x22, 0x12, 0x12), True),
+        ((0x21, 0x21, 0x21), True),
+        ((0x11, 0x22, 0x22), False),
+        ((0x21, 0x12, 0x12), False),
+        ((0x22, 0x21, 0x12), False),
+        ((0x12, 0x12, 0x11), False),
+    ],
+)
+def test_only_usual_chroma_goes_to_a_device(factors: tuple[int, int, int], taken: bool) -> None:
+    """Of these an H200 made the right pixels; the others were never seen there."""
+    data = bytearray(jpeg(1))
+    frame = data.index(b"\xff\xc0") + 5
+    data[frame + 6 : frame + 15 : 3] = bytes(factors)
+    assert (same_as_promised(bytes(data), (72, 80)) is not None) == taken
+
+
 @pytest.mark.parametrize("bad", [[0], [3], [6], [2, 3], [0, 1, 2, 3, 4, 5, 6]])
 def test_a_failing_image_costs_one_image(double: Double, bad: list[int]) -> None:
     images = [jpeg(i) for i in range(7)]

@@ -32,7 +32,7 @@ from cache.staging.session import candidates
 from packer import __version__
 from packer.output import Result
 from readers.coefficients import unsupported_reason
-from readers.coefficients.compiled import load_codec
+from readers.coefficients.compiled import BUILD_BY_CLANG, load_codec
 
 __all__ = ["Check", "Health", "examine"]
 
@@ -217,7 +217,7 @@ def _codec() -> Check:
     codec = load_codec()
     text = f"compiled by {codec.COMPILER}; this CPU takes its variant {codec.choose()}"
     if codec.COMPILER == "GCC":
-        advice = "set CC=clang, or  pip install ziglang  and CC='python -m ziglang cc', and install packer-vision again"
+        advice = f"in a checkout:  {BUILD_BY_CLANG}"
         return Check(about, "note", f"{text}; Clang makes it up to a fifth faster", advice)
     return Check(about, "ok", text)
 

@@ -12,7 +12,7 @@ from types import ModuleType
 from cache.errors import UnsupportedCpuError
 from readers.coefficients.markers import HuffmanTable
 
-__all__ = ["load_codec", "tables_of", "unsupported_reason"]
+__all__ = ["BUILD_BY_CLANG", "load_codec", "tables_of", "unsupported_reason"]
 
 _NAME = "readers.coefficients.native"
 _KEPT_TABLES = 16
@@ -26,6 +26,12 @@ def load_codec() -> ModuleType:
         raise UnsupportedCpuError(
             f"DCT coefficients cannot be kept or decoded here: {unsupported_reason()}; keep='encoded' works"
         ) from error
+
+
+# A build in isolation does not see the ziglang of the environment.
+BUILD_BY_CLANG = (
+    "pip install -U 'setuptools>=77' ziglang && pip install --no-build-isolation --force-reinstall --no-deps ."
+)
 
 
 @cache
@@ -42,7 +48,7 @@ def unsupported_reason() -> str:
 
 def _missing_tool() -> str:
     if not any(map(shutil.which, ("clang", "gcc", "cc"))):
-        return "no C compiler is on the PATH; install gcc or clang, or run  pip install ziglang, and install it again"
+        return f"no C compiler is on the PATH; install gcc or clang, or in a checkout run  {BUILD_BY_CLANG}"
     if not Path(sysconfig.get_path("include"), "Python.h").is_file():
         return "the headers of Python are missing (Debian: python3-dev); install them, and packer-vision again"
     return "pip install -v --force-reinstall --no-deps packer-vision  shows what the C compiler says"

@@ -9,6 +9,8 @@ failed.
     JPEG, extended or progressive: nvJPEG's slow path                    CPU
     JPEG, 4 components (CMYK, YCCK): refused, or in wrong colours        CPU
     JPEG that stores RGB: nvJPEG takes the values for YCbCr              CPU, as the bytes say, not the index
+    JPEG whose chroma is finer than its luma, or of two kinds: not
+        known to be right on a GPU                                       CPU, as the bytes say, not the index
     JPEG, grey, with sampling factors other than 1 x 1: nvJPEG takes
         the blocks in another order, and gives wrong pixels              CPU, as the bytes say, not the index
     JPEG, a side under 64: nvJPEG gains nothing, rocJPEG refuses it      CPU
@@ -326,8 +328,8 @@ def same_as_promised(data: Buffer, size: tuple[int, int]) -> ImageHeader | None:
     """The header of an image that may be sent to a device: one it takes, of the upright (height, width) in the index.
 
     None sends the image to the CPU, which reports what is wrong: no GPU library may get bytes that are not what the
-    index promises. What the index does not say sends it there, too: that a JPEG stores RGB, or that its only component
-    has sampling factors, which mean nothing there (T.81, A.2.2).
+    index promises. What the index does not say sends it there, too: that a JPEG stores RGB, or has unusual sampling
+    factors; those of an only component mean nothing (T.81, A.2.2).
     """
     try:
         header, frame = read_frame(data)
@@ -340,7 +342,12 @@ def _may_have(header: ImageHeader, frame: int, data: Buffer) -> bool:
     """An image that our own parser refuses has no frame: GPU libraries may not get it."""
     if not frame or not device_takes(header):
         return False
-    return data[frame + 6] == _ONE_BY_ONE if header.components == 1 else not stores_rgb(data, frame)
+    luma, *chroma = data[frame + 6 : frame + 5 + 3 * header.components : 3]  # sampling factors: across, then down
+    if not chroma:
+        return luma == _ONE_BY_ONE
+    blue, red = chroma
+    usual = blue == red and blue >> 4 <= luma >> 4 and blue & 15 <= luma & 15
+    return usual and not stores_rgb(data, frame)
 
 
 def decode_batch(images: Sequence[Buffer], decoder: Decoder) -> list[Decoded]:
