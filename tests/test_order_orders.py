@@ -29,7 +29,6 @@ from readers.order import (
     Weighted,
 )
 from readers.order.local import block_starts
-from readers.order.quality import shuffle_quality
 
 N = 200
 LABELS = np.array([0] * 120 + [1] * 50 + [3] * 20 + [-1] * 10)
@@ -73,7 +72,14 @@ def test_the_promises_of_an_order(kind: str) -> None:
             assert np.array_equal(np.sort(epoch_order), np.arange(N)), f"epoch {epoch} loses or repeats samples"
         some = np.random.default_rng(epoch).integers(0, len(order), (4, 9))
         assert np.array_equal(order.indices(epoch, some), epoch_order[some]), "random access gives another order"
+        for wrong in (-1, 10**6):
+            with pytest.raises(IndexError, match="not all inside the"):
+                order.indices(epoch, np.array([0, wrong]))
     assert order.indices(0, np.zeros(0, np.int64)).shape == (0,)
+    assert order.resumed(spec) is order
+    for other in ({**spec, "samples": N + 1}, {**spec, "kind": "other"}, {}, {"nodes": "3"}):
+        with pytest.raises(ResumeError, match=r"the epoch began with .* cannot continue with kind="):
+            order.resumed(other)
 
 
 @pytest.mark.parametrize("kind", ORDERS)
@@ -90,23 +96,6 @@ def test_seeds_epochs_and_copies(kind: str) -> None:
         order.with_seed(-1)
     with pytest.raises(FrozenInstanceError):
         order.seed = 3  # type: ignore[misc]
-
-
-@pytest.mark.parametrize("kind", ORDERS)
-@pytest.mark.parametrize("wrong", [-1, 10**6])
-def test_positions_outside_the_epoch(kind: str, wrong: int) -> None:
-    for epoch in (0, 1):
-        with pytest.raises(IndexError, match="not all inside the"):
-            ORDERS[kind]().indices(epoch, np.array([0, wrong]))
-
-
-@pytest.mark.parametrize("kind", ORDERS)
-def test_an_epoch_continues_with_the_order_it_began_with(kind: str) -> None:
-    order = ORDERS[kind]()
-    assert order.resumed(order.spec()) is order
-    for wrong in ({**order.spec(), "samples": N + 1}, {**order.spec(), "kind": "other"}, {}, {"nodes": "3"}):
-        with pytest.raises(ResumeError, match=r"the epoch began with .* cannot continue with kind="):
-            order.resumed(wrong)
 
 
 def test_empty_orders() -> None:
@@ -251,12 +240,6 @@ def test_epochs_that_follow_the_staging() -> None:
         assert order.follows(epoch) == (epoch in (3, 4))
         assert np.array_equal(whole(order, epoch), plain.indices(epoch, np.arange(180))) == (epoch not in (3, 4))
     assert order.shards().tolist() == order.shards(3).tolist() != order.shards(4).tolist()
-
-
-def test_how_well_staged_shards_mix() -> None:
-    """Better than shard by shard, the better the more shards are in the window."""
-    quality = [shuffle_quality(staged([500] * 64, window), batch_size=64) for window in (1, 8, 32)]
-    assert quality[0] < 0.1 and quality[0] < quality[1] < quality[2]
 
 
 # --- nodes --------------------------------------------------------------------------------------------------------

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -36,37 +34,7 @@ def test_large_n_there_and_back(n: int, seed: int, data: st.DataObject) -> None:
     assert len(set(samples.tolist())) == len(positions), "two positions have the same sample"
     assert samples.min() >= 0 and samples.max() < n
     assert permutation.inverse(samples).tolist() == positions
-
-
-@pytest.mark.parametrize("n", [10**6 + 3, 10**9, 10**12, 2**62 - 1])
-def test_many_samples_of_a_large_n(n: int) -> None:
-    positions = np.unique(np.random.default_rng(1).integers(0, n, 20_000))
-    permutation = Permutation(n, 3, 4)
-    samples = permutation.forward(positions)
-    assert np.array_equal(permutation.inverse(samples), positions)
-    counts = np.bincount((samples.astype(np.float64) / n * 50).astype(int), minlength=50)[:50]
-    assert chi_square(counts, counts.sum() / 50) < 110, "the samples are not spread evenly"
-
-
-@pytest.mark.parametrize("n", [7, 63, 64, 1000, 10**12])
-def test_random_access_does_not_depend_on_company(n: int) -> None:
-    permutation = Permutation(n, 11, 2)
-    positions = np.arange(min(n, 200), dtype=np.int64)
-    together = permutation.forward(positions)
-    assert [int(permutation.forward(np.array([p]))[0]) for p in positions] == together.tolist()
-    assert int(permutation.forward(np.int64(3))) == together[3], "a single position"
-    square = positions[: len(positions) // 2 * 2].reshape(2, -1)
-    assert np.array_equal(permutation.forward(square), permutation.forward(square.ravel()).reshape(square.shape))
-    assert np.array_equal(permutation.forward(square.T), permutation.forward(square).T)
-    assert permutation.forward(positions[:0]).shape == (0,)
-    assert np.array_equal(positions, np.arange(min(n, 200))), "the caller's positions were written to"
-
-
-@pytest.mark.parametrize("wrong", [-1, 10, 2**62, -(2**63)])
-def test_outside_the_permutation(wrong: int) -> None:
-    for method in (Permutation(10, 0).forward, Permutation(10, 0).inverse):
-        with pytest.raises(IndexError, match="not all inside the 10 of this permutation"):
-            method(np.array([3, wrong]))
+    assert [int(permutation.forward(np.int64(p))) for p in positions] == samples.tolist(), "alone it is another"
 
 
 def test_impossible_permutations() -> None:
@@ -78,17 +46,10 @@ def test_impossible_permutations() -> None:
             Permutation(10, seed)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="epoch is -1, expected 0"):
         Permutation(10, 0, -1)
-    with pytest.raises(IndexError):
-        Permutation(0, 0).forward(np.array([0]))
-
-
-def test_seeds_epochs_and_purposes_differ() -> None:
-    orders = {
-        tuple(Permutation(500, *key).forward(every(500)).tolist())
-        for key in [(0, 0), (1, 0), (0, 1), (2**63, 0), (0, 2**63), (1, 1), (0, 0, "blocks")]
-    }
-    assert len(orders) == 7
-    assert Permutation(500, 1, 2) == pickle.loads(pickle.dumps(Permutation(500, 1, 2)))
+    for permutation, wrong in ((Permutation(0, 0), 0), *((Permutation(10, 0), wrong) for wrong in (-1, 10, -(2**63)))):
+        for method in (permutation.forward, permutation.inverse):
+            with pytest.raises(IndexError, match="not all inside the"):
+                method(np.array([wrong]))
 
 
 # --- many small ones at once --------------------------------------------------------------------------------------
@@ -131,7 +92,7 @@ def draws(n: int, seeds: int) -> np.ndarray:
     return permute_each(positions, np.full(len(positions), n), tweaks, derive_keys(3, 1, "test")).reshape(seeds, n)
 
 
-@pytest.mark.parametrize("n", [2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 16, 20, 25, 30, 31, 63, 64, 65, 100])
+@pytest.mark.parametrize("n", [2, 3, 5, 8, 12, 31, 64, 100])
 def test_every_sample_is_equally_likely_everywhere(n: int) -> None:
     """For each element, and for neighbours together: over seeds, every sample, and every pair of samples."""
     seeds = 20_000 if n < 40 else 6_000
@@ -147,20 +108,18 @@ def test_every_sample_is_equally_likely_everywhere(n: int) -> None:
             assert excess(counts, seeds / (n * (n - 1))) < 5, f"positions {i} and {i + 1} of {n} prefer some pairs"
 
 
-@pytest.mark.parametrize("n", [2, 3, 5, 6, 40])
+@pytest.mark.parametrize("n", [5, 40])
 def test_samples_over_seeds_and_epochs(n: int) -> None:
     """The same with keys of their own for every (seed, epoch), as a training has them."""
-    seeds = 3000
+    seeds = 1500
     out = np.array([Permutation(n, s // 3, s % 3).forward(every(n)) for s in range(seeds)])
     for i in (0, n - 1):
         assert excess(np.bincount(out[:, i], minlength=n), seeds / n) < 5
     followers = np.bincount((out[:, 1] - out[:, 0]) % n, minlength=n)[1:]
-    if n > 2:
-        assert excess(followers, seeds / (n - 1)) < 5, "the distance of neighbours is not even"
+    assert excess(followers, seeds / (n - 1)) < 5, "the distance of neighbours is not even"
 
 
-@pytest.mark.parametrize("n", [1000, 65_536, 1_281_167])
-def test_no_runs_and_no_drift(n: int) -> None:
+def test_no_runs_and_no_drift(n: int = 1_281_167) -> None:
     out = Permutation(n, 5, 0).forward(every(min(n, 100_000)))
     steps = np.diff(out)
     assert abs((steps > 0).mean() - 0.5) < 5 / len(steps) ** 0.5, "ascents and descents are not even"

@@ -46,12 +46,14 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- mixing -------------------------------------------------------------------------------------------------------
 def test_better_mixing_rates_higher() -> None:
     ladder: list[Order] = [Sequential(N), blocks(1), blocks(4), blocks(16), blocks(64), Shuffled(N)]
-    rated = [np.mean([shuffle_quality(order, epoch) for epoch in range(3)]) for order in ladder]
+    rated = [shuffle_quality(order) for order in ladder]
     assert rated[0] < 0.01 < rated[1] and rated == sorted(rated), rated
     assert rated[-1] > 0.85 and 0.05 < rated[3] < 0.6
+    assert shuffle_quality(NodeLocal(N, 4)) > 0.8, "nodes take turns, so together they mix"
+    assert shuffle_quality(Weighted(np.arange(N) ** 4.0)) < 0.1
 
 
-@pytest.mark.parametrize("window", [8, 32, 128])
+@pytest.mark.parametrize("window", [8, 128])
 def test_a_block_shuffle_rates_as_its_window_says(window: int) -> None:
     """window / (window + batch): a batch is drawn from the blocks of one window."""
     rated = np.mean([shuffle_quality(blocks(window), epoch, batch_size=64) for epoch in range(5)])
@@ -61,16 +63,10 @@ def test_a_block_shuffle_rates_as_its_window_says(window: int) -> None:
 def test_a_global_shuffle_rates_one_on_average() -> None:
     """Uncapped, over seeds: the formula is the variance that is observed."""
     n, size = 1000, 100
-    means = [Shuffled(n, seed).indices(0, np.arange(size)).mean() for seed in range(3000)]
+    means = [Shuffled(n, seed).indices(0, np.arange(size)).mean() for seed in range(1500)]
     observed = np.mean(((np.array(means) + 0.5) / n - 0.5) ** 2)
     expected = (1 - 1 / n**2) / 12 / size * (n - size) / (n - 1)
     assert abs(observed / expected - 1) < 0.1
-
-
-def test_orders_that_mix_by_other_means() -> None:
-    assert shuffle_quality(NodeLocal(N, 4)) > 0.8, "nodes take turns, so together they mix"
-    assert shuffle_quality(Weighted(np.ones(N))) > 0.8
-    assert shuffle_quality(Weighted(np.arange(N) ** 4.0)) < 0.1
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 3, 5, 17])
@@ -93,7 +89,7 @@ def by_hand(reader: Any, order: list[list[int]], unit: int) -> float:
     return fetched / used
 
 
-@pytest.mark.parametrize("unit", [1, 512, 4096, 65536])
+@pytest.mark.parametrize("unit", [1, 4096])
 def test_samples_one_by_one(packed: Path, unit: int) -> None:
     with readers.open(packed / "set") as reader:
         found = read_amplification(Shuffled(400), reader, request_bytes=unit)
@@ -125,13 +121,6 @@ def test_folders_and_selections(packed: Path) -> None:
         assert read_amplification(Shuffled(10), few) > read_amplification(Shuffled(10), few, request_bytes=512)
 
 
-def test_sets_without_bytes(packed: Path) -> None:
-    with readers.open(packed / "set") as reader:
-        assert read_amplification(Shuffled(0), reader) == 1
-        with pytest.raises(ValueError, match="request_bytes is 0"):
-            read_amplification(Shuffled(400), reader, request_bytes=0)
-
-
 def test_a_report_that_people_read(packed: Path) -> None:
     assert (
         str(ShuffleReport(1.0249, 0.9301)) == "reads 1.02 bytes per byte used; mixes 0.93 as well as a global shuffle"
@@ -140,3 +129,6 @@ def test_a_report_that_people_read(packed: Path) -> None:
         report = describe(Shuffled(400), reader)
         assert report.read_amplification == read_amplification(Shuffled(400), reader)
         assert report.shuffle_quality == shuffle_quality(Shuffled(400)) and "bytes per byte used" in str(report)
+        assert read_amplification(Shuffled(0), reader) == 1
+        with pytest.raises(ValueError, match="request_bytes is 0"):
+            read_amplification(Shuffled(400), reader, request_bytes=0)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from conftest import make_jpeg
@@ -15,7 +14,6 @@ from PIL import Image
 
 import readers
 from readers.augment import CenterCrop, ColorJitter, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize, cpu
-from readers.augment.cpu import Stack
 from readers.headers import parse_header
 from readers.loader import Decode, ImageLoader
 
@@ -94,8 +92,7 @@ def count_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     ],
     ids=["faces", "reduced", "cropped after", "not resized", "floats", "colours", "random boxes", "as they are"],
 )
-@pytest.mark.parametrize("threads", [1, 3])
-def test_the_same_pixels(monkeypatch: pytest.MonkeyPatch, faces: Path, augment: list[Any], threads: int) -> None:
+def test_the_same_pixels(monkeypatch: pytest.MonkeyPatch, faces: Path, augment: list[Any], threads: int = 3) -> None:
     expected = one_by_one(monkeypatch, faces, augment=augment, threads=threads)
     assert all(map(torch.equal, batches(faces, augment=augment, threads=threads), expected)) and len(expected) == 2
 
@@ -135,21 +132,3 @@ def test_a_bad_one_among_them(monkeypatch: pytest.MonkeyPatch, faces: Path, on_e
         found = batches(faces, on_error=on_error)
     assert [len(images) for images in found] == [len(images) for images in expected]
     assert all(map(torch.equal, found, expected))
-
-
-def test_arrays_outside_the_stack_are_not_stacked() -> None:
-    stack = Stack(3, (4, 5))
-    slots = [np.frombuffer(slot.pixels(60), np.uint8).reshape(4, 5, 3) for slot in stack.slots]
-    for number, slot in enumerate(slots):
-        slot.flags.writeable = True
-        slot[...] = number
-    boxes = [slot[1:3, 2:] for slot in slots]
-    found = stack.together(boxes)
-    assert found is not None and found.shape == (3, 2, 3, 3) and np.array_equal(found, boxes)
-    assert np.array_equal(stack.together(boxes[:2]), boxes[:2])
-    assert stack.together([boxes[0], boxes[2]]) is None
-    assert stack.together([boxes[1], boxes[2]]) is None
-    assert stack.together([boxes[0], slots[1][:2, 2:]]) is None
-    assert stack.together([slot[::-1] for slot in slots]) is None
-    assert stack.together([boxes[0], boxes[1].copy()]) is None
-    assert stack.together([np.zeros((2, 3, 3), np.uint8)]) is None

@@ -98,7 +98,7 @@ def test_a_trace_keeps_the_last_events(reader: readers.Reader, tmp_path: Path) -
 def test_a_diagnosis_of_any_loader_has_lines_waits_copies_and_steps(tmp_path: Path) -> None:
     trace, copied = Trace(), []
     result = packer.diagnose(
-        plain_loader(), lambda batch: None, copy=lambda batch: copied.append(0) or batch, seconds=1, trace=trace
+        plain_loader(), lambda batch: None, copy=lambda batch: copied.append(0) or batch, seconds=0.3, trace=trace
     )
     trace.save(tmp_path / "trace.json")
     tracks = events_of(tmp_path / "trace.json")
@@ -114,7 +114,7 @@ def test_a_diagnosis_of_any_loader_has_lines_waits_copies_and_steps(tmp_path: Pa
 
 def test_the_command_writes_a_trace(packed: Path, tmp_path: Path) -> None:
     arguments = ("--simulate-step", "1ms", "--batch-size", 5, "--threads", 1, "--trace", tmp_path / "trace.json")
-    done = run_packer("diagnose", packed, *arguments, "--seconds", 0.5)
+    done = run_packer("diagnose", packed, *arguments, "--seconds", 0.2)
     assert done.returncode == 0, done.stderr
     tracks = events_of(tmp_path / "trace.json")
     assert {"diagnosis: lines", "diagnosis: step", "packer-loader-0", "training"} <= tracks.keys()
