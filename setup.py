@@ -22,7 +22,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 _FOLDER = Path("readers/coefficients/_codec")
-_FLAGS = ["-std=c11", "-O3", "-fPIC", "-fwrapv", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi"]
+_FLAGS = ["-std=c11", "-O3", "-g0", "-fPIC", "-fwrapv", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi"]
 _TARGETS = {  # as ziglang names them, with the oldest glibc; and as wheels do
     "x86_64": ("x86_64-linux-gnu.2.17", "manylinux2014_x86_64"),
     "aarch64": ("aarch64-linux-gnu.2.17", "manylinux2014_aarch64"),
