@@ -17,7 +17,6 @@ from PIL import Image
 import packer
 import readers
 from cache.errors import BadSampleError, DatasetError, FormatError, SourceError, UnknownNameError
-from packer.conversion.options import Reencode
 from readers.fields import KINDS, check_field, decode_field, encode_field, parse_npy
 from readers.layout import FIELD_KINDS
 
@@ -296,14 +295,6 @@ def test_every_format_keeps_fields_and_their_kinds(to: str, tmp_path: Path) -> N
         assert (found["caption"], found["note"], found["json"]) == ("number 2", "words of 2", {"weight": 1.0})
 
 
-def test_extracted_values_have_the_suffix_of_their_kind(tmp_path: Path) -> None:
-    source = packer.open_source(table(tmp_path, pictures(tmp_path)), fields=FIELDS)
-    packer.convert(source, "tar", tmp_path / "set", run=packer.Run(workers=1))
-    packer.extract(tmp_path / "set", tmp_path / "out")
-    files = {path.name for path in (tmp_path / "out").rglob("*") if path.is_file()}
-    assert {"1.boxes.npy", "1.box_labels.npy", "1.caption.txt", "1.json", "1.png", "1.jpg"} <= files
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -341,22 +332,6 @@ def test_wrong_values_of_a_table_are_named_with_their_line(
     source = packer.open_source(table(tmp_path, [{"path": "0.jpg", **row} for row in rows]), fields=fields)
     with pytest.raises(SourceError, match=message):
         packer.convert(source, "tar", tmp_path / "set", run=packer.Run(workers=1))
-
-
-def test_boxes_and_points_follow_images_that_are_packed_smaller(tmp_path: Path) -> None:
-    source = packer.open_source(table(tmp_path, pictures(tmp_path)), fields=FIELDS)
-    packer.convert(
-        source,
-        "tar",
-        tmp_path / "set",
-        run=packer.Run(workers=1),
-        images=packer.Images(reencode=Reencode(resize_short=20)),
-    )
-    with readers.open(tmp_path / "set") as reader:
-        assert (int(reader.info.width[2]), int(reader.info.height[2])) == (30, 20)
-        assert decode_field("boxes", reader.read(2, "boxes")).tolist() == [[0, 2, 3, 5], [1, 2, 4, 5]]
-        assert decode_field("points", reader.read(2, "points")).tolist() == [[1, 4]]
-        assert decode_field("mask", reader.read(2, "mask")).shape == (40, 60), "it covers its image as it is"
 
 
 def test_a_deep_check_finds_a_field_that_is_not_what_it_should_be(tmp_path: Path) -> None:

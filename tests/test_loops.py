@@ -20,10 +20,12 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import packer
 import readers
 from cache.errors import BadSampleError, ResumeError, TrainerError, UnknownNameError
+from cache.stores import Extents, StoreOver
 from readers import Ranks
 from readers.augment import RandomHorizontalFlip, RandomResizedCrop
 from readers.loader import ImageLoader
 from readers.order import BlockShuffled, Sequential, Shuffled, Weighted
+from readers.table import Buffer
 from readers.torch import EpochSampler, ImageDataset, ImageStream
 
 pytestmark = [
@@ -46,26 +48,19 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[readers.Reader]
         yield opened
 
 
-class NoImages:
-    """A reader whose images may not be read; everything else is the reader's own."""
+class NoImages(StoreOver):
+    """A store whose images, the first of two fields, may not be read."""
 
-    def __init__(self, reader: Any) -> None:
-        self._reader = reader
+    def __init__(self, source: Any) -> None:
+        self.source = source
 
-    def __getattr__(self, name: str) -> Any:
-        assert name not in ("image_info", "info", "prefetch"), f"{name} is for images"
-        return getattr(self._reader, name)
+    def read_one(self, row: int, shard: int, offset: int, length: int) -> Buffer:
+        assert row % 2, "an image was read"
+        return self.source.read_one(row, shard, offset, length)
 
-    def __len__(self) -> int:
-        return len(self._reader)
-
-    def read(self, index: int, field: str = "image") -> Any:
-        assert field != "image", "an image was read"
-        return self._reader.read(index, field)
-
-    def read_many(self, indices: Any, field: str = "image") -> Any:
-        assert field != "image", "images were read"
-        return self._reader.read_many(indices, field)
+    def read(self, extents: Extents) -> list[Buffer]:
+        assert (extents.row % 2).all(), "images were read"
+        return self.source.read(extents)
 
 
 # --- one loop after the other -------------------------------------------------------------------------------------
@@ -142,10 +137,11 @@ def test_an_epoch_without_a_batch_is_an_error(reader: readers.Reader) -> None:
 # --- what a batch is made of --------------------------------------------------------------------------------------
 def test_without_the_field_image_no_image_is_touched(reader: readers.Reader) -> None:
     fields = ("label", "key", "index", "json")
-    labels, keys, indices, texts = next(iter(ImageLoader(NoImages(reader), 10, fields=fields, seed=1)))
+    without = readers.Reader(reader.table, NoImages(reader.store))
+    labels, keys, indices, texts = next(iter(ImageLoader(without, 10, fields=fields, seed=1)))
     assert labels.tolist() == reader.labels[indices.numpy()].tolist() and keys == [reader.keys[i] for i in indices]
     assert [text["caption"] for text in texts] == [f"text {i}" for i in indices.tolist()]
-    dataset = ImageDataset(NoImages(reader), fields=fields)
+    dataset = ImageDataset(without, fields=fields)
     label, key, index, text = dataset[7]
     assert (label, key, index) == (int(reader.labels[7]), reader.keys[7], 7)
     assert text["caption"] == "text 7"
