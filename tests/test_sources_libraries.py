@@ -124,7 +124,9 @@ def test_keys_without_distinct_paths(tmp_path: Path) -> None:
     """And labels that are missing, or -1 as in a test split."""
     rows = [row(0, image={"bytes": PICTURES[0], "path": "same.jpg"}, label=-1) for _ in range(3)]
     rows[1]["label"] = None
-    part = packer.open_source(write_parquet(tmp_path / "train.parquet", rows)).list(None).splits["train"]
+    listing = packer.open_source(write_parquet(tmp_path / "train.parquet", rows)).list(None)
+    assert not listing.shuffles, "rows are read in their order"
+    part = listing.splits["train"]
     assert list(part.keys) == [f"train/{i:08d}" for i in range(3)] and set(part.labels) == {-1}
 
 
@@ -253,11 +255,6 @@ def test_a_page_whose_header_lies(tmp_path: Path) -> None:
     assert len(source.list(None).splits["train"]) == 4
     with source.open() as reader, pytest.raises(SourceError):
         reader.read((0, 0, 0), None)
-
-
-def test_rows_are_read_in_their_order(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"cannot be read in shuffled order; convert it as it is, and then"):
-        packer.convert(one_file(tmp_path), "tar", tmp_path / "out", shards=packer.Shards(shuffle=1))
 
 
 @pytest.mark.filterwarnings("default")
