@@ -902,15 +902,21 @@ class TestOfLibraries(LayoutSuite):
     pass
 
 
-def lmdb_truth(root: Path) -> Found:
-    return Found({"train": [(key, label, (data,)) for key, label, data in EXPECTED]})
+def lmdb_of(values: dict[bytes, bytes], expected: Found) -> Layout:
+    def write(folder: Path) -> Path:
+        return write_lmdb(folder / "train.lmdb", values, subdir=False)
+
+    return Layout(write, lambda root: expected, inside={"isolated": False})
 
 
-def lmdb_of_datums(folder: Path) -> Path:
-    return write_lmdb(folder / "train.lmdb", DATUMS, subdir=False)
+OF_DATUMS = lmdb_of(DATUMS, Found({"train": [(key, label, (data,)) for key, label, data in EXPECTED]}))
+IN_FOLDERS = [("cat/0", 0, (PICTURES[0],)), ("cat/2", 0, (PICTURES[2],)), ("dog/1", 1, (PICTURES[1],))]
+OF_FILES = lmdb_of(
+    {f"{key}.jpg".encode(): image for key, _, (image,) in IN_FOLDERS}, Found({"train": IN_FOLDERS}, ("cat", "dog"))
+)
 
 
-@pytest.mark.parametrize("layout", [Layout(lmdb_of_datums, lmdb_truth, inside={"isolated": False})], ids=["lmdb"])
+@pytest.mark.parametrize("layout", [OF_DATUMS, OF_FILES], ids=["datums", "files"])
 class TestLmdb(LayoutSuite):
     """Listed in this process, which is quicker; other tests do otherwise."""
 
