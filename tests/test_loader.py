@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import inspect
+import io
 import os
 import shutil
 import signal
@@ -18,16 +20,22 @@ import pytest
 import torch
 from conftest import make_jpeg, tree_of
 from loader_options import grouped
+from PIL import Image
 
 import packer
 import readers
 from cache.errors import BadSampleError
 from packer.testing.samples import Samples, overwrite
-from readers import Ranks, Threads
-from readers.augment import CenterCrop, ColorJitter, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize
+from readers import Decode, FieldOptions, Ranks, Threads, Views
+from readers.augment import CenterCrop, ColorJitter, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize, cpu
+from readers.dali import DaliLoader, Source
+from readers.dali import external_source as dali_source
 from readers.decode import decode_image
+from readers.headers import parse_header
 from readers.loader import ImageLoader
 from readers.order import NodeLocal, Shuffled
+from readers.rocal import external_source as rocal_source
+from readers.torch import EpochBatchSampler, EpochSampler, ImageDataset, ImageStream
 
 SIZES = [(40, 32), (32, 40), (57, 33), (64, 64)]  # width, height
 CROP = [RandomResizedCrop(24), RandomHorizontalFlip()]
@@ -366,3 +374,189 @@ def test_wrong_options(reader: readers.Reader, options: dict[str, Any], message:
         ImageLoader(reader, **grouped({"batch_size": 4, "augment": CROP, **options}))
     with pytest.raises(TypeError, match=r"write  readers.open\('some-set', split=…\)"):
         ImageLoader("some-set", 4)  # type: ignore[arg-type]
+
+
+OPS = [CenterCrop(32), RandomHorizontalFlip()]
+PUBLIC = [ImageLoader, DaliLoader, Source, dali_source, rocal_source, ImageDataset, ImageStream]
+OLD_AND_NEW: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "ranks": ({"rank": 1, "world_size": 2, "tail": "pad"}, {"ranks": Ranks(1, 2, "pad")}),
+    "decode": (
+        {"dtype": torch.float16, "layout": "NHWC", "exact_colours": True},
+        {"decode": Decode(dtype=torch.float16, layout="NHWC", exact_colours=True)},
+    ),
+    "threads": ({"threads": 1, "prefetch": 2, "pin_memory": False}, {"threads": Threads(1, 2, False)}),
+    "views": ({"augment": OPS, "views": 2}, {"augment": Views(OPS, 2)}),
+    "views of ops each": ({"views": [OPS, OPS[:1]]}, {"augment": Views([OPS, OPS[:1]])}),
+    "fields": (
+        {"fields": ("image", "index"), "field_options": FieldOptions(mask_fill=7)},
+        {"fields": FieldOptions(names=("image", "index"), mask_fill=7)},
+    ),
+}
+
+
+def batches_with(reader: readers.Reader, options: dict[str, Any]) -> list[Any]:
+    return [
+        list(batch) for batch in ImageLoader(reader, 8, **({} if "views" in options else {"augment": OPS}) | options)
+    ]
+
+
+def alike(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
+    return len(one) == len(other) and all(map(alike, one, other))
+
+
+@pytest.mark.parametrize("case", OLD_AND_NEW)
+def test_old_names_warn_and_mean_the_same(reader: readers.Reader, case: str) -> None:
+    old, new = OLD_AND_NEW[case]
+    with pytest.warns(DeprecationWarning, match="= is deprecated: write  ") as warned:
+        before = batches_with(reader, old)
+    assert {Path(one.filename).name for one in warned} == {Path(__file__).name}
+    assert alike(before, batches_with(reader, new))
+
+
+def test_old_names_and_new_ones_mix(reader: readers.Reader) -> None:
+    with pytest.warns(DeprecationWarning):
+        loader = ImageLoader(reader, 8, augment=OPS, ranks=Ranks(0, 2), tail="exact")
+    assert alike(list(loader), batches_with(reader, {"ranks": Ranks(0, 2, "exact")}))
+
+
+def test_an_option_of_one_value_is_no_option(reader: readers.Reader) -> None:
+    with pytest.warns(DeprecationWarning, match="prefetch= is deprecated: leave it out"):
+        rocal_source(reader, 4, prefetch=2).close()
+    with pytest.raises(ValueError, match="prefetch is always 2"):
+        rocal_source(reader, 4, prefetch=3)
+
+
+@pytest.mark.parametrize("public", [*PUBLIC, EpochSampler, EpochBatchSampler], ids=lambda one: one.__name__)
+def test_public_names_have_twelve_parameters_at_most(public: Any) -> None:
+    assert len(inspect.signature(public).parameters) <= 12
+
+
+def test_a_name_that_never_was_is_refused(reader: readers.Reader) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
+        ImageLoader(reader, 8, colour="RGB")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("options", [{"ops": OPS, "count": 0}, {"ops": [OPS, OPS], "count": 2}, {"ops": [*OPS, OPS]}])
+def test_views_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"count of views|not both"):
+        Views(**options)
+
+
+# --- images of one size are resized together, with the same pixels as one by one ------------------------------------
+FACE_SIZE = (89, 109)  # width, height
+FACES: list[Any] = [CenterCrop(74), Resize((32, 32)), RandomHorizontalFlip()]
+FACE_COUNT = 24
+
+
+@pytest.fixture
+def faces(tmp_path: Path) -> Path:
+    for i in range(FACE_COUNT):
+        (tmp_path / f"{i:02d}.jpg").write_bytes(make_jpeg(i, FACE_SIZE))
+    return tmp_path
+
+
+def turned_face(seed: int) -> bytes:
+    """A JPEG that is upright at FACE_SIZE after its EXIF orientation."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    return make_jpeg(seed, FACE_SIZE[::-1], exif=exif)
+
+
+def converted(kind: str, **options: Any) -> Callable[[int], bytes]:
+    def make(seed: int) -> bytes:
+        memory = io.BytesIO()
+        Image.open(io.BytesIO(make_jpeg(seed, FACE_SIZE))).save(memory, kind, **options)
+        return memory.getvalue()
+
+    return make
+
+
+ODD_ONES: dict[str, Callable[[int], bytes]] = {
+    "turned": turned_face,
+    "progressive": converted("JPEG", progressive=True),
+    "png": converted("PNG"),
+    "other size": lambda seed: make_jpeg(seed, (100, 90)),
+}
+
+
+def faces_of(folder: Path, **options: Any) -> list[torch.Tensor]:
+    """By libjpeg: the codec resizes each image in the call that decodes it."""
+    options = {"augment": FACES, "seed": 3, "decode": Decode(decoder="cpu"), **options}
+    return [images.clone() for images, _ in ImageLoader(readers.open_folder(folder), 12, **options)]
+
+
+def one_by_one(monkeypatch: pytest.MonkeyPatch, folder: Path, **options: Any) -> list[torch.Tensor]:
+    with monkeypatch.context() as patch:
+        patch.setattr(cpu, "alike", lambda jobs, sizes: False)
+        return faces_of(folder, **options)
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many images each call resizes, from now on."""
+    calls: list[int] = []
+    resize = cpu._resize_into
+
+    def counted(image: torch.Tensor, *arguments: Any, **named: Any) -> Any:
+        calls.append(len(image))
+        return resize(image, *arguments, **named)
+
+    monkeypatch.setattr(cpu, "_resize_into", counted)
+    return calls
+
+
+@pytest.mark.parametrize(
+    "augment",
+    [
+        FACES,
+        [Resize((16, 20))],
+        [Resize(32), CenterCrop(24), RandomHorizontalFlip()],
+        [CenterCrop(64)],
+        [*FACES, Normalize((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))],
+        [*FACES, ColorJitter(0.4, 0.4, 0.4)],
+        [RandomResizedCrop(24), RandomHorizontalFlip()],
+        [],
+    ],
+    ids=["faces", "reduced", "cropped after", "not resized", "floats", "colours", "random boxes", "as they are"],
+)
+def test_the_same_pixels(monkeypatch: pytest.MonkeyPatch, faces: Path, augment: list[Any], threads: int = 3) -> None:
+    expected = one_by_one(monkeypatch, faces, augment=augment, threads=threads)
+    assert all(map(torch.equal, faces_of(faces, augment=augment, threads=threads), expected)) and len(expected) == 2
+
+
+def test_one_call_for_many(monkeypatch: pytest.MonkeyPatch, faces: Path) -> None:
+    calls = count_calls(monkeypatch)
+    faces_of(faces, threads=1)
+    assert calls == [12, 12]
+    calls.clear()
+    monkeypatch.setattr(cpu, "MAX_STACK_BYTES", 5 * FACE_SIZE[0] * FACE_SIZE[1] * 3)
+    faces_of(faces, threads=1)
+    assert calls == [5, 5, 2] * 2
+    calls.clear()
+    monkeypatch.setattr(cpu, "MAX_STACK_BYTES", 2 * FACE_SIZE[0] * FACE_SIZE[1] * 3 - 1)
+    faces_of(faces, threads=1)
+    assert calls == [1] * FACE_COUNT
+
+
+@pytest.mark.parametrize("kind", ODD_ONES)
+def test_an_odd_one_among_them(monkeypatch: pytest.MonkeyPatch, faces: Path, kind: str) -> None:
+    for number in (0, 7, 13):
+        (faces / f"{number:02d}.jpg").write_bytes(ODD_ONES[kind](100 + number))
+    assert all(map(torch.equal, faces_of(faces), one_by_one(monkeypatch, faces)))
+
+
+@pytest.mark.parametrize("on_error", ["skip", "substitute"])
+def test_a_bad_one_among_them(monkeypatch: pytest.MonkeyPatch, faces: Path, on_error: str) -> None:
+    """The header is whole and so is its size; the pixels are another matter."""
+    data = bytearray(make_jpeg(5, FACE_SIZE))
+    header = parse_header(bytes(data))
+    (faces / "05.jpg").write_bytes(b"\xff\xd8" + data[2:].replace(b"\xff\xda", b"\xff\xdc", 1))
+    (faces / "11.jpg").write_bytes(b"not an image")
+    assert (header.width, header.height) == FACE_SIZE
+    with pytest.warns(UserWarning, match="2 bad samples"):
+        expected = one_by_one(monkeypatch, faces, on_error=on_error)
+    with pytest.warns(UserWarning, match="2 bad samples"):
+        found = faces_of(faces, on_error=on_error)
+    assert [len(images) for images in found] == [len(images) for images in expected]
+    assert all(map(torch.equal, found, expected))

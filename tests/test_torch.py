@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -258,15 +259,15 @@ def dataset_of(reader: readers.Reader) -> ImageDataset:
     return ImageDataset(reader, CROP, fields=("index", "image"))
 
 
-def threaded(reader: readers.Reader, threads: int = 3, method: str = "thread") -> nodes.Loader[Any]:
+def threaded(reader: readers.Reader, threads: int = 3, batch_size: int = BATCH) -> nodes.Loader[Any]:
     """torchdata's pipeline of nodes: batches of indices, each made by one of some workers."""
     dataset = dataset_of(reader)
-    indices = nodes.Batcher(nodes.SamplerWrapper(EpochSampler(ORDER, dataset)), BATCH, drop_last=True)
+    indices = nodes.Batcher(nodes.SamplerWrapper(EpochSampler(ORDER, dataset)), batch_size, drop_last=True)
 
     def load(batch: list[int]) -> Any:
         return default_collate(dataset.__getitems__(batch))
 
-    return nodes.Loader(nodes.ParallelMapper(indices, load, num_workers=threads, method=method))  # type: ignore[arg-type]
+    return nodes.Loader(nodes.ParallelMapper(indices, load, num_workers=threads, method="thread"))
 
 
 def by_processes(reader: readers.Reader, workers: int = 2) -> DataLoader[Any]:
@@ -289,15 +290,16 @@ def test_threads_make_the_batches_of_processes(reader: readers.Reader) -> None:
         assert len(expected) == COUNT // BATCH and same(list(threads), expected)
 
 
-@pytest.mark.parametrize("stop", [3, COUNT // BATCH])
-def test_nodes_resume_exactly(reader: readers.Reader, stop: int) -> None:
-    """In mid-epoch, and at an epoch's end; with another number of threads."""
-    loader, epochs = threaded(reader), 3
+@pytest.mark.parametrize(("stop", "batch_size"), [(3, 4), (10, 4), (13, 3), (23, 4)])
+def test_nodes_resume_exactly(reader: readers.Reader, stop: int, batch_size: int) -> None:
+    """In mid-epoch, and at an epoch's end, with and without a rest; with another number of threads."""
+    loader, epochs = threaded(reader, 3, batch_size), 4
     whole = [copy.copy(batch) for _ in range(epochs) for batch in loader]
-    loader = threaded(reader)
-    batches = iter(loader)
-    seen = [next(batches) for _ in range(stop)]
-    resumed = threaded(reader, 1)
+    loader = threaded(reader, 3, batch_size)
+    seen: list[Any] = []
+    while len(seen) < stop:
+        seen += islice(loader, stop - len(seen))
+    resumed = threaded(reader, 1, batch_size)
     resumed.load_state_dict(loader.state_dict())
     while len(seen) < len(whole):
         seen += list(resumed)
