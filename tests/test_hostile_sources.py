@@ -67,8 +67,8 @@ def hdf5_layout(fill: Callable[[Any], None]) -> Layout:
 def pax(folder: Path) -> Path:
     """With long names, and a link."""
     link = tarfile.TarInfo("train/dog/link.jpg")
-    link.type, link.linkname = tarfile.SYMTYPE, f"../../{NAMES[0]}"
-    members = [(name if number else f"{'long/' * 30}{name}", TREE[name]) for number, name in enumerate(NAMES)]
+    link.type, link.linkname = tarfile.SYMTYPE, f"../../{NAMES[1]}"
+    members = [(name.replace("/0.", f"/{'long' * 30}."), TREE[name]) for name in NAMES]
     return write(folder / "x.tar", tar_of(*members, link, format=tarfile.PAX_FORMAT))
 
 
