@@ -46,6 +46,32 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "set"
 
 
+def test_a_classifier_of_two_ranks_is_finished_by_one(packed: Path, tmp_path: Path) -> None:
+    program, checkpoint = EXAMPLES / "train_imagenette.py", tmp_path / "run.pt"
+    options = ["--model", "small", "--size", "8", "--batch-size", str(BATCH), "--epochs", "1"]
+    arguments = [str(packed), *options, "--checkpoint", str(checkpoint)]
+    first = run_ranks(program, [*arguments, "--stop-after", "1", "--trace", str(tmp_path / "traced")], 2)
+    state = torch.load(checkpoint, weights_only=True)
+    assert (state["step"], state["loader"]["epoch"], state["loader"]["cursor"]) == (1, 0, 2 * BATCH)
+    rest = run_ranks(program, arguments, 1)
+    order = Shuffled(COUNT, 0).indices(0, np.arange(5 * BATCH)).tolist()
+    assert [sample for step in [*first, *rest] for sample in step.samples] == order
+    traced = sorted(line for path in tmp_path.glob("traced.*") for line in path.read_text().splitlines())
+    assert traced == sorted(f"0 {sample}" for sample in order[: 2 * BATCH])
+
+
+def test_a_diffusion_model_of_two_ranks_is_continued_by_one(packed: Path, tmp_path: Path) -> None:
+    program, losses = EXAMPLES / "train_ddpm.py", tmp_path / "losses.txt"
+    options = ["--tiny", "--crop", "middle", "--size", "8", "--epochs", "1", "--samples", "0", "--losses", str(losses)]
+    arguments = [str(packed), *options, "--batch-size", str(BATCH), "--checkpoint", str(tmp_path / "run.pt")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(EXAMPLES))
+        run_ranks(program, [*arguments, "--stop-after", "1"], 2)
+        assert torch.load(tmp_path / "run.pt", weights_only=True)["loader"]["cursor"] == 2 * BATCH
+        run_ranks(program, arguments, 1)
+    assert [line.split()[0] for line in losses.read_text().splitlines()] == ["1", "2", "3", "4"], "the 36 that are left"
+
+
 @pytest.fixture(params=list(NEEDS))
 def framework(request: pytest.FixtureRequest) -> str:
     for name in ["torch._dynamo", *NEEDS[request.param]]:
@@ -85,32 +111,6 @@ def test_an_example_continues_where_it_was_killed(framework: str, packed: Path, 
     rest = run_ranks(program, arguments, 1)
     end = continues_at(whole, rest, len(first), exact=False)
     assert end > 0 and end + len(rest) == STEPS
-
-
-def test_a_classifier_of_two_ranks_is_finished_by_one(packed: Path, tmp_path: Path) -> None:
-    program, checkpoint = EXAMPLES / "train_imagenette.py", tmp_path / "run.pt"
-    options = ["--model", "small", "--size", "8", "--batch-size", str(BATCH), "--epochs", "1"]
-    arguments = [str(packed), *options, "--checkpoint", str(checkpoint)]
-    first = run_ranks(program, [*arguments, "--stop-after", "1", "--trace", str(tmp_path / "traced")], 2)
-    state = torch.load(checkpoint, weights_only=True)
-    assert (state["step"], state["loader"]["epoch"], state["loader"]["cursor"]) == (1, 0, 2 * BATCH)
-    rest = run_ranks(program, arguments, 1)
-    order = Shuffled(COUNT, 0).indices(0, np.arange(5 * BATCH)).tolist()
-    assert [sample for step in [*first, *rest] for sample in step.samples] == order
-    traced = sorted(line for path in tmp_path.glob("traced.*") for line in path.read_text().splitlines())
-    assert traced == sorted(f"0 {sample}" for sample in order[: 2 * BATCH])
-
-
-def test_a_diffusion_model_of_two_ranks_is_continued_by_one(packed: Path, tmp_path: Path) -> None:
-    program, losses = EXAMPLES / "train_ddpm.py", tmp_path / "losses.txt"
-    options = ["--tiny", "--crop", "middle", "--size", "8", "--epochs", "1", "--samples", "0", "--losses", str(losses)]
-    arguments = [str(packed), *options, "--batch-size", str(BATCH), "--checkpoint", str(tmp_path / "run.pt")]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(EXAMPLES))
-        run_ranks(program, [*arguments, "--stop-after", "1"], 2)
-        assert torch.load(tmp_path / "run.pt", weights_only=True)["loader"]["cursor"] == 2 * BATCH
-        run_ranks(program, arguments, 1)
-    assert [line.split()[0] for line in losses.read_text().splitlines()] == ["1", "2", "3", "4"], "the 36 that are left"
 
 
 @pytest.mark.faults
