@@ -1,30 +1,40 @@
 """Nodes that read from each other: the source is read once by all of them together, and a node that fails, hangs or
-gives wrong bytes costs time and no sample."""
+gives wrong bytes costs time and no sample; when it is asked again, and what is said of it; nodes as processes."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import random
+import signal
 import socket
+import subprocess
+import sys
 import threading
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from conftest import tree_of
+from remote_servers import Proxy
 from set_cases import pack_tree
+from suites.programs import run_packer
 
 import packer
 import readers
-from cache.errors import ServingError
-from cache.serving import Limits, Rendezvous, Server
-from cache.stores import Extents, StoreOver
-from cache.stores.copied import Copied
+from cache.errors import DamagedSampleError, ServingError, SlowError
+from cache.serving import Rendezvous, Server
+from cache.stores import Extents, Store, StoreOver
+from cache.stores.copied import Copied, Neighbours, RowOwners
 from readers.order import NodeLocal, Shuffled
 from readers.order.schedule import make_schedule
 from readers.reader import Reader
@@ -127,23 +137,25 @@ def epoch(cluster: Cluster, order: Any, number: int, truth: list[bytes], batch: 
 
 
 # --- what all nodes together read from the source -------------------------------------------------------------------
-@pytest.mark.parametrize("nodes", [2, 3, 5])
-def test_caches_of_a_part_each_read_the_source_once(cluster: Any, truth: list[bytes], nodes: int) -> None:
-    """In a global shuffle, over all nodes and epochs, the first included."""
-    made = cluster(nodes)
-    for number in range(3):
+def test_caches_of_a_part_each_read_the_source_once(
+    cluster: Any, truth: list[bytes], certificates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a global shuffle, over all nodes and epochs, the first included; over TLS."""
+    monkeypatch.setenv("PACKER_HTTP_ROOT_CERTIFICATE", str(certificates / "ca.pem"))
+    made = cluster(3, certificate=certificates / "good.pem")
+    assert made.shared[0].url.startswith("https://127.0.0.1:")
+    for number in range(2):
         assert epoch(made, Shuffled(len(truth), seed=7), number, truth) == list(range(len(truth)))
         assert made.source_reads == Counter(range(len(truth)))
     for node, reader in enumerate(made.readers):
-        part = NodeLocal(len(truth), nodes).local_part(node)
+        part = NodeLocal(len(truth), 3).local_part(node)
         assert set(made.counted[node].rows) == set(part), "the owner reads it, whichever node asks first"
         stats = reader.store.stats()
         assert stats.own + stats.near > 0 == stats.far == stats.failures and stats.left_out == ()
     assert sum(reader.store.stats().near for reader in made.readers) > len(truth)
 
 
-@pytest.mark.parametrize("nodes", [2, 4])
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(("nodes", "overlap"), [(2, False), (4, True)])
 def test_staged_parts_read_the_source_once(
     cluster: Any, source: Path, truth: list[bytes], nodes: int, overlap: bool
 ) -> None:
@@ -179,13 +191,6 @@ def test_what_this_node_has_is_not_asked_for(cluster: Any, truth: list[bytes], t
     assert made.source_reads == Counter()
 
 
-def test_over_tls(cluster: Any, truth: list[bytes], certificates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PACKER_HTTP_ROOT_CERTIFICATE", str(certificates / "ca.pem"))
-    made = cluster(2, certificate=certificates / "good.pem")
-    assert epoch(made, Shuffled(len(truth), seed=7), 0, truth) == list(range(len(truth)))
-    assert made.shared[0].url.startswith("https://127.0.0.1:") and made.source_reads == Counter(range(len(truth)))
-
-
 # --- nodes that fail ------------------------------------------------------------------------------------------------
 class Wrong:
     """Another node's ranges, with other bytes of the same length; or None of them."""
@@ -194,8 +199,8 @@ class Wrong:
         self.ranges, self.how = ranges, how
 
     def size(self, name: str) -> int | None:
-        size = self.ranges.size(name)
-        return size + 1 if size and self.how == "another size" else size
+        size: int | None = self.ranges.size(name)
+        return size
 
     def read(self, name: str, start: int, stop: int) -> Any:
         pieces = [bytes(piece) for piece in self.ranges.read(name, start, stop)]
@@ -227,9 +232,7 @@ def fail(tmp_path: Path) -> Iterator[Callable[[Cluster, int, str], None]]:
                 (meeting / str(node)).unlink()
                 return
             else:
-                terms = replace(terms, token="0" * 64) if how == "another token" else terms
                 terms = replace(terms, prefix="0-0-0") if how == "another set" else terms
-                terms = replace(terms, limits=Limits(connections=0)) if how == "too many" else terms
                 other = stack.enter_context(Server(Wrong(ranges, how), replace(terms, port=0)))
                 url = f"http://127.0.0.1:{other.port}"
             Rendezvous(meeting, made.nodes).publish(node, url)
@@ -238,7 +241,7 @@ def fail(tmp_path: Path) -> Iterator[Callable[[Cluster, int, str], None]]:
 
 
 HOW = (
-    "gone", "hangs", "nowhere", "nothing", "short", "a bit", "another size", "another token", "another set", "too many",
+    "gone", "hangs", "nowhere", "nothing", "short", "a bit", "another set",
 )  # fmt: skip
 
 
@@ -282,7 +285,8 @@ def test_a_node_that_was_started_again_is_asked_again(cluster: Any, truth: list[
     assert reader.store.stats().left_out == () and made.counted[1].rows == before
 
 
-def test_nodes_killed_at_random_lose_no_sample(cluster: Any, truth: list[bytes], trials: int = 6) -> None:
+@pytest.mark.parametrize("trials", [5, pytest.param(200, marks=pytest.mark.faults)])
+def test_nodes_killed_at_random_lose_no_sample(cluster: Any, truth: list[bytes], trials: int) -> None:
     rng = random.Random(1)
     made = cluster(3, timeout_seconds=0.05)
     with warnings.catch_warnings():
@@ -294,12 +298,6 @@ def test_nodes_killed_at_random_lose_no_sample(cluster: Any, truth: list[bytes],
             assert epoch(made, Shuffled(len(truth), seed=1), number, truth) == list(range(len(truth)))
             timer.join()
             made.shared[victim].serve(Server)
-
-
-@pytest.mark.faults
-def test_nodes_killed_at_random_again_and_again(cluster: Any, truth: list[bytes]) -> None:
-    test_nodes_killed_at_random_lose_no_sample(cluster, truth, 200)
-    print("\n200 epochs of 3 nodes, of which one was killed in each: every sample came once, with its bytes")
 
 
 def test_threads_of_a_loader_meet_one_failure(cluster: Any, fail: Any, truth: list[bytes], hanging: Any) -> None:
@@ -443,3 +441,280 @@ def test_fields_of_samples_come_from_other_nodes(fields: Path, tmp_path: Path) -
         assert made.readers[1].store.stats().near > 0 == made.readers[1].store.stats().far
     finally:
         made.close()
+
+
+ROOT = Path(__file__).resolve().parents[1]
+_NODE = """
+import hashlib, json, sys, warnings
+import readers
+from readers.order import Shuffled
+from readers.order.schedule import make_schedule
+
+warnings.simplefilter("always")
+warnings.showwarning = lambda message, *where: print("warned", str(message).partition(":")[0], file=sys.stderr)
+url, folder, place, node = *sys.argv[1:4], int(sys.argv[4])
+with readers.open(url, "train") as plain:
+    order = Shuffled(len(plain), seed=5)
+    with (
+        readers.cached(plain, 1.0, partition=(node, 2), directory=place) as kept,
+        readers.share(kept, folder, node=node, nodes=2, host="127.0.0.1", timeout_seconds=0.5) as reader,
+    ):
+        print("ready", flush=True)
+        for epoch in map(int, sys.stdin):
+            schedule = make_schedule(order, epoch, 4, node, 2, "exact")
+            rows = [int(i) for step in range(schedule.steps()) for i in order.indices(epoch, schedule.positions(step))]
+            sums = {row: hashlib.sha256(reader.read(row)).hexdigest() for row in rows}
+            stats = reader.store.stats()
+            print(json.dumps({"digests": sums, "near": stats.near, "far": stats.far}), flush=True)
+"""
+
+
+class Node:
+    """A process that reads its share of each epoch that it is given."""
+
+    def __init__(self, url: str, tmp_path: Path, number: int) -> None:
+        self.kills, place = 0, tmp_path / f"node-{number}"
+        (place / "memory").mkdir(parents=True)
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PACKER_CACHE_DIR": str(place / "indexes")}
+        arguments = [url, tmp_path / "job", place / "memory", number]
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _NODE, *map(str, arguments)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+        )  # fmt: skip
+
+    def read(self, epoch: int) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{epoch}\n")
+        self.process.stdin.flush()
+
+    def said(self) -> Any:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        return line.strip() if line == "ready\n" else json.loads(line)
+
+    @property
+    def server(self) -> int:
+        """The process of its server; 0 where there is none now."""
+        found = [
+            int(child)
+            for thread in Path(f"/proc/{self.process.pid}/task").iterdir()
+            for child in (thread / "children").read_text().split()
+        ]
+        return found[0] if found else 0
+
+    def kill_server(self) -> None:
+        if server := self.server:
+            os.kill(server, signal.SIGKILL)
+            self.kills += 1
+
+    def end(self) -> tuple[int, str]:
+        """Its status, and what it has said on stderr."""
+        _, said = self.process.communicate(timeout=300)
+        return self.process.returncode, said
+
+
+@pytest.fixture
+def nodes(web: Proxy, packed: Path, tmp_path: Path) -> Iterator[list[Node]]:
+    made = [Node(f"{web.url}/{packed.name}", tmp_path, number) for number in range(2)]
+    yield made
+    for node in made:
+        node.process.kill()
+        node.process.communicate()
+
+
+def gets(web: Proxy) -> Counter[str]:
+    return Counter(line for line in web.gets(r"\.tar") if "bytes=" in line)
+
+
+def read_epoch(nodes: list[Node], epoch: int, digests: dict[str, str]) -> list[dict[str, Any]]:
+    """What each node said of an epoch, in which every sample came once, on one of the nodes."""
+    for node in nodes:
+        node.read(epoch)
+    said = [node.said() for node in nodes]
+    assert said[0]["digests"] | said[1]["digests"] == digests
+    assert len(said[0]["digests"]) + len(said[1]["digests"]) == len(digests)
+    return said
+
+
+@pytest.fixture
+def digests(packed: Path) -> dict[str, str]:
+    with readers.open(packed, "train") as local:
+        return {str(row): hashlib.sha256(local.read(row)).hexdigest() for row in range(len(local))}
+
+
+def test_two_nodes_read_the_source_once(nodes: list[Node], web: Proxy, digests: dict[str, str], tmp_path: Path) -> None:
+    """In the first epoch, and not at all in the second; after one server was killed, what that would have given, until
+    it was started again."""
+    assert [node.said() for node in nodes] == ["ready", "ready"]
+    for epoch in range(2):
+        said = read_epoch(nodes, epoch, digests)
+        assert len(gets(web)) == len(digests) and set(gets(web).values()) == {1}
+        assert sum(one["near"] for one in said) >= len(digests) // 4 and [one["far"] for one in said] == [0, 0]
+    os.kill(nodes[1].server, signal.SIGKILL)
+    first = read_epoch(nodes, 2, digests)
+    assert first[0]["far"] > 0 == first[1]["far"], "the first asks the second, whose server is gone"
+    assert sum(gets(web).values()) == len(digests) + first[0]["far"]
+    until, epoch = time.monotonic() + 300, 3
+    while (said := read_epoch(nodes, epoch, digests))[0]["near"] == first[0]["near"]:
+        assert time.monotonic() < until
+        epoch += 1
+    assert said[0]["far"] + len(digests) == sum(gets(web).values())
+    (status, ours), (other, its) = (node.end() for node in nodes)
+    assert (status, other) == (0, 0)
+    assert ours.count("warned") == 1 and "node 1 is left out" in ours
+    assert its.count("warned") == 1 and "the process that serves node 1 had ended" in its
+    assert [path.name for path in tmp_path.glob("job/*/*")] == ["token"]
+    assert [*tmp_path.glob("node-*/memory/*")] == [], "no cache stays"
+
+
+@pytest.mark.faults
+def test_servers_killed_at_random(nodes: list[Node], digests: dict[str, str]) -> None:
+    rng, epoch, until = random.Random(1), 0, time.monotonic() + 300
+    assert [node.said() for node in nodes] == ["ready", "ready"]
+    while sum(node.kills for node in nodes) < 6:
+        assert time.monotonic() < until
+        timer = threading.Timer(rng.uniform(0, 0.2), nodes[rng.randrange(2)].kill_server)
+        timer.start()
+        said = read_epoch(nodes, epoch, digests)
+        timer.join()
+        epoch += 1
+    counts = {name: sum(one[name] for one in said) for name in ("near", "far")}
+    print(f"\n6 servers of 2 nodes killed in {epoch} epochs, no sample lost; reads of the other and instead: {counts}")
+    assert [node.end()[0] for node in nodes] == [0, 0]
+
+
+def test_serve_in_the_foreground(source: Path, tmp_path: Path) -> None:
+    """Until SIGTERM, or as long as a command runs; then its address is gone, and it says what it has served."""
+    (tmp_path / "memory").mkdir()
+    command = [sys.executable, "-m", "packer", "serve", str(source), str(tmp_path / "job"), "--part", "0/2"]
+    command += ["--host", "127.0.0.1", "--cache", "100%", "--json"]
+    with ExitStack() as stack:
+        plain = stack.enter_context(readers.open(source, "train"))
+        served = stack.enter_context(
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+        )
+        assert served.stdout is not None and served.stderr is not None
+        said = json.loads("".join(iter(served.stdout.readline, "}\n")) + "}")
+        assert said["node"] == 0 and said["nodes"] == 2 and said["url"].startswith("http://127.0.0.1:")
+        shared = readers.share(plain, tmp_path / "job", node=1, nodes=2, host="127.0.0.1")
+        reader = stack.enter_context(shared)
+        part = NodeLocal(len(plain), 2).local_part(0)
+        for row in part:
+            assert bytes(reader.read(row)) == bytes(plain.read(row))
+        assert reader.store.stats().near == len(part)
+        reader.close()
+        served.send_signal(signal.SIGTERM)
+        assert served.wait(300) == 0
+        assert f"served {len(part)} ranges" in served.stderr.read()
+    assert [path.name for path in (tmp_path / "job").glob("*/*")] == ["token"]
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "message"),
+    [
+        (["--part", "0/2", "--host", "127.0.0.1", "--", "sh", "-c", "exit 3"], 3, "served 0 ranges"),
+        (["--part", "0/2", "--host", "198.51.100.1"], 1, "198.51.100.1, port 0: cannot listen there"),
+        (["--part", "2/2"], 2, "neither I/N"),
+    ],
+)
+def test_serve_ends_with_a_status(source: Path, tmp_path: Path, options: list[str], status: int, message: str) -> None:
+    done = run_packer("serve", source, tmp_path / "job", *options)
+    assert done.returncode == status and message in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+class Answers(Store):
+    """The row as bytes, or an error."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.gate: threading.Event | None = None
+        self.asked = threading.Event()
+
+    def read_one(self, row: int, shard: int, offset: int, length: int) -> bytes:
+        self.asked.set()
+        if self.gate is not None:
+            assert self.gate.wait(300)
+        if self.error is not None:
+            raise self.error
+        return b"%d" % row
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """`now` is what the store takes for the time."""
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr("cache.stores.copied.time", SimpleNamespace(monotonic=lambda: clock.now))
+    yield clock
+
+
+def rows(*numbers: int) -> Extents:
+    column = np.array(numbers, np.int64)
+    return Extents(column, column * 0, column, column * 0 + 2)
+
+
+def neighbours(connect: Callable[[int], Store | None], nodes: int = 2) -> Any:
+    """Node 0, of ten rows, and others with as many."""
+    return Neighbours(Answers(), 0, RowOwners(np.arange(nodes + 1) * 10), connect, pause_seconds=5.0)
+
+
+@pytest.mark.parametrize("error", [SlowError("slow"), DamagedSampleError("wrong"), ConnectionError("gone"), None])
+def test_pauses_double_and_the_warning_comes_once(clock: Any, error: Exception | None) -> None:
+    connected: list[float] = []
+
+    def connect(node: int) -> Store | None:
+        connected.append(clock.now - 100)
+        return Answers(error) if error is not None else None
+
+    store = neighbours(connect)
+    with pytest.warns(UserWarning, match="node 1 is left out for 5 s, .* read from the source: ") as said:
+        for _ in range(4000):
+            store.prefetch(rows(12, 3))
+            assert store.read(rows(11, 5)) == [b"11", b"5"] and store.stats().left_out == (1,)
+            clock.now += 0.125
+    assert connected == [0, 5, 15, 35, 75, 155, 235, 315, 395, 475]
+    assert len(said) == 1 and store.stats().failures == len(connected)
+    assert (store.stats().own, store.stats().near, store.stats().far) == (4000, 0, 4000)
+
+
+def test_one_reader_asks_a_node_that_has_failed(clock: Any) -> None:
+    """The others read the source until it has answered; then all ask it, and its next failure is a first one."""
+    answers: list[Answers] = [Answers(SlowError("slow"))]
+    store = neighbours(lambda node: answers[-1])
+    with pytest.warns(UserWarning, match="left out for 5 s"):
+        store.read_one(11, 0, 0, 2)
+    answers.append(Answers())
+    answers[-1].gate = threading.Event()
+    clock.now += 5
+    trial = threading.Thread(target=store.read_one, args=(12, 0, 0, 2))
+    trial.start()
+    assert answers[-1].asked.wait(300)
+    assert store.read_one(13, 0, 0, 2) == b"13" and store.stats().far == 2, "the trial is under way"
+    answers[-1].gate.set()
+    trial.join()
+    assert store.read_one(14, 0, 0, 2) == b"14" and store.stats().near == 2 and store.stats().left_out == ()
+    answers[-1].error = SlowError("slow again")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        store.read_one(15, 0, 0, 2)
+        clock.now += 4.9
+        store.read_one(15, 0, 0, 2)
+        assert store.stats().far == 4 and store.stats().failures == 2
+        answers.append(Answers())
+        clock.now += 0.1
+        store.read_one(15, 0, 0, 2)
+    assert store.stats().near == 3
+
+
+def test_many_nodes_that_fail_are_not_a_flood_of_warnings(clock: Any) -> None:
+    store = neighbours(lambda node: None, nodes=100)
+    with pytest.warns(UserWarning, match="left out") as said:
+        assert store.read(rows(*range(0, 1000, 7))) == [b"%d" % row for row in range(0, 1000, 7)]
+    assert len(said) == 8 and len(store.stats().left_out) == 99
+
+
+def test_errors_of_this_node_are_raised(clock: Any) -> None:
+    store = neighbours(lambda node: Answers())
+    store.source.error = DamagedSampleError("here")
+    with pytest.raises(DamagedSampleError, match="here"):
+        store.read(rows(1, 11))
+    assert store.read(rows(11)) == [b"11"] and store.stats().failures == 0
