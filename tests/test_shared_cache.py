@@ -453,8 +453,11 @@ def test_files_of_others_stay_as_they_are(tmp_path: Path) -> None:
     for make in makers:
         make()
         before = path.lstat()
-        with pytest.warns(UserWarning, match="made under another name"), open_in(tmp_path) as made:
-            assert made.put(0, b"x") and made.get(0) == b"x"
+        with pytest.warns(UserWarning, match="made under another name"):
+            made, two = open_in(tmp_path), open_in(tmp_path)
+        assert made.put(0, b"x") and two.get(0) == b"x", "all processes meet under the other name"
+        made.close()
+        two.close()
         assert cache.clean_caches(tmp_path, all=True) == []
         assert path.lstat() == before and not other.exists()
         path.rmdir() if path.is_dir() else path.unlink()

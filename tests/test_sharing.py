@@ -3,7 +3,6 @@ gives wrong bytes costs time and no sample; when it is asked again, and what is 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import random
@@ -68,7 +67,7 @@ class Cluster:
         self.own, self.counted, self.nodes = own, counted, len(own)
         options = {**_LOCAL, "nodes": self.nodes, **options}
         self.shared = [readers.share(one, root / "job", node=node, **options) for node, one in enumerate(own)]
-        self.servers = [one.serve(Server) for one in self.shared]
+        self.servers = [] if options["serve"] else [one.serve(Server) for one in self.shared]
         self.readers = [one.__enter__() for one in self.shared]
 
     @property
@@ -444,143 +443,65 @@ def test_fields_of_samples_come_from_other_nodes(fields: Path, tmp_path: Path) -
 
 
 ROOT = Path(__file__).resolve().parents[1]
-_NODE = """
-import hashlib, json, sys, warnings
-import readers
-from readers.order import Shuffled
-from readers.order.schedule import make_schedule
-
-warnings.simplefilter("always")
-warnings.showwarning = lambda message, *where: print("warned", str(message).partition(":")[0], file=sys.stderr)
-url, folder, place, node = *sys.argv[1:4], int(sys.argv[4])
-with readers.open(url, "train") as plain:
-    order = Shuffled(len(plain), seed=5)
-    with (
-        readers.cached(plain, 1.0, partition=(node, 2), directory=place) as kept,
-        readers.share(kept, folder, node=node, nodes=2, host="127.0.0.1", timeout_seconds=0.5) as reader,
-    ):
-        print("ready", flush=True)
-        for epoch in map(int, sys.stdin):
-            schedule = make_schedule(order, epoch, 4, node, 2, "exact")
-            rows = [int(i) for step in range(schedule.steps()) for i in order.indices(epoch, schedule.positions(step))]
-            sums = {row: hashlib.sha256(reader.read(row)).hexdigest() for row in rows}
-            stats = reader.store.stats()
-            print(json.dumps({"digests": sums, "near": stats.near, "far": stats.far}), flush=True)
-"""
-
-
-class Node:
-    """A process that reads its share of each epoch that it is given."""
-
-    def __init__(self, url: str, tmp_path: Path, number: int) -> None:
-        self.kills, place = 0, tmp_path / f"node-{number}"
-        (place / "memory").mkdir(parents=True)
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PACKER_CACHE_DIR": str(place / "indexes")}
-        arguments = [url, tmp_path / "job", place / "memory", number]
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", _NODE, *map(str, arguments)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
-        )  # fmt: skip
-
-    def read(self, epoch: int) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{epoch}\n")
-        self.process.stdin.flush()
-
-    def said(self) -> Any:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        return line.strip() if line == "ready\n" else json.loads(line)
-
-    @property
-    def server(self) -> int:
-        """The process of its server; 0 where there is none now."""
-        found = [
-            int(child)
-            for thread in Path(f"/proc/{self.process.pid}/task").iterdir()
-            for child in (thread / "children").read_text().split()
-        ]
-        return found[0] if found else 0
-
-    def kill_server(self) -> None:
-        if server := self.server:
-            os.kill(server, signal.SIGKILL)
-            self.kills += 1
-
-    def end(self) -> tuple[int, str]:
-        """Its status, and what it has said on stderr."""
-        _, said = self.process.communicate(timeout=300)
-        return self.process.returncode, said
-
-
-@pytest.fixture
-def nodes(web: Proxy, packed: Path, tmp_path: Path) -> Iterator[list[Node]]:
-    made = [Node(f"{web.url}/{packed.name}", tmp_path, number) for number in range(2)]
-    yield made
-    for node in made:
-        node.process.kill()
-        node.process.communicate()
 
 
 def gets(web: Proxy) -> Counter[str]:
     return Counter(line for line in web.gets(r"\.tar") if "bytes=" in line)
 
 
-def read_epoch(nodes: list[Node], epoch: int, digests: dict[str, str]) -> list[dict[str, Any]]:
-    """What each node said of an epoch, in which every sample came once, on one of the nodes."""
-    for node in nodes:
-        node.read(epoch)
-    said = [node.said() for node in nodes]
-    assert said[0]["digests"] | said[1]["digests"] == digests
-    assert len(said[0]["digests"]) + len(said[1]["digests"]) == len(digests)
-    return said
+def children() -> set[int]:
+    """The processes that this one has started."""
+    threads = Path("/proc/self/task").iterdir()
+    return {int(child) for thread in threads for child in (thread / "children").read_text().split()}
 
 
-@pytest.fixture
-def digests(packed: Path) -> dict[str, str]:
-    with readers.open(packed, "train") as local:
-        return {str(row): hashlib.sha256(local.read(row)).hexdigest() for row in range(len(local))}
+@pytest.mark.parametrize("kills", [1, pytest.param(4, marks=pytest.mark.faults)])
+def test_server_processes_that_are_killed_are_started_again(
+    web: Proxy, packed: Path, tmp_path: Path, kills: int
+) -> None:
+    """The source is read once, by all nodes and in all epochs; after the servers were killed, what they would have
+    given, until they were started again."""
+    with ExitStack() as stack:
+        local = stack.enter_context(readers.open(packed, "train"))
+        truth, own = [bytes(local.read(row)) for row in range(len(local))], []
+        for node in range(2):
+            (tmp_path / f"memory-{node}").mkdir()
+            plain = stack.enter_context(readers.open(f"{web.url}/{packed.name}", "train"))
+            kept = readers.cached(plain, 1.0, partition=(node, 2), directory=tmp_path / f"memory-{node}")
+            own.append(stack.enter_context(kept))
+        before = children()
+        made = Cluster(tmp_path, own, [], serve=True, timeout_seconds=0.5)
+        stack.callback(made.close)
+        counts = lambda: [(one.near, one.far) for one in (reader.store.stats() for reader in made.readers)]  # noqa: E731
+        number = 0
 
+        def read_epoch() -> None:
+            nonlocal number
+            assert epoch(made, Shuffled(len(truth), seed=5), number, truth, 1) == list(range(len(truth)))
+            number += 1
+            assert sum(gets(web).values()) == len(truth) + sum(far for _, far in counts())
 
-def test_two_nodes_read_the_source_once(nodes: list[Node], web: Proxy, digests: dict[str, str], tmp_path: Path) -> None:
-    """In the first epoch, and not at all in the second; after one server was killed, what that would have given, until
-    it was started again."""
-    assert [node.said() for node in nodes] == ["ready", "ready"]
-    for epoch in range(2):
-        said = read_epoch(nodes, epoch, digests)
-        assert len(gets(web)) == len(digests) and set(gets(web).values()) == {1}
-        assert sum(one["near"] for one in said) >= len(digests) // 4 and [one["far"] for one in said] == [0, 0]
-    os.kill(nodes[1].server, signal.SIGKILL)
-    first = read_epoch(nodes, 2, digests)
-    assert first[0]["far"] > 0 == first[1]["far"], "the first asks the second, whose server is gone"
-    assert sum(gets(web).values()) == len(digests) + first[0]["far"]
-    until, epoch = time.monotonic() + 300, 3
-    while (said := read_epoch(nodes, epoch, digests))[0]["near"] == first[0]["near"]:
-        assert time.monotonic() < until
-        epoch += 1
-    assert said[0]["far"] + len(digests) == sum(gets(web).values())
-    (status, ours), (other, its) = (node.end() for node in nodes)
-    assert (status, other) == (0, 0)
-    assert ours.count("warned") == 1 and "node 1 is left out" in ours
-    assert its.count("warned") == 1 and "the process that serves node 1 had ended" in its
+        for _ in range(2):
+            read_epoch()
+        assert set(gets(web).values()) == {1} and sum(near for near, _ in counts()) >= len(truth) // 2
+        with pytest.warns(UserWarning) as said:
+            for _ in range(kills):
+                for server in children() - before:
+                    os.kill(server, signal.SIGKILL)
+                near = counts()
+                read_epoch()
+                assert all(far > 0 for _, far in counts())
+                until = time.monotonic() + 300
+                while any(now[0] == then[0] for now, then in zip(counts(), near, strict=True)):
+                    assert time.monotonic() < until
+                    read_epoch()
+        texts = [str(warning.message) for warning in said]
+        for node in range(2):
+            assert any(f"node {node} is left out" in text for text in texts)
+            started = f"the process that serves node {node} had ended: it was started again"
+            assert sum(started in text for text in texts) == kills
     assert [path.name for path in tmp_path.glob("job/*/*")] == ["token"]
-    assert [*tmp_path.glob("node-*/memory/*")] == [], "no cache stays"
-
-
-@pytest.mark.faults
-def test_servers_killed_at_random(nodes: list[Node], digests: dict[str, str]) -> None:
-    rng, epoch, until = random.Random(1), 0, time.monotonic() + 300
-    assert [node.said() for node in nodes] == ["ready", "ready"]
-    while sum(node.kills for node in nodes) < 6:
-        assert time.monotonic() < until
-        timer = threading.Timer(rng.uniform(0, 0.2), nodes[rng.randrange(2)].kill_server)
-        timer.start()
-        said = read_epoch(nodes, epoch, digests)
-        timer.join()
-        epoch += 1
-    counts = {name: sum(one[name] for one in said) for name in ("near", "far")}
-    print(f"\n6 servers of 2 nodes killed in {epoch} epochs, no sample lost; reads of the other and instead: {counts}")
-    assert [node.end()[0] for node in nodes] == [0, 0]
+    assert [*tmp_path.glob("memory-*/*")] == [], "no cache stays"
 
 
 def test_serve_in_the_foreground(source: Path, tmp_path: Path) -> None:
