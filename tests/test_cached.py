@@ -8,13 +8,11 @@ import itertools
 import multiprocessing
 import os
 import pickle
-import random
 import shutil
 import signal
 import subprocess
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -29,7 +27,6 @@ from loader_options import grouped
 from namespaces import run_with_dev_shm
 from PIL import Image
 
-import cache
 import readers
 from cache import SharedByteCache, list_caches
 from cache.errors import BadSampleError, CacheDirectoryError, DamagedSampleError, UnknownNameError
@@ -620,75 +617,6 @@ def test_a_persistent_cache_outlives_its_job(shards: Any, tmp_path: Path, monkey
         assert reader.stats().present == 36 and images(reader) == images(shards)
         assert reader.stats().misses == 0
     assert len(list(tmp_path.glob("packer-cache*"))) == 1
-
-
-TRIALS = int(os.environ.get("TRIALS", "200"))
-CREW, WRONG, FAILED = 4, 9, 8
-
-
-def use(folder: Path, memory: Path, keep: str, expected: list[bytes], seed: int) -> None:
-    """Opens the cache, fills and reads, again and again; ends with WRONG when it sees a wrong byte."""
-    draw = random.Random(seed)
-    warnings.simplefilter("ignore")
-    try:
-        while True:
-            check: Any = draw.choice(["never", "always"])
-            base = readers.open_folder(folder)
-            with readers.cached(base, keep=keep, directory=memory, job="kills", check=check) as reader:
-                if draw.random() < 0.3:
-                    reader.prefill(threads=2)
-                for _ in range(draw.randrange(60)):
-                    some = draw.sample(range(len(expected)), draw.randrange(1, 9))
-                    if [bytes(data) for data in reader.read_many(some)] != [expected[i] for i in some]:
-                        os._exit(WRONG)
-    except BaseException:
-        os._exit(FAILED)
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize("keep", ["encoded", "decoded:16"])
-def test_fillers_killed_and_stopped_at_any_moment(
-    tmp_path: Path, keep: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """No wrong byte, no process blocked, nothing left. TRIALS is the number of kills."""
-    monkeypatch.setattr("cache.shared.file.STANDSTILL_SECONDS", 0.5)
-    folder, memory = tmp_path / "folder", tmp_path / "memory"
-    folder.mkdir()
-    memory.mkdir()
-    for number in range(60):
-        (folder / f"{number:03d}.jpg").write_bytes(make_jpeg(number, (96, 64)))
-    with readers.open_folder(folder) as base:
-        expected = images(readers.cached(base, 0, keep))
-    draw, context = random.Random(f"{os.environ.get('SEED', '0')} {keep}"), multiprocessing.get_context("fork")
-    crew: list[Any] = []
-    killed = stopped = started = 0
-    while killed < TRIALS or crew:
-        while len(crew) < CREW and killed < TRIALS:
-            started += 1
-            crew.append(context.Process(target=use, args=(folder, memory, keep, expected, started)))
-            crew[-1].start()
-        time.sleep(draw.random() * 0.1)
-        for process in draw.sample(crew, draw.choice([1, 1, 1, len(crew)])):
-            if draw.random() < 0.25:  # while the others continue
-                os.kill(process.pid, signal.SIGSTOP)
-                time.sleep(draw.random() * 0.05)
-                stopped += 1
-            process.kill()
-            process.join(300)
-            assert process.exitcode == -signal.SIGKILL, (
-                f"{process.exitcode}: {WRONG} is a wrong byte, {FAILED} an error"
-            )
-            killed += 1
-            crew.remove(process)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with opened(folder, {"directory": memory, "job": "kills"}, keep=keep) as reader:
-            assert images(reader) == expected
-            assert reader.stats().present == 60, "a slot that can no longer be filled"
-    cache.clean_caches(memory)
-    assert os.listdir(memory) == [], "left behind"
-    with capsys.disabled():
-        print(f"\ncache over a folder, {keep}: {killed} killed, {stopped} of them stopped before, {started} processes")
 
 
 # --- where no cache can be opened as asked for ----------------------------------------------------------------------

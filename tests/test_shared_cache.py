@@ -704,8 +704,10 @@ def use_until_killed(folder: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize("count", [15, pytest.param(400, marks=pytest.mark.faults)])
-def test_users_killed_at_any_moment(tmp_path: Path, count: int) -> None:
-    """No wrong byte, no slot that cannot be filled, nothing left after a clean."""
+def test_users_killed_and_stopped_at_any_moment(tmp_path: Path, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No wrong byte, no process blocked, no slot that cannot be filled, nothing left after a clean."""
+    monkeypatch.setattr("cache.shared.file.STANDSTILL_SECONDS", 0.5)
+    warnings.simplefilter("ignore")  # of another name, after a standstill
     draw = random.Random(7)
     context = multiprocessing.get_context("fork")
     crew: list[Any] = []
@@ -717,6 +719,9 @@ def test_users_killed_at_any_moment(tmp_path: Path, count: int) -> None:
             crew[-1].start()
         time.sleep(draw.random() * 0.12)
         for process in draw.sample(crew, draw.choice([1, 1, 1, 3]) if started < count else 3):
+            if draw.random() < 0.25:  # while the others continue
+                os.kill(process.pid, signal.SIGSTOP)
+                time.sleep(draw.random() * 0.05)
             process.kill()
             process.join(LIMIT_S)
             assert process.exitcode == -signal.SIGKILL, "a wrong byte (9) or an error (8)"
