@@ -150,14 +150,7 @@ def test_large_files_go_in_parts(target: str, packed: Path, tmp_path: Path, prox
 def test_what_is_damaged_is_not_committed(
     target: str, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Here, or on the way."""
-    copy = Path(shutil.copytree(packed, tmp_path / "copy"))
-    shard = copy / "train-000001.tar"
-    shard.write_bytes(shard.read_bytes()[:-1] + b"x")
-    with pytest.raises(
-        readers.OutputError, match=r"train-000001.tar: is not what dataset.json says; run  packer verify"
-    ):
-        packer.upload(copy, target)
+    """On the way, or here."""
     put = ObjectStore.put
 
     def replace_after(self: Any, path: str, content: Any, **options: Any) -> None:
@@ -168,7 +161,12 @@ def test_what_is_damaged_is_not_committed(
     with monkeypatch.context() as patched:
         patched.setattr(ObjectStore, "put", replace_after)
         with pytest.raises(readers.OutputError, match=r"train-000000.tar: is not what was uploaded"):
-            packer.upload(packed, target, overwrite=True)
+            packer.upload(packed, target)
+    copy = Path(shutil.copytree(packed, tmp_path / "copy"))
+    shard = copy / "train-000001.tar"
+    shard.write_bytes(shard.read_bytes()[:-1] + b"x")
+    with pytest.raises(readers.OutputError, match=f"{shard.name}: is not what dataset.json says; run  packer verify"):
+        packer.upload(copy, target, overwrite=True)
     assert "dataset.json" not in there(target)
 
 

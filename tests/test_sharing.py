@@ -15,7 +15,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -451,8 +451,11 @@ def gets(web: Proxy) -> Counter[str]:
 
 def children() -> set[int]:
     """The processes that this one has started."""
-    threads = Path("/proc/self/task").iterdir()
-    return {int(child) for thread in threads for child in (thread / "children").read_text().split()}
+    found: set[int] = set()
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # it has ended
+            found.update(map(int, (thread / "children").read_text().split()))
+    return found
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(4, marks=pytest.mark.faults)])
