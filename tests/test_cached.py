@@ -257,18 +257,6 @@ def test_batches_of_encoded_bytes_are_the_same(shards: Any, place: dict[str, Any
         assert reader.stats().hits > 0
 
 
-@pytest.mark.parametrize(
-    ("keep", "capacity"), [("recoded:16@97", 0.5), ("decoded:16", 0.5), ("decoded:16", 0.0), ("decoded:16", 1.0)]
-)
-def test_batches_of_other_forms_are_close(shards: Any, place: dict[str, Any], keep: str, capacity: float) -> None:
-    with readers.cached(shards, capacity, keep, **place) as reader:
-        expected = batches(shards, 2, augment=[Resize(16), CenterCrop(16)])
-        made = batches(reader, 2, augment=[CenterCrop(16), RandomHorizontalFlip(0)])
-        limit = 2.0 if keep.startswith("decoded") else 15.0  # 4:2:0 on tiny noise
-        for (seen, labels), (pixels, numbers) in zip(made, expected, strict=True):
-            assert labels == numbers and np.abs(seen.astype(int) - pixels).mean() < limit
-
-
 def test_decoded_pixels_are_those_of_the_loader(tmp_path: Path, place: dict[str, Any]) -> None:
     """Within 2 of 255: also of images that are shrunk so much that colours are decoded coarsely."""
     (tmp_path / "tree" / "a").mkdir(parents=True)
