@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -14,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 from coefficient_cases import SAMPLINGS, made_jpeg
-from suites.programs import run_python
+from suites.programs import run_cases, run_python
 
+from cache.errors import MissingExtraError
 from readers.coefficients import decode, encode_strictly, unsupported_reason
 from readers.decode import Region
 from readers.decode.device import DecodeStream, Picture
@@ -28,14 +28,9 @@ NEEDS_TRITON = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 
 
 @NEEDS_TRITON
-def test_the_kernels_under_the_interpreter() -> None:
-    cases = str(TESTS / "coefficient_kernel_cases.py")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", cases]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        command, env=environment, cwd=TESTS.parent, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0 and " passed" in done.stdout, done.stdout + done.stderr
+def test_the_kernels_under_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    run_cases(TESTS / "coefficient_kernel_cases.py")
 
 
 COMPILE = """
@@ -77,14 +72,14 @@ def test_the_kernels_compile_for_gpus(targets: _Targets, tmp_path: Path) -> None
     assert max(int(line[0]) for line in lines) <= 16 << 10, "bytes of shared memory of a program"
 
 
-def test_triton_that_is_missing_is_named() -> None:
-    code = (
-        "import sys; sys.modules['triton'] = None\n"
-        "import torch; from readers.coefficients.device.decoder import CoefficientDecoder\n"
-        "CoefficientDecoder(torch.device('cpu'))"
-    )
-    done = run_python("-c", code, cwd=TESTS.parent)
-    assert "MissingExtraError" in done.stderr and "pip install 'packer-vision[triton]'" in done.stderr
+def test_triton_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    for name in ("rows", "pixels"):
+        monkeypatch.delitem(sys.modules, f"readers.coefficients.device.{name}", raising=False)
+    from readers.coefficients.device.decoder import CoefficientDecoder
+
+    with pytest.raises(MissingExtraError, match=r"pip install 'packer-vision\[triton\]'"):
+        CoefficientDecoder(torch.device("cpu"))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: the kernels were only interpreted")
