@@ -23,6 +23,7 @@ __all__ = [
     "Held",
     "check",
     "content",
+    "convert",
     "masks_for",
     "pack_tree",
     "shards",
@@ -34,6 +35,11 @@ __all__ = [
 FORMATS = ("hdf5", "tar", "tfrecord")
 COUNTS = {"train": {"cat": 5, "dog": 6}, "val": {"cat": 2, "dog": 1}}
 OTHERS = {"train": {"dog": 2, "eel": 3}, "test": {"eel": 2}}
+
+
+def convert(source: Any, root: Path, to: str = "tar", **options: Any) -> packer.ConvertResult:
+    """`packer.convert` in this process, unless `workers` says otherwise; options by their own names."""
+    return packer.convert(source, to, root, **by_subject(options, workers=1))
 
 
 class Held(NamedTuple):
@@ -54,8 +60,7 @@ def pack_tree(root: Path, to: str, counts: Mapping[str, Mapping[str, int]], seed
         for number in range(count)
     }
     tree = tree_of(root.with_name(f"{root.name}-images"), files)
-    packer.convert(tree, to, root, **by_subject(options, workers=1, samples=4, checksums=True))
-    return root
+    return convert(tree, root, to, **{"samples": 4, "checksums": True, **options}).output
 
 
 def content(root: Path) -> dict[str, Held]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from set_cases import FORMATS
 
 import packer
 import readers
@@ -18,11 +20,8 @@ from readers.torch import ImageDataset
 
 
 @pytest.fixture(scope="module")
-def sets(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("tables")
-    for to in ("hdf5", "tfrecord", "tar"):
-        packer.convert(tree, to=to, output=root / to, run=packer.Run(workers=1), shards=packer.Shards(samples=6))
-    return {to: root / to for to in ("hdf5", "tfrecord", "tar")}
+def sets(tree: Path, pack: Callable[..., Path]) -> dict[str, Path]:
+    return {to: pack(tree, to, samples_per_shard=6) for to in FORMATS}
 
 
 def everything(reader: Any) -> list[tuple[str, str, bytes]]:
@@ -80,7 +79,7 @@ def test_a_cache_under_a_selection_serves_the_whole(sets: dict[str, Path], place
         assert list(disk["directory"].iterdir()) == []
 
 
-@pytest.mark.parametrize("to", ["hdf5", "tfrecord", "tar"])
+@pytest.mark.parametrize("to", FORMATS)
 def test_a_shard_is_read_without_an_index(sets: dict[str, Path], to: str) -> None:
     with readers.open(sets[to], "train") as packed:
         first = packed.split_info.shards[0]
