@@ -24,6 +24,8 @@ __all__ = [
     "check",
     "content",
     "convert",
+    "damage",
+    "flip",
     "masks_for",
     "pack_tree",
     "shards",
@@ -74,6 +76,20 @@ def content(root: Path) -> dict[str, Held]:
                 assert f"{split}/{sample.key}" not in found, f"{sample.key} is there twice"
                 found[f"{split}/{sample.key}"] = Held(label, fields)
     return found
+
+
+def flip(path: Path, at: int) -> bytes:
+    """Flip a bit of one byte of a file; what the file held."""
+    data = path.read_bytes()
+    path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    return data
+
+
+def damage(root: Path, index: int, split: str = "train") -> tuple[Path, bytes]:
+    """Flip a bit in the middle of the image of a sample; its shard, and what that held."""
+    with readers.open(root, split) as reader:
+        path, offset, length = reader.byte_range(index)
+    return path, flip(path, offset + length // 2)
 
 
 def shards(root: Path) -> dict[str, tuple[int, int, int, int]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Hanging, files_of, make_jpeg, tree_of
-from set_cases import FORMATS, convert
+from set_cases import FORMATS, convert, damage
 from suites.containers import tar_of, write
 
 import packer
@@ -58,11 +58,7 @@ def test_files_in_the_way(tree: Path, packed: Path, tmp_path: Path) -> None:
 
 def test_damage_is_never_extracted(packed: Path, tmp_path: Path) -> None:
     packed = Path(shutil.copytree(packed, tmp_path / "set"))
-    with readers.open(packed, "train") as reader:
-        path, offset, _ = reader.byte_range(0)
-    data = bytearray(path.read_bytes())
-    data[offset + 300] ^= 1
-    path.write_bytes(data)
+    damage(packed, 0)
     with pytest.raises(readers.DamagedSampleError, match="cat/cat_000"):
         packer.extract(packed, tmp_path / "back")
 
@@ -89,16 +85,17 @@ def test_links_in_the_output_are_not_followed(tree: Path, packed: Path, tmp_path
 
 
 def test_only_files_are_overwritten(tree: Path, packed: Path, tmp_path: Path, hanging: Hanging) -> None:
-    """A link, FIFO or folder under the name of a file, or of labels.csv; --overwrite or not."""
+    """A link, FIFO or folder under the name of a file, --overwrite or not; a link or FIFO under that of labels.csv."""
     theirs = tmp_path / "thesis.tex"
     theirs.write_bytes(b"precious")
     for name, source in (("train/cat/cat_000.JPEG", packed), ("labels.csv", labelled(tree, tmp_path))):
         target = tmp_path / "back" / name
-        for make in (partial(target.symlink_to, theirs), partial(os.mkfifo, target), target.mkdir):
+        makes = partial(target.symlink_to, theirs), partial(os.mkfifo, target), target.mkdir
+        for make in makes[: 2 if source != packed else 3]:
             shutil.rmtree(tmp_path / "back", ignore_errors=True)
             target.parent.mkdir(parents=True)
             make()
-            for overwrite in (False, True):
+            for overwrite in (False, True)[: 1 if source != packed else 2]:
                 says = rf"{target.name}: is in the way \(a (link|FIFO|folder)\)"
                 with pytest.raises(readers.OutputError, match=says):
                     hanging(partial(packer.extract, source, tmp_path / "back", overwrite=overwrite))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from conftest import make_jpeg, tree_of
 from remote_suite import address  # noqa: F401
-from set_cases import FORMATS, convert
+from set_cases import FORMATS, convert, flip
 
 import packer
 import readers
@@ -45,12 +45,6 @@ def without_checksums(root: Path, *, adopted: bool = False) -> Path:
         content["made"]["indexed_by"] = "packer"
     path.write_text(json.dumps(content))
     return root
-
-
-def flip(path: Path, at: int, mask: int = 0x01) -> bytes:
-    data = path.read_bytes()
-    path.write_bytes(data[:at] + bytes([data[at] ^ mask]) + data[at + 1 :])
-    return data
 
 
 def test_every_flipped_byte_of_every_column_is_detected(packed: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from conftest import files_of, make_jpeg
-from set_cases import convert
+from set_cases import convert, damage
 
 import packer
 import readers
@@ -137,11 +137,7 @@ def test_a_record_that_was_cut_off_is_a_loss(tree: Path, tmp_path: Path) -> None
 
 
 def test_damage_gets_no_new_checksums_and_what_cannot_be_read_is_not_replaced_silently(packed: Path) -> None:
-    with readers.open(packed, "train") as reader:
-        path, offset, length = reader.byte_range(8)
-    data = path.read_bytes()
-    at = offset + length - 9
-    path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    path, data = damage(packed, 8)
     refused(packed, lambda: packer.index([packed], workers=1), "the checksums of 1 shard", "damaged, or rewritten")
     assert not packer.verify(packed, workers=1).ok
     path.write_bytes(data)

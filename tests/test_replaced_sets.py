@@ -224,6 +224,10 @@ def test_a_forked_reader_notices_that_the_set_was_replaced(twins: tuple[Path, Pa
 
 def test_a_cache_hands_out_what_it_holds_and_takes_nothing_of_another_set(twins: tuple[Path, Path]) -> None:
     packed, other = twins
+    with readers.open(packed) as reader:
+        fingerprint = reader.fingerprint
+    with readers.open(other) as reader:
+        assert reader.fingerprint != fingerprint, "one cache would serve both sets"
     with readers.cached(readers.open(packed), 10 << 20, compress=False) as cached:
         cached.read_many(range(4))
         replace(packed, other)

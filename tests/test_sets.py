@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import make_jpeg, tree_of
-from set_cases import COUNTS, FORMATS, OTHERS, Held, check, content, convert, masks_for, pack_tree, shards, wrong
+from set_cases import COUNTS, FORMATS, OTHERS, Held, check, content, convert, flip, masks_for, pack_tree, shards, wrong
 from suites.programs import Notes
 
 import packer
@@ -399,8 +399,7 @@ WRONG_COLUMNS: dict[str, tuple[Callable[[Any], Any], str]] = {
 def test_damage_of_a_changed_set_is_found(masked: Path, tmp_path: Path) -> None:
     """In its shards; and in its index, by its shards, where dataset.json has the checksum of the wrong column."""
     for shard in (next(masked.glob("train.mask*.tar")), masked / "train-000000.tar"):
-        data = shard.read_bytes()
-        shard.write_bytes(data[:600] + bytes([data[600] ^ 1]) + data[601:])
+        data = flip(shard, 600)
         assert any(shard.name in line for line in wrong(masked)), f"{shard.name} is damaged"
         shard.write_bytes(data)
     assert wrong(masked) == []

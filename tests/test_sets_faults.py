@@ -187,22 +187,6 @@ def test_old_indexes_are_removed_after_a_month_and_what_is_in_use_never(one: Pat
     check(one, expected)
 
 
-def test_a_cache_of_the_old_set_is_not_used_for_the_new_one(one: Path, place: dict[str, Any]) -> None:
-    expected = content(one)
-    with readers.open(one, "train") as reader, readers.cached(reader, **place, persist=True) as cached:
-        assert [bytes(data) for data in cached.read_many(range(len(cached)))]
-        old = cached.fingerprint
-    gone = next(key for key in expected if key.startswith("train/"))
-    packer.drop(one, keys=[gone.partition("/")[2]])
-    left = [held.fields["image"] for key, held in expected.items() if key.startswith("train/") and key != gone]
-    with readers.open(one, "train") as reader, readers.cached(reader, **place, persist=True) as cached:
-        for _ in range(2):
-            assert [bytes(data) for data in cached.read_many(range(len(cached)))] == left
-        assert cached.fingerprint != old
-    shutil.rmtree(place["directory"])
-    place["directory"].mkdir()
-
-
 def test_a_staged_copy_is_of_the_state_that_was_staged(one: Path, tmp_path: Path) -> None:
     old = content(one)
     with readers.stage(one, tmp_path / "node", any_filesystem=True) as first:

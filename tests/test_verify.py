@@ -12,10 +12,9 @@ import pytest
 from click.testing import CliRunner
 from conftest import make_jpeg
 from PIL import Image
-from set_cases import FORMATS, convert
+from set_cases import FORMATS, convert, damage
 
 import packer
-import readers
 from packer.cli.group import cli
 
 
@@ -32,11 +31,7 @@ def test_a_whole_set(packed: Path, tree: Path) -> None:
 
 
 def test_a_damaged_sample_is_named(packed: Path) -> None:
-    with readers.open(packed, "train") as reader:
-        path, offset, length = reader.byte_range(17) or (packed, 0, 0)
-    data = bytearray(path.read_bytes())
-    data[offset + length // 2] ^= 0x10
-    path.write_bytes(data)
+    path, _ = damage(packed, 17)
     result = packer.verify(packed, workers=1)
     named = [(p.split, p.shard, p.index, p.key) for p in result.problems if p.index is not None]
     assert named == [("train", path.name, 17, "dog/dog_005")]
