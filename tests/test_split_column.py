@@ -14,7 +14,7 @@ import pytest
 from conftest import make_jpeg
 from set_cases import convert
 from suites.programs import run_packer
-from test_mds import sample_of, write_mds
+from test_sources_libraries import sample_of, write_mds
 
 import packer
 import readers
