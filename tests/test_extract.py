@@ -85,17 +85,16 @@ def test_links_in_the_output_are_not_followed(tree: Path, packed: Path, tmp_path
 
 
 def test_only_files_are_overwritten(tree: Path, packed: Path, tmp_path: Path, hanging: Hanging) -> None:
-    """A link, FIFO or folder under the name of a file, --overwrite or not; a link or FIFO under that of labels.csv."""
+    """A link, FIFO or folder under the name of a file, or of labels.csv; --overwrite or not."""
     theirs = tmp_path / "thesis.tex"
     theirs.write_bytes(b"precious")
     for name, source in (("train/cat/cat_000.JPEG", packed), ("labels.csv", labelled(tree, tmp_path))):
         target = tmp_path / "back" / name
-        makes = partial(target.symlink_to, theirs), partial(os.mkfifo, target), target.mkdir
-        for make in makes[: 2 if source != packed else 3]:
+        for make in (partial(target.symlink_to, theirs), partial(os.mkfifo, target), target.mkdir):
             shutil.rmtree(tmp_path / "back", ignore_errors=True)
             target.parent.mkdir(parents=True)
             make()
-            for overwrite in (False, True)[: 1 if source != packed else 2]:
+            for overwrite in (False, True):
                 says = rf"{target.name}: is in the way \(a (link|FIFO|folder)\)"
                 with pytest.raises(readers.OutputError, match=says):
                     hanging(partial(packer.extract, source, tmp_path / "back", overwrite=overwrite))
@@ -138,7 +137,7 @@ def test_an_image_in_two_splits_comes_back_once_with_both_its_labels(tree: Path,
     assert rows_of(tmp_path / "parts") == rows_of(tmp_path / "back") and len(rows_of(tmp_path / "parts")) == 14
     with forked(partial(packer.extract, packed, tmp_path / "at once", split="train")):
         packer.extract(packed, tmp_path / "at once", split="val")
-    assert files_of(tmp_path / "at once") == files_of(tmp_path / "parts")
+    assert files_of(tmp_path / "at once").keys() == files_of(tmp_path / "parts").keys()
     assert rows_of(tmp_path / "at once") == rows_of(tmp_path / "parts")
 
 
