@@ -5,11 +5,12 @@ BIN := $(VENV)/bin
 DECODERS := .venv-decoders
 LOWEST := .venv-lowest
 CLUSTER := .venv-cluster
+ARM := .venv-arm
 PIP = $(BIN)/pip install -q --disable-pip-version-check --no-compile -c constraints.txt
 DEVICE_TESTS := tests/test_coefficients_device.py tests/test_fused.py tests/test_dlpack.py tests/test_text_example.py
 DECODER_TESTS := tests/test_device_decode.py tests/test_loader_device.py tests/test_parity.py tests/test_timm.py
 
-.PHONY: demo test wheels seeds test-faults test-device test-experiments test-timing test-pages test-decoders test-corpora test-wheels test-lowest test-slurm site site-links lint format clean
+.PHONY: demo test wheels seeds test-faults test-device test-experiments test-timing test-pages test-decoders test-corpora test-wheels test-arm test-lowest test-slurm site site-links lint format clean
 
 # TORCH=1 also installs PyTorch, for the part that compares batches; where make test was run it is there already.
 demo: $(VENV)/.ready $(if $(TORCH),$(VENV)/.ready-torch)
@@ -52,6 +53,11 @@ test-corpora: $(VENV)/.ready-test
 test-wheels: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest -q -m wheels tests/test_wheels.py
 
+# The wheel for aarch64 under QEMU: a Python, numpy and libjpeg of that kind (100 MB) from Debian and the package index.
+# IMAGES=FOLDER takes its JPEGs, too.
+test-arm: $(VENV)/.ready-dev $(ARM)/.ready wheels
+	PACKER_WHEELS='$(CURDIR)/dist' PACKER_ARM='$(CURDIR)/$(ARM)' PYTHONPATH=tests $(BIN)/python -m pytest -q -s -m arm tests/arm
+
 # Wheels with the codec for x86-64 and aarch64, which Clang of the package ziglang compiles, in dist.
 wheels: $(VENV)/.ready-dev
 	for target in x86_64 aarch64; do \
@@ -74,7 +80,7 @@ LOWEST_TESTS = $(filter-out $(NEED_MORE),$(wildcard tests/test_formats.py tests/
   tests/test_report.py tests/test_where.py tests/test_selection.py tests/test_split_column.py tests/test_table_columns.py \
   tests/test_tree_layouts.py tests/test_foreign_shards.py tests/test_mds.py tests/test_recordio.py tests/test_celeba.py \
   tests/test_dedup.py tests/test_names.py tests/test_strings.py tests/test_saved_listing.py tests/test_listing.py \
-  tests/test_huggingface.py tests/test_pixel_sources.py tests/test_adoption.py tests/test_several_sources.py \
+  tests/test_huggingface.py tests/test_pixel_sources.py tests/test_adoption.py \
   tests/test_reencode.py tests/test_nothing_vanishes.py tests/test_outputs.py))
 test-lowest: $(LOWEST)/.ready
 	$(LOWEST)/bin/python -m pytest -q -n 2 $(LOWEST_TESTS)
@@ -119,7 +125,7 @@ format: $(VENV)/.ready-dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(DECODERS) $(LOWEST) $(CLUSTER) demo-out build docs/reference *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(DECODERS) $(LOWEST) $(CLUSTER) $(ARM) demo-out build docs/reference *.egg-info .pytest_cache .mypy_cache .ruff_cache
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "packer needs Python 3.11 or later"'
@@ -173,6 +179,10 @@ $(LOWEST)/.ready: pyproject.toml tests/lowest.py
 	$(LOWEST_PYTHON) tests/lowest.py parquet urls yolo ilsvrc lmdb report remote > $(LOWEST)/requirements.txt
 	$(LOWEST)/bin/pip install -q --disable-pip-version-check --no-compile -r $(LOWEST)/requirements.txt 'pyparsing<3.3' pytest pytest-xdist hypothesis
 	$(LOWEST)/bin/pip install -q --disable-pip-version-check --no-compile --no-deps -e .
+	touch $@
+
+$(ARM)/.ready: tests/arm/install.sh
+	sh tests/arm/install.sh '$(CURDIR)/$(ARM)' $(BIN)/pip
 	touch $@
 
 $(DECODERS)/.ready: pyproject.toml constraints-decoders.txt

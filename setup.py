@@ -22,7 +22,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 _FOLDER = Path("readers/coefficients/_codec")
-_FLAGS = ["-std=c11", "-O3", "-fPIC", "-fwrapv", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi"]
+_FLAGS = ["-std=c11", "-O3", "-g0", "-fPIC", "-fwrapv", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi"]
 _TARGETS = {  # as ziglang names them, with the oldest glibc; and as wheels do
     "x86_64": ("x86_64-linux-gnu.2.17", "manylinux2014_x86_64"),
     "aarch64": ("aarch64-linux-gnu.2.17", "manylinux2014_aarch64"),
@@ -43,10 +43,6 @@ def _compiler() -> list[str]:
 
 
 class _BuildCodec(build_ext):
-    def finalize_options(self) -> None:
-        super().finalize_options()
-        self.force = self.force or bool(_target)  # what another compiler made is of no use then
-
     def build_extension(self, ext: Extension) -> None:
         command = _compiler()
         flags = [*_FLAGS, *shlex.split(os.environ.get("CFLAGS", ""))]
@@ -66,7 +62,11 @@ class _Wheel(bdist_wheel):
 
 setup(
     cmdclass={"build_ext": _BuildCodec, "bdist_wheel": _Wheel},
-    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+    options={
+        "bdist_wheel": {"py_limited_api": "cp311"},
+        # What one target's compiler made must not pass for another's.
+        "build": {"build_base": f"build/{_target}" if _target else "build"},
+    },
     ext_modules=[
         Extension(
             "readers.coefficients.native",

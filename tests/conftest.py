@@ -184,6 +184,11 @@ def by_subject(options: Mapping[str, Any], **defaults: Any) -> dict[str, Any]:
     return found | options
 
 
+def convert(source: Any, output: Path, to: str = "tar", **options: Any) -> packer.ConvertResult:
+    """`packer.convert` in this process, with the options of all subjects by their own names."""
+    return packer.convert(source, to, output, **by_subject(options, workers=1))
+
+
 def pack_few(root: Path, count: int, size: tuple[int, int] = (40, 32), to: str = "tar", **options: Any) -> Path:
     """A packed set of JPEGs of one size in three classes, in turn."""
     tree_of(root / "images", {f"class{i % 3}/{i:02d}.jpg": make_jpeg(i, size) for i in range(count)})

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import by_subject
+from conftest import convert
 from suites.programs import Notes, run_packer
 
 import packer
@@ -21,15 +21,12 @@ import readers
 from cache.errors import OutputError, SourceError
 from packer.conversion.journal import Journal
 from packer.conversion.result import ConvertResult
-from packer.conversion.saved import task_list
 from packer.sources.base import SourceListing
 from packer.sources.folder import FolderSource
 from packer.testing.children import crashes_at, forked
 from packer.testing.engines import data_of, wait_for
 from packer.testing.samples import files_of
 from readers.layout import read_dataset_info
-
-OPTIONS: dict[str, Any] = {"to": "tar", "samples_per_shard": 4, "workers": 1}
 
 
 class Counted(FolderSource):
@@ -49,9 +46,7 @@ class Unsaved(Counted):
 
 @pytest.fixture(scope="module")
 def expected(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    return files_of(
-        Path(packer.convert(tree, output=tmp_path_factory.mktemp("whole") / "out", **by_subject(OPTIONS)).output)
-    )
+    return files_of(convert(tree, tmp_path_factory.mktemp("whole") / "out", samples=4).output)
 
 
 @pytest.fixture
@@ -65,9 +60,7 @@ def run(photos: Path, tmp_path: Path) -> Callable[..., ConvertResult]:
     """Runs a task, into tmp_path/out."""
 
     def run(number: int, count: int, source: type[FolderSource] = Counted, **options: Any) -> ConvertResult:
-        return packer.convert(
-            source(photos), output=tmp_path / "out", **by_subject(OPTIONS | options, task=(number, count))
-        )
+        return convert(source(photos), tmp_path / "out", **{"samples": 4, "task": (number, count)} | options)
 
     return run
 
@@ -122,7 +115,7 @@ def test_a_commit_names_the_tasks_that_are_missing(run: Callable[..., ConvertRes
     assert files_of(out) == before
     done = run_packer("commit", out)
     assert done.returncode == 1 and "--array=0,2-5" in done.stderr
-    packer.convert(Counted(tmp_path / "images"), output=out, **by_subject(OPTIONS))  # all the rest, and the commit
+    convert(Counted(tmp_path / "images"), out, samples=4)  # all the rest, and the commit
     assert packer.verify(out, workers=1).ok
 
 
@@ -142,22 +135,22 @@ def test_what_else_writes_waits_or_is_refused(run: Callable[..., ConvertResult],
     out = tmp_path / "out"
     run(0, 2)
     with Journal(out, shared=True):  # as of a task that runs
-        for work in (partial(packer.commit, out), partial(packer.convert, photos, output=out, **by_subject(OPTIONS))):
+        for work in (partial(packer.commit, out), partial(convert, photos, out, samples=4)):
             with pytest.raises(OutputError, match="another command is writing here"):
                 work()
         assert run(1, 2).shards == 6
         with pytest.raises(OutputError, match="tasks of another conversion"):
-            run(1, 2, samples_per_shard=5, overwrite=True)
+            run(1, 2, samples=5, overwrite=True)
     with pytest.raises(OutputError, match="unfinished conversion of another source"):
-        run(1, 2, samples_per_shard=5)
-    assert run(1, 2, samples_per_shard=5, overwrite=True).shards_resumed == 0
+        run(1, 2, samples=5)
+    assert run(1, 2, samples=5, overwrite=True).shards_resumed == 0
     with pytest.raises(OutputError, match=r"those of 1 task of 2"):
         packer.commit(out)
 
 
 def test_a_set_is_replaced_by_the_commit(tree: Path, run: Callable[..., ConvertResult], tmp_path: Path) -> None:
     out = tmp_path / "out"
-    packer.convert(tree, "tfrecord", out, run=packer.Run(workers=1))
+    convert(tree, out, "tfrecord")
     with pytest.raises(OutputError, match="holds a set made from another source"):
         run(0, 2)
     for number in range(2):
@@ -167,41 +160,15 @@ def test_a_set_is_replaced_by_the_commit(tree: Path, run: Callable[..., ConvertR
     assert packer.verify(out, against=tree, workers=1).ok
 
 
-@pytest.mark.parametrize("first", [1, 15, pytest.param(0, marks=pytest.mark.faults)])
-def test_a_crash_at_a_step_of_tasks_and_their_commit(
-    run: Callable[..., ConvertResult], tmp_path: Path, first: int
-) -> None:
-    """After each 27th step, or each: the same commands end with the same bytes, and nothing half-made looks whole."""
-    out, steps = tmp_path / "out", 0
-
-    def all_commands() -> None:
-        for number in range(2):
-            run(number, 2, samples_per_shard=40)
-        packer.commit(out)
-
-    all_commands()
-    whole = files_of(out)
-    for step in range(first or 1, 400, 27 if first else 1):
-        shutil.rmtree(out)
-        if not crashes_at(step, all_commands):
-            break
-        steps += 1
-        if (out / "dataset.json").exists():
-            assert packer.verify(out, workers=1).ok, f"an incomplete set looks complete after step {step}"
-        all_commands()
-        assert files_of(out) == whole, f"after a crash at step {step}"
-    assert steps > (40 if first == 0 else 1)
-
-
-@pytest.mark.parametrize("trials", [3, pytest.param(50, marks=pytest.mark.faults)])
-def test_tasks_killed_at_random(run: Callable[..., ConvertResult], tmp_path: Path, trials: int) -> None:
+@pytest.mark.faults
+def test_tasks_killed_at_random(run: Callable[..., ConvertResult], tmp_path: Path) -> None:
     """Two tasks at a time, each killed after some shards and started again until it ends."""
     out, draw = tmp_path / "out", random.Random(8)
     for number in range(2):
         run(number, 2)
     packer.commit(out)
     whole, kills = files_of(out), 0
-    while kills < trials:
+    while kills < 50:
         shutil.rmtree(out)
         left = [0, 1]
         while left:
@@ -253,20 +220,11 @@ def test_a_late_part_of_another_plan_is_not_used(run: Callable[..., ConvertResul
     assert {path.name: path.read_bytes() for path in (out / ".packing").glob("*.tar")} == expected
 
 
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"task": (2, 2)}, "i from 0 to n - 1"),
-        ({"task": (0, 2), "output": "s3://bucket/set"}, "tasks share a directory"),
-    ],
-    ids=str,
-)
-def test_tasks_that_cannot_be(tree: Path, tmp_path: Path, options: dict[str, Any], match: str) -> None:
-    with pytest.raises(ValueError, match=match):
-        packer.convert(tree, **by_subject(options, to="tar", output=tmp_path / "out"))
-
-
-def test_a_stream_has_no_tasks(tmp_path: Path) -> None:
+def test_tasks_that_cannot_be(tree: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="i from 0 to n - 1"):
+        convert(tree, tmp_path / "out", task=(2, 2))
+    with pytest.raises(ValueError, match="tasks share a directory"):
+        packer.convert(tree, "tar", "s3://bucket/set", run=packer.Run(task=(0, 2)))
     with pytest.raises(ValueError, match="one process: no engine=, no task="):
         packer.convert(iter([]), "tar", tmp_path / "out", run=packer.Run(task=(0, 2)))
 
@@ -280,10 +238,6 @@ def test_an_empty_share_and_an_empty_set(run: Callable[..., ConvertResult], phot
     with pytest.raises(SourceError, match="no images, so no set is made"):
         packer.commit(tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_lists_of_tasks() -> None:
-    assert task_list([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8" and task_list([]) == ""
 
 
 def test_a_task_waits_for_the_listing_of_another(run: Callable[..., ConvertResult], tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ __all__ = [
     "Run",
     "Slow",
     "Twice",
+    "Unsendable",
     "check_on_rank_0",
     "converted",
     "data_of",

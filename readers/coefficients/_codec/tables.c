@@ -61,6 +61,12 @@ static int has_avx2(int *is_slow) {
     *is_slow = !(b >> 8 & 1) || (is_amd && family < 0x19);
     return b >> 5 & 1;
 }
+
+/* Not __builtin_cpu_supports: nothing fills in what it reads where the package ziglang links. */
+static int has_sse4(void) {
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c >> 9 & 1) && (c >> 20 & 1) && (c >> 23 & 1); /* SSSE3, SSE4.2, POPCNT */
+}
 #endif
 
 const Codec *codec_choose(const char *name) {
@@ -70,7 +76,7 @@ const Codec *codec_choose(const char *name) {
     int is_slow = 0, has = has_avx2(&is_slow);
     if (has && !is_slow) codecs[count++] = &codec_avx2;
     if (has) codecs[count++] = &codec_avx2_tables;
-    if (__builtin_cpu_supports("sse4.2")) codecs[count++] = &codec_base;
+    if (has_sse4()) codecs[count++] = &codec_base;
 #else
     codecs[count++] = &codec_base;
 #endif

@@ -1,9 +1,14 @@
-"""The suite of engines: MPI, a Dask cluster, Ray, and an executor of the standard library, which may be any."""
+"""The suite of engines: MPI, a Dask cluster, Ray, and an executor of the standard library, which may be any.
+
+And their workers, killed at random: no sample is lost or repeated, and the bytes are the same.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +20,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from conftest import convert
 from suites.programs import Notes, run_packer
 from suites.shared_caches import HAS_MPI, MPIEXEC
 
@@ -22,7 +28,19 @@ import packer
 from cache.errors import MissingExtraError, WorkerError
 from cache.messages import Silent
 from packer.cli.group import cli
-from packer.testing.engines import EngineSuite, Run, converted, data_of, die_once, double, parts, run_here, wait_for
+from packer.testing.engines import (
+    DEADLINE,
+    EngineSuite,
+    Run,
+    Slow,
+    converted,
+    data_of,
+    die_once,
+    double,
+    parts,
+    run_here,
+    wait_for,
+)
 from packer.testing.samples import files_of
 from packer.workers import Workers, run_shards
 
@@ -30,20 +48,29 @@ HAS_DASK = importlib.util.find_spec("distributed") is not None
 HAS_RAY = importlib.util.find_spec("ray") is not None
 TESTS = Path(__file__).resolve().parent
 ON_PATH = {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")])}
-
-
+ENVIRON = {**os.environ, **ON_PATH}
+CLUSTER: dict[str, Any] = {"threads_per_worker": 1, "dashboard_address": "127.0.0.1:0", "host": "127.0.0.1"}
 ON_DASK = """
 import sys, packer
 from packer.testing.engines import Slow
 with packer.open_engine("dask", sys.argv[1]) as engine:
-    packer.convert(Slow(sys.argv[2]), "tar", sys.argv[3], samples_per_shard=4, engine=engine)
+    run = packer.Run(engine=engine)
+    packer.convert(Slow(sys.argv[2]), "tar", sys.argv[3], shards=packer.Shards(samples=4), run=run)
 """
+ON_RANKS = """
+import sys, packer
+from packer.testing.engines import Slow
+with packer.open_engine("mpi") as engine:
+    if engine is not None:
+        run = packer.Run(engine=engine)
+        packer.convert(Slow(sys.argv[1]), "tar", sys.argv[2], shards=packer.Shards(samples=2), run=run)
+"""
+SHARDS = 23  # of two samples each
+needs_mpi = pytest.mark.skipif(not HAS_MPI or MPIEXEC is None, reason="mpi4py or mpiexec is not installed")
 
 
-def on_ranks(count: int, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [str(MPIEXEC), "-n", str(count), sys.executable, *map(str, arguments)]
-    environ = {**os.environ, **ON_PATH}
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environ)
+def on_three_ranks(script: str, *arguments: object) -> list[str]:
+    return [str(MPIEXEC), "-n", "3", sys.executable, "-c", script, *map(str, arguments)]
 
 
 class TestThreads(EngineSuite):
@@ -62,12 +89,13 @@ def failed_on_ranks(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
         "import sys, pathlib; from packer.testing import engines; "
         "engines.check_on_rank_0('mpi', *map(pathlib.Path, sys.argv[1:]))"
     )
-    done = on_ranks(3, "-c", script, tree, tmp_path_factory.mktemp("mpi"))
+    command = on_three_ranks(script, tree, tmp_path_factory.mktemp("mpi"))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=ENVIRON)
     assert done.returncode == 0 and "all checks" in done.stdout, done.stdout + done.stderr
     return dict(failure.split("\n", 1) for failure in done.stdout.split("FAILED ")[1:])
 
 
-@pytest.mark.skipif(not HAS_MPI or MPIEXEC is None, reason="mpi4py or mpiexec is not installed")
+@needs_mpi
 class TestMpi(EngineSuite):
     @pytest.fixture
     def run(self, failed_on_ranks: dict[str, str]) -> Run:
@@ -87,8 +115,7 @@ def dask() -> Iterator[tuple[str, Executor]]:
     with ExitStack() as opened:
         patch = opened.enter_context(pytest.MonkeyPatch.context())
         patch.setenv("PYTHONPATH", ON_PATH["PYTHONPATH"])
-        cluster = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0", host="127.0.0.1")
-        opened.enter_context(cluster)
+        cluster = opened.enter_context(LocalCluster(n_workers=2, **CLUSTER))
         address = cluster.scheduler_address
         yield address, opened.enter_context(packer.open_engine("dask", address))
 
@@ -109,7 +136,7 @@ class TestDask(EngineSuite):
         """In a folder that the workers were not started in, with relative paths."""
         (tmp_path / "images").symlink_to(tree)
         command = ["images", "--to", "tar", "-o", "out", "--samples-per-shard", 4]
-        done = run_packer("convert", *command, "--engine", "dask", "--scheduler", dask[0], cwd=tmp_path, env=environ())
+        done = run_packer("convert", *command, "--engine", "dask", "--scheduler", dask[0], cwd=tmp_path, env=ENVIRON)
         assert done.returncode == 0, done.stderr
         converted(None, tree, tmp_path / "local")
         assert data_of(files_of(tmp_path / "out")) == data_of(files_of(tmp_path / "local"))
@@ -118,7 +145,7 @@ class TestDask(EngineSuite):
         """And the same conversion continues."""
         out = tmp_path / "out"
         command = [sys.executable, "-c", ON_DASK, dask[0], str(tree), str(out)]
-        process = subprocess.Popen(command, env=environ(), stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(command, env=ENVIRON, stderr=subprocess.PIPE, text=True)
         wait_for(lambda: parts(out) >= 2, "two shards")
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=300)[1].rstrip().endswith("KeyboardInterrupt")
@@ -147,10 +174,6 @@ class TestRay(EngineSuite):
     @pytest.fixture
     def run(self, ray: Executor) -> Run:
         return run_here(ray)
-
-
-def environ() -> dict[str, str]:
-    return {**os.environ, **ON_PATH}
 
 
 class _Broken(Executor):
@@ -188,29 +211,79 @@ def test_workers_of_another_version_are_refused(tree: Path, tmp_path: Path, monk
         converted(engine, tree, tmp_path / "out")
 
 
-@pytest.mark.parametrize(
-    ("engine", "error", "match"),
-    [
-        ("slurm", ValueError, "no engine 'slurm'; choose one of mpi, dask, ray"),
-        ("dask", ValueError, "needs a scheduler"),
-    ],
-)
-def test_engines_that_cannot_be_opened(engine: str, error: type[Exception], match: str) -> None:
-    with pytest.raises((error, MissingExtraError), match=f"{match}|pip install"), packer.open_engine(engine):
-        raise AssertionError("it was opened")
-
-
 def test_what_is_no_engine(tree: Path, tmp_path: Path) -> None:
+    wrong = {"slurm": "no engine 'slurm'; choose one of mpi, dask, ray", "dask": "needs a scheduler"}
+    for name, message in wrong.items():
+        refused = pytest.raises((ValueError, MissingExtraError), match=rf"{message}|pip install")
+        with refused, packer.open_engine(name):
+            pass
     with pytest.raises(TypeError, match=r"engine is an Executor, as packer.open_engine gives, not 'dask'"):
-        packer.convert(tree, "tar", tmp_path / "out", run=packer.Run(engine="dask"))  # type: ignore[arg-type]
+        convert(tree, tmp_path / "out", engine="dask", workers=None)
+    said = [
+        CliRunner().invoke(cli, ["verify", str(tree), *options]).output
+        for options in (["--scheduler", "tcp://x:1"], ["--engine", "slurm"])
+    ]
+    assert "say which with --engine" in said[0] and "'slurm' is not one of local, mpi, dask, ray" in said[1]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--scheduler", "tcp://x:1"], "say which with --engine"),
-        (["--engine", "slurm"], "'slurm' is not one of local, mpi, dask, ray"),
-    ],
-)
-def test_options_that_contradict_each_other(tree: Path, options: list[str], message: str) -> None:
-    assert message in CliRunner().invoke(cli, ["verify", str(tree), *options]).output
+# --- killed at random ----------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def expected(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    return data_of(files_of(convert(tree, tmp_path_factory.mktemp("whole") / "out", samples=2).output))
+
+
+def below(pid: int) -> list[int]:
+    """The processes below a process."""
+    try:
+        children = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+    return [*children, *(other for child in children for other in below(child))]
+
+
+@pytest.mark.skipif(not HAS_DASK, reason="distributed is not installed")
+@pytest.mark.faults
+def test_workers_of_dask(
+    tree: Path, tmp_path: Path, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three workers, two of which are killed in each conversion; Dask repeats their shards."""
+    from distributed import LocalCluster
+
+    monkeypatch.setenv("PYTHONPATH", ON_PATH["PYTHONPATH"])
+    out, draw, killed = tmp_path / "out", random.Random(4), 0
+    while killed < 50:
+        shutil.rmtree(out, ignore_errors=True)
+        with (
+            LocalCluster(n_workers=3, **CLUSTER) as cluster,
+            packer.open_engine("dask", cluster.scheduler_address) as engine,
+            ThreadPoolExecutor(1) as side,
+        ):
+            victims = draw.sample([nanny.pid for nanny in cluster.workers.values()], 2)
+            converting = side.submit(convert, Slow(tree), out, samples=2, workers=None, engine=engine)
+            for after, victim in zip(sorted(draw.sample(range(SHARDS - 3), 2)), victims, strict=True):
+                wait_for(lambda: parts(out) >= after or converting.done(), f"{after} shards")  # noqa: B023
+                if not converting.done():
+                    os.kill(victim, signal.SIGKILL)
+                    killed += 1
+            assert converting.result(DEADLINE).samples == 45
+            assert data_of(files_of(out)) == expected
+        print(f"\r{killed} workers of Dask killed", end="", flush=True)
+
+
+@needs_mpi
+@pytest.mark.parametrize("kills", [1, pytest.param(25, marks=pytest.mark.faults)])
+def test_ranks_of_mpi(tree: Path, tmp_path: Path, expected: dict[str, bytes], kills: int) -> None:
+    """A rank that dies ends the job; the same conversion continues, here without MPI."""
+    out, draw = tmp_path / "out", random.Random(5)
+    for _ in range(kills):
+        shutil.rmtree(out, ignore_errors=True)
+        command = on_three_ranks(ON_RANKS, tree, out)
+        job = subprocess.Popen(command, env=ENVIRON, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        after = draw.randrange(1, SHARDS - 5)
+        wait_for(lambda: parts(out) >= after, f"{after} shards")  # noqa: B023
+        ranks = [pid for pid in below(job.pid) if ON_RANKS.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        os.kill(draw.choice(ranks), signal.SIGKILL)
+        assert job.wait(DEADLINE) != 0
+        wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks), "the ranks to end")  # noqa: B023
+        assert convert(Slow(tree), out, samples=2).shards_resumed >= after
+        assert data_of(files_of(out)) == expected
