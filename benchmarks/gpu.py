@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import pipeline
-from harness import Benchmark, Contender, NotHere, contender, main, slug
+from harness import Benchmark, Contender, NotHere, contender, main, output_of
 from machine import Clock, list_tree
 from pipeline_sets import HDF5, TAR
 from report import PEERS, Claim, Column
@@ -47,13 +47,6 @@ class Task:
     batch: int
     threads: int
     device: str
-
-    def set(self, name: str) -> Path:
-        """A set made by `pipeline_sets`."""
-        folder = self.work / slug(name)
-        if not folder.is_dir():
-            raise NotHere(f"no {folder}; making it failed")
-        return folder
 
     def cuda(self) -> None:
         import torch
@@ -92,7 +85,7 @@ def _ours(task: Task, reader: Any, decoder: Any, cpu_share: Any = 0) -> MakeBatc
 def _packed(task: Task) -> Any:
     import readers
 
-    return readers.open(task.set(HDF5))
+    return readers.open(output_of(task.work, HDF5))
 
 
 def ours(task: Task, decoder: str, cpu_share: Any = 0) -> MakeBatches:
@@ -225,8 +218,9 @@ def dali_webdataset(task: Task) -> MakeBatches:
     import packer
 
     task.cuda()
-    indexes = packer.export_index(task.set(TAR), "dali").files
-    paths = {"paths": sorted(map(str, task.set(TAR).glob("*.tar"))), "index_paths": list(map(str, indexes))}
+    folder = output_of(task.work, TAR)
+    indexes = packer.export_index(folder, "dali").files
+    paths = {"paths": sorted(map(str, folder.glob("*.tar"))), "index_paths": list(map(str, indexes))}
     return _dali(task, lambda fn: fn.readers.webdataset(**paths, ext=["jpg", "cls"], **_READER))
 
 

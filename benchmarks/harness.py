@@ -50,6 +50,7 @@ __all__ = [
     "keep_rows",
     "main",
     "make_once",
+    "output_of",
     "pack_set",
     "register",
     "run_one_and_exit",
@@ -180,6 +181,14 @@ def main(
     if arguments.out:
         settings = {name: str(value) for name, value in vars(arguments).items() if value is not None}
         save(arguments.out, benchmark.title, settings, results)
+
+
+def output_of(work: Path, name: str) -> Path:
+    """The folder of a set or of a packer's output. Raises NotHere."""
+    folder = work / slug(name)
+    if not folder.is_dir():
+        raise NotHere(f"no {folder}: making it failed, or pack.py --keep has not made it")
+    return folder
 
 
 def make_once(folder: Path, make: Callable[[Path], object]) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from harness import NotHere, contender, slug
+from harness import contender, output_of
 
 __all__ = ["CELEB_BOX", "KINDS", "MANY_EPOCHS", "Box", "Job", "MakeLoader", "pipeline", "random_box", "scaled_decode"]
 
@@ -68,10 +68,7 @@ class Job:
 
     def output(self, name: str) -> str:
         """A set made by `pipeline_sets`, or left by `pack.py --keep`."""
-        folder = self.work / slug(name)
-        if not folder.is_dir():
-            raise NotHere(f"no {folder}; making it failed")
-        return str(folder)
+        return str(output_of(self.work, name))
 
     def box(self, height: int, width: int, chance: Any = random) -> Box:
         """(top, left, height, width) to cut out."""

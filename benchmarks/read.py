@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import Benchmark, Contender, NotHere, contender, main, slug
+from harness import Benchmark, Contender, NotHere, contender, main, output_of
 from machine import chill, list_tree, memory_of_self, prime, reset_peak, warm
 from report import Claim, Column
 
@@ -41,10 +41,7 @@ class Place:
 
     def output(self, packer: str) -> str:
         """The output of one contender of `pack.py`."""
-        folder = self.work / slug(packer)
-        if not folder.is_dir():
-            raise NotHere(f"no {folder}; make it with pack.py --keep")
-        return str(folder)
+        return str(output_of(self.work, packer))
 
     def data(self, packer: str) -> str:
         """What must be in the page cache, or out of it: the output of `packer`, "ours" or "tree"."""

@@ -117,6 +117,7 @@ slow = 4
 name = "times"
 title = "Times"
 columns = [["ms", "ms"]]
+begins = ["fast", "sl"]
 base = "fast"
 there = true
 """

@@ -151,7 +151,8 @@ class Page:
     def section(self, section: Section, results: Results) -> None:
         """What ran of it; nothing where nothing did."""
         key, there = section.columns[0].key, section.there
-        ran = [name for name in results if name.startswith(section.begins) and figure(results, name, key) is not None]
+        begins = tuple(section.begins)
+        ran = [name for name in results if name.startswith(begins) and figure(results, name, key) is not None]
         if not ran:
             return
         headings = ["", *(column.heading for column in section.columns)]

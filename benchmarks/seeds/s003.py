@@ -161,20 +161,16 @@ def cached(job: Job, capacity: float = 1.0, keep: str = "encoded") -> Iterator[A
         yield reader
 
 
-@contextmanager
-def packed(job: Job) -> Iterator[Any]:
+def packed(job: Job) -> Any:
     import readers
 
-    with readers.open(job.packed) as reader:
-        yield reader
+    return readers.open(job.packed)
 
 
-@contextmanager
-def folder(job: Job) -> Iterator[Any]:
+def folder(job: Job) -> Any:
     import readers
 
-    with readers.open_folder(job.tree) as reader:
-        yield reader
+    return readers.open_folder(job.tree)
 
 
 def _of(opened: Callable[[Job], Any]) -> Callable[[Job], Any]:
