@@ -400,7 +400,8 @@ def fill(chosen: Contender, arguments: argparse.Namespace, job: Job) -> dict[str
     """Samples/s until all are kept, and how often each was read and stored. Raises where one is lost or wrong."""
     base = job.base()
     expected = [bytes(data) for data in base.read_many(range(len(base)))]
-    reader = job.cached(SlowSource(base, arguments.delay / 1e3))
+    source = SlowSource(base, arguments.delay / 1e3)
+    reader = job.cached(source)
     count = chosen.options["processes"]
     ready = multiprocessing.get_context("fork").Barrier(count + 1)
 
@@ -414,7 +415,7 @@ def fill(chosen: Contender, arguments: argparse.Namespace, job: Job) -> dict[str
     for worker in workers:
         worker.join(_WAIT)
     seconds = time.perf_counter() - started
-    stats, reads = reader.stats(), reader.base.reads.value
+    stats, reads = reader.stats(), source.reads.value
     if any(worker.exitcode for worker in workers) or stats.present != len(base):
         raise RuntimeError(f"{stats.present} of {len(base)} samples are kept")
     if [bytes(data) for data in reader.read_many(range(len(base)))] != expected:
