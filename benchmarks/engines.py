@@ -115,6 +115,7 @@ if __name__ == "__main__":
         __doc__,
         tree="what is converted",
         work="folder for the output",
-        to=("tar", "", ("tar", "hdf5", "tfrecord")),
+        to=("tar", "the format", ("tar", "hdf5", "tfrecord")),
         options=("", "of packer convert"),
+        rounds=5,
     )

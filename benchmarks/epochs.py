@@ -181,7 +181,7 @@ if __name__ == "__main__":
         target="folder to stage to",
         bandwidth=(20.0, "MB/s of the source"),
         latency=(5.0, "milliseconds of a request to the source"),
-        shard_mb=(8.0, ""),
+        shard_mb=(8.0, "size of a shard"),
         window=(4, "shards that a batch of the staged-first order mixes"),
-        threads=(2, ""),
+        threads=(2, "of the loader"),
     )

@@ -453,6 +453,6 @@ if __name__ == "__main__":
         batch=(256, "images in a batch"),
         n=(25600, "images in the clock"),
         threads=(len(os.sched_getaffinity(0)), "of each row"),
-        device=("cuda", "", ("cuda", "cpu")),
+        device=("cuda", "where batches go", ("cuda", "cpu")),
         trace=(None, "write a profile of our first loader row to this file"),
     )

@@ -184,5 +184,5 @@ if __name__ == "__main__":
         BENCHMARK,
         __doc__,
         work="folder where the sets are made and kept",
-        samples=(10_000_000, ""),
+        samples=(10_000_000, "of the sets"),
     )

@@ -180,5 +180,5 @@ if __name__ == "__main__":
         split=(None, "default: the only one, or train"),
         target="folder to stage to",
         latency=(20, "milliseconds before each answer"),
-        samples=(256, ""),
+        samples=(256, "that are read"),
     )

@@ -1,6 +1,6 @@
 """Our external source against rocAL's own reader of files: images/s and CPU time, on rocAL itself.
 
-    python benchmarks/rocal.py --tree TREE --set SET [--set SET …] [--rounds 3] [--batch 32] [--threads 2] [--size 224]
+    python benchmarks/rocal.py --tree TREE --set SET [--set SET …] [--rounds 5] [--batch 32] [--threads 2] [--size 224]
 
 TREE: folders of classes with JPEGs, which rocAL's file reader reads. SET: a set packed of them. A run builds the same
 pipeline (random box to --size, flip, normalise) on the CPU backend with the same limits of decoded sizes, lets one
@@ -98,4 +98,5 @@ if __name__ == "__main__":
         size=(224, "of the images"),
         epochs=(2, "in the clock"),
         side=(512, "largest of a decoded image"),
+        rounds=5,
     )

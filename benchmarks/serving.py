@@ -132,5 +132,5 @@ if __name__ == "__main__":
         __doc__,
         set="a packed set on this machine",
         work="folder where the nodes meet",
-        samples=(2048, ""),
+        samples=(2048, "that are read"),
     )

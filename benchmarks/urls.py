@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import shutil
 import tarfile
 import time
@@ -139,5 +140,5 @@ if __name__ == "__main__":
         work="folder to write to",
         count=(2000, "addresses"),
         latency=("20-50", "milliseconds before each answer"),
-        threads=(min, ""),
+        threads=(min(32, 16 * (os.cpu_count() or 1)), "that fetch"),
     )
