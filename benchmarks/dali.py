@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 
 import pipeline
-from harness import Benchmark, main
+from harness import Benchmark
 from pipeline_rows import register_rows
 from report import PEERS, Claim, Column
 
@@ -41,4 +41,4 @@ def _benchmark(arguments: argparse.Namespace) -> Benchmark:
 
 
 if __name__ == "__main__":
-    main(_benchmark, __doc__, **pipeline.OPTIONS)
+    pipeline.run(_benchmark, __doc__)

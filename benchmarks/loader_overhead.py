@@ -49,11 +49,13 @@ def _loader(folder: Path, arguments: argparse.Namespace, size: int, **options: A
 def _overhead(arguments: argparse.Namespace, threads: int, flip: bool) -> dict[str, float]:
     import numpy as np
 
+    from readers import Decode
     from readers.augment import cpu
 
     pixels = np.zeros((SMALL_SIDE, SMALL_SIDE, 3), np.uint8)
-    cpu.decode_image = lambda data, region, scratch, size: pixels
-    make = _loader(_folder(arguments, SMALL), arguments, SMALL_SIDE, batch_size=SMALL_BATCH, threads=threads, flip=flip)
+    cpu.decode_image = lambda *ignored, **more: pixels
+    options = {"batch_size": SMALL_BATCH, "threads": threads, "flip": flip, "decode": Decode(decoder="cpu")}
+    make = _loader(_folder(arguments, SMALL), arguments, SMALL_SIDE, **options)
     return _timed(iter(make()))
 
 

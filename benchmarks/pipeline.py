@@ -25,7 +25,7 @@ from pipeline_job import KINDS, Job
 from pipeline_rows import register_rows
 from report import PEERS, Claim, Column
 
-__all__ = ["BATCH", "OPTIONS", "before", "endless", "make_sets", "measure"]
+__all__ = ["BATCH", "before", "endless", "make_sets", "measure", "run"]
 
 BATCH = {"imagenet": 64, "celeb": 128}
 _PRIME_BYTES = 1 << 30
@@ -146,15 +146,20 @@ def _benchmark(arguments: argparse.Namespace) -> Benchmark:
     )
 
 
-OPTIONS = {
-    "tree": "folder of class folders of JPEG files",
-    "work": "folder for the sets, or that of pack.py --keep",
-    "task": ("imagenet", "what is done to an image", tuple(BATCH)),
-    "recoded": (False, "ours and FFCV on re-encoded sets"),
-    "n": (2560, "images in the clock"),
-    "batch": (0, "images in a batch; default: 64, or 128 of celeb"),
-    "workers": (2, "processes or threads of each row"),
-}
+def run(benchmark: Callable[[argparse.Namespace], Benchmark], description: str | None) -> None:
+    """`harness.main` with the options of these benchmarks."""
+    main(
+        benchmark,
+        description,
+        tree="folder of class folders of JPEG files",
+        work="folder for the sets, or that of pack.py --keep",
+        task=("imagenet", "what is done to an image", tuple(BATCH)),
+        recoded=(False, "ours and FFCV on re-encoded sets"),
+        n=(2560, "images in the clock"),
+        batch=(0, "images in a batch; default: 64, or 128 of celeb"),
+        workers=(2, "processes or threads of each row"),
+    )
+
 
 if __name__ == "__main__":
-    main(_benchmark, __doc__, **OPTIONS)
+    run(_benchmark, __doc__)

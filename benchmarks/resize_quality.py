@@ -69,11 +69,13 @@ def ours(task: Task) -> Iterator[Any]:
     import torch
 
     from readers.augment.cpu import Renderer
+    from readers.augment.geometry import Job, Pass
+    from readers.decode import Region
 
     size, renderer = (task.size, task.size), Renderer()
     for data, shape, box in task.items():
         out = torch.empty((1, *size, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
-        renderer.render(data, (box, size, (0, 0), (), ()), tuple(shape), out)
+        renderer.render(data, Job(Pass(Region(*box), size, (0, 0), (), (), size)), tuple(shape), out)
         yield out[0].permute(1, 2, 0).numpy()
 
 
