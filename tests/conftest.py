@@ -213,14 +213,6 @@ def processes_end() -> Iterator[None]:
     assert set(multiprocessing.active_children()) <= before
 
 
-@pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A fake machine to sample."""
-    from usage_doubles import FakeMachine
-
-    return FakeMachine(tmp_path / "root", monkeypatch)
-
-
 class Hanging(Protocol):
     """Runs something that must not hang."""
 

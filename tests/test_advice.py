@@ -92,10 +92,7 @@ CASES: dict[str, tuple[Evidence, Evidence]] = {
     "requests": (of(READ, storage=0.1, shuffled=True, **ON_LUSTRE), of(READ, storage=0.1, shuffled=False, **ON_LUSTRE)),
     "fewer-readers": (of(READ, storage=0.1, workers=32, **ON_LUSTRE), of(READ, storage=0.1, **ON_LUSTRE)),
     "transfer": (of(READ, storage=0.1, **AT_ADDRESS), of(READ, storage=0.1, **ON_LUSTRE)),
-    "compress": (
-        of(READ, **ON_SSD, **{**SET, "mean_bytes": 6e5}),
-        of(READ, **ON_SSD, **SET),
-    ),
+    "compress": (of(READ, **ON_SSD, **{**SET, "mean_bytes": 6e5}), of(READ, **ON_SSD, **SET)),
     "pack": (of(READ, **LOOSE, **SET), of(READ, **ON_SSD, **SET)),
     "cache": (of(READ, **ON_SSD, **SET, **ROOM), of(READ, **ON_SSD, **SET, **ROOM, cached="encoded")),
     "cache-part": (of(READ, **ON_SSD, **SET, shm_bytes=GB // 2), of(READ, **ON_SSD, **SET, **ROOM)),

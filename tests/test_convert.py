@@ -1,8 +1,7 @@
-"""Conversion: layouts, options and outputs, on real (small) images."""
+"""Conversion: layouts, options, outputs and dry runs, on real (small) images."""
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shutil
@@ -10,34 +9,27 @@ import time
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
-from conftest import by_subject, files_of, make_jpeg, tree_of
+from conftest import convert, files_of, make_jpeg, tree_of
+from image_cases import encoded
 from PIL import Image
 from suites.programs import run_packer, run_python
 
 import packer
 import readers
+from packer import Reencode
 from readers.headers import MEDIA
 from readers.opening.tree import unique_keys
 
 FORMATS = ("hdf5", "tfrecord", "tar")
 
 
-def convert(source: Any, output: Path, to: str = "tar", **options: Any) -> Path:
-    return Path(packer.convert(source, to, output, **by_subject(options, workers=1)).output)
-
-
-def contents(path: Path, split: str) -> dict[str, tuple[bytes, int]]:
-    with readers.open(path, split, verify=True) as reader:
-        return {reader.name(i): (bytes(reader.read(i)), int(reader.labels[i])) for i in range(len(reader))}
-
-
 @pytest.mark.parametrize("to", FORMATS)
 def test_tree_round_trip(tree: Path, tmp_path: Path, to: str) -> None:
-    result = packer.convert(
-        tree, to=to, output=tmp_path / "out", run=packer.Run(workers=1), shards=packer.Shards(samples=10)
-    )
+    """By any number of workers; label numbers may begin elsewhere in the shards, and not in the reader."""
+    result = convert(tree, tmp_path / "out", to, samples=10, label_offset=1)
     assert (result.samples, result.splits, result.classes, result.shards) == (45, {"train": 36, "val": 9}, 3, 5)
     assert result.payload_bytes == sum(len(data) for data in files_of(tree).values())
     for split in ("train", "val"):
@@ -53,29 +45,24 @@ def test_tree_round_trip(tree: Path, tmp_path: Path, to: str) -> None:
                 assert ours.tolist() == parsed.tolist()
     assert not (tmp_path / "out" / ".packing").exists()
     assert packer.verify(tmp_path / "out", deep=True, against=tree, workers=1).ok
+    if to == "hdf5":
+        with h5py.File(tmp_path / "out/val-00000-of-00001.h5") as file:
+            assert file["label"][:].tolist() == [1] * 3 + [2] * 3 + [3] * 3
+    time.sleep(0.6)  # a time stamp anywhere would show
+    convert(tree, tmp_path / "by 3", to, samples=10, label_offset=1, workers=3)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "by 3")
 
 
 def test_every_format_to_every_other_and_back(tree: Path, tmp_path: Path) -> None:
-    last = first = convert(tree, tmp_path / "hdf5", "hdf5")
+    last = first = convert(tree, tmp_path / "hdf5", "hdf5").output
     for number, to in enumerate(("tfrecord", "tar", "hdf5", "tar", "tfrecord", "hdf5")):
-        last = convert(last, tmp_path / f"{number}-{to}", to)
+        last = convert(last, tmp_path / f"{number}-{to}", to).output
     again, direct = files_of(last), files_of(first)
     for files in (again, direct):
         del files["dataset.json"], files["README.md"]  # they say where a set came from
     assert again == direct
     with readers.open(last, "val") as reader:
         assert reader.name(0) == "cat/cat_000.JPEG" and reader.split_info.root == "val"
-
-
-@pytest.mark.parametrize("to", FORMATS)
-def test_output_is_the_same_for_any_number_of_workers(tree: Path, tmp_path: Path, to: str) -> None:
-    outputs = []
-    for workers in (1, 2, 3):
-        time.sleep(0.6)  # a time stamp anywhere would show
-        out = tmp_path / str(workers)
-        packer.convert(tree, to=to, output=out, run=packer.Run(workers=workers), shards=packer.Shards(samples=7))
-        outputs.append(files_of(out))
-    assert outputs[0] == outputs[1] == outputs[2]
 
 
 def test_spawned_workers(tree: Path, tmp_path: Path) -> None:
@@ -91,28 +78,22 @@ def test_spawned_workers(tree: Path, tmp_path: Path) -> None:
         "    finally: event.set()\n"
     )
     run_python(script, tree, tmp_path / "spawned", check=True)
-    assert files_of(tmp_path / "spawned") == files_of(convert(tree, tmp_path / "here", samples_per_shard=9))
+    assert files_of(tmp_path / "spawned") == files_of(convert(tree, tmp_path / "here", samples=9).output)
 
 
-@pytest.mark.parametrize(
-    ("written", "meant"), [("h5", "hdf5"), ("HDF5", "hdf5"), ("WebDataset", "tar"), ("TFRecord", "tfrecord")]
-)
-def test_formats_have_other_names(tmp_path: Path, written: str, meant: str) -> None:
+def test_formats_have_other_names(tmp_path: Path) -> None:
     source = tree_of(tmp_path / "in", {"a/1.jpg": make_jpeg(1)})
-    assert packer.convert(source, written, tmp_path / "out", run=packer.Run(workers=1)).format == meant
-    assert packer.convert(source, meant, tmp_path / "out", run=packer.Run(workers=1)).already_done, (
-        "the same set by each name"
-    )
-    assert run_packer("convert", source, "--to", written, "-o", tmp_path / "out").returncode == 0
+    for written, meant in (("h5", "hdf5"), ("HDF5", "hdf5"), ("WebDataset", "tar"), ("TFRecord", "tfrecord")):
+        out = tmp_path / written
+        assert convert(source, out, written).format == meant
+        assert convert(source, out, meant).already_done, "the same set by each name"
+    assert run_packer("convert", source, "--to", "TFRecord", "-o", out).returncode == 0
 
 
-@pytest.mark.parametrize("source", [None, 3, {"train": "a"}])
-def test_other_things_than_sources_are_a_type_error(source: Any, tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="expected a path, a Source"):
-        packer.convert(source, "tar", tmp_path / "out")
-
-
-def test_default_output_is_named_after_the_source(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+# --- what is packed ----------------------------------------------------------------------------------------------
+def test_the_default_output_is_named_after_the_source(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert packer.convert(tree, to="tar", run=packer.Run(workers=1)).output == Path("images-tar")
     assert (tmp_path / "images-tar" / "dataset.json").exists()
@@ -123,51 +104,42 @@ def test_default_output_is_named_after_the_source(tree: Path, tmp_path: Path, mo
         packer.convert(".")
 
 
-def test_class_folders_without_splits(tmp_path: Path) -> None:
+def test_class_folders_without_splits_and_a_flat_folder(tmp_path: Path) -> None:
     files = {"b/2.jpg": make_jpeg(2), "a/deep/er/1.jpg": make_jpeg(1), "a/deep-x/1.jpg": make_jpeg(3)}
-    with readers.open(convert(tree_of(tmp_path / "src", files), tmp_path / "out", split="holdout")) as reader:
+    convert(tree_of(tmp_path / "src", files), tmp_path / "out", split="holdout")
+    with readers.open(tmp_path / "out") as reader:
         assert (reader.split, reader.classes) == ("holdout", ("a", "b"))
         # torchvision sorts by folder path: "a/deep-x" comes before "a/deep/er"
         assert list(reader.keys) == ["a/deep-x/1", "a/deep/er/1", "b/2"]
         assert reader.labels.tolist() == [0, 0, 1]
-
-
-@pytest.mark.parametrize("to", FORMATS)
-def test_flat_folder_has_no_labels(tmp_path: Path, to: str) -> None:
-    out = convert(tree_of(tmp_path / "src", {"x.jpg": make_jpeg(1), "y.jpg": make_jpeg(2)}), tmp_path / "out", to)
-    with readers.open(out) as reader:
-        assert reader.labels.tolist() == [-1, -1] and reader[0].label is None and reader.classes == ()
-    assert packer.verify(out, workers=1).ok
+    flat = tree_of(tmp_path / "flat", {"x.jpg": make_jpeg(1), "y.jpg": make_jpeg(2)})
+    for to in FORMATS:
+        convert(flat, tmp_path / to, to)
+        with readers.open(tmp_path / to) as reader:
+            assert reader.labels.tolist() == [-1, -1] and reader[0].label is None and reader.classes == ()
+        assert packer.verify(tmp_path / to, workers=1).ok
 
 
 def test_split_option(tree: Path, tmp_path: Path) -> None:
-    out = convert(tree, tmp_path / "out", split="val")
+    out = convert(tree, tmp_path / "out", split="val").output
     assert list(json.loads((out / "dataset.json").read_text())["splits"]) == ["val"]
     only_owls = shutil.copytree(tree, tmp_path / "owls")
     shutil.rmtree(only_owls / "val/cat")
-    with readers.open(convert(only_owls, tmp_path / "owl-val", split="val")) as reader:  # labels as in train
+    with readers.open(convert(only_owls, tmp_path / "owl-val", split="val").output) as reader:  # labels as in train
         assert reader.classes == ("cat", "dog", "owl") and set(reader.labels.tolist()) == {1, 2}
     assert readers.open_folder(tree, "valid").split == "val"  # other names of the same split
     with pytest.raises(readers.SourceError, match=r"no split 'test'; it has train, val"):
         convert(tree, tmp_path / "out2", split="test")
 
 
-def test_images_outside_the_splits_are_never_lost_silently(tree: Path, tmp_path: Path) -> None:
-    source = tree_of(shutil.copytree(tree, tmp_path / "src"), {"noisy.csv": b"path,label\n"})
-    assert packer.convert(source, "tar", tmp_path / "out", run=packer.Run(workers=1)).samples == 45
-    line = json.loads((tmp_path / "out/left-out.jsonl").read_text())
-    assert (line["name"], line["action"]) == ("noisy.csv", "not packed")
-    tree_of(source, {"extra/cat/1.jpg": make_jpeg(1)})
-    with pytest.raises(readers.SourceError, match=r"'extra/cat/1.jpg' is outside the split 'train'.*split='train'"):
-        convert(source, tmp_path / "out2")
-
-
-def test_files_that_are_not_packed_are_reported(tmp_path: Path) -> None:
-    images = {name: make_jpeg(1) for name in ("a/1.jpg", "a/.hidden.jpg", ".cache/x.jpg")}
-    source = tree_of(tmp_path / "src", {"a/notes.txt": b"no image", **images})
+def test_files_that_are_not_packed_are_reported_and_images_outside_the_splits_an_error(
+    tree: Path, tmp_path: Path
+) -> None:
+    files = {"a/notes.txt": b"no image", "a/1.jpg": make_jpeg(1), "a/.hidden.jpg": b"x", ".cache/x.jpg": b"x"}
+    source = tree_of(tmp_path / "src", files)
     (source / "a/loop").symlink_to(source)
     (source / "a/linked.jpg").symlink_to(source / "a/1.jpg")
-    result = packer.convert(source, "tar", tmp_path / "out", run=packer.Run(workers=1))
+    assert convert(source, tmp_path / "out").left_out == {"not packed": 4}
     lines = [json.loads(line) for line in (tmp_path / "out/left-out.jsonl").read_text().splitlines()]
     assert {line["name"]: line["reason"] for line in lines} == {
         ".cache": "hidden",
@@ -175,9 +147,13 @@ def test_files_that_are_not_packed_are_reported(tmp_path: Path) -> None:
         "a/loop": "a link that leads back to a folder above it",
         "a/notes.txt": "not an image: text",
     }
-    assert result.left_out == {"not packed": 4}
     with readers.open(tmp_path / "out") as reader:
         assert list(reader.keys) == ["a/1", "a/linked"]
+    splits = tree_of(shutil.copytree(tree, tmp_path / "splits"), {"noisy.csv": b"path,label\n"})
+    assert convert(splits, tmp_path / "out1").left_out == {"not packed": 1}
+    tree_of(splits, {"extra/cat/1.jpg": make_jpeg(1)})
+    with pytest.raises(readers.SourceError, match=r"'extra/cat/1.jpg' is outside the split 'train'.*split='train'"):
+        convert(splits, tmp_path / "out2")
 
 
 @pytest.mark.parametrize("to", FORMATS)
@@ -185,11 +161,11 @@ def test_content_decides_not_the_suffix(tmp_path: Path, to: str) -> None:
     picture = Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3))
     kinds = {"c/b.bmp": "BMP", "c/g.dat": "GIF", "c/p.JPEG": "PNG", "c/t.tif": "TIFF", "c/w": "WEBP"}
     source = tree_of(tmp_path / "src", {name: encoded(picture, kind) for name, kind in kinds.items()})
-    out = convert(source, tmp_path / "out", to)
-    with readers.open(out) as reader:
+    convert(source, tmp_path / "out", to)
+    with readers.open(tmp_path / "out") as reader:
         media = {reader.name(i): MEDIA[reader.info.media[i]].upper() for i in range(len(reader))}
         assert media == kinds
-    assert packer.verify(out, deep=True, against=source, workers=1).ok
+    assert packer.verify(tmp_path / "out", deep=True, against=source, workers=1).ok
 
 
 def test_headers_go_into_the_index(tmp_path: Path) -> None:
@@ -200,85 +176,17 @@ def test_headers_go_into_the_index(tmp_path: Path) -> None:
         "2.jpg": encoded(Image.new("CMYK", (8, 16)), "JPEG"),
         "3.jpg": encoded(Image.new("L", (8, 9)), "JPEG"),
     }
-    with readers.open(convert(tree_of(tmp_path / "src", files), tmp_path / "out", "hdf5")) as reader:
+    with readers.open(convert(tree_of(tmp_path / "src", files), tmp_path / "out", "hdf5").output) as reader:
         info = reader.info
         assert info.width.tolist() == [40, 8, 8] and info.height.tolist() == [20, 16, 9]
         assert info.components.tolist() == [3, 4, 1] and info.orientation.tolist() == [6, 1, 1]
         assert info.process.tolist() == [0xC2, 0xC0, 0xC0]
 
 
-class TestBadImages:
-    @pytest.fixture
-    def source(self, tmp_path: Path) -> Path:
-        files = {f"train/c/{number}.jpg": make_jpeg(number) for number in range(6)}
-        files |= {"train/c/3.jpg": make_jpeg(3)[:-200], "train/c/4.jpg": b"not an image at all"}
-        tree_of(tmp_path / "src", files)
-        (tmp_path / "src/train/c/5b.jpg").symlink_to("nowhere.jpg")
-        return tmp_path / "src"
-
-    def test_raise_names_the_file_and_what_to_do(self, source: Path, tmp_path: Path) -> None:
-        with pytest.raises(readers.BadSampleError, match=r"c/3\.jpg: jpeg image.*on_error='skip' or"):
-            convert(source, tmp_path / "out")
-        assert not (tmp_path / "out/dataset.json").exists()
-        with pytest.raises(readers.DatasetError, match="unfinished conversion"):
-            readers.open(tmp_path / "out")
-
-    @pytest.mark.parametrize("to", FORMATS)
-    def test_skip(self, source: Path, tmp_path: Path, to: str) -> None:
-        result = packer.convert(source, to=to, output=tmp_path / "out", run=packer.Run(workers=1, on_error="skip"))
-        assert result.left_out == {"skipped": 3}
-        assert sorted(contents(tmp_path / "out", "train")) == ["c/0.jpg", "c/1.jpg", "c/2.jpg", "c/5.jpg"]
-        check = packer.verify(tmp_path / "out", against=source, workers=1)
-        assert check.ok and check.left_out == 3
-
-    def test_quarantine_copies_and_reports(self, source: Path, tmp_path: Path) -> None:
-        out = convert(source, tmp_path / "out", "hdf5", on_error="quarantine")
-        bad = {f"train/c/{number}.jpg": (source / f"train/c/{number}.jpg").read_bytes() for number in (3, 4)}
-        assert files_of(out / "quarantine") == bad
-        lines = [json.loads(line) for line in (out / "left-out.jsonl").read_text().splitlines()]
-        names = [("c/3.jpg", "quarantined"), ("c/4.jpg", "quarantined"), ("c/5b.jpg", "quarantined")]
-        assert [(line["name"], line["action"]) for line in lines] == names
-        assert "cannot be opened" in lines[2]["reason"]
-
-    def test_another_policy_continues_with_the_same_shards(self, source: Path, tmp_path: Path) -> None:
-        with pytest.raises(readers.BadSampleError):
-            convert(source, tmp_path / "out", samples_per_shard=1)
-        result = packer.convert(
-            source, "tar", tmp_path / "out", run=packer.Run(workers=1, on_error="skip"), shards=packer.Shards(samples=1)
-        )
-        assert (result.shards_resumed, result.samples) == (3, 4)
-        again = convert(source, tmp_path / "b", samples_per_shard=1, on_error="skip")
-        assert files_of(tmp_path / "out") == files_of(again)
-
-    def test_check_decode_finds_what_headers_do_not_show(self, tmp_path: Path) -> None:
-        source = tree_of(tmp_path / "src", {"a.jpg": make_jpeg(1, (64, 64)), "b.png": _broken_png()})
-        out = convert(source, tmp_path / "o1")
-        with pytest.raises(readers.BadSampleError, match=r"b\.png: does not decode"):
-            convert(source, tmp_path / "o2", check="decode")
-        assert [problem.key for problem in packer.verify(out, deep=True, workers=1).problems] == ["b"]
-
-
-def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
-    out = io.BytesIO()
-    image.save(out, kind, **options)
-    return out.getvalue()
-
-
-def _broken_png() -> bytes:
-    noise = np.random.default_rng(1).integers(0, 256, (20, 20, 3), dtype=np.uint8)
-    data = bytearray(encoded(Image.fromarray(noise), "PNG"))
-    middle = data.index(b"IDAT") + 40
-    data[middle : middle + 8] = bytes(8)
-    return bytes(data)
-
-
 def test_shuffle_is_seeded_and_loses_nothing(tree: Path, tmp_path: Path) -> None:
     keys = {}
     for name, seed in (("a", 7), ("b", 7), ("c", 8)):
-        out = packer.convert(
-            tree, to="tfrecord", output=tmp_path / name, run=packer.Run(workers=1), shards=packer.Shards(shuffle=seed)
-        ).output
-        with readers.open(out, "train") as reader:
+        with readers.open(convert(tree, tmp_path / name, "tfrecord", shuffle=seed).output, "train") as reader:
             keys[name] = list(reader.keys)
     assert keys["a"] == keys["b"] != keys["c"]
     assert sorted(keys["a"]) == sorted(keys["c"]) == readers.open_folder(tree, "train").keys
@@ -286,29 +194,13 @@ def test_shuffle_is_seeded_and_loses_nothing(tree: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("to", FORMATS)
-def test_label_offset_is_in_the_shards_and_not_in_the_reader(tree: Path, tmp_path: Path, to: str) -> None:
-    out = packer.convert(
-        tree, to=to, output=tmp_path / "out", run=packer.Run(workers=1), shards=packer.Shards(label_offset=1)
-    ).output
-    with readers.open(out, "val") as reader:
-        assert reader.labels.tolist() == [0] * 3 + [1] * 3 + [2] * 3
-    assert packer.verify(out, against=tree, workers=1).ok
-    if to == "hdf5":
-        import h5py
-
-        with h5py.File(out / "val-00000-of-00001.h5") as file:
-            assert file["label"][:].tolist() == [1] * 3 + [2] * 3 + [3] * 3
-
-
-@pytest.mark.parametrize("to", FORMATS)
 def test_names_that_differ_only_in_their_suffix(tmp_path: Path, to: str) -> None:
     names = ["c/a.jpeg", "c/a.jpg", "c/b.jpg", "c/b.jpg.jpg", "c/dotted.name.v1.jpg"]
     source = tree_of(tmp_path / "src", {name: make_jpeg(len(name)) for name in names})
-    out = convert(source, tmp_path / "out", to)
-    assert sorted(contents(out, "train")) == names
-    with readers.open(out) as reader:
-        assert len(set(reader.keys)) == 5
-    packer.extract(out, tmp_path / "back")
+    convert(source, tmp_path / "out", to)
+    with readers.open(tmp_path / "out") as reader:
+        assert len(set(reader.keys)) == 5 and sorted(map(reader.name, range(5))) == names
+    packer.extract(tmp_path / "out", tmp_path / "back")
     assert files_of(tmp_path / "back") == files_of(source)
 
 
@@ -317,7 +209,6 @@ def test_names_that_differ_only_in_their_suffix(tmp_path: Path, to: str) -> None
     [
         (["a.jpg", "b.png"], ["a", "b"]),
         (["a.jpg", "a.png", "b.png"], ["a.jpg", "a.png", "b"]),
-        (["a.jpg", "a.txt"], ["a", "a.txt"]),
         (["a.b", "a.c", "a.b.jpg"], ["a.b", "a.c", "a.b.jpg"]),
         ([".x", "d.e/f"], [".x", "d.e/f"]),
     ],
@@ -326,82 +217,158 @@ def test_unique_keys(names: list[str], keys: list[str]) -> None:
     assert unique_keys(names) == keys
 
 
-def test_names_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "src").mkdir()
+# --- bad images --------------------------------------------------------------------------------------------------
+@pytest.fixture
+def damaged(tmp_path: Path) -> Path:
+    """Seven images, of which one is cut, one is none, and one is a link that leads nowhere."""
+    files = {f"train/c/{number}.jpg": make_jpeg(number) for number in range(6)}
+    files |= {"train/c/3.jpg": make_jpeg(3)[:-200], "train/c/4.jpg": b"not an image at all"}
+    tree_of(tmp_path / "src", files)
+    (tmp_path / "src/train/c/5b.jpg").symlink_to("nowhere.jpg")
+    return tmp_path / "src"
+
+
+def test_a_bad_image_is_named_and_another_policy_continues_with_the_same_shards(damaged: Path, tmp_path: Path) -> None:
+    with pytest.raises(readers.BadSampleError, match=r"c/3\.jpg: jpeg image.*on_error='skip' or"):
+        convert(damaged, tmp_path / "out", samples=1)
+    assert not (tmp_path / "out/dataset.json").exists()
+    with pytest.raises(readers.DatasetError, match="unfinished conversion"):
+        readers.open(tmp_path / "out")
+    result = convert(damaged, tmp_path / "out", samples=1, on_error="skip")
+    assert (result.shards_resumed, result.samples) == (3, 4)
+    again = convert(damaged, tmp_path / "b", samples=1, on_error="skip").output
+    assert files_of(tmp_path / "out") == files_of(again)
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_bad_images_are_skipped_or_kept_apart(damaged: Path, tmp_path: Path, to: str) -> None:
+    out = tmp_path / "out"
+    assert convert(damaged, out, to, on_error="skip").left_out == {"skipped": 3}
+    with readers.open(out, "train", verify=True) as reader:
+        assert list(map(reader.name, range(len(reader)))) == ["c/0.jpg", "c/1.jpg", "c/2.jpg", "c/5.jpg"]
+    check = packer.verify(out, against=damaged, workers=1)
+    assert check.ok and check.left_out == 3
+    assert convert(damaged, out, to, on_error="quarantine", overwrite=True).left_out == {"quarantined": 3}
+    bad = {f"train/c/{number}.jpg": (damaged / f"train/c/{number}.jpg").read_bytes() for number in (3, 4)}
+    assert files_of(out / "quarantine") == bad
+    lines = [json.loads(line) for line in (out / "left-out.jsonl").read_text().splitlines()]
+    assert [(line["name"], line["action"]) for line in lines] == [
+        (f"c/{name}.jpg", "quarantined") for name in ("3", "4", "5b")
+    ]
+    assert "cannot be opened" in lines[2]["reason"]
+
+
+def test_check_decode_finds_what_headers_do_not_show(tmp_path: Path) -> None:
+    noise = np.random.default_rng(1).integers(0, 256, (20, 20, 3), dtype=np.uint8)
+    png = bytearray(encoded(Image.fromarray(noise), "PNG"))
+    middle = png.index(b"IDAT") + 40
+    png[middle : middle + 8] = bytes(8)
+    source = tree_of(tmp_path / "src", {"a.jpg": make_jpeg(1, (64, 64)), "b.png": bytes(png)})
+    out = convert(source, tmp_path / "o1").output
+    with pytest.raises(readers.BadSampleError, match=r"b\.png: does not decode"):
+        convert(source, tmp_path / "o2", check="decode")
+    assert [problem.key for problem in packer.verify(out, deep=True, workers=1).problems] == ["b"]
+
+
+# --- outputs -----------------------------------------------------------------------------------------------------
+def test_the_same_command_again_does_nothing_and_another_needs_overwrite(tree: Path, tmp_path: Path) -> None:
+    out = tree_of(convert(tree, tmp_path / "out").output, {"mine.txt": b"a note"})
+    before = files_of(out)
+    result = convert(tree, out)
+    assert result.already_done and result.samples == 45
+    with pytest.raises(readers.OutputError, match="overwrite=True to replace it"):
+        convert(tree, out, "hdf5")
+    assert files_of(out) == before
+    convert(tree, out, "hdf5", overwrite=True)
+    names = {"dataset.json", "mine.txt", "README.md", "classes.txt", "train.index", "val.index"}
+    assert {path.name for path in out.iterdir()} == names | {"train-00000-of-00001.h5", "val-00000-of-00001.h5"}
+    assert packer.verify(out, against=tree, workers=1).ok
+
+
+def test_outputs_that_are_refused(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    foreign = tree_of(tmp_path / "foreign", {"thesis.tex": b"precious"})
+    for overwrite in (False, True):
+        with pytest.raises(readers.OutputError, match="not empty and not a packed set"):
+            convert(tree, foreign, overwrite=overwrite)
+    with pytest.raises(readers.OutputError, match="is a file"):
+        convert(tree, foreign / "thesis.tex")
+    assert files_of(foreign) == {"thesis.tex": b"precious"}
+    source = tree_of(tmp_path / "src", {"c/1.jpg": make_jpeg(1)})
+    with pytest.raises(readers.OutputError, match="is inside the source"):
+        convert(source, source / "packed")
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(readers.OutputError, match=r"needs [\d,]+ bytes, 1,000 are free"):
+        convert(tree, tmp_path / "out")
+
+
+@pytest.mark.parametrize("source", [None, 3, {"train": "a"}])
+def test_other_things_than_sources_are_a_type_error(source: Any, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="expected a path, a Source"):
+        packer.convert(source, "tar", tmp_path / "out")
+
+
+def test_sources_that_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for name, message in (("nothing", "no such file"), ("empty", "no files found")):
+        with pytest.raises(readers.SourceError, match=message):
+            convert(tmp_path / name, tmp_path / "out")
     try:
-        with open(os.fsencode(tmp_path / "src") + b"/\xff\xfe.jpg", "wb") as file:
+        with open(os.fsencode(tmp_path / "empty") + b"/\xff\xfe.jpg", "wb") as file:
             file.write(make_jpeg(1))
     except OSError:
         pytest.skip("this filesystem allows only UTF-8 names")
     with pytest.raises(readers.SourceError, match="not UTF-8; rename it"):
-        convert(tmp_path / "src", tmp_path / "out")
+        convert(tmp_path / "empty", tmp_path / "out")
 
 
-class TestOutputs:
-    def test_the_same_command_again_does_nothing(self, tree: Path, tmp_path: Path) -> None:
-        before = files_of(convert(tree, tmp_path / "out"))
-        result = packer.convert(tree, to="tar", output=tmp_path / "out", run=packer.Run(workers=1))
-        assert result.already_done and result.samples == 45
-        assert files_of(tmp_path / "out") == before
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"to": "zip"}, {"on_error": "ignore"}, {"samples": 0}, {"size": "a lot"}, {"size": 5, "samples": 5},
+        {"shuffle": -1}, {"workers": 0}, {"label_offset": -1},
+    ],
+)  # fmt: skip
+def test_wrong_options(tree: Path, tmp_path: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        convert(tree, tmp_path / "out", **wrong)
+    assert not (tmp_path / "out").exists()
 
-    def test_another_command_needs_overwrite(self, tree: Path, tmp_path: Path) -> None:
-        out = tree_of(convert(tree, tmp_path / "out"), {"mine.txt": b"a note"})
-        before = files_of(out)
-        with pytest.raises(readers.OutputError, match="overwrite=True to replace it"):
-            convert(tree, out, "hdf5")
-        assert files_of(out) == before
-        convert(tree, out, "hdf5", overwrite=True)
-        shards = ["train-00000-of-00001.h5", "train.index", "val-00000-of-00001.h5", "val.index"]
-        assert {path.name for path in out.iterdir()} == {
-            "dataset.json",
-            "mine.txt",
-            "README.md",
-            "classes.txt",
-            *shards,
-        }
-        assert packer.verify(out, against=tree, workers=1).ok
 
-    def test_a_foreign_folder_is_left_alone(self, tree: Path, tmp_path: Path) -> None:
-        tree_of(tmp_path / "out", {"thesis.tex": b"precious"})
-        for overwrite in (False, True):
-            with pytest.raises(readers.OutputError, match="not empty and not a packed set"):
-                convert(tree, tmp_path / "out", overwrite=overwrite)
-        assert files_of(tmp_path / "out") == {"thesis.tex": b"precious"}
-        with pytest.raises(readers.OutputError, match="is a file"):
-            convert(tree, tmp_path / "out/thesis.tex")
+# --- dry runs ----------------------------------------------------------------------------------------------------
+@pytest.fixture
+def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """300 images, and an empty directory for temporary files."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    files = {f"class{i % 3}/{i:03d}.jpg": make_jpeg(i, (48 + i % 40, 64)) for i in range(300)}
+    return tree_of(tmp_path / "images", files)
 
-    def test_output_inside_the_source(self, tmp_path: Path) -> None:
-        source = tree_of(tmp_path / "src", {"c/1.jpg": make_jpeg(1)})
-        with pytest.raises(readers.OutputError, match="is inside the source"):
-            convert(source, source / "packed")
 
-    def test_dry_run_writes_nothing(self, tree: Path, tmp_path: Path) -> None:
-        result = packer.convert(tree, to="tar", output=tmp_path / "out", dry_run=True, shards=packer.Shards(samples=10))
-        assert result.dry_run and (result.samples, result.shards) == (45, 5)
-        assert not (tmp_path / "out").exists()
+@pytest.mark.parametrize(
+    ("to", "reencode"), [("hdf5", None), ("tfrecord", Reencode("png")), ("tar", Reencode(max_side=16))]
+)
+def test_the_size_that_a_dry_run_expects_is_about_right(
+    images: Path, tmp_path: Path, to: str, reencode: Reencode | None
+) -> None:
+    """Measured by packing some of the samples; nothing is left of that."""
+    options = {"reencode": reencode, "samples": 100}
+    planned = convert(images, tmp_path / "out", to, dry_run=True, **options)
+    assert planned.dry_run and (planned.samples, planned.shards) == (300, 3)
+    assert planned.expected_bytes is not None and planned.expected_seconds is not None
+    assert planned.expected_seconds > 0 and not (tmp_path / "out").exists()
+    assert list((tmp_path / "temporary").iterdir()) == []
+    made = convert(images, tmp_path / "out", to, **options)
+    assert planned.expected_bytes == pytest.approx(made.shard_bytes, rel=0.1)
 
-    def test_too_little_space_is_refused_before_the_first_byte(
-        self, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        usage = shutil.disk_usage(tmp_path)._replace(free=1000)
-        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-        with pytest.raises(readers.OutputError, match=r"needs [\d,]+ bytes, 1,000 are free"):
-            convert(tree, tmp_path / "out")
 
-    def test_missing_and_empty_sources(self, tmp_path: Path) -> None:
-        (tmp_path / "empty").mkdir()
-        for name, message in (("nothing", "no such file"), ("empty", "no files found")):
-            with pytest.raises(readers.SourceError, match=message):
-                convert(tmp_path / name, tmp_path / "out")
-
-    @pytest.mark.parametrize(
-        "wrong",
-        [
-            {"to": "zip"}, {"on_error": "ignore"}, {"samples_per_shard": 0}, {"shard_size": "a lot"},
-            {"shard_size": 5, "samples_per_shard": 5}, {"shuffle": -1}, {"workers": 0}, {"label_offset": -1},
-        ],
-    )  # fmt: skip
-    def test_wrong_options(self, tree: Path, tmp_path: Path, wrong: dict[str, Any]) -> None:
-        with pytest.raises(ValueError):
-            convert(tree, tmp_path / "out", **wrong)
-        assert not (tmp_path / "out").exists()
+def test_the_command_says_size_and_time_and_bad_images_do_not_end_a_dry_run(images: Path, tmp_path: Path) -> None:
+    shown = run_packer("convert", images, "--to", "tar", "-o", tmp_path / "out", "--dry-run").stdout
+    assert "would hold 300 samples" in shown and "as measured by packing some of the samples" in shown
+    value = json.loads(run_packer("convert", images, "--to", "tar", "--dry-run", "--json", cwd=tmp_path).stdout)
+    assert value["expected_bytes"] > value["payload_bytes"] and value["expected_seconds"] > 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "temporary"]
+    for path in images.rglob("*.jpg"):
+        path.write_bytes(path.read_bytes()[:100])
+    assert packer.convert(images, to="tar", output=tmp_path / "out", dry_run=True).samples == 300

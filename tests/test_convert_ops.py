@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import by_subject, files_of, make_jpeg, tree_of
+from conftest import convert, files_of, make_jpeg, tree_of
 from image_cases import encoded, exif_blob, picture
 from PIL import Image
 from suites.programs import run_packer
@@ -49,21 +49,14 @@ def pictures() -> dict[str, bytes]:
 @pytest.mark.parametrize("ops", LISTS.values(), ids=LISTS)
 def test_pixels_are_those_of_training(tmp_path: Path, ops: list[Op]) -> None:
     source = tree_of(tmp_path / "src", pictures())
-    packer.convert(source, "hdf5", tmp_path / "plain", run=packer.Run(workers=1))
-    for workers in (1, 2):
-        made = packer.convert(
-            source,
-            "hdf5",
-            tmp_path / f"by-{workers}",
-            images=packer.Images(ops=ops, reencode=Reencode("png")),
-            shards=packer.Shards(samples=2),
-            run=packer.Run(workers=workers),
-        )
-        assert made.samples == 5
-    assert files_of(tmp_path / "by-1") == files_of(tmp_path / "by-2")
-    info = json.loads((tmp_path / "by-1" / "dataset.json").read_text())
+    convert(source, tmp_path / "plain", "hdf5")
+    assert convert(source, tmp_path / "out", "hdf5", ops=ops, reencode=Reencode("png"), samples=2).samples == 5
+    if len(ops) == 1:
+        convert(source, tmp_path / "by 2", "hdf5", ops=ops, reencode=Reencode("png"), samples=2, workers=2)
+        assert files_of(tmp_path / "out") == files_of(tmp_path / "by 2")
+    info = json.loads((tmp_path / "out" / "dataset.json").read_text())
     assert info["made"]["options"]["ops"] == [repr(op) for op in ops]
-    with readers.open(tmp_path / "plain") as before, readers.open(tmp_path / "by-1") as after:
+    with readers.open(tmp_path / "plain") as before, readers.open(tmp_path / "out") as after:
         expected = ImageDataset(before, ops)
         for i in range(len(after)):
             assert after.keys[i] == before.keys[i]
@@ -75,20 +68,12 @@ def test_pixels_are_those_of_training(tmp_path: Path, ops: list[Op]) -> None:
 
 def test_what_ops_leave_as_it_is_keeps_its_bytes(tmp_path: Path) -> None:
     source = tree_of(tmp_path / "src", {"a.jpg": make_jpeg(1, (40, 40)), "b.jpg": make_jpeg(2, (40, 60))})
-    packer.convert(
-        source, "tar", tmp_path / "out", images=packer.Images(ops=[CenterCrop(40)]), run=packer.Run(workers=1)
-    )
+    convert(source, tmp_path / "out", ops=[CenterCrop(40)])
     with readers.open(tmp_path / "out") as reader:
         assert bytes(reader.read(0)) == (source / "a.jpg").read_bytes()
         header = read_header(reader.read(1))
         assert (header.media, header.height, header.width) == ("jpeg", 40, 40)
-    packer.convert(
-        source,
-        "tar",
-        tmp_path / "out",
-        images=packer.Images(ops=[CenterCrop(40)], reencode=Reencode(quality=30)),
-        overwrite=True,
-    )
+    convert(source, tmp_path / "out", ops=[CenterCrop(40)], reencode=Reencode(quality=30), overwrite=True)
     with readers.open(tmp_path / "out") as reader:
         assert bytes(reader.read(0)) != (source / "a.jpg").read_bytes()
 
@@ -111,15 +96,8 @@ def sample(number: int) -> dict[str, Any]:
 @pytest.mark.parametrize("ops", LISTS.values(), ids=LISTS)
 def test_masks_boxes_and_points_follow(tmp_path: Path, ops: list[Op], indexed: bool) -> None:
     samples = [sample(i) for i in range(3)]
-    packer.convert(samples, "tfrecord", tmp_path / "plain", run=packer.Run(workers=1))
-    given: Any = samples if indexed else iter(samples)
-    packer.convert(
-        given,
-        "tfrecord",
-        tmp_path / "out",
-        images=packer.Images(ops=ops, reencode=Reencode("png")),
-        run=packer.Run(workers=1),
-    )
+    convert(samples, tmp_path / "plain", "tfrecord")
+    convert(samples if indexed else iter(samples), tmp_path / "out", "tfrecord", ops=ops, reencode=Reencode("png"))
     assert packer.verify(tmp_path / "out", deep=True).ok
     fields = ("image", "mask", "boxes", "box_labels", "points", "caption", "label")
     with readers.open(tmp_path / "plain") as before, readers.open(tmp_path / "out") as after:
@@ -130,18 +108,15 @@ def test_masks_boxes_and_points_follow(tmp_path: Path, ops: list[Op], indexed: b
 
 
 def test_a_mask_of_a_file_keeps_its_numbers_and_gets_a_name_that_fits(tmp_path: Path) -> None:
-    mask = Image.fromarray(np.arange(64 * 80, dtype=np.int32).reshape(64, 80))
-    source = tree_of(tmp_path, {"a.png": encoded(picture(64, 80), "PNG"), "m.bmp": b""})
-    Image.fromarray(np.asarray(mask).astype(np.uint8)).save(source / "m.bmp")
-    (source / "t.csv").write_text("path,mask\na.png,m.bmp\n")
+    mask = np.arange(64 * 80, dtype=np.int32).reshape(64, 80).astype(np.uint8)
+    files = {"a.png": encoded(picture(64, 80), "PNG"), "m.bmp": encoded(Image.fromarray(mask), "BMP")}
+    source = tree_of(tmp_path, files | {"t.csv": b"path,mask\na.png,m.bmp\n"})
     opened = packer.open_source(source / "t.csv", fields={"mask:mask": "mask"})
-    packer.convert(
-        opened, "tar", tmp_path / "out", images=packer.Images(ops=[CenterCrop(32)]), run=packer.Run(workers=1)
-    )
+    convert(opened, tmp_path / "out", ops=[CenterCrop(32)])
     with readers.open(tmp_path / "out") as reader:
         assert reader.table.name(0, "mask") == "m.png"
         found = np.asarray(Image.open(io.BytesIO(bytes(reader.read(0, "mask")))))
-        assert np.array_equal(found, np.asarray(mask).astype(np.uint8)[16:48, 24:56])
+        assert np.array_equal(found, mask[16:48, 24:56])
 
 
 @pytest.mark.parametrize(
@@ -194,20 +169,18 @@ def test_by_the_command_line(tmp_path: Path) -> None:
 def test_ops_that_cannot_be(tmp_path: Path, ops: Any, options: Any, error: Any, message: str) -> None:
     source = tree_of(tmp_path / "src", {"b.jpg": make_jpeg(2, (40, 60))})
     with pytest.raises(error, match=message):
-        packer.convert(source, "tar", tmp_path / "out", **by_subject(options, ops=ops, workers=1))
+        convert(source, tmp_path / "out", ops=ops, **options)
+
+
+def test_a_second_image_is_refused(tmp_path: Path) -> None:
+    twice = [{"image": make_jpeg(1, (9, 9)), "depth": make_jpeg(2, (9, 9))}]
+    with pytest.raises(SourceError, match="depth is another image of the sample"):
+        convert(twice, tmp_path / "out", ops=[Resize(8)])
 
 
 def test_without_torch_the_ops_are_what_needs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tree_of(tmp_path / "src", {"b.jpg": make_jpeg(2)})
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingExtraError, match=r"changing images by ops needs torch: .*pip install .*\[torch\]"):
-        packer.convert(
-            source, "tar", tmp_path / "out", images=packer.Images(ops=[Resize(8)]), run=packer.Run(workers=1)
-        )
+        convert(source, tmp_path / "out", ops=[Resize(8)])
     assert not (tmp_path / "out").exists()
-
-
-def test_a_second_image_is_refused(tmp_path: Path) -> None:
-    twice = [{"image": make_jpeg(1, (9, 9)), "depth": make_jpeg(2, (9, 9))}]
-    with pytest.raises(SourceError, match="depth is another image of the sample"):
-        packer.convert(twice, "tar", tmp_path / "out", images=packer.Images(ops=[Resize(8)]), run=packer.Run(workers=1))

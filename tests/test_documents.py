@@ -175,10 +175,7 @@ def test_a_change_hashes_no_shard_again(one: Path) -> None:
 
 
 DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
-    "dataset.json": (
-        lambda data: data.replace(b'"cat"', b'"owl"'),
-        r"dataset.json: SHA256SUMS says the SHA-256",
-    ),
+    "dataset.json": (lambda data: data.replace(b'"cat"', b'"owl"'), r"dataset.json: SHA256SUMS says the SHA-256"),
     "classes.txt": (lambda data: data[::-1], r"classes.txt: does not have the classes of dataset.json"),
     "SHA256SUMS": (lambda data: data[:3] + b"00000000" + data[11:], r"says the SHA-256 ...00000000\w+, "),
     "train.index/label.npy": (lambda data: data[:-1] + b"\1", r"label.npy: .* CRC32C"),

@@ -7,7 +7,6 @@ import json
 import shutil
 import subprocess
 import tarfile
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -358,18 +357,3 @@ def test_labels_below_the_offset_are_refused(tmp_path: Path) -> None:
         sink.write({"__key__": "a", "jpg": make_jpeg(1), "cls": 0})
     with pytest.raises(FormatError, match=r"label -2 .*label offset"):
         packer.index([tmp_path / "train-0.tar"], workers=1, label_offset=2)
-
-
-# --- the same bytes every time ------------------------------------------------------------------------------------
-def test_the_same_shard_twice(tmp_path: Path) -> None:
-    """Byte for byte, with more than a second between: no times, no host names, no order of a set or dict."""
-    written: dict[str, list[bytes]] = {}
-    for attempt in range(2):
-        for to in ("hdf5", "tfrecord", "tar"):
-            folder = tmp_path / to / str(attempt)
-            folder.mkdir(parents=True)
-            written.setdefault(to, []).append(tricky_shard(folder, to)[0].read_bytes())
-        if attempt == 0:
-            time.sleep(1.1)
-    for to, (first, second) in written.items():
-        assert first == second, f"{to} shards of the same samples differ"

@@ -55,7 +55,7 @@ def mixed(tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("small_tasks")
-@pytest.mark.parametrize("processes", [1, 2, 3, 16])
+@pytest.mark.parametrize("processes", [1, 3, 16])
 def test_processes_change_nothing(mixed: Path, processes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for i in range(20):
         (mixed / "b" / f"{i:02d}.png").touch()
@@ -207,9 +207,8 @@ def deep(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["rm", "-rf", root], check=True, timeout=120)  # shutil.rmtree would go too deep
 
 
-@pytest.mark.parametrize("to", ["hdf5", "tar"])
-def test_trees_may_be_1500_folders_deep(deep: Path, tmp_path: Path, to: str) -> None:
-    assert packer.convert(deep, to, tmp_path / "out", run=packer.Run(workers=1)).samples == 1
+def test_trees_may_be_1500_folders_deep(deep: Path, tmp_path: Path) -> None:
+    assert packer.convert(deep, "tar", tmp_path / "out", run=packer.Run(workers=1)).samples == 1
     with readers.open(tmp_path / "out", verify=True) as reader, readers.open_folder(deep) as folder:
         assert [bytes(sample.image) for sample in reader] == [make_jpeg(1)]
         assert folder.keys == list(reader.keys) == ["d/" * 1500 + "1"]

@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tarfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
-from conftest import Hanging, by_subject, files_of, make_jpeg
-from suites.programs import Notes
+from conftest import Hanging, convert, files_of, make_jpeg
+from suites.programs import Notes, run_python
 
 import packer
 from cache.errors import OutputError
 from cache.messages import Silent
+
+BROKEN = b"\xff\xd8\xff no image"
 
 
 @pytest.fixture(scope="module")
 def packed(tree: Path, pack: Callable[..., Path]) -> Callable[[str], Path]:
     """The tree in a format; tests may not write to it."""
     return lambda to="tar": pack(tree, to, samples_per_shard=12)
+
+
+@pytest.fixture
+def out(packed: Callable[..., Path], tmp_path: Path) -> Path:
+    """A copy of the packed tree."""
+    return Path(shutil.copytree(packed(), tmp_path / "out"))
 
 
 @pytest.fixture
@@ -41,69 +49,56 @@ def outside(tmp_path: Path) -> Iterator[Path]:
     assert files_of(folder) == before, "files outside the output were changed"
 
 
-def edited(root: Path, change: Callable[[dict[str, object]], object]) -> None:
-    """Change a set's dataset.json."""
+def edited(root: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change what dataset.json says of train."""
     path = root / "dataset.json"
     content = json.loads(path.read_text())
-    change(content)
+    change(content["splits"]["train"])
     path.write_text(json.dumps(content))
 
 
-def replace(source: Path, out: Path, **options: object) -> packer.ConvertResult:
-    return packer.convert(source, to="tar", output=out, overwrite=True, **by_subject(options, workers=1))
-
-
-@pytest.mark.parametrize("hostile", ["index", "shard", "whole index", "working folder", "elsewhere"])
-def test_overwrite_removes_nothing_outside_the_set(
-    tree: Path, packed: Callable[..., Path], tmp_path: Path, outside: Path, hostile: str
-) -> None:
-    """Where dataset.json leads through a link or out of the set, the set stays as it is and the command fails."""
-    out = tmp_path / "out"
-    shutil.copytree(packed(), out)
-    (out / "link").symlink_to(outside)
-    path = {"shard": "link/thesis.tex", "whole index": "link", "working folder": ".packing", "elsewhere": "../outside"}
-
-    def change(content: dict[str, object]) -> None:
-        split = content["splits"]["train"]  # type: ignore[index]
-        if hostile == "shard":
-            split["shards"][0]["path"] = path[hostile]
-        else:
-            split["index"] = path.get(hostile, "link/x")
-
-    edited(out, change)
+def refused(source: Path, out: Path, message: str, **options: Any) -> None:
+    """Replacing the set must fail, and leave it as it is."""
     before = files_of(out)
-    with pytest.raises(OutputError, match=r"link: is a link|the set's own|leads outside.*it is unknown what"):
-        replace(tree, out)
+    with pytest.raises(OutputError, match=message):
+        convert(source, out, overwrite=True, **options)
     assert files_of(out) == before, "the old set is not what it was"
 
 
-def test_overwrite_removes_nothing_but_columns_from_an_index(
-    tree: Path, packed: Callable[..., Path], tmp_path: Path
-) -> None:
+# --- overwrite ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("hostile", ["link/x", "link/thesis.tex", "link", ".packing", "../outside"])
+def test_overwrite_removes_nothing_outside_the_set(tree: Path, out: Path, outside: Path, hostile: str) -> None:
+    """Where dataset.json leads through a link or out of the set, the set stays as it is and the command fails."""
+    (out / "link").symlink_to(outside)
+
+    def change(split: dict[str, Any]) -> None:
+        if hostile.endswith(".tex"):
+            split["shards"][0]["path"] = hostile
+        else:
+            split["index"] = hostile
+
+    edited(out, change)
+    refused(tree, out, r"link: is a link|the set's own|leads outside.*it is unknown what")
+
+
+def test_overwrite_removes_nothing_but_columns_from_an_index(tree: Path, out: Path) -> None:
     """An index that is a folder of the user's own."""
-    out = tmp_path / "out"
-    shutil.copytree(packed(), out)
     (out / "train.index").rename(out / "photos")
     (out / "photos/holiday.jpg").write_bytes(b"precious")
-    edited(out, lambda content: content["splits"]["train"].update(index="photos"))  # type: ignore[index]
-    replace(tree, out)
+    edited(out, lambda split: split.update(index="photos"))
+    convert(tree, out, overwrite=True)
     assert (out / "photos/holiday.jpg").read_bytes() == b"precious"
     (out / "train.index/notes.txt").write_bytes(b"precious")
-    before = files_of(out)
-    with pytest.raises(OutputError, match=r"train.index: is in the way.*move it"):
-        replace(tree, out, split="train")
-    assert files_of(out) == before
+    refused(tree, out, r"train.index: is in the way.*move it", split="train")
 
 
 @pytest.mark.parametrize("kind", ["shard", "linked shard", "manifest", "image", "quarantined"])
 def test_overwrite_refuses_a_source_that_it_would_remove(tree: Path, tmp_path: Path, kind: str) -> None:
     out = tmp_path / "out"
-    bad = tmp_path / "bad"
-    shutil.copytree(tree, bad)
-    (bad / "train/cat/broken.jpg").write_bytes(b"\xff\xd8\xff no image")
-    packer.convert(bad, to="tfrecord", output=out, run=packer.Run(workers=1, on_error="quarantine"))
-    shard = next(out.glob("train-*.tfrecord"))
-    source: Path = shard
+    bad = Path(shutil.copytree(tree, tmp_path / "bad"))
+    (bad / "train/cat/broken.jpg").write_bytes(BROKEN)
+    convert(bad, out, "tfrecord", on_error="quarantine")
+    source = shard = next(out.glob("train-*.tfrecord"))
     if kind == "manifest":
         source = out / "left-out.jsonl"
         source.write_text(json.dumps({"path": str(tree / "train/cat/cat_000.JPEG")}) + "\n")
@@ -115,54 +110,42 @@ def test_overwrite_refuses_a_source_that_it_would_remove(tree: Path, tmp_path: P
         source.symlink_to(shard)
     elif kind == "quarantined":
         source = out / "quarantine"
-    before = files_of(out)
-    with pytest.raises(OutputError, match=r"belongs to the set in .*out, which overwrite=True would remove"):
-        replace(source, out, on_error="skip")
-    assert files_of(out) == before
+    refused(source, out, r"belongs to the set in .*out, which overwrite=True would remove", on_error="skip")
 
 
 def test_overwrite_leaves_shards_that_packer_did_not_write(
     tree: Path, packed: Callable[..., Path], tmp_path: Path
 ) -> None:
     """An adopted folder of foreign shards; links to shards elsewhere are packer's own, the shards are not."""
-    out, notes = tmp_path / "out", Notes()
-    out.mkdir()
+    theirs, notes = tmp_path / "theirs", Notes()
+    theirs.mkdir()
     for shard in packed("tfrecord").glob("*.tfrecord"):
-        shutil.copy(shard, out / f"theirs-{shard.name}")
-    shards = files_of(out)
-    packer.index([out], workers=1)
-    replace(tree, out, watcher=notes)
-    assert {name: data for name, data in files_of(out).items() if name in shards} == shards
+        shutil.copy(shard, theirs / f"theirs-{shard.name}")
+    shards = files_of(theirs)
+    packer.index([theirs], workers=1)
+    convert(tree, theirs, overwrite=True, watcher=notes)
+    assert shards.items() <= files_of(theirs).items()
     assert any("these shards stay, because packer did not write them: theirs-" in line for line in notes.lines)
-    assert packer.verify(out, against=tree, workers=1).ok
+    assert packer.verify(theirs, against=tree, workers=1).ok
 
     linked = tmp_path / "linked"
     packer.index([packed()], linked, workers=1)
     before = files_of(packed())
-    packer.convert(tree, to="hdf5", output=linked, run=packer.Run(workers=1), overwrite=True)
+    convert(tree, linked, "hdf5", overwrite=True)
     assert not [path for path in linked.iterdir() if path.is_symlink()] and files_of(packed()) == before
     assert packer.verify(linked, against=tree, workers=1).ok
 
-
-def test_overwrite_refuses_at_once_where_a_shard_that_stays_is_in_the_way(
-    tree: Path, packed: Callable[..., Path], tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    shutil.copy(packed() / "train-000000.tar", out)
-    packer.index([out], accept_loss=True, workers=1)
-    before = files_of(out)
-    with pytest.raises(OutputError, match=r"train-000000.tar: is in the way of the new set"):
-        replace(tree, out)
-    assert files_of(out) == before
+    in_the_way = tmp_path / "in the way"
+    in_the_way.mkdir()
+    shutil.copy(packed() / "train-000000.tar", in_the_way)
+    packer.index([in_the_way], accept_loss=True, workers=1)
+    refused(tree, in_the_way, r"train-000000.tar: is in the way of the new set")
 
 
-def test_overwrite_notes_what_it_removes(tree: Path, tmp_path: Path) -> None:
-    out, notes = tmp_path / "out", Notes()
-    packer.convert(tree, to="tar", output=out, run=packer.Run(workers=1))
-    less = tmp_path / "less"
+def test_overwrite_notes_what_it_removes(tree: Path, out: Path, tmp_path: Path) -> None:
+    less, notes = tmp_path / "less", Notes()
     shutil.copytree(tree / "train", less / "train", ignore=shutil.ignore_patterns("owl"))
-    replace(less, out, watcher=notes)
+    convert(less, out, overwrite=True, watcher=notes)
     text = "\n".join(notes.lines)
     assert f"replacing the set in {out}: 45 samples (train 36, val 9), 3 classes, by 24 samples, 2 classes" in text
     assert "splits that the new set does not have: val" in text
@@ -173,28 +156,20 @@ def test_overwrite_notes_what_it_removes(tree: Path, tmp_path: Path) -> None:
     "content", ["{", '{"kind": "packer-dataset", "version": 99}', None], ids=["cut", "newer", "FIFO"]
 )
 def test_overwrite_does_not_replace_what_cannot_be_read(
-    tree: Path, packed: Callable[..., Path], tmp_path: Path, hanging: Hanging, content: str | None
+    tree: Path, out: Path, hanging: Hanging, content: str | None
 ) -> None:
-    out = tmp_path / "out"
-    shutil.copytree(packed(), out)
     (out / "dataset.json").unlink()
     if content is None:
         os.mkfifo(out / "dataset.json")
     else:
         (out / "dataset.json").write_text(content)
-    before = files_of(out)
-    with pytest.raises(OutputError, match="it is unknown what overwrite=True would remove; repair the set"):
-        hanging(partial(replace, tree, out))
-    if content is not None:
-        assert files_of(out) == before
+    hanging(partial(refused, tree, out, "it is unknown what overwrite=True would remove; repair the set"))
 
 
-SLOW_INDEX = """
+KILLED_INDEX = """
 import os, sys
 import packer.adoption
-def stop(*args, **options):
-    os.kill(os.getpid(), 9)
-packer.adoption.run_shards = stop
+packer.adoption.run_shards = lambda *args, **options: os.kill(os.getpid(), 9)
 packer.index([sys.argv[1]], workers=1)
 """
 
@@ -207,16 +182,16 @@ def test_a_killed_index_does_not_make_a_folder_of_shards_an_output(
     for shard in packed().glob("*.tar"):
         shutil.copy(shard, out)
     before = files_of(out)
-    killed = subprocess.run([sys.executable, "-c", SLOW_INDEX, out], check=False, timeout=300)
-    assert killed.returncode == -signal.SIGKILL and (out / ".packing").is_dir()
+    assert run_python("-c", KILLED_INDEX, out).returncode == -signal.SIGKILL and (out / ".packing").is_dir()
     for overwrite in (False, True):
         with pytest.raises(OutputError, match="not empty and not a packed set"):
-            packer.convert(tree, to="tar", output=out, run=packer.Run(workers=1), overwrite=overwrite)
+            convert(tree, out, overwrite=overwrite)
     assert files_of(out) == before
     assert packer.index([out], workers=1).samples == 45
 
 
-@pytest.mark.parametrize("name", ["lock", "plan.json", "train-000000.tar.tmp", "train-000000.tar.part", "."])
+# --- the working folder ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["lock", "plan.json", "plan.json.new", "train-000000.tar.tmp", "."])
 @pytest.mark.parametrize("kind", ["link", "FIFO"])
 def test_a_prepared_working_folder_is_neither_followed_nor_waited_for(
     tree: Path, tmp_path: Path, outside: Path, hanging: Hanging, name: str, kind: str
@@ -230,7 +205,7 @@ def test_a_prepared_working_folder_is_neither_followed_nor_waited_for(
         place.symlink_to(outside if name == "." else outside / "thesis.tex")
     else:
         os.mkfifo(place)
-    pack = partial(packer.convert, tree, to="tar", output=out, **by_subject({}, workers=1, samples=36))
+    pack = partial(convert, tree, out, samples=36)
     if name in ("lock", "plan.json", "."):
         with pytest.raises(OutputError, match=rf"{place}: is a "):
             hanging(pack)
@@ -239,20 +214,10 @@ def test_a_prepared_working_folder_is_neither_followed_nor_waited_for(
         assert packer.verify(out, against=tree, workers=1).ok
 
 
-def test_a_prepared_plan_that_is_being_written_is_not_followed(tree: Path, tmp_path: Path, outside: Path) -> None:
-    out = tmp_path / "out"
-    (out / ".packing").mkdir(parents=True)
-    (out / ".packing/plan.json.new").symlink_to(outside / "thesis.tex")
-    packer.convert(tree, to="tar", output=out, run=packer.Run(workers=1))
-    assert packer.verify(out, against=tree, workers=1).ok
-
-
 def test_no_conversion_runs_under_the_lock_of_a_removed_folder(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In forced order: the second opens the lock, the first ends and removes its folder, the second gets its lock."""
-    import fcntl
-
     out, real, ended = tmp_path / "out", fcntl.flock, []
 
     def flock(descriptor: int, operation: int) -> None:
@@ -264,26 +229,25 @@ def test_no_conversion_runs_under_the_lock_of_a_removed_folder(
     class Busy(Silent):
         def begin(self, *args: object, **options: object) -> None:
             with pytest.raises(OutputError, match="another command is writing here"):
-                packer.convert(tree, to="tar", output=out, run=packer.Run(workers=1))
+                convert(tree, out)
             refused.append(True)
 
     refused: list[bool] = []
     monkeypatch.setattr(fcntl, "flock", flock)
-    packer.convert(tree, to="tar", output=out, run=packer.Run(workers=1), watcher=Busy())
+    convert(tree, out, watcher=Busy())
     assert ended and refused, "the order was not the one that matters"
     assert packer.verify(out, against=tree, workers=1).ok
 
 
+# --- names and addresses -----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", ["x" * 251 + ".jpg", "猫" * 83 + ".jpg"], ids=["ASCII", "UTF-8"])
 def test_names_as_long_as_names_may_be(tmp_path: Path, name: str) -> None:
     """Quarantined and extracted: temporary names are not longer than the file's own."""
     source = tmp_path / "src/cat"
     source.mkdir(parents=True)
     (source / name).write_bytes(make_jpeg(1))
-    (source / f"b{name[1:]}").write_bytes(b"\xff\xd8\xff broken")
-    out = packer.convert(
-        tmp_path / "src", to="tar", output=tmp_path / "out", run=packer.Run(workers=1, on_error="quarantine")
-    ).output
+    (source / f"b{name[1:]}").write_bytes(BROKEN)
+    out = convert(tmp_path / "src", tmp_path / "out", on_error="quarantine").output
     assert list(files_of(Path(out) / "quarantine")) == [f"train/cat/b{name[1:]}"]
     packer.extract(out, tmp_path / "back")
     assert files_of(tmp_path / "back") == {f"cat/{name}": make_jpeg(1)}
@@ -294,18 +258,14 @@ def test_names_too_long_for_a_file_are_shortened(tmp_path: Path) -> None:
     with tarfile.open(archive, "w", format=tarfile.PAX_FORMAT) as tar:
         for name in (f"{'猫' * 100}good.jpg", f"{'é' * 200}1.jpg", f"{'é' * 200}2.jpg"):
             member = tarfile.TarInfo(name)
-            payload = make_jpeg(1) if "good" in name else b"\xff\xd8\xff broken"
+            payload = make_jpeg(1) if "good" in name else BROKEN
             member.size = len(payload)
             tar.addfile(member, io.BytesIO(payload))
-    out = packer.convert(
-        archive, to="hdf5", output=tmp_path / "out", run=packer.Run(workers=1, on_error="quarantine")
-    ).output
+    out = convert(archive, tmp_path / "out", "hdf5", on_error="quarantine").output
     kept = list(files_of(Path(out) / "quarantine"))
     assert len(kept) == 2 and all(name.startswith("train/éé") and name.endswith(".jpg") for name in kept), kept
-    assert (
-        packer.extract(out, tmp_path / "back", watcher=notes).renamed == 1
-        and "1 name too long for a file, and shortened" in notes.lines[-1]
-    )
+    assert packer.extract(out, tmp_path / "back", watcher=notes).renamed == 1
+    assert "1 name too long for a file, and shortened" in notes.lines[-1]
     ((name, payload),) = files_of(tmp_path / "back").items()
     assert name.startswith("猫猫") and name.endswith(".jpg") and payload == make_jpeg(1)
     assert packer.extract(out, tmp_path / "back").kept == 1
@@ -316,11 +276,10 @@ def test_an_address_of_another_kind_becomes_no_directory(
     tree: Path, packed: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str | Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    shard = packed() / "train-000000.tar"
     for call in (
         lambda: packer.convert(tree, "tar", address, run=packer.Run(workers=1)),
         lambda: packer.extract(packed(), address),
-        lambda: packer.index([shard], address, workers=1),
+        lambda: packer.index([packed() / "train-000000.tar"], address, workers=1),
         lambda: packer.export_index(packed(), "wids", output=address),
     ):
         with pytest.raises(OutputError, match=r"is not a directory of this machine.* s3://, gs://, az://"):

@@ -9,42 +9,36 @@ import os
 import pickle
 import struct
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from suites.layouts import Layout, LayoutSuite, decoded, refusal
 
 import packer
 from cache.errors import SourceError
-from packer.testing.sources import Found, SourceSuite, found
+from packer.testing.sources import Found, found
 
 RANDOM = np.random.default_rng(5)
 NAMES_10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 FINE = tuple(f"fine {number}" for number in range(100))
 COARSE = tuple(f"coarse {number}" for number in range(20))
+Pixels = dict[str, tuple[np.ndarray, list[int]]]  # images and labels by split
 
 
 def drawn(*shape: int) -> np.ndarray:
     return RANDOM.integers(0, 256, shape, np.uint8)
 
 
-def decoded(data: bytes | None) -> np.ndarray:
-    assert data is not None and data.startswith(b"\x89PNG")
-    return np.asarray(Image.open(io.BytesIO(data)))
+def showing(pixels: Pixels) -> Callable[[Path], Found]:
+    """What a source has, once its images are seen to show these pixels, under numbers as keys."""
 
-
-class OfPixels(SourceSuite):
-    """What the source says must be pixels that are equal to `truth`, whose images are arrays; keys are numbers."""
-
-    @pytest.fixture
-    def pixels(self) -> dict[str, tuple[np.ndarray, list[int]]]:
-        raise NotImplementedError
-
-    @pytest.fixture
-    def truth(self, root: Path, pixels: dict[str, tuple[np.ndarray, list[int]]]) -> Found:
-        read = found(self.open(root))
+    def truth(root: Path) -> Found:
+        source: Any = packer.open_source(root)
+        source.seconds = None
+        read = found(source)
         assert {name: len(samples) for name, samples in read.splits.items()} == {
             name: len(labels) for name, (_, labels) in pixels.items()
         }
@@ -54,73 +48,31 @@ class OfPixels(SourceSuite):
                 assert np.array_equal(decoded(fields[0]), images[number])
         return read
 
+    return truth
+
 
 # --- CIFAR --------------------------------------------------------------------------------------------------------
+CIFAR: Pixels = {"train": (drawn(7, 32, 32, 3), [3, 0, 9, 1, 1, 2, 5]), "test": (drawn(2, 32, 32, 3), [8, 3])}
+(TRAIN, TRAIN_LABELS), (TEST, TEST_LABELS) = CIFAR.values()
+
+
+def planes(images: np.ndarray) -> np.ndarray:
+    """Images [n, 32, 32, 3] as rows of red, green and blue."""
+    return np.ascontiguousarray(images.transpose(0, 3, 1, 2).reshape(len(images), -1))
+
+
 def records(images: np.ndarray, *labels: list[int]) -> bytes:
-    """Images [n, 32, 32, 3] as the binary version has them."""
-    planes = images.transpose(0, 3, 1, 2).reshape(len(images), -1)
-    return np.concatenate([*(np.array(its, np.uint8)[:, None] for its in labels), planes], axis=1).tobytes()
+    columns = (np.array(its, np.uint8)[:, None] for its in labels)
+    return np.concatenate([*columns, planes(images)], axis=1).tobytes()
 
 
-def cifar_10(root: Path, pixels: dict[str, tuple[np.ndarray, list[int]]]) -> Path:
+def cifar_10(root: Path) -> Path:
     root.mkdir()
-    (images, labels), (tests, test_labels) = pixels["train"], pixels["test"]
-    (root / "data_batch_1.bin").write_bytes(records(images[:3], labels[:3]))
-    (root / "data_batch_2.bin").write_bytes(records(images[3:], labels[3:]))
-    (root / "test_batch.bin").write_bytes(records(tests, test_labels))
+    (root / "data_batch_1.bin").write_bytes(records(TRAIN[:3], TRAIN_LABELS[:3]))
+    (root / "data_batch_2.bin").write_bytes(records(TRAIN[3:], TRAIN_LABELS[3:]))
+    (root / "test_batch.bin").write_bytes(records(TEST, TEST_LABELS))
     (root / "batches.meta.txt").write_text("\n".join(NAMES_10) + "\n\n")
     return root
-
-
-CIFAR = {"train": (drawn(7, 32, 32, 3), [3, 0, 9, 1, 1, 2, 5]), "test": (drawn(2, 32, 32, 3), [8, 3])}
-
-
-class TestCifar10(OfPixels):
-    @pytest.fixture
-    def pixels(self) -> dict[str, tuple[np.ndarray, list[int]]]:
-        return CIFAR
-
-    @pytest.fixture
-    def root(self, tmp_path: Path) -> Path:
-        return cifar_10(tmp_path / "cifar-10-batches-bin", CIFAR)
-
-    def data_files(self, root: Path) -> set[Path]:
-        return {path for path in root.iterdir() if path.suffix == ".bin"}
-
-    def test_names(self, root: Path) -> None:
-        (root / "readme.html").write_text("about")
-        listing = packer.open_source(root).list(None)
-        assert listing.classes == NAMES_10 and dict(listing.left_out) == {"readme.html": "not a file of CIFAR"}
-
-
-@pytest.fixture
-def cifar_100(tmp_path: Path) -> Path:
-    root = tmp_path / "cifar-100-binary"
-    root.mkdir()
-    images, labels = CIFAR["train"]
-    (root / "train.bin").write_bytes(
-        records(images, [label + 10 for label in labels], [label + 90 for label in labels])
-    )
-    (root / "fine_label_names.txt").write_text("\n".join(FINE))
-    (root / "coarse_label_names.txt").write_text("\n".join(COARSE))
-    return root
-
-
-@pytest.mark.parametrize(
-    ("label_column", "names", "more"), [(None, FINE, 90), ("fine", FINE, 90), ("coarse", COARSE, 10)]
-)
-def test_cifar_100(cifar_100: Path, label_column: str | None, names: tuple[str, ...], more: int) -> None:
-    read = found(packer.open_source(cifar_100, label_column=label_column))
-    assert (read.classes, read.fields) == (names, ("image", "json"))
-    images, labels = CIFAR["train"]
-    for number, (_, label, (image, record)) in enumerate(read.splits["train"]):
-        assert label == labels[number] + more and np.array_equal(decoded(image), images[number])
-        assert json.loads(record or b"") == {
-            "coarse_label": labels[number] + 10,
-            "coarse": COARSE[labels[number] + 10],
-            "fine_label": labels[number] + 90,
-            "fine": FINE[labels[number] + 90],
-        }
 
 
 class Reduced:
@@ -133,24 +85,28 @@ class Reduced:
         return self.call
 
 
+# As many images as it takes for a string of a pickle that is not short.
+MANY: Pixels = {
+    "train": (np.concatenate([np.tile(some, (12, 1, 1, 1)) for some in (TRAIN[:3], TRAIN[3:])]),
+              TRAIN_LABELS[:3] * 12 + TRAIN_LABELS[3:] * 12),
+    "test": (np.tile(TEST, (12, 1, 1, 1)), TEST_LABELS * 12),
+}  # fmt: skip
+
+
 def cifar_py(root: Path, protocol: int = 2, **more: Any) -> Path:
     """The version for Python. Those that are published were pickled by Python 2, whose strings are bytes."""
     root.mkdir()
-    (images, labels), (tests, test_labels) = CIFAR["train"], CIFAR["test"]
-    parts = {"data_batch_1": (images[:3], labels[:3]), "data_batch_2": (images[3:], labels[3:])}
+    (images, labels), (tests, test_labels) = MANY.values()
+    parts = {"data_batch_1": (images[:36], labels[:36]), "data_batch_2": (images[36:], labels[36:])}
     for name, (its, its_labels) in (parts | {"test_batch": (tests, test_labels)}).items():
-        data = np.ascontiguousarray(its.transpose(0, 3, 1, 2).reshape(len(its), -1))
-        # As many images as it takes for a string that is not short.
-        repeated = {"data": np.tile(data, (12, 1)), "labels": its_labels * 12, "batch_label": name} | more
-        (root / name).write_bytes(as_python_2(repeated, protocol))
+        record = {"data": planes(its), "labels": its_labels, "batch_label": name} | more
+        (root / name).write_bytes(pickle.dumps(record, protocol) if protocol > 2 else as_python_2(record))
     names = {"label_names": list(NAMES_10), "num_vis": 3072, "num_cases_per_batch": 10000}
     (root / "batches.meta").write_bytes(pickle.dumps(names, 0 if protocol == 2 else protocol))
     return root
 
 
-def as_python_2(record: dict[str, Any], protocol: int) -> bytes:
-    if protocol > 2:
-        return pickle.dumps(record, protocol)
+def as_python_2(record: dict[str, Any]) -> bytes:
     data = record.pop("data")
     state = (
         b"cnumpy.core.multiarray\n_reconstruct\nq\x05(cnumpy\nndarray\nq\x06K\x00\x85U\x01btRq\x07(K\x01"
@@ -163,76 +119,72 @@ def as_python_2(record: dict[str, Any], protocol: int) -> bytes:
     return rest[:-2] + b"U\x04data" + state + b"u."
 
 
-@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-class TestCifarForPython(OfPixels):
-    damages = 200
-
-    @pytest.fixture
-    def pixels(self) -> dict[str, tuple[np.ndarray, list[int]]]:
-        (images, labels), (tests, test_labels) = CIFAR["train"], CIFAR["test"]
-        train = np.concatenate([np.tile(images[:3], (12, 1, 1, 1)), np.tile(images[3:], (12, 1, 1, 1))])
-        return {
-            "train": (train, labels[:3] * 12 + labels[3:] * 12),
-            "test": (np.tile(tests, (12, 1, 1, 1)), test_labels * 12),
-        }
-
-    @pytest.fixture
-    def root(self, tmp_path: Path, protocol: int) -> Path:
-        return cifar_py(tmp_path / "cifar-10-batches-py", protocol)
-
-    def open(self, root: Path) -> Any:
-        source: Any = super().open(root)
-        source.seconds = None  # listed in this process, which is quicker; other tests do otherwise
-        return source
-
-    def data_files(self, root: Path) -> set[Path]:
-        return {path for path in root.iterdir() if "_batch" in path.name}
+def test_names_of_cifar(tmp_path: Path) -> None:
+    (cifar_10(tmp_path / "cifar") / "readme.html").write_text("about")
+    listing = packer.open_source(tmp_path / "cifar").list(None)
+    assert listing.classes == NAMES_10 and dict(listing.left_out) == {"readme.html": "not a file of CIFAR"}
 
 
-def test_a_pickle_runs_nothing(tmp_path: Path) -> None:
-    """What would call something else than NumPy's own functions is refused, and nothing is called."""
-    for number, call in enumerate([(os.mkdir, (str(tmp_path / "made"),)), (eval, ("1 + 1",)), (print, ("x",))]):
-        root = cifar_py(tmp_path / str(number), 4, data=Reduced(*call))
-        with pytest.raises(
-            SourceError, match="data_batch_1: a pickled file that is not read without running it: it calls"
-        ):
-            packer.open_source(root).list(None)
-    assert not (tmp_path / "made").exists()
+@pytest.mark.parametrize(
+    ("label_column", "names", "more"), [(None, FINE, 90), ("fine", FINE, 90), ("coarse", COARSE, 10)]
+)
+def test_cifar_100(tmp_path: Path, label_column: str | None, names: tuple[str, ...], more: int) -> None:
+    labels = [label + 10 for label in TRAIN_LABELS], [label + 90 for label in TRAIN_LABELS]
+    (tmp_path / "train.bin").write_bytes(records(TRAIN, *labels))
+    for name, words in (("fine", FINE), ("coarse", COARSE)):
+        (tmp_path / f"{name}_label_names.txt").write_text("\n".join(words))
+    read = found(packer.open_source(tmp_path, label_column=label_column))
+    assert (read.classes, read.fields) == (names, ("image", "json"))
+    for number, (_, label, (image, record)) in enumerate(read.splits["train"]):
+        assert label == TRAIN_LABELS[number] + more and np.array_equal(decoded(image), TRAIN[number])
+        coarse, fine = labels[0][number], labels[1][number]
+        expected = {"coarse_label": coarse, "coarse": COARSE[coarse], "fine_label": fine, "fine": FINE[fine]}
+        assert json.loads(record or b"") == expected
 
 
 def test_batches_of_cifar_that_are_missing_are_named(tmp_path: Path) -> None:
-    for root in (cifar_10(tmp_path / "binary", CIFAR), cifar_py(tmp_path / "pickled")):
-        (warning,) = packer.open_source(root).list(None).warnings
-        suffix = ".bin" if root.name == "binary" else ""
-        missing = ", ".join(f"data_batch_{number}{suffix}" for number in (3, 4, 5))
-        assert warning == f"{root}: files of CIFAR-10 are missing: {missing}"
-        for number in (3, 4, 5):
-            (root / f"data_batch_{number}{suffix}").write_bytes((root / f"data_batch_2{suffix}").read_bytes())
-        assert not packer.open_source(root).list(None).warnings
-        (root / f"test_batch{suffix}").unlink()
-        (warning,) = packer.open_source(root).list(None).warnings
-        assert f"missing: test_batch{suffix}" in warning
+    root = cifar_10(tmp_path / "binary")
+    (warning,) = packer.open_source(root).list(None).warnings
+    missing = ", ".join(f"data_batch_{number}.bin" for number in (3, 4, 5))
+    assert warning == f"{root}: files of CIFAR-10 are missing: {missing}"
+    for number in (3, 4, 5):
+        (root / f"data_batch_{number}.bin").write_bytes((root / "data_batch_2.bin").read_bytes())
+    assert not packer.open_source(root).list(None).warnings
+    (root / "test_batch.bin").unlink()
+    (warning,) = packer.open_source(root).list(None).warnings
+    assert "missing: test_batch.bin" in warning
 
 
-@pytest.mark.parametrize("protocol", [3, 4, 5])
-@pytest.mark.parametrize("labels", [np.array([3, 0, 9]), [np.int64(3), np.int64(0), np.int64(9)], np.uint8([3, 0, 9])])
+def pickled(root: Path, data: bytes, seconds: float | None = None) -> Any:
+    """A source with this as its first batch, read in this process unless there is a limit of time."""
+    source: Any = packer.open_source(cifar_py(root, 4))
+    (root / "data_batch_1").write_bytes(data)
+    source.seconds = seconds
+    return source
+
+
+@pytest.mark.parametrize(
+    ("protocol", "labels"),
+    [(3, np.array([3, 0, 9])), (4, [np.int64(3), np.int64(0), np.int64(9)]), (5, np.uint8([3, 0, 9]))],
+)
 def test_cifar_that_was_pickled_again(tmp_path: Path, protocol: int, labels: Any) -> None:
     """A few images, labels of NumPy, images in four dimensions."""
-    root = cifar_py(tmp_path / "cifar", 4)
-    data = np.ascontiguousarray(CIFAR["train"][0][:3].transpose(0, 3, 1, 2))
-    (root / "data_batch_1").write_bytes(pickle.dumps({b"data": data, b"labels": labels}, protocol))
-    (root / "data_batch_2").unlink()
-    listing = packer.open_source(root).list("train")
-    assert listing.splits["train"].labels.tolist() == [3, 0, 9]
-    assert [key for key, _, _ in found(packer.open_source(root), "train").splits["train"]]
+    data = np.ascontiguousarray(TRAIN[:3].transpose(0, 3, 1, 2))
+    source = pickled(tmp_path / "cifar", pickle.dumps({b"data": data, b"labels": labels}, protocol))
+    (tmp_path / "cifar/data_batch_2").unlink()
+    read = found(source, "train").splits["train"]
+    assert [label for _, label, _ in read] == [3, 0, 9]
+    assert all(np.array_equal(decoded(fields[0]), TRAIN[i]) for i, (_, _, fields) in enumerate(read))
 
 
-def test_a_pickle_of_text_says_how_to_write_it(tmp_path: Path) -> None:
-    """Its arrays are not in the file as they are, where workers could read them."""
-    root = cifar_py(tmp_path / "cifar", 4)
-    (root / "data_batch_1").write_bytes(pickle.dumps({b"data": drawn(30, 3072), b"labels": [0] * 30}, 2))
-    with pytest.raises(SourceError, match="pickle it again with protocol=4"):
-        packer.open_source(root).list(None)
+@pytest.mark.parametrize("call", [(os.mkdir, ("made",)), (eval, ("1 + 1",)), (print, ("x",))], ids=repr)
+def test_a_pickle_runs_nothing(tmp_path: Path, call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would call something else than NumPy's own functions is refused, and nothing is called."""
+    monkeypatch.chdir(tmp_path)
+    source = pickled(tmp_path / "cifar", pickle.dumps({"data": Reduced(*call)}, 4), 30.0)
+    with pytest.raises(SourceError, match="data_batch_1: a pickled file that is not read without running it: it calls"):
+        source.list(None)
+    assert not (tmp_path / "made").exists()
 
 
 def array_of(shape: bytes) -> bytes:
@@ -245,46 +197,48 @@ def array_of(shape: bytes) -> bytes:
     ("data", "message"),
     [
         (array_of(b"(" + b"J\xff\xff\xff\x7f" * 100_000 + b"t"), "not read without running it"),
-        (b"}(" + b"".join(b"I%d\nN" % (n * ((1 << 61) - 1)) for n in range(90_000)) + b"u.", "takes more than 5 s"),
+        (b"}(" + b"".join(b"I%d\nN" % (n * ((1 << 61) - 1)) for n in range(90_000)) + b"u.", "takes more than 2 s"),
         (b"Np4000000000\n.", "memory"),
-        (b"}" + b")" + b"q\x00h\x00\x86" * 60 + b"Ns.", "takes more than 5 s"),
+        (b"}" + b")" + b"q\x00h\x00\x86" * 60 + b"Ns.", "takes more than 2 s"),
     ],
     ids=["sides", "keys", "places", "hash"],
 )
 def test_a_pickle_that_takes_long_is_refused(tmp_path: Path, data: bytes, message: str) -> None:
     """Each of these would take minutes, or all memory, in proportion to more than its size."""
-    source: Any = packer.open_source(cifar_py(tmp_path / "cifar"))
-    (source.root / "data_batch_1").write_bytes(data)
-    source.seconds = 5.0
     with pytest.raises(SourceError, match=message):
+        pickled(tmp_path / "cifar", data, 2.0).list(None)
+
+
+def test_a_pickle_that_is_damaged(tmp_path: Path) -> None:
+    text = pickle.dumps({b"data": drawn(30, 3072), b"labels": [0] * 30}, 2)
+    source = pickled(tmp_path / "cifar", text)  # whose array is not there as it is, where workers could read it
+    with pytest.raises(SourceError, match="pickle it again with protocol=4"):
         source.list(None)
+    for data in (
+        b"\x80\x02}q\x01.", b"\x80\x02]q\x01.", b"", b"\x80\x02", b"\x80\x02(.", b"h\x07.",
+        b"\x80\x02}U\x04dataK\x01s.",
+        b"B\xff\xff\xff\xff", b"e.", b"s.", b"R.", b"b.", b"\x87.", b"I1x\n.", b"cos\nsystem\n.", b"\x82\x01.",
+        b"I" + b"1" * 9000,
+    ):  # fmt: skip
+        (tmp_path / "cifar/data_batch_1").write_bytes(data)
+        with pytest.raises(SourceError, match="data_batch_1: "):
+            source.list(None)
 
 
-@pytest.mark.parametrize(
-    "data",
-    [b"\x80\x02}q\x01.", b"\x80\x02]q\x01.", b"", b"\x80\x02", b"\x80\x02(.", b"h\x07.", b"\x80\x02}U\x04dataK\x01s.",
-     b"B\xff\xff\xff\xff", b"e.", b"s.", b"R.", b"b.", b"\x87.", b"I1x\n.", b"cos\nsystem\n.", b"\x82\x01.",
-     b"I" + b"1" * 9000],
-)  # fmt: skip
-def test_a_pickle_that_is_damaged(tmp_path: Path, data: bytes) -> None:
-    source: Any = packer.open_source(cifar_py(tmp_path / "cifar"))
-    (source.root / "data_batch_1").write_bytes(data)
-    source.seconds = None
-    with pytest.raises(SourceError, match="data_batch_1: "):
-        source.list(None)
-
-
-def test_cifar_that_is_damaged(tmp_path: Path) -> None:
-    root = cifar_10(tmp_path / "cifar", CIFAR)
-    with pytest.raises(SourceError, match="no labels called 'coarse'"):
-        packer.open_source(root, label_column="coarse")
+def test_cifar_that_is_damaged_or_changes(tmp_path: Path) -> None:
+    root = cifar_10(tmp_path / "cifar")
+    assert "no labels called 'coarse'" in refusal(root, label_column="coarse")
     data = (root / "test_batch.bin").read_bytes()
     (root / "test_batch.bin").write_bytes(b"\x0a" + data[1:])
-    with pytest.raises(SourceError, match="record 0 has the label 10, but there are 10 classes"):
-        packer.open_source(root).list(None)
+    assert "record 0 has the label 10, but there are 10 classes" in refusal(root)
     (root / "test_batch.bin").write_bytes(data[:-1])
-    with pytest.raises(SourceError, match="a whole number of records of 3073"):
-        packer.open_source(root).list(None)
+    assert "a whole number of records of 3073" in refusal(root)
+    (root / "test_batch.bin").write_bytes(data)
+    source = packer.open_source(root)
+    source.list(None)
+    (root / "data_batch_1.bin").write_bytes(records(*CIFAR["test"]))
+    with pytest.raises(SourceError, match="has changed since it was listed"), source.open():
+        pass
 
 
 # --- MNIST --------------------------------------------------------------------------------------------------------
@@ -292,7 +246,7 @@ def idx(values: np.ndarray) -> bytes:
     return bytes((0, 0, 8, values.ndim)) + struct.pack(f">{values.ndim}I", *values.shape) + values.tobytes()
 
 
-MNIST = {"train": (drawn(6, 28, 28), [7, 0, 1, 1, 9, 0]), "test": (drawn(3, 28, 28), [2, 1, 0])}
+MNIST: Pixels = {"train": (drawn(6, 28, 28), [7, 0, 1, 1, 9, 0]), "test": (drawn(3, 28, 28), [2, 1, 0])}
 
 
 def mnist(root: Path, suffix: str = "", prefix: str = "", name: str = "{}-{}-idx{}-ubyte") -> Path:
@@ -305,52 +259,20 @@ def mnist(root: Path, suffix: str = "", prefix: str = "", name: str = "{}-{}-idx
     return root
 
 
-@pytest.mark.parametrize(
-    ("suffix", "below", "name"),
-    [
-        ("", "", "{}-{}-idx{}-ubyte"),
-        (".gz", "", "{}-{}-idx{}-ubyte"),
-        ("", "MNIST/raw", "{}-{}-idx{}-ubyte"),
-        ("", "", "{}-{}.idx{}-ubyte"),
-    ],
-    ids=["plain", "gz", "torchvision", "dots"],
-)
-class TestMnist(OfPixels):
-    damages = 200
-
-    @pytest.fixture
-    def pixels(self) -> dict[str, tuple[np.ndarray, list[int]]]:
-        return MNIST
-
-    @pytest.fixture
-    def root(self, tmp_path: Path, suffix: str, below: str, name: str) -> Path:
-        mnist(tmp_path / "mnist" / below, suffix, name=name)
-        return tmp_path / "mnist"
-
-    def data_files(self, root: Path) -> set[Path]:
-        return {path for path in self.files(root) if "images" in path.name}
-
-
-def mnist_gz(root: Path) -> Path:
-    return mnist(root, ".gz")
-
-
 def test_a_set_among_several_of_mnist(tmp_path: Path) -> None:
     for prefix in ("emnist-letters-", "emnist-digits-"):
         mnist(tmp_path, ".gz", prefix)
     (tmp_path / "emnist-digits-mapping.txt").write_text("".join(f"{n} {48 + n}\n" for n in range(10)))
-    with pytest.raises(SourceError, match="has the sets emnist-digits, emnist-letters; name a file of the one"):
-        packer.open_source(tmp_path).list(None)
+    assert "has the sets emnist-digits, emnist-letters; name a file of the one" in refusal(tmp_path)
     listing = packer.open_source(tmp_path / "emnist-digits-train-images-idx3-ubyte.gz").list(None)
-    assert {name: list(part.labels) for name, part in listing.splits.items()} == {
-        name: labels for name, (_, labels) in MNIST.items()
-    }
+    labels = {name: list(part.labels) for name, part in listing.splits.items()}
+    assert labels == {name: labels for name, (_, labels) in MNIST.items()}
     assert listing.classes == tuple("0123456789") and not listing.shuffles
     assert {reason for _, reason in listing.left_out} == {"of another set"}
 
 
 def test_labels_of_mnist(tmp_path: Path) -> None:
-    """From 1 on, as those of EMNIST's letters; none; a compressed twin next to each file."""
+    """From 1 on, as those of EMNIST's letters; none; a compressed twin next to each file; names with dots."""
     root = mnist(tmp_path / "mnist")
     mnist(root, ".gz")
     (root / "train-labels-idx1-ubyte").write_bytes(idx(np.array([1, 2, 3, 1, 2, 3], np.uint8)))
@@ -361,74 +283,76 @@ def test_labels_of_mnist(tmp_path: Path) -> None:
     assert dict(listing.left_out)["train-images-idx3-ubyte.gz"] == "compressed, next to the same file unpacked"
     only = packer.open_source(root, label_offset=1).list("train")
     assert list(only.splits["train"].labels) == [0, 1, 2, 0, 1, 2]
+    dotted = packer.open_source(mnist(tmp_path / "dots", name="{}-{}.idx{}-ubyte")).list(None)
+    assert list(dotted.splits["train"].labels) == MNIST["train"][1]
+
+
+IMAGES = "train-images-idx3-ubyte"
+BOMB = gzip.compress(b"\0\0\x08\x03" + struct.pack(">III", 1 << 31, 28, 28))
 
 
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("train-images-idx3-ubyte", idx(drawn(6, 28, 28))[:-1], "expected 4,720 for .6, 28, 28.: truncated"),
-        ("train-images-idx3-ubyte", b"\0\0\x0d\x03" + idx(drawn(6, 28, 28))[4:], "begins with 00 00 0d 03"),
+        (IMAGES, idx(drawn(6, 28, 28))[:-1], "expected 4,720 for [6, 28, 28]: truncated"),
+        (IMAGES, b"\0\0\x0d\x03" + idx(drawn(6, 28, 28))[4:], "begins with 00 00 0d 03"),
+        (IMAGES, b"\0\0\x08\x03" + struct.pack(">III", 1, 1 << 31, 1 << 31), "truncated"),
+        (f"{IMAGES}.gz", BOMB, "more than gzip unpacks to"),
         ("train-labels-idx1-ubyte", idx(drawn(5)), "has 5 labels, but train-images-idx3-ubyte has 6 images"),
-        ("train-images-idx3-ubyte", b"\0\0\x08\x03" + struct.pack(">III", 1, 1 << 31, 1 << 31), "truncated"),
-        (
-            "train-images-idx3-ubyte.gz",
-            gzip.compress(b"\0\0\x08\x03" + struct.pack(">III", 1 << 31, 28, 28)),
-            "more than gzip unpacks to",
-        ),
     ],
-    ids=["short", "type", "labels", "size", "bomb"],
+    ids=["short", "type", "size", "bomb", "labels"],
 )
 def test_mnist_that_is_damaged(tmp_path: Path, name: str, data: bytes, message: str) -> None:
     root = mnist(tmp_path / "mnist")
     (root / name.removesuffix(".gz")).unlink()
     (root / name).write_bytes(data)
-    with pytest.raises(SourceError, match=message):
-        packer.open_source(root).list(None)
+    assert message in refusal(root)
 
 
 # --- NumPy --------------------------------------------------------------------------------------------------------
-ARRAYS = {"train": (drawn(6, 9, 7, 3), [2, 0, 1, 0, 2, -1]), "test": (drawn(3, 9, 7, 3), [1, 0, 0])}
-SHAPES = {
-    "last": lambda images: images,
-    "first": lambda images: np.ascontiguousarray(images.transpose(0, 3, 1, 2)),
-    "grey": lambda images: images[..., 0].copy(),
-    "one": lambda images: images[..., :1].copy(),
-    "alpha": lambda images: np.concatenate([images, images[..., :1]], axis=-1),
-}
+ARRAYS: Pixels = {"train": (drawn(6, 9, 7, 3), [2, 0, 1, 0, 2, -1]), "test": (drawn(3, 9, 7, 3), [1, 0, 0])}
 
 
-@pytest.mark.parametrize(
-    ("shape", "container"),
-    [("last", "folder"), ("first", "npz"), ("grey", "compressed"), ("one", "compressed"), ("alpha", "npz")],
-)
-class TestArrays(OfPixels):
-    damages = 200
+def arrays(images: Callable[[np.ndarray], np.ndarray], save: Callable[..., None] | None) -> Callable[[Path], Path]:
+    """Writes the arrays in a form of images; save: into one archive, or each in a file of its own."""
 
-    @pytest.fixture
-    def pixels(self, shape: str) -> dict[str, tuple[np.ndarray, list[int]]]:
-        seen = {"first": lambda images: images, "one": SHAPES["grey"]}.get(shape, SHAPES[shape])
-        return {name: (seen(images), labels) for name, (images, labels) in ARRAYS.items()}
+    def write(folder: Path) -> Path:
+        of = {f"x_{name}": images(its) for name, (its, _) in ARRAYS.items()}
+        of |= {f"y_{name}": np.array(labels)[:, None] for name, (_, labels) in ARRAYS.items()}
+        if save is not None:
+            save(folder / "arrays.npz", **of)
+            return folder / "arrays.npz"
+        (folder / "arrays").mkdir()
+        for name, array in of.items():
+            np.save(folder / "arrays" / f"{name}.npy", array)
+        return folder / "arrays"
 
-    @pytest.fixture
-    def root(self, tmp_path: Path, shape: str, container: str) -> Path:
-        arrays = {}
-        for name, (images, labels) in ARRAYS.items():
-            arrays |= {f"x_{name}": SHAPES[shape](images), f"y_{name}": np.array(labels)[:, None]}
-        if container != "folder":
-            save = np.savez if container == "npz" else np.savez_compressed
-            save(tmp_path / "arrays.npz", **arrays)
-            return tmp_path / "arrays.npz"
-        (tmp_path / "arrays").mkdir()
-        for name, array in arrays.items():
-            np.save(tmp_path / "arrays" / f"{name}.npy", array)
-        return tmp_path / "arrays"
+    return write
+
+
+def shown(images: Callable[[np.ndarray], np.ndarray] = lambda images: images) -> Callable[[Path], Found]:
+    return showing({name: (images(its), labels) for name, (its, labels) in ARRAYS.items()})
+
+
+def planar(images: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
+
+
+def with_alpha(images: np.ndarray) -> np.ndarray:
+    return np.concatenate([images, images[..., :1]], axis=-1)
+
+
+def test_grey_arrays_with_and_without_a_channel(tmp_path: Path) -> None:
+    truth = shown(lambda images: images[..., 0])
+    for number, images in enumerate((lambda images: images[..., :1].copy(), lambda images: images[..., 0].copy())):
+        (tmp_path / str(number)).mkdir()
+        truth(arrays(images, np.savez_compressed)(tmp_path / str(number)))
 
 
 def test_arrays_without_splits(tmp_path: Path) -> None:
     """Labels that are names; the file of the images, whose labels are beside it; other arrays."""
-    root = tmp_path / "val"
+    root, images = tmp_path / "val", drawn(3, 4, 5)
     root.mkdir()
-    images = drawn(3, 4, 5)
     np.save(root / "images.npy", images)
     np.save(root / "labels.npy", np.array(["dog", "cat", "dog"]))
     np.save(root / "boxes.npy", np.zeros((3, 4)))
@@ -441,13 +365,6 @@ def test_arrays_without_splits(tmp_path: Path) -> None:
     assert packer.open_source(root).list(None).left_out == [("boxes.npy", "no array of images or labels")]
     np.save(tmp_path / "pictures.npy", images)
     assert set(packer.open_source(tmp_path / "pictures.npy").list("test").splits["test"].labels) == {-1}
-
-
-def arrays_in(root: Path) -> Path:
-    root.mkdir()
-    np.save(root / "images.npy", drawn(3, 4, 5))
-    np.save(root / "labels.npy", np.arange(3))
-    return root
 
 
 def header(shape: tuple[int, ...], dtype: str = "|u1", order: bool = False, length: int | None = None) -> bytes:
@@ -469,12 +386,12 @@ def zipped(data: bytes, claims: int | None = None) -> bytes:
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("images.npy", header((9, 4, 4)) + bytes(143), "expected 2.. for .9, 4, 4.: truncated"),
+        ("images.npy", header((9, 4, 4)) + bytes(143), "for [9, 4, 4]: truncated"),
         ("images.npy", header((1 << 40, 1, 1)), "truncated"),
         ("images.npy", header((2, 4, 4), "<f4") + bytes(128), "an array of float32, expected images of uint8; if its"),
         ("images.npy", header((2, 4, 4), "|O") + bytes(128), "holds objects, which are pickled"),
         ("images.npy", header((2, 4, 4), order=True) + bytes(32), "in the order of Fortran"),
-        ("images.npy", header((2, 5, 5, 7)) + bytes(350), "expected images .n, height, width."),
+        ("images.npy", header((2, 5, 5, 7)) + bytes(350), "expected images [n, height, width]"),
         ("images.npy", header((2, 4, 4), length=60000) + bytes(32), "claims a header of 60,000 bytes"),
         ("images.npy", b"\x93NUMPY\1\0\x10\0" + b"__import__('os')" + bytes(9), "a header that cannot be read"),
         ("images.npz", zipped(header((9, 4, 4)) + bytes(9)), "truncated"),
@@ -485,8 +402,7 @@ def zipped(data: bytes, claims: int | None = None) -> bytes:
 )
 def test_arrays_that_are_refused(tmp_path: Path, name: str, data: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(data)
-    with pytest.raises(SourceError, match=message):
-        packer.open_source(tmp_path / name).list(None)
+    assert message in refusal(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -501,14 +417,30 @@ def test_arrays_that_are_refused(tmp_path: Path, name: str, data: bytes, message
 )
 def test_labels_of_arrays_that_are_refused(tmp_path: Path, labels: np.ndarray, message: str) -> None:
     np.savez(tmp_path / "x.npz", images=drawn(3, 4, 4), labels=labels)
-    with pytest.raises(SourceError, match=message):
-        packer.open_source(tmp_path / "x.npz").list(None)
+    assert message in refusal(tmp_path / "x.npz")
 
 
-def test_a_file_that_changes(tmp_path: Path) -> None:
-    root = cifar_10(tmp_path / "cifar", CIFAR)
-    source: Any = packer.open_source(root)
-    source.list(None)
-    (root / "data_batch_1.bin").write_bytes(records(*CIFAR["test"]))
-    with pytest.raises(SourceError, match="has changed since it was listed"), source.open():
-        pass
+# --- the contract -------------------------------------------------------------------------------------------------
+def cifar_layout(protocol: int) -> Layout:
+    """Pickles are listed in this process, which is quicker; other tests do otherwise."""
+    return Layout(lambda folder: cifar_py(folder / "cifar", protocol), showing(MANY), "*_batch*",
+                  inside={"seconds": None}, damages=200)  # fmt: skip
+
+
+LAYOUTS = {
+    "cifar": Layout(lambda folder: cifar_10(folder / "cifar"), showing(CIFAR), "*.bin"),
+    "cifar of python 2": cifar_layout(2),
+    "cifar of python 3": cifar_layout(5),
+    "mnist of torchvision": Layout(
+        lambda folder: mnist(folder / "mnist/MNIST/raw").parents[1], showing(MNIST), "*images*", damages=200
+    ),
+    "mnist packed": Layout(lambda folder: mnist(folder / "mnist", ".gz"), showing(MNIST), "*images*", damages=200),
+    "arrays in files": Layout(arrays(lambda images: images, None), shown(), damages=200),
+    "arrays in an archive": Layout(arrays(planar, np.savez), shown(), damages=200),
+    "arrays packed": Layout(arrays(with_alpha, np.savez_compressed), shown(with_alpha), damages=200),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+class TestPixels(LayoutSuite):
+    pass

@@ -4,17 +4,16 @@ warned about; and re-encoded ones are upright, with their colours, their depth a
 from __future__ import annotations
 
 import io
-import itertools
-import tarfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import by_subject, files_of
+from conftest import convert, files_of, tree_of
 from image_cases import XMP_PREFIX, chunk, encoded, exif_blob, picture, pillow_rgb, with_chunks, with_segments, xmp
 from PIL import Image
-from test_unusual_images import DEEP, deep, grey16, patched
+from suites.containers import tar_of
+from test_unusual_images import DEEP, animation, deep, grey16, patched
 
 import packer
 import readers
@@ -23,62 +22,48 @@ from packer import Reencode
 from readers.decode import decode_image, decode_unchanged
 from readers.headers import SUFFIX, frames, read_header
 
-
-def tree(root: Path, **images: bytes) -> Path:
-    """A folder of images; "_" in a name stands for the dot."""
-    root.mkdir(parents=True)
-    for name, data in images.items():
-        (root / name.replace("_", ".")).write_bytes(data)
-    return root
+JPEG, PNG = encoded(picture(20, 30), "JPEG"), encoded(picture(20, 30), "PNG")
+FLOATS = encoded(Image.fromarray(grey16().astype(np.float32)), "TIFF")
 
 
-def packed(source: Path, **options: Any) -> tuple[packer.ConvertResult, list[bytes]]:
-    result = packer.convert(source, "tar", source.parent / "set", **by_subject(options, workers=1))
+def packed(tmp_path: Path, files: dict[str, bytes], **options: Any) -> tuple[packer.ConvertResult, list[bytes]]:
+    """These files, packed into tmp_path/set from tmp_path/src."""
+    result = convert(tree_of(tmp_path / "src", files), tmp_path / "set", **options)
     with readers.open(result.output) as reader:
         return result, [bytes(reader.read(i)) for i in range(len(reader))]
 
 
-def one(tmp_path: Path, name: str, data: bytes, **options: Any) -> bytes:
-    return packed(tree(tmp_path / "src", **{name: data}), **options)[1][0]
+def one(tmp_path: Path, data: bytes, **options: Any) -> bytes:
+    return packed(tmp_path, {"a.jpg": data}, overwrite=True, **options)[1][0]
 
 
 # --- refusals and warnings ---------------------------------------------------------------------------------------
-FLOATS = encoded(Image.fromarray(grey16().astype(np.float32)), "TIFF")
-
-
 def test_an_image_without_rgb_form_is_refused_or_packed_for_unchanged(tmp_path: Path) -> None:
-    source = tree(tmp_path / "src", a_tif=FLOATS, b_jpg=encoded(picture(20, 30), "JPEG"))
+    files = {"a.tif": FLOATS, "b.jpg": JPEG}
     with pytest.raises(BadSampleError, match=r"a\.tif: tiff image: holds floating-point samples.*decode='unchanged'"):
-        packed(source)
-    result, images = packed(source, decode="unchanged", check="decode", overwrite=True)
+        packed(tmp_path, files)
+    result, images = packed(tmp_path, files, decode="unchanged", check="decode", overwrite=True)
     assert result.warnings == () and images[0] == FLOATS
     assert packer.verify(result.output, deep=True).ok, "what is packed for unchanged is checked so"
     with readers.open(result.output) as reader:
         assert decode_unchanged(reader.read(0)).dtype == np.float32
-    assert packed(source, decode="none", overwrite=True)[1][0] == FLOATS
+    assert packed(tmp_path, files, decode="none", overwrite=True)[1][0] == FLOATS
 
 
 def test_a_set_made_for_rgb_is_checked_as_the_loader_decodes(tmp_path: Path) -> None:
     """Stray bytes stop simplejpeg, not the loader; 12 bits stop both."""
     good = encoded(picture(48, 64), "JPEG").replace(b"\xff\xda", b"stray\xff\xda")
-    result, _ = packed(tree(tmp_path / "src", a_jpg=good), check="decode")
+    result, (image,) = packed(tmp_path, {"a.jpg": good}, check="decode")
     assert packer.verify(result.output, deep=True).ok
-    with readers.open(result.output) as reader:
-        assert np.array_equal(decode_image(reader.read(0)), pillow_rgb(good))
+    assert np.array_equal(decode_image(image), pillow_rgb(good))
     twelve = patched(encoded(picture(48, 64), "JPEG", progressive=True), b"\xff\xc2", 4, 12)
     with pytest.raises(BadSampleError, match=r"b\.jpg: jpeg image: has 12 bits a sample"):
-        packer.convert(tree(tmp_path / "other", b_jpg=twelve), "tar", tmp_path / "set2", run=packer.Run(workers=1))
-
-
-def animation(kind: str, count: int = 3, **options: Any) -> bytes:
-    first, *others = (picture(20, 30).rotate(9 * number) for number in range(count))
-    return encoded(first, kind, save_all=True, append_images=others, **options)
+        packed(tmp_path / "other", {"b.jpg": twelve})
 
 
 @pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP", "TIFF"])
 def test_further_frames_are_counted(kind: str) -> None:
-    media = kind.lower()
-    data = animation(kind)
+    media, data = kind.lower(), animation(kind)
     assert frames(data, media) == frames(memoryview(b"x" + data)[1:], media) == 3
     assert frames(encoded(picture(20, 30), kind), media) == 1
     for cut in range(0, len(data), 7):
@@ -88,41 +73,29 @@ def test_further_frames_are_counted(kind: str) -> None:
 def test_a_ring_of_pages_ends() -> None:
     data = bytearray(animation("TIFF", 2))
     first = int.from_bytes(data[4:8], "little")
-    entries = int.from_bytes(data[first : first + 2], "little")
-    data[first + 2 + 12 * entries :][:4] = b""
-    link = first + 2 + 12 * entries
+    link = first + 2 + 12 * int.from_bytes(data[first : first + 2], "little")
     data[link : link + 4] = first.to_bytes(4, "little")
     assert frames(bytes(data), "tiff") == 1
 
 
 def test_images_that_are_decoded_in_part_are_warned_about(tmp_path: Path) -> None:
-    source = tree(
-        tmp_path / "src",
-        a_gif=animation("GIF"),
-        b_tif=animation("TIFF"),
-        c_png=DEEP["rgb png"][0],
-        d_png=encoded(picture(20, 30), "PNG")[:-12],
-        e_jpg=encoded(picture(20, 30), "JPEG"),
-    )
-    result, images = packed(source)
-    assert images == [path.read_bytes() for path in sorted(source.iterdir())], "bytes are kept"
+    files = {"a.gif": animation("GIF"), "b.tif": animation("TIFF"), "c.png": DEEP["rgb png"][0], "d.png": PNG[:-12]}
+    result, images = packed(tmp_path, files | {"e.jpg": JPEG})
+    assert images == [*files.values(), JPEG], "bytes are kept"
     warnings = "\n".join(result.warnings)
     assert "1 image damaged where it costs no pixels (the first: d.png)" in warnings
     assert "1 image of more than 8 bits a channel (the first: c.png)" in warnings
     assert "2 images with further frames or pages (the first: a.gif): readers decode the first one only" in warnings
     assert len(result.warnings) == 3
-    again = packer.convert(source, "tar", result.output, run=packer.Run(workers=1))
+    again = packed(tmp_path, {})[0]
     assert again.already_done and again.warnings == result.warnings
     assert packer.verify(result.output, deep=True).ok
-    assert not any("8 bits" in line for line in packed(source, decode="unchanged", overwrite=True)[0].warnings)
+    assert not any("8 bits" in line for line in packed(tmp_path, {}, decode="unchanged", overwrite=True)[0].warnings)
 
 
 def test_adopted_shards_are_checked_too_and_nothing_is_refused(tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "made.tar", "w") as tar:
-        for name, data in (("a.gif", animation("GIF")), ("b.tif", FLOATS), ("c.png", DEEP["rgb png"][0])):
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
+    members = (("a.gif", animation("GIF")), ("b.tif", FLOATS), ("c.png", DEEP["rgb png"][0]))
+    (tmp_path / "made.tar").write_bytes(tar_of(*members))
     warnings = "\n".join(packer.index([tmp_path / "made.tar"], workers=1).warnings)
     assert "1 image with further frames or pages (the first: a)" in warnings
     assert "1 image that readers cannot decode to RGB (the first: b)" in warnings
@@ -132,13 +105,9 @@ def test_adopted_shards_are_checked_too_and_nothing_is_refused(tmp_path: Path) -
 
 
 # --- re-encoding -------------------------------------------------------------------------------------------------
-def smooth() -> Image.Image:
-    """Colours that no codec changes much, and another one in each corner."""
-    return picture(4, 6).resize((56, 40), Image.Resampling.BICUBIC)
-
-
 def rotated(medium: str, orientation: int) -> bytes:
-    blob, image = exif_blob(orientation), smooth()
+    """Colours that no codec changes much, and another one in each corner."""
+    blob, image = exif_blob(orientation), picture(4, 6).resize((56, 40), Image.Resampling.BICUBIC)
     if medium == "jpeg xmp":
         return with_segments(encoded(image, "JPEG", quality=95), XMP_PREFIX + xmp(orientation))
     if medium == "png xmp":
@@ -150,69 +119,70 @@ def rotated(medium: str, orientation: int) -> bytes:
     return encoded(image, medium.upper(), exif=b"Exif\0\0" + blob)
 
 
-@pytest.mark.parametrize("medium", ["jpeg", "png", "webp", "tiff", "jpeg xmp", "png xmp"])
-@pytest.mark.parametrize("codec", ["keep", "jpeg", "webp", "png"])
+@pytest.mark.parametrize(
+    ("medium", "codec"),
+    [("jpeg", "keep"), ("png", "jpeg"), ("webp", "png"), ("tiff", "webp"), ("jpeg xmp", "webp"), ("png xmp", "keep")],
+)
 def test_a_re_encoded_image_is_upright(tmp_path: Path, medium: str, codec: str) -> None:
     for orientation in (1, 2, 6, 8):
         data = rotated(medium, orientation)
         expected = Image.fromarray(pillow_rgb(data))
         expected.thumbnail((24, 24), Image.Resampling.LANCZOS)
-        made = one(tmp_path / str(orientation), "a_jpg", data, reencode=Reencode(codec, 24, None, 95))
+        made = one(tmp_path, data, reencode=Reencode(codec, 24, None, 95))
         pixels = decode_image(made)
         assert pixels.shape[:2] == (expected.height, expected.width), "squashed or lying on its side"
         assert np.abs(pixels.astype(int) - np.asarray(expected)).mean() < 9
         assert read_header(made).orientation == 1
 
 
-def test_exif_stays_with_every_codec(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "codec"), [("JPEG", "webp"), ("PNG", "jpeg"), ("WEBP", "png")])
+def test_exif_stays_with_every_codec(tmp_path: Path, kind: str, codec: str) -> None:
     exif = Image.Exif()
     exif[0x010F] = "the maker"
-    for number, (kind, codec) in enumerate(itertools.product(("JPEG", "PNG", "WEBP"), ("jpeg", "png", "webp"))):
-        data = encoded(picture(40, 56), kind, exif=exif.tobytes())
-        with Image.open(io.BytesIO(one(tmp_path / str(number), "a_jpg", data, reencode=Reencode(codec, 24)))) as image:
-            assert image.getexif()[0x010F] == "the maker", (kind, codec)
+    data = encoded(picture(40, 56), kind, exif=exif.tobytes())
+    with Image.open(io.BytesIO(one(tmp_path, data, reencode=Reencode(codec, 24)))) as image:
+        assert image.getexif()[0x010F] == "the maker"
 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF"])
 def test_grey_of_16_bits_is_shifted_or_kept(tmp_path: Path, kind: str) -> None:
     smooth = (np.add.outer(np.arange(40), np.arange(56)) * 680).astype(np.uint16)
     data = encoded(Image.fromarray(smooth), kind)
-    kept = decode_unchanged(one(tmp_path / "png", "a_png", data, reencode=Reencode("png", 28)))
+    kept = decode_unchanged(one(tmp_path, data, reencode=Reencode("png", 28)))
     assert kept.dtype == np.uint16 and kept.shape == (20, 28)
     assert abs(float(kept.mean()) - float(smooth.mean())) < 300
-    shifted = decode_image(one(tmp_path / "jpeg", "a_png", data, reencode=Reencode("jpeg", quality=95)))
+    shifted = decode_image(one(tmp_path, data, reencode=Reencode("jpeg", quality=95)))
     assert np.abs(shifted[:, :, 0].astype(int) - (smooth >> 8)).max() <= 4
 
 
-def test_cielab_becomes_rgb(tmp_path: Path) -> None:
+def test_colours_become_rgb_of_8_bits(tmp_path: Path) -> None:
+    """Those of CIELAB, and those of 16 bits in a lossy codec."""
     lab = Image.frombytes("LAB", (50, 40), np.full((40, 50, 3), (150, 30, 220), np.uint8).tobytes())
     data = encoded(lab, "TIFF")
-    made = one(tmp_path, "a_tif", data, reencode=Reencode("png"))
+    made = one(tmp_path, data, reencode=Reencode("png"))
     with Image.open(io.BytesIO(made)) as image:
         assert image.mode == "RGB"
     assert np.array_equal(decode_image(made), pillow_rgb(data))
+    made = one(tmp_path, DEEP["rgb png"][0], reencode=Reencode("webp", quality=100))
+    assert abs(float(decode_image(made).mean()) - float((deep(3) >> 8).mean())) < 5
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "codec", "message"),
+    ("data", "codec", "message"),
     [
-        ("a_gif", animation("GIF"), "webp", "holds 3 frames or pages, of which re-encoding would keep one"),
-        ("a_webp", animation("WEBP"), "jpeg", "holds 3 frames"),
-        ("a_tif", animation("TIFF"), "keep", "holds 3 frames"),
-        ("a_png", png16_rgb := DEEP["rgb png"][0], "keep", "16 bits a channel, of which Pillow writes no more than 8"),
-        ("a_tif", DEEP["rgb tiff"][0], "png", "16 bits a channel, of which Pillow writes no more than 8"),
+        (animation("GIF"), "webp", "holds 3 frames or pages, of which re-encoding would keep one"),
+        (animation("WEBP"), "jpeg", "holds 3 frames"),
+        (animation("TIFF"), "keep", "holds 3 frames"),
+        (DEEP["rgb png"][0], "keep", "16 bits a channel, of which Pillow writes no more than 8"),
+        (DEEP["rgb tiff"][0], "png", "16 bits a channel, of which Pillow writes no more than 8"),
     ],
+    ids=["gif", "webp", "tiff", "deep png", "deep tiff"],
 )
 def test_an_image_that_would_lose_more_than_its_size_is_refused(
-    tmp_path: Path, name: str, data: bytes, codec: str, message: str
+    tmp_path: Path, data: bytes, codec: str, message: str
 ) -> None:
     with pytest.raises(BadSampleError, match=message):
-        one(tmp_path, name, data, reencode=Reencode(codec, 12))
-
-
-def test_colours_of_16_bits_become_8_in_a_jpeg(tmp_path: Path) -> None:
-    made = one(tmp_path, "a_png", DEEP["rgb png"][0], reencode=Reencode("webp", quality=100))
-    assert abs(float(decode_image(made).mean()) - float((deep(3) >> 8).mean())) < 5
+        one(tmp_path, data, reencode=Reencode(codec, 12))
 
 
 def test_resizing_is_that_of_pillow_and_small_images_keep_their_bytes(tmp_path: Path) -> None:
@@ -220,30 +190,29 @@ def test_resizing_is_that_of_pillow_and_small_images_keep_their_bytes(tmp_path: 
     x, y = np.meshgrid(np.arange(400), np.arange(300))
     waves = np.stack([127 + 120 * np.sin(x / 40), 127 + 120 * np.cos(y / 30), (x + y) / 3], -1)
     big = encoded(Image.fromarray(waves.astype(np.uint8)), "JPEG", quality=95)
-    source = tree(tmp_path / "src", big_jpg=big, small_jpg=small)
-    result, images = packed(source, reencode=Reencode(resize_short=64))
+    result, images = packed(tmp_path, {"big.jpg": big, "small.jpg": small}, reencode=Reencode(resize_short=64))
     assert images[1] == small
     pixels = decode_image(images[0]).astype(int)
     reference = Image.fromarray(pillow_rgb(big)).resize((85, 64), Image.Resampling.LANCZOS)
     assert pixels.shape == (64, 85, 3) and np.abs(pixels - np.asarray(reference)).mean() < 3
     options = readers.open(result.output).dataset.made["options"]["reencode"]
     assert options == {"codec": "keep", "max_side": None, "resize_short": 64, "quality": None}
-    assert "re-encoded" in packer.verify(result.output, against=source, workers=1).problems[0].what
+    assert "re-encoded" in packer.verify(result.output, against=tmp_path / "src", workers=1).problems[0].what
 
 
 @pytest.mark.parametrize(("quality", "same"), [(95, True), (10, False)])
 def test_quality_never_makes_a_file_larger(tmp_path: Path, quality: int, same: bool) -> None:
     data = encoded(picture(200, 200), "JPEG", quality=30)
-    image = one(tmp_path, "a_jpg", data, reencode=Reencode(quality=quality))
+    image = one(tmp_path, data, reencode=Reencode(quality=quality))
     assert (image == data) is same and len(image) <= len(data)
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P", "1", "CMYK"])
 def test_modes_and_codecs(tmp_path: Path, mode: str) -> None:
     kind = "JPEG" if mode == "CMYK" else "PNG"
-    source = tree(tmp_path / "src", a_img_x=encoded(picture(40, 60).convert(mode), kind))
+    files = {"a.img.x": encoded(picture(40, 60).convert(mode), kind)}
     for codec in ("keep", "jpeg", "png", "webp"):
-        result, (image,) = packed(source, reencode=Reencode(codec, max_side=30), overwrite=True)
+        result, (image,) = packed(tmp_path, files, reencode=Reencode(codec, max_side=30), overwrite=True)
         media, height, width, *_ = read_header(image)
         assert (width, height, media) == (30, 20, kind.lower() if codec == "keep" else codec)
         suffix = "x" if media == kind.lower() else SUFFIX[media]
@@ -260,19 +229,17 @@ def test_options_are_checked(wrong: dict[str, Any]) -> None:
 
 # --- names -------------------------------------------------------------------------------------------------------
 def test_files_that_differ_only_in_their_suffix_get_unique_names(tmp_path: Path) -> None:
-    jpeg, png = encoded(picture(20, 30), "JPEG"), encoded(picture(30, 20), "PNG")
-    source = tree(tmp_path / "src", x_jpg=jpeg, x_png=png, y_png=png, z_webp=encoded(picture(20, 30), "WEBP"))
-    result, images = packed(source, reencode=Reencode("webp"))
-    extracted = packer.extract(result.output, tmp_path / "out")
-    assert extracted.files == 4
-    files = files_of(tmp_path / "out")
-    assert list(files) == ["x.jpg.webp", "x.png.webp", "y.webp", "z.webp"] and sorted(files.values()) == sorted(images)
+    other = encoded(picture(30, 20), "PNG")
+    files = {"x.jpg": JPEG, "x.png": other, "y.png": other, "z.webp": encoded(picture(20, 30), "WEBP")}
+    result, images = packed(tmp_path, files, reencode=Reencode("webp"))
+    assert packer.extract(result.output, tmp_path / "out").files == 4
+    made = files_of(tmp_path / "out")
+    assert list(made) == ["x.jpg.webp", "x.png.webp", "y.webp", "z.webp"] and sorted(made.values()) == sorted(images)
     assert packer.verify(result.output, deep=True).ok
 
 
 def test_a_name_that_another_file_has_is_refused_before_packing(tmp_path: Path) -> None:
-    image = encoded(picture(20, 30), "PNG")
-    source = tree(tmp_path / "src", x_jpg=image, x_png=image, x_jpg_webp=image, x_jpg_gif=image)
+    names = ("x.jpg", "x.png", "x.jpg.webp", "x.jpg.gif")
     with pytest.raises(SourceError, match=r"would both be called x\.jpg\.webp when re-encoded; rename one"):
-        packed(source, reencode=Reencode("webp"))
+        packed(tmp_path, dict.fromkeys(names, PNG), reencode=Reencode("webp"))
     assert not (tmp_path / "set").exists() or not list((tmp_path / "set").glob("*.tar"))

@@ -4,36 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import by_subject, files_of, tree_of
+from conftest import convert, files_of, make_jpeg, tree_of
 
-import packer
 import readers
 from cache.checksums import crc32c
-from cache.errors import BadSampleError, DatasetError, OutputError, SourceError
-from cache.files import Folder
-from packer.conversion.options import Choose, ConvertOptions, Shards
-from packer.conversion.plan import check_listing, make_plan
+from cache.errors import BadSampleError, DatasetError, OutputError, PackerError, SourceError
 from packer.conversion.result import ConvertResult
-from packer.conversion.saved import (
-    LISTING_FILE,
-    Prepared,
-    SavedSamples,
-    decode_rows,
-    encode_rows,
-    load,
-    question_of,
-    save,
-)
-from packer.formats import format_named
+from packer.conversion.saved import LISTING_FILE, decode_rows, encode_rows
 from packer.sources.base import SourceListing
 from packer.sources.folder import FolderSource, TreeListing
 from readers.layout import WORK_FOLDER
@@ -62,52 +46,56 @@ def photos(tree: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def convert(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ConvertResult]:
+def run(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ConvertResult]:
     """Converts `photos` to tmp_path/out, as 9 + 3 shards."""
     monkeypatch.setattr(Counted, "calls", 0)
-
-    def call(**options: Any) -> ConvertResult:
-        return packer.convert(Counted(photos), "tar", tmp_path / "out", **by_subject(options, samples=4, workers=1))
-
-    return call
+    return lambda **options: convert(Counted(photos), tmp_path / "out", **{"samples": 4} | options)
 
 
 @pytest.fixture
-def unfinished(convert: Callable[..., ConvertResult]) -> Callable[..., ConvertResult]:
+def unfinished(run: Callable[..., ConvertResult]) -> Callable[..., ConvertResult]:
     """The same, when a first conversion has packed all shards but the last."""
     with pytest.raises(BadSampleError, match=r"owl_002\.JPEG"):
-        convert()
+        run()
     assert Counted.calls == 1
-    return convert
+    return run
 
 
-@pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize(
-    "options",
+    ("options", "workers"),
     [
-        {},
-        {"shuffle": 7},
-        {"where": "class_name != 'cat' and bytes > 0", "shuffle": 7},
-        {"classes": ["owl", "dog"]},
+        ({}, 1),
+        ({"where": "class_name != 'cat' and bytes > 0", "shuffle": 7}, 1),
+        ({"shuffle": 7}, 2),
+        ({"classes": ["owl", "dog"]}, 1),
     ],
     ids=str,
 )
 def test_what_is_resumed_is_not_listed_again(
-    convert: Callable[..., ConvertResult], photos: Path, tmp_path: Path, options: dict[str, Any], workers: int
+    run: Callable[..., ConvertResult], photos: Path, tmp_path: Path, options: dict[str, Any], workers: int
 ) -> None:
     with pytest.raises(BadSampleError):
-        convert(**options)
-    result = convert(**options, on_error="skip", workers=workers)
+        run(**options)
+    result = run(**options, on_error="skip", workers=workers)
     assert (Counted.calls, result.left_out["skipped"]) == (1, 1)
     assert 0 < result.shards_resumed < result.shards
-    again = tmp_path / "again"
-    packer.convert(
-        Counted(photos),
-        "tar",
-        again,
-        **by_subject(options, samples=4, workers=1, on_error="skip"),
-    )
-    assert files_of(again) == files_of(tmp_path / "out")
+    convert(Counted(photos), tmp_path / "again", samples=4, on_error="skip", **options)
+    assert files_of(tmp_path / "again") == files_of(tmp_path / "out")
+    assert not (tmp_path / "out" / WORK_FOLDER).exists()
+
+
+def test_names_of_any_kind_are_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Counted, "calls", 0)
+    names = ["train/ü/1.jpg", "train/ü/deep/er/1.jpg", "train/b/1.jpg", "train/b/1.png", "train/b/x.y.z"]
+    tree_of(tmp_path / "tree", {name: make_jpeg(i) for i, name in enumerate(names)})
+    (tmp_path / "tree/train/ü/gone.jpg").symlink_to("nowhere")
+    os.symlink("x", tmp_path / "tree" / os.fsdecode(b".caf\xe9"))
+    with pytest.raises(BadSampleError):
+        convert(Counted(tmp_path / "tree"), tmp_path / "out", samples=2)
+    convert(Counted(tmp_path / "tree"), tmp_path / "out", samples=2, on_error="skip")
+    assert Counted.calls == 1
+    convert(Counted(tmp_path / "tree"), tmp_path / "again", samples=2, on_error="skip")
+    assert files_of(tmp_path / "again") == files_of(tmp_path / "out")
 
 
 @pytest.mark.parametrize("change", ["a file more", "a file less", "another name", "a folder more"])
@@ -132,8 +120,10 @@ def test_a_folder_with_another_time_and_the_same_files_is_listed_and_resumed(
 ) -> None:
     (photos / "train/cat/new").touch()
     (photos / "train/cat/new").unlink()
+    assert unfinished(dry_run=True, on_error="skip").shards == 12
+    assert Counted.calls == 2, "a dry run lists, and saves nothing"
     assert unfinished(on_error="skip").shards_resumed == 11
-    assert Counted.calls == 2
+    assert Counted.calls == 3
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
@@ -166,171 +156,60 @@ def test_other_options_list_again(unfinished: Callable[..., ConvertResult], othe
     assert Counted.calls == 2
 
 
-def test_nothing_is_saved_by_a_dry_run_or_left_by_a_conversion(
-    unfinished: Callable[..., ConvertResult], tmp_path: Path
-) -> None:
-    assert unfinished(dry_run=True, on_error="skip").shards == 12
-    assert Counted.calls == 2
-    unfinished(on_error="skip")
-    assert Counted.calls == 2
-    assert not (tmp_path / "out" / WORK_FOLDER).exists()
+# --- the file ----------------------------------------------------------------------------------------------------
+def lies(whole: bytes) -> list[bytes]:
+    """The file with heads that lie, and right checksums."""
+    length = int.from_bytes(whole[-16:-8], "little")
+    files = []
+    for change in (
+        {"shards": [0, 1 << 62, 0]}, {"shards": [-8, 40, 0]}, {"folders": "x"}, {"splits": [["../up", "", 12]]},
+        {"splits": [["train", "train", 1 << 40]]}, {"classes": 7}, {"left_out": [1]}, {"more": {}},
+        {"more": {"max_workers": [], "where": 7}},
+    ):  # fmt: skip
+        head = json.dumps(json.loads(whole[-16 - length : -16]) | change).encode()
+        tail = len(head).to_bytes(8, "little") + crc32c(head).to_bytes(4, "little") + whole[-4:]
+        files.append(whole[: -16 - length] + head + tail)
+    return files
 
 
-# --- the file -----------------------------------------------------------------------------------------------------
-OPTIONS = ConvertOptions("tar", shards=Shards(samples=5, shuffle=3))
+def test_a_damaged_file_is_not_used(unfinished: Callable[..., ConvertResult], tmp_path: Path) -> None:
+    """Prefixes, and flipped bits: it is listed again, or refused where the damage is in what tasks read."""
+    work = tmp_path / "out" / WORK_FOLDER
+    whole = (work / LISTING_FILE).read_bytes()
+    shutil.copytree(work, tmp_path / "kept")
+    places = [len(whole) * i // 40 for i in range(40)]
+    damaged = [whole[:size] for size in places[::8]]
+    damaged += [whole[:at] + bytes([whole[at] ^ 1 << i % 8]) + whole[at + 1 :] for i, at in enumerate(places)]
+    outcomes = {"listed": 0, "refused": 0, "not read": 0}
+    for data in [*damaged, *lies(whole)]:
+        shutil.rmtree(tmp_path / "out")
+        shutil.copytree(tmp_path / "kept", work)
+        (work / LISTING_FILE).write_bytes(data)
+        Counted.calls = 0
+        try:
+            assert unfinished(on_error="skip").samples == 44
+            outcomes["listed" if Counted.calls else "not read"] += 1
+        except SourceError as error:
+            assert "remove that file and run the same command again" in str(error)
+            outcomes["refused"] += 1
+    assert min(outcomes.values()) > 0 and outcomes["listed"] > len(lies(whole)), outcomes
 
 
-def listed(root: Path, options: ConvertOptions = OPTIONS) -> Prepared:
-    """A listing whose properties are not the usual ones."""
-    listing = FolderSource(root).list(None)
-    listing = replace(listing, warnings=["of a kind"], max_workers=3, where="width > 1", not_chosen=2)
-    for part in listing.splits.values():
-        check_listing(part, "x")
-    return Prepared(make_plan(listing, options, format_named(options.to)), listing)
-
-
-@pytest.fixture
-def saved(tree: Path, tmp_path: Path) -> Iterator[tuple[Path, str]]:
-    """The folder of a set with a saved listing, and the question."""
-    (tmp_path / "out" / WORK_FOLDER).mkdir(parents=True)
-    question = question_of(FolderSource(tree), OPTIONS, Choose())
-    with Folder(tmp_path / "out" / WORK_FOLDER) as work:
-        save(tmp_path / "out", work, question, listed(tree))
-    yield tmp_path / "out", question
-
-
-def rows_of(prepared: Prepared) -> list[list[tuple[Any, ...]]]:
-    """Of each shard: key, label, names, bytes, path of every sample."""
-    shards = []
-    for number in range(len(prepared.plan.shards)):
-        blocks = prepared.samples(number).slices()
-        rows = [row for block in blocks for row in zip(*block, strict=True)]
-        shards.append([(*row[:4], row[4][0]) for row in rows])
-    return shards
-
-
-def test_what_is_loaded_is_what_was_listed(tree: Path, saved: tuple[Path, str]) -> None:
-    out, question = saved
-    loaded, expected = load(out, question, OPTIONS, tree), listed(tree)
-    assert loaded is not None
-    assert rows_of(loaded) == rows_of(expected)
-    assert loaded.plan.fingerprint == expected.plan.fingerprint
-    assert loaded.plan.specs == expected.plan.specs
-    assert [(s.split, s.name, len(s.indices), s.source_bytes) for s in loaded.plan.shards] == [
-        (s.split, s.name, len(s.indices), s.source_bytes) for s in expected.plan.shards
-    ]
-    for name in {field.name for field in fields(SourceListing)} - {"splits", "watched"}:
-        assert getattr(loaded.listing, name) == getattr(expected.listing, name), name
-    assert list(loaded.paths(FolderSource(tree))) == [
-        f"{tree}/{row[4]}" for shard in rows_of(expected) for row in shard
-    ]
-    assert loaded.samples(0).slices is not None and isinstance(loaded.samples(0), SavedSamples)
-
-
-def test_names_of_any_kind_are_saved(tmp_path: Path) -> None:
-    names = [
-        "train/ü/1.jpg",
-        "train/ü/deep/er/1.jpg",
-        "train/b/1.jpg",
-        "train/b/1.txt",
-        "train/b/x.y.z",
-        "train/b/none",
-    ]
-    tree_of(tmp_path / "tree", {name: b"x" * i for i, name in enumerate(names)})
-    (tmp_path / "tree/train/b/gone.jpg").symlink_to("nowhere")
-    os.symlink("x", tmp_path / "tree" / os.fsdecode(b".caf\xe9"))
-    (tmp_path / "out" / WORK_FOLDER).mkdir(parents=True)
-    source = FolderSource(tmp_path / "tree")
-    prepared, question = listed(tmp_path / "tree"), question_of(source, OPTIONS, Choose())
-    expected = rows_of(prepared)
-    with Folder(tmp_path / "out" / WORK_FOLDER) as work:
-        assert rows_of(save(tmp_path / "out", work, question, prepared)) == expected
-    loaded = load(tmp_path / "out", question, OPTIONS, source.root)
-    assert loaded is not None
-    assert rows_of(loaded) == expected
-    assert loaded.listing.left_out == [(os.fsdecode(b".caf\xe9"), "hidden")]
-
-
-@pytest.mark.parametrize("what", ["question", "none", "link", "fifo", "folder"])
-def test_what_is_not_loaded(saved: tuple[Path, str], tree: Path, what: str) -> None:
-    out, question = saved
-    file = out / WORK_FOLDER / LISTING_FILE
-    if what == "question":
-        question = question_of(FolderSource(tree, "tree"), OPTIONS, Choose())
-    else:
-        file.rename(out / "elsewhere")
+@pytest.mark.parametrize("what", ["none", "link", "fifo", "folder"])
+def test_what_is_no_file_is_not_loaded(unfinished: Callable[..., ConvertResult], tmp_path: Path, what: str) -> None:
+    file = tmp_path / "out" / WORK_FOLDER / LISTING_FILE
+    file.rename(tmp_path / "elsewhere")
     if what == "link":
-        file.symlink_to(out / "elsewhere")
+        file.symlink_to(tmp_path / "elsewhere")
     elif what == "fifo":
         os.mkfifo(file)
     elif what == "folder":
         file.mkdir()
-    assert load(out, question, OPTIONS, tree) is None
-
-
-def test_a_damaged_file_is_not_used(saved: tuple[Path, str], tree: Path) -> None:
-    """Each prefix, and a flipped bit at each of many bytes: nothing is loaded, or the rows are right, or refused."""
-    out, question = saved
-    file = out / WORK_FOLDER / LISTING_FILE
-    whole = file.read_bytes()
-    expected = rows_of(listed(tree))
-    chance = random.Random(1)
-    damaged = [whole[:size] for size in range(0, len(whole), 61)]
-    for _ in range(300):
-        data = bytearray(whole)
-        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
-        damaged.append(bytes(data))
-    refused = 0
-    for data in damaged:
-        file.write_bytes(data)
-        loaded = load(out, question, OPTIONS, tree)
-        if loaded is None:
-            refused += 1
-            continue
-        with pytest.raises(SourceError, match="remove that file and run the same command again"):
-            rows_of(loaded)
-    assert 0 < refused < len(damaged)
-    file.write_bytes(whole)
-    assert rows_of(load(out, question, OPTIONS, tree) or listed(tree)) == expected
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"shards": [0, 1 << 62, 0]},
-        {"shards": [-8, 40, 0]},
-        {"folders": "x"},
-        {"splits": [["../up", "", 12]]},
-        {"splits": [["train", "train", 1 << 40]]},
-        {"classes": 7},
-        {"left_out": [1]},
-        {"more": {}},
-        {"more": {"max_workers": [], "where": 7}},
-    ],
-)
-def test_a_head_that_lies(saved: tuple[Path, str], tree: Path, change: dict[str, Any]) -> None:
-    """With a right checksum, too."""
-    out, question = saved
-    file = out / WORK_FOLDER / LISTING_FILE
-    whole = file.read_bytes()
-    length = int.from_bytes(whole[-16:-8], "little")
-    head = json.dumps(json.loads(whole[-16 - length : -16]) | change).encode()
-    tail = len(head).to_bytes(8, "little") + crc32c(head).to_bytes(4, "little") + whole[-4:]
-    file.write_bytes(whole[: -16 - length] + head + tail)
-    assert load(out, question, OPTIONS, tree) is None
-
-
-HOSTILE: list[tuple[str, Callable[[TreeFiles], TreeFiles]]] = [
-    ("a name is not", lambda files: with_names(files, "../x")),
-    ("a name is not", lambda files: with_names(files, "..")),
-    ("a name is not", lambda files: with_names(files, "/etc/passwd")),
-    ("a name is not", lambda files: with_names(files, "a\0b")),
-    ("a name is empty", lambda files: with_names(files, "")),
-    *(
-        ("leads out", lambda files, folder=folder: with_folders(files, folder))  # type: ignore[misc]
-        for folder in ("train/../../", "/train/", "/", "train//x/", "val/cat/", "train/a\0b/", "train/cat")
-    ),
-]
+    try:
+        unfinished(on_error="skip")
+    except (PackerError, OSError) as error:
+        assert str(file) in str(error)
+    assert Counted.calls == 2
 
 
 def with_names(files: TreeFiles, name: str) -> TreeFiles:
@@ -341,36 +220,33 @@ def with_folders(files: TreeFiles, folder: str) -> TreeFiles:
     return TreeFiles([folder] * len(files.folders), files.folder, files.names, files.facts, files.rows)
 
 
-@pytest.mark.parametrize(("message", "change"), HOSTILE)
-def test_a_block_that_leads_elsewhere(tree: Path, message: str, change: Callable[[TreeFiles], TreeFiles]) -> None:
-    part = listed(tree).listing.splits["train"]
+def test_a_block_that_leads_elsewhere_or_has_another_header(tree: Path) -> None:
+    """Of files that somebody else may write: the rows of a shard are those of the tree, or refused."""
+    part = FolderSource(tree).list(None).splits["train"]
     assert isinstance(part, TreeListing)
-    assert decode_rows(encode_rows(part, range(4)), 3).keys == part.keys[:4]
-    split = TreeSplit(part.root, change(part.part.files), part.part.labels)
-    with pytest.raises(DatasetError, match=message):
-        decode_rows(encode_rows(TreeListing(split, part.whole), range(4)), 3)
-
-
-@pytest.mark.parametrize(
-    ("was", "now"),
-    [
+    block = encode_rows(part, range(4))
+    assert decode_rows(block, 3).keys == part.keys[:4]
+    names = ("../x", "..", "/etc/passwd", "a\0b", "")
+    folders = ("train/../../", "/train/", "/", "train//x/", "val/cat/", "train/a\0b/", "train/cat")
+    for change, values, message in (
+        (with_names, names, "a name is (not|empty)"),
+        (with_folders, folders, "leads out"),
+    ):
+        for value in values:
+            split = TreeSplit(part.root, change(part.part.files, value), part.part.labels)
+            with pytest.raises(DatasetError, match=message):
+                decode_rows(encode_rows(TreeListing(split, part.whole), range(4)), 3)
+    for was, now in (
         (b'"folder", "<i4", 4', b'"folder", "<i4", 3'),
         (b'"folder", "<i4", 4', b'"folder", "<i4",-4'),
         (b'"folder", "<i4", 4', b'"folder", "|O1", 4'),
         (b'"bytes", "<i8", 4', b'"bytes", "<i8", 9'),
         (b'"root": "train"', b'"root": "other"'),
         (b'"columns"', b'"colunms"'),
-    ],
-)
-def test_a_block_with_another_header(tree: Path, was: bytes, now: bytes) -> None:
-    block = encode_rows(listed(tree).listing.splits["train"], range(4))
-    assert was in block
-    with pytest.raises(DatasetError):
-        decode_rows(block.replace(was, now), 3)
-
-
-@pytest.mark.parametrize("classes", [0, 1])
-def test_labels_are_those_of_classes(tree: Path, classes: int) -> None:
-    part = listed(tree).listing.splits["train"]
-    with pytest.raises(DatasetError, match="labels: a number is outside"):
-        decode_rows(encode_rows(part, np.array([0, 35])), classes)
+    ):
+        assert was in block
+        with pytest.raises(DatasetError):
+            decode_rows(block.replace(was, now), 3)
+    for classes in (0, 1):
+        with pytest.raises(DatasetError, match="labels: a number is outside"):
+            decode_rows(encode_rows(part, np.array([0, 35])), classes)

@@ -45,11 +45,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Page:
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("path", WITH_CODE, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_the_code_of_a_page_runs(
-    path: Path,
-    place: Place,
-    page: Page,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    path: Path, place: Place, page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.copy(blocks_of(path), tmp_path / "place")
     monkeypatch.syspath_prepend(str(tmp_path / "place"))

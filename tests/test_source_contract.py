@@ -1,236 +1,266 @@
-"""Every source keeps the contract of `packer.testing.sources`: trees, archives, tables, sets and files of records."""
+"""Trees, archives, tables, packed sets, files of records and folders of these keep the contract of sources."""
 
 from __future__ import annotations
 
-import csv
 import gzip
-import json
-import os
 import shutil
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 import pytest
-from conftest import make_jpeg, tree_of
+from conftest import by_subject, make_jpeg, tree_of
 from suites.containers import COMPRESS, HDF5_LAYOUTS, example, hdf5_of, rec_of, record, tar_of, write, zip_of
+from suites.layouts import PICTURES, Layout, LayoutSuite, refusal, write_table
 
 import packer
 from cache.errors import SourceError
-from packer.testing.sources import Found, SourceSuite
+from packer.testing.sources import Found, found
 from readers.layout import DOCUMENTS
 
 CLASSES = ("cat", "dog")
-PICTURES = {
-    f"{split}/{CLASSES[number % 2]}/{number}.jpg": make_jpeg(number, (16 + 4 * number, 24))
+TREE = {
+    f"{split}/{CLASSES[number % 2]}/{number}.jpg": PICTURES[number]
     for number, split in enumerate(["train"] * 9 + ["val"] * 3)
 }
-NAMES = sorted(PICTURES, key=lambda name: name.split("/"))  # a tree's own order
+NAMES = sorted(TREE, key=lambda name: name.split("/"))  # a tree's own order
+MEMBERS = [(f"images/{name}", TREE[name]) for name in NAMES]
 
 
-def of_split(split: str) -> list[str]:
-    return [name for name in NAMES if name.startswith(f"{split}/")]
-
-
-@pytest.fixture
-def of_tree() -> Found:
-    """What a tree of these pictures has, however it is kept."""
-    splits = {
-        split: [
-            (name.split("/", 1)[1][: -len(".jpg")], CLASSES.index(name.split("/")[1]), (PICTURES[name],))
-            for name in of_split(split)
-        ]
-        for split in ("train", "val")
-    }
+# --- trees and tables ---------------------------------------------------------------------------------------------
+def tree_found(root: Path | None = None, *more: Callable[[int], bytes | None]) -> Found:
+    """What a tree of these pictures has, however it is kept. more: further fields, by the place of a sample."""
+    splits: dict[str, Any] = {"train": [], "val": []}
+    for place, name in enumerate(NAMES):
+        split, label, _ = name.split("/")
+        fields = (TREE[name], *(value(place) for value in more))
+        splits[split].append((name[len(split) + 1 : -len(".jpg")], CLASSES.index(label), fields))
     return Found(splits, CLASSES)
 
 
-class OfATree(SourceSuite):
-    @pytest.fixture
-    def truth(self, of_tree: Found) -> Found:
-        return of_tree
+def tar_layout(suffix: str) -> Layout:
+    data = COMPRESS[suffix](tar_of(*MEMBERS))
+    return Layout(lambda folder: write(folder / f"images.{suffix}", data), tree_found)
 
 
-class TestFolder(OfATree):
-    @pytest.fixture
-    def root(self, tmp_path: Path) -> Path:
-        return tree_of(tmp_path / "images", PICTURES)
-
-    def whole_files(self, root: Path) -> bool:
-        return True
+def zip_layout(method: int) -> Layout:
+    return Layout(lambda folder: write(folder / "images.zip", zip_of(*MEMBERS, method=method)), tree_found)
 
 
-@pytest.mark.parametrize("compression", COMPRESS)
-class TestTar(OfATree):
-    @pytest.fixture
-    def root(self, tmp_path: Path, compression: str) -> Path:
-        data = tar_of(*((f"images/{name}", PICTURES[name]) for name in NAMES))
-        return write(tmp_path / f"images.{compression}", COMPRESS[compression](data))
+def packed_layout(to: str) -> Layout:
+    def pack(folder: Path) -> Path:
+        packer.convert(tree_of(folder / "images", TREE), to, folder / "set", **by_subject({}, workers=1, samples=5))
+        shutil.rmtree(folder / "images")
+        return folder / "set"
+
+    return Layout(pack, tree_found, f"*.{ {'hdf5': 'h5'}.get(to, to) }*", tuple(f"*/{name}" for name in DOCUMENTS))
 
 
-@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED], ids=["stored", "deflated"])
-class TestZip(OfATree):
-    @pytest.fixture
-    def root(self, tmp_path: Path, method: int) -> Path:
-        data = zip_of(*((f"images/{name}", PICTURES[name]) for name in NAMES), method=method)
-        return write(tmp_path / "images.zip", data)
+def items(folder: Path) -> Path:
+    """A data set an image, in groups like folders."""
+    with h5py.File(folder / "images.h5", "w") as file:
+        for name in NAMES:
+            file[name] = np.void(TREE[name])
+    return folder / "images.h5"
 
 
-@pytest.mark.parametrize("to", ["hdf5", "tfrecord", "tar"])
-class TestPackedSet(OfATree):
-    @pytest.fixture
-    def root(self, tmp_path: Path, to: str) -> Path:
-        packer.convert(
-            tree_of(tmp_path / "images", PICTURES),
-            to,
-            tmp_path / "set",
-            run=packer.Run(workers=1),
-            shards=packer.Shards(samples=5),
-        )
-        shutil.rmtree(tmp_path / "images")
-        return tmp_path / "set"
+def table_layout(suffix: str) -> Layout:
+    """With splits, labels, and a mask for every second image."""
 
-    def files(self, root: Path) -> set[Path]:
-        return {path for path in super().files(root) if path.name not in DOCUMENTS}
+    def tabulated(folder: Path) -> Path:
+        root, rows = tree_of(folder / "images", TREE), []
+        for place, name in enumerate(NAMES):
+            split, label = name.split("/")[:2]
+            rows.append({"path": name, "label": label, "split": split, "mask": f"{place}.png" if place % 2 else None})
+            if place % 2:
+                (root / f"{place}.png").write_bytes(b"mask %d" % place)
+        return write_table(root / f"table.{suffix}", rows)
 
+    def truth(root: Path) -> Found:
+        of = tree_found(None, lambda place: b"mask %d" % place if place % 2 else None)
+        splits = {name: [(f"{name}/{key}", *rest) for key, *rest in its] for name, its in of.splits.items()}
+        return Found(splits, CLASSES, ("image", "mask"))
+
+    return Layout(tabulated, truth, whole=True, folder=True)
+
+
+# --- records ------------------------------------------------------------------------------------------------------
+def as_tar(path: Path, numbers: range) -> Path:
+    members = [
+        (f"{n:06d}.{kind}", data) for n in numbers for kind, data in (("jpg", PICTURES[n]), ("cls", b"%d" % (n % 3)))
+    ]
+    return write(path.with_suffix(".tar"), tar_of(*members))
+
+
+def records_of(numbers: range) -> bytes:
+    return b"".join(record(example(image__encoded=PICTURES[n], image__class__label=n % 3)) for n in numbers)
+
+
+def as_hdf5(layout: str) -> Callable[[Path, range], Path]:
+    def fill(path: Path, numbers: range) -> Path:
+        images, labels = [PICTURES[number] for number in numbers], [number % 3 for number in numbers]
+        return hdf5_of(path.with_suffix(".h5"), HDF5_LAYOUTS[layout], images, labels)
+
+    return fill
+
+
+SHARDS: dict[str, Callable[[Path, range], Path]] = {
+    "tar": as_tar,
+    "tfrecord": lambda path, numbers: write(path.with_suffix(".tfrecord"), records_of(numbers)),
+    "tfrecord.gz": lambda path, numbers: write(path.with_suffix(".tfrecord.gz"), gzip.compress(records_of(numbers))),
+    "hdf5 ranges": as_hdf5("ranges"),
+    "hdf5 elements": as_hdf5("elements"),
+    "recordio": lambda path, numbers: write(
+        path.with_suffix(".rec"), rec_of([PICTURES[n] for n in numbers], [n % 3 for n in numbers])
+    ),
+}
+BY_FILE = {"train-00": range(4), "train-01": range(4, 9), "val-00": range(9, 14)}
+
+
+def folder_of(root: Path, shard: Callable[[Path, range], Path] = as_tar) -> Path:
+    root.mkdir()
+    for name, numbers in BY_FILE.items():
+        shard(root / name, numbers)
+    return root
+
+
+def shards_found(named: bool, files: dict[str, range]) -> Found:
+    """Keys are the names in the shard, or the places in it."""
+    splits: dict[str, Any] = {}
+    for name, numbers in files.items():
+        for place, number in enumerate(numbers):
+            key = f"{number:06d}" if named else f"{name}/{place:08d}"
+            splits.setdefault(name.partition("-")[0], []).append((key, number % 3, (PICTURES[number],)))
+    return Found(splits)
+
+
+def shard_layout(name: str) -> Layout:
+    return Layout(
+        lambda folder: SHARDS[name](folder / "train", range(12)),
+        lambda root: shards_found(name == "tar", {"train": range(12)}),
+    )
+
+
+def folder_layout(name: str) -> Layout:
+    return Layout(
+        lambda folder: folder_of(folder / "set", SHARDS[name]), lambda root: shards_found(name == "tar", BY_FILE)
+    )
+
+
+LAYOUTS = {
+    "tree": Layout(lambda folder: tree_of(folder / "images", TREE), tree_found, whole=True),
+    **{suffix: tar_layout(suffix) for suffix in COMPRESS},
+    "zip stored": zip_layout(zipfile.ZIP_STORED),
+    "zip deflated": zip_layout(zipfile.ZIP_DEFLATED),
+    "hdf5 items": Layout(items, tree_found),
+    **{suffix: table_layout(suffix) for suffix in ("csv", "tsv", "jsonl", "parquet")},
+    **{f"one {name}": shard_layout(name) for name in SHARDS},
+    **{f"a folder of {name}": folder_layout(name) for name in ("tar", "tfrecord.gz", "hdf5 elements", "recordio")},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+class TestSources(LayoutSuite):
+    pass
+
+
+@pytest.mark.parametrize("layout", [packed_layout(to) for to in ("hdf5", "tfrecord", "tar")], ids=lambda its: its.data)
+class TestPackedSet(LayoutSuite):
     def test_files_that_change_make_another_listing(self, root: Path) -> None:
         """Not by their times: a set knows the checksums of its samples."""
 
     def data_files(self, root: Path) -> set[Path]:
-        return {path for path in self.files(root) if path.parent == root and path.suffix != ".json"}
+        return {path for path in super().data_files(root) if path.parent == root}
 
 
-class TestHdf5OfItems(OfATree):
-    """A data set an image, in groups like folders."""
-
-    @pytest.fixture
-    def root(self, tmp_path: Path) -> Path:
-        with h5py.File(tmp_path / "images.h5", "w") as file:
-            for name in NAMES:
-                file[name] = np.void(PICTURES[name])
-        return tmp_path / "images.h5"
+# --- folders of shards --------------------------------------------------------------------------------------------
+def test_the_folders_of_splits_say_the_split(tmp_path: Path) -> None:
+    for split, numbers in (("train", range(5)), ("val", range(5, 9))):
+        (tmp_path / "set" / split).mkdir(parents=True)
+        as_tar(tmp_path / "set" / split / "000000", numbers)
+    listing = packer.open_source(tmp_path / "set").list(None)
+    assert {name: len(part) for name, part in listing.splits.items()} == {"train": 5, "val": 4}
 
 
-def write_table(path: Path, rows: list[dict[str, Any]]) -> None:
-    if path.suffix == ".parquet":
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    elif path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+def test_names_without_a_split_are_one(tmp_path: Path) -> None:
+    """A missing number is a warning; keys that several shards have begin with their shard."""
+    for name in ("000000", "000002"):
+        as_tar(tmp_path / name, range(2))
+    source = packer.open_source(tmp_path)
+    listing = source.list("val")
+    assert {name: len(part) for name, part in listing.splits.items()} == {"val": 4}
+    assert any("1 shard are missing" in text or "1 shard is missing" in text for text in listing.warnings)
+    keys = [key for key, _, _ in found(source).splits["train"]]
+    assert keys == ["000000/000000", "000000/000001", "000002/000000", "000002/000001"]
+
+
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        ("several formats", "shards of several formats"),
+        ("a shard of a packed set", "train-02.tar: a shard of a packed set"),
+        ("a damaged shard", "val-00.tar"),
+    ],
+)
+def test_folders_that_are_refused(tmp_path: Path, what: str, expected: str) -> None:
+    root = folder_of(tmp_path / "shards")
+    if what == "several formats":
+        SHARDS["recordio"](root / "train-02", range(3))
+    elif what == "a shard of a packed set":
+        packer.convert(root, "tar", tmp_path / "out", run=packer.Run(workers=1))
+        next((tmp_path / "out").glob("train*.tar")).rename(root / "train-02.tar")
     else:
-        with open(path, "w", encoding="utf-8", newline="") as file:
-            csv.writer(file, delimiter="\t" if path.suffix == ".tsv" else ",").writerows(
-                [rows[0], *(["" if value is None else value for value in row.values()] for row in rows)]
-            )
+        (root / "val-00.tar").write_bytes((root / "val-00.tar").read_bytes()[:3000])
+    assert expected in refusal(root)
 
 
-@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet"])
-class TestManifest(SourceSuite):
-    """A table with splits, labels, and a mask for every second image."""
-
-    @pytest.fixture
-    def root(self, tmp_path: Path, suffix: str) -> Path:
-        root, rows = tree_of(tmp_path / "images", PICTURES), []
-        for number, name in enumerate(NAMES):
-            mask = None if number % 2 else f"masks/{number}.png"
-            if mask is not None:
-                (root / mask).parent.mkdir(exist_ok=True)
-                (root / mask).write_bytes(b"mask %d" % number)
-            split, label = name.split("/")[:2]
-            rows.append({"path": name, "label": label, "split": split, "mask": mask})
-        write_table(root / f"table.{suffix}", rows)
-        return root / f"table.{suffix}"
-
-    @pytest.fixture
-    def truth(self) -> Found:
-        splits: dict[str, Any] = {"train": [], "val": []}
-        for number, name in enumerate(NAMES):
-            split, label = name.split("/")[:2]
-            mask = None if number % 2 else b"mask %d" % number
-            splits[split].append((name[: -len(".jpg")], CLASSES.index(label), (PICTURES[name], mask)))
-        return Found(splits, CLASSES, ("image", "mask"))
-
-    def files(self, root: Path) -> set[Path]:
-        return super().files(root.parent)
-
-    def whole_files(self, root: Path) -> bool:
-        return True
+def test_a_shard_that_changes_after_it_was_listed_is_refused(tmp_path: Path) -> None:
+    source = packer.open_source(folder_of(tmp_path / "shards"))
+    source.list(None)
+    as_tar(tmp_path / "shards/val-00", range(9, 13))
+    with pytest.raises(SourceError, match=r"val-00\.tar: has changed since it was listed"), source.open():
+        pass
 
 
-class OfRecords(SourceSuite):
-    """Of numbered images with numbers for labels."""
-
-    @pytest.fixture
-    def truth(self) -> Found:
-        return Found({"train": [(f"train/{i:08d}", i % 3, (PICTURES[name],)) for i, name in enumerate(NAMES)]})
-
-
-@pytest.mark.parametrize("layout", ["ranges", "elements"])
-class TestHdf5(OfRecords):
-    """All images in one data set."""
-
-    @pytest.fixture
-    def root(self, tmp_path: Path, layout: str) -> Path:
-        images, labels = [PICTURES[name] for name in NAMES], [number % 3 for number in range(len(NAMES))]
-        return hdf5_of(tmp_path / "train.h5", HDF5_LAYOUTS[layout], images, labels)
+def test_a_tree_with_an_archive_in_it_is_a_tree(tmp_path: Path) -> None:
+    tree_of(tmp_path / "set", {"cat/1.jpg": PICTURES[1]})
+    as_tar(tmp_path / "set/old", range(3))
+    result = packer.convert(tmp_path / "set", "tar", tmp_path / "out", run=packer.Run(workers=1))
+    assert (result.samples, result.classes) == (1, 1)
 
 
-@pytest.mark.parametrize("suffix", ["tfrecord", "tfrecord.gz"])
-class TestTFRecord(OfRecords):
-    @pytest.fixture
-    def root(self, tmp_path: Path, suffix: str) -> Path:
-        records = b"".join(
-            record(example(image__encoded=PICTURES[name], image__class__label=number % 3))
-            for number, name in enumerate(NAMES)
-        )
-        return write(tmp_path / f"train.{suffix}", gzip.compress(records) if suffix.endswith("gz") else records)
+def texts_of(path: Path, feature: str, texts: list[bytes], **more: int) -> Path:
+    samples = (
+        example(**{"image__encoded": make_jpeg(number), "image__key": b"%d" % number, feature: text}, **more)
+        for number, text in enumerate(texts)
+    )
+    return write(path, b"".join(map(record, samples)))
 
 
-class TestWebDataset(SourceSuite):
-    @pytest.fixture
-    def root(self, tmp_path: Path) -> Path:
-        members = [((f"{i}.jpg", PICTURES[name]), (f"{i}.cls", b"%d" % (i % 3))) for i, name in enumerate(NAMES)]
-        return write(tmp_path / "train.tar", tar_of(*(member for pair in members for member in pair)))
-
-    @pytest.fixture
-    def truth(self) -> Found:
-        return Found({"train": [(str(i), i % 3, (PICTURES[name],)) for i, name in enumerate(NAMES)]})
-
-
-class TestRecordIO(OfRecords):
-    """As MXNet writes it."""
-
-    @pytest.fixture
-    def root(self, tmp_path: Path) -> Path:
-        images = [PICTURES[name] for name in NAMES]
-        return write(tmp_path / "train.rec", rec_of(images, [number % 3 for number in range(len(NAMES))]))
+@pytest.mark.parametrize("feature", ["image__class__text", "image__class__label", "label"])
+def test_names_of_classes_without_numbers_are_labels(tmp_path: Path, feature: str) -> None:
+    listing = packer.open_source(texts_of(tmp_path / "x.tfrecord", feature, [b"dog", b"cat", b"dog"])).list(None)
+    assert (listing.classes, listing.splits["train"].labels.tolist()) == (("cat", "dog"), [1, 0, 1])
+    (tmp_path / "shards").mkdir()
+    for number, texts in enumerate(([b"10", b"2"], [b"7", b"2"])):
+        texts_of(tmp_path / f"shards/{number}.tfrecord", feature, texts)
+    listing = packer.open_source(tmp_path / "shards").list(None)
+    assert (listing.classes, listing.splits["train"].labels.tolist()) == ((), [10, 2, 7, 2])
 
 
-@pytest.mark.parametrize("subdir", [True, False], ids=["directory", "file"])
-class TestLmdb(OfATree):
-    """Images under their names."""
+def test_names_of_classes_without_numbers_are_named_by_an_index(tmp_path: Path) -> None:
+    texts_of(tmp_path / "x.tfrecord", "image__class__text", [b"dog", b"cat"])
+    result = packer.index(tmp_path / "x.tfrecord", output=tmp_path / "out", workers=1)
+    assert any("2 images (the first: 0) with the name of a class and no number" in text for text in result.warnings)
 
-    @pytest.fixture
-    def root(self, tmp_path: Path, subdir: bool) -> Path:
-        lmdb = pytest.importorskip("lmdb", reason="the package lmdb, which writes the environments, is not installed")
-        environment = lmdb.open(str(tmp_path / "images.lmdb"), map_size=16 << 20, subdir=subdir, lock=False)
-        with environment, environment.begin(write=True) as transaction:
-            for name in NAMES:
-                transaction.put(name.encode(), PICTURES[name])
-        return tmp_path / "images.lmdb"
 
-    def open(self, root: Path) -> Any:
-        source = super().open(root)
-        source.isolated = False  # listed in this process, which is quicker; other tests do otherwise
-        return source
-
-    @pytest.mark.parametrize("keep", [0.3])
-    def test_files_cut_short(self, root: Path, truth: Found, keep: float) -> None:
-        """Which ends the process that reads them."""
-        for path in self.data_files(root):
-            os.truncate(path, int(path.stat().st_size * keep))
-        with pytest.raises(SourceError):
-            packer.open_source(root).list(None)
+def test_names_and_numbers_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    texts_of(tmp_path / "0.tfrecord", "image__class__text", [b"cat", b"cat"], image__class__label=0)
+    texts_of(tmp_path / "1.tfrecord", "image__class__text", [b"cat"])
+    listing = packer.open_source(tmp_path).list(None)
+    assert (listing.classes, listing.splits["train"].labels.tolist()) == (("cat",), [0, 0, 0])
+    texts_of(tmp_path / "1.tfrecord", "image__class__text", [b"owl"])
+    assert "others only the name 'owl'" in refusal(tmp_path)

@@ -6,6 +6,7 @@ import gzip
 import lzma
 import os
 import pickle
+import re
 import resource
 import shutil
 import struct
@@ -16,20 +17,19 @@ from typing import Any
 
 import pytest
 import zstandard
-from conftest import by_subject, files_of, make_jpeg, tree_of
+from conftest import by_subject, files_of, tree_of
 from suites.containers import COMPRESS, tar_of, write, zip_of
+from suites.layouts import PICTURES, pack_error, refusal
 from suites.programs import run_packer
 
 import packer
 import readers
-from cache.errors import BadSampleError, SourceError
-from packer.sources import open_source
+from cache.errors import SourceError
 from packer.sources.base import SourceListing
 from packer.testing.sources import found
 
 LONG = "a-long-folder-name-" * 7  # over the 100 bytes of a tar header's name
 needs_tar = pytest.mark.skipif(shutil.which("tar") is None, reason="no tar command here")
-PICTURES = [make_jpeg(number, (40 + number, 30)) for number in range(8)]
 ONE, TWO = ("a/1.jpg", PICTURES[0]), ("b/2.jpg", PICTURES[1])
 
 
@@ -60,27 +60,12 @@ def pack(source: Any, out: Path, to: str = "hdf5", **options: Any) -> Path:
 
 def content(source: Path) -> dict[str, Any]:
     """All samples of a source by split and key, without the order of the source."""
-    return {
-        split: {key: rest for key, *rest in samples} for split, samples in found(open_source(source)).splits.items()
-    }
+    splits = found(packer.open_source(source)).splits
+    return {split: {key: rest for key, *rest in samples} for split, samples in splits.items()}
 
 
 def listed(path: Path, split: str | None = None) -> SourceListing:
-    return open_source(path).list(split)
-
-
-def left_out(path: Path) -> dict[str, str]:
-    return dict(listed(path).left_out)
-
-
-@pytest.mark.parametrize("suffix", ["tar", "tar.gz", "zip"])
-def test_workers_make_no_difference(tree: Path, tmp_path: Path, suffix: str) -> None:
-    archive = make_archive(tree, suffix)
-    shards = []
-    for workers in (1, 2):
-        out = pack(archive, tmp_path / f"{workers}", "tar", samples_per_shard=2, workers=workers)
-        shards.append({path.name: path.read_bytes() for path in out.glob("*.tar")})
-    assert shards[0] == shards[1] and len(shards[0]) == 4
+    return packer.open_source(path).list(split)
 
 
 @pytest.mark.parametrize("suffix", [*COMPRESS, "zip"])
@@ -95,7 +80,7 @@ def test_samples_come_in_the_order_of_the_archive(tree: Path, suffix: str) -> No
 def test_a_compressed_archive_is_unpacked_once_for_all_shards_of_a_process(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = open_source(make_archive(tree, "tar.gz"))
+    source = packer.open_source(make_archive(tree, "tar.gz"))
     opened = []
 
     class Counted(gzip.GzipFile):
@@ -122,7 +107,7 @@ def test_a_compressed_archive_is_unpacked_once_for_all_shards_of_a_process(
 @needs_tar
 @pytest.mark.parametrize(
     ("form", "compress"),
-    [("gnu", ""), ("pax", ""), ("ustar", ""), ("v7", ""), ("oldgnu", ""), ("gnu", "--gzip"), ("pax", "--zstd")],
+    [("ustar", ""), ("v7", ""), ("oldgnu", ""), ("gnu", "--gzip"), ("pax", "--zstd")],
 )
 def test_gnu_tar(tree: Path, tmp_path: Path, form: str, compress: str) -> None:
     if compress == "--zstd" and shutil.which("zstd") is None:
@@ -159,7 +144,7 @@ def test_links(tmp_path: Path) -> None:
             special("b/self.jpg", tarfile.SYMTYPE, "self.jpg"),
         ),
     )
-    assert left_out(archive) == {
+    assert dict(listed(archive).left_out) == {
         "b/folder.jpg": "a link to the folder 'a'",
         "b/dangling.jpg": "a link to 'b/nowhere.jpg', which is not in the archive",
         "b/out.jpg": "a link out of the archive, to '../etc/passwd'",
@@ -205,12 +190,13 @@ def test_hostile_and_odd_members_of_a_tar(tmp_path: Path) -> None:
         "a/null.jpg": "a device",
         "label": "not a file (tar type 'V')",
     }
-    with pytest.raises(SourceError, match=r"no files found; 1 left out, such as '/x\.jpg': an absolute name"):
-        listed(write(tmp_path / "y.tar", tar_of(("/x.jpg", PICTURES[0]))))
-    with pytest.raises(SourceError, match="not UTF-8; rename it"):
-        listed(write(tmp_path / "y.tar", tar_of(("a/\udcff.jpg", PICTURES[0]))))
-    with pytest.raises(SourceError, match=r"two members are called 'a/1\.jpg'"):
-        listed(write(tmp_path / "y.tar", tar_of(("a/1.jpg", PICTURES[0]), ("./a/1.jpg", PICTURES[0]))))
+    for members, message in (
+        ([("/x.jpg", PICTURES[0])], "no files found; 1 left out, such as '/x.jpg': an absolute name"),
+        ([("a/\udcff.jpg", PICTURES[0])], "not UTF-8; rename it"),
+        ([("a/1.jpg", PICTURES[0]), ("./a/1.jpg", PICTURES[0])], "two members are called 'a/1.jpg'"),
+        ([], "no files found"),
+    ):
+        assert message in refusal(write(tmp_path / "y.tar", tar_of(*members)))
 
 
 @pytest.mark.parametrize(
@@ -273,8 +259,9 @@ def test_what_follows_an_archive(tree: Path, tmp_path: Path) -> None:
     for suffix in ("tar", "tar.gz"):
         joined = listed(write(tmp_path / f"x.{suffix}", COMPRESS[suffix](one + two)))
         assert [*joined.splits["train"].keys] == ["a/1", "b/1", "a/2"] and joined.warnings == []
-        with pytest.raises(SourceError, match=r"two members are called 'a/1\.jpg'"):
-            listed(write(tmp_path / f"x.{suffix}", COMPRESS[suffix](one + one)))
+        assert "two members are called 'a/1.jpg'" in refusal(
+            write(tmp_path / f"x.{suffix}", COMPRESS[suffix](one + one))
+        )
         listing = listed(write(tmp_path / f"x.{suffix}", COMPRESS[suffix](one + b"something else".ljust(512, b"."))))
         assert len(listing.splits["train"]) == 2
         assert listing.warnings == [
@@ -311,23 +298,17 @@ def test_links_and_folders_do_not_multiply(tmp_path: Path) -> None:
     assert done.returncode == 0 and "20,000 a link to 'nowhere'" in done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("suffix", ["tar", "tar.gz"])
-def test_captions_in_an_archive_are_fields_as_in_a_folder_of_archives(tmp_path: Path, suffix: str) -> None:
+def test_captions_in_an_archive_are_fields_as_in_a_folder_of_archives(tmp_path: Path) -> None:
     files = [(f"{n:05d}.{kind}", data) for n in range(3) for kind, data in
              (("jpg", PICTURES[n]), ("json", b'{"width": 40}'), ("txt", b"a cat"))]  # fmt: skip
     files.append(("00003.jpg", PICTURES[3]))
-    (tmp_path / "folder").mkdir()
-    path = write(tmp_path / "folder" / f"00000.{suffix}", COMPRESS[suffix](tar_of(*files)))
-    one, folder = found(open_source(path)), found(open_source(tmp_path / "folder"))
-    assert one == folder and one.fields == ("image", "json", "txt")
-    assert one.splits["train"][0][2][1:] == (b'{"width": 40}', b"a cat")
-    assert open_source(path, layout="tree").list(None).fields == {"image": "image"}
-
-
-def test_an_archive_without_members_is_refused(tmp_path: Path) -> None:
-    for path in (write(tmp_path / "x.zip", zip_of()), write(tmp_path / "x.tar", tar_of())):
-        with pytest.raises(SourceError, match="no files found"):
-            listed(path)
+    for suffix in ("tar", "tar.gz"):
+        (tmp_path / suffix).mkdir()
+        path = write(tmp_path / suffix / f"00000.{suffix}", COMPRESS[suffix](tar_of(*files)))
+        one, folder = found(packer.open_source(path)), found(packer.open_source(tmp_path / suffix))
+        assert one == folder and one.fields == ("image", "json", "txt")
+        assert one.splits["train"][0][2][1:] == (b'{"width": 40}', b"a cat")
+    assert packer.open_source(path, layout="tree").list(None).fields == {"image": "image"}
 
 
 def test_a_decompression_bomb_is_refused(tmp_path: Path) -> None:
@@ -338,18 +319,17 @@ def test_a_decompression_bomb_is_refused(tmp_path: Path) -> None:
     packing = zstandard.ZstdCompressor().compressobj()
     zeros = bytes(16 << 20)
     data = packing.compress(bytes(sized)) + b"".join(packing.compress(zeros) for _ in range(96)) + packing.flush()
-    with pytest.raises(SourceError, match="unpack to more than 1000 times as many: a decompression bomb"):
-        listed(write(tmp_path / "x.tar.zst", data))
+    said = refusal(write(tmp_path / "x.tar.zst", data))
+    assert "unpack to more than 1000 times as many: a decompression bomb" in said
 
 
 def test_a_tree_with_files_called_cls_is_not_a_webdataset_shard(tmp_path: Path) -> None:
-    assert (
-        len(listed(write(tmp_path / "y.tar", tar_of(ONE, ("a/latex.cls", b"a class of LaTeX")))).splits["train"]) == 2
-    )
+    path = write(tmp_path / "y.tar", tar_of(ONE, ("a/latex.cls", b"a class of LaTeX")))
+    assert len(listed(path).splits["train"]) == 2
 
 
 def test_an_archive_that_changes(tree: Path, tmp_path: Path) -> None:
-    source = open_source(make_archive(tree, "tar"))
+    source = packer.open_source(make_archive(tree, "tar"))
     source.list(None)
     write(source.root, source.root.read_bytes()[:2048])
     with pytest.raises(SourceError, match="has changed since it was listed"), source.open():
@@ -379,8 +359,9 @@ def test_hostile_names_of_a_zip(tmp_path: Path) -> None:
     names = ["/abs.jpg", "../up.jpg", "a/../../up.jpg", "b\\c.jpg", "C:/x.jpg", ".hid/x.jpg", "__MACOSX/a/._1.jpg"]
     data = zip_of(("a/1.jpg", PICTURES[0]), ("b/1.jpg", PICTURES[0]), *((name, b"x") for name in names))
     archive = write(tmp_path / "x.zip", data)
-    assert len(listed(archive).splits["train"]) == 2
-    assert left_out(archive) == {
+    listing = listed(archive)
+    assert len(listing.splits["train"]) == 2
+    assert dict(listing.left_out) == {
         "/abs.jpg": "an absolute name",
         "../up.jpg": "a name that leads out of the archive",
         "a/../../up.jpg": "a name that leads out of the archive",
@@ -391,8 +372,8 @@ def test_hostile_names_of_a_zip(tmp_path: Path) -> None:
     }
     with pytest.warns(UserWarning, match="Duplicate name"):
         data = zip_of(("a/1.jpg", PICTURES[0]), ("a/1.jpg", PICTURES[1]))
-    with pytest.raises(SourceError, match=r"two members are called 'a/1\.jpg'"):
-        listed(write(tmp_path / "y.zip", data))
+    assert "two members are called 'a/1.jpg'" in refusal(write(tmp_path / "y.zip", data))
+    assert "no files found" in refusal(write(tmp_path / "y.zip", zip_of()))
 
 
 def test_names_of_a_zip_in_utf8_without_saying_so(tmp_path: Path) -> None:
@@ -425,8 +406,7 @@ def test_damaged_members_of_a_zip(tmp_path: Path, entry: bool, place: int, value
     place += entries(bytes(data))[0] if entry else 0
     data[place : place + len(value)] = value
     archive = write(tmp_path / "x.zip", bytes(data))
-    with pytest.raises(BadSampleError, match=rf"a/1\.jpg: {message}"):
-        pack(archive, tmp_path / "a")
+    assert re.search(rf"a/1\.jpg: {message}", pack_error(archive, tmp_path / "a"))
     with readers.open(pack(archive, tmp_path / "b", on_error="skip")) as reader:
         assert list(reader.keys) == ["b/2"]
 
@@ -437,17 +417,15 @@ def test_bombs_in_a_zip(tmp_path: Path) -> None:
     packed_bytes = struct.unpack_from("<I", data, second + 20)[0]
     struct.pack_into("<I", data, second + 24, 0xFFFFFFF0)
     bomb = write(tmp_path / "x.zip", bytes(data))
-    with pytest.raises(
-        BadSampleError, match=rf"a/2\.jpg: states 4294967280 bytes, more than {packed_bytes} can unpack"
-    ):
-        pack(bomb, tmp_path / "a")
+    said = pack_error(bomb, tmp_path / "a")
+    assert f"a/2.jpg: states 4294967280 bytes, more than {packed_bytes} can unpack" in said
     with readers.open(pack(bomb, tmp_path / "b", on_error="skip")) as reader:
         assert list(reader.keys) == ["a/1", "b/1"]
     third = entries(bytes(data))[2]
     overlapping = data[:]
     struct.pack_into("<I", overlapping, third + 42, 10)
-    with pytest.raises(SourceError, match=r"overlap at byte 10: damaged, or a decompression bomb"):
-        listed(write(tmp_path / "x.zip", bytes(overlapping)))
+    said = refusal(write(tmp_path / "x.zip", bytes(overlapping)))
+    assert "overlap at byte 10: damaged, or a decompression bomb" in said
     struct.pack_into("<I", data, third + 20, 0xFFFFFF00)
     with pytest.raises(SourceError, match=r"'b/1\.jpg' ends at byte \d+, but the archive at \d+"):
         listed(write(tmp_path / "x.zip", bytes(data)))
@@ -456,5 +434,4 @@ def test_bombs_in_a_zip(tmp_path: Path) -> None:
 def test_truncated_zips(tmp_path: Path) -> None:
     whole = zip_of(ONE, TWO)
     for cut in (0, 1, 4, 30, len(whole) // 2, entries(whole)[1], len(whole) - 23, len(whole) - 1):
-        with pytest.raises(SourceError, match=r"x\.zip: not a zip archive, or truncated"):
-            listed(write(tmp_path / "x.zip", whole[:cut]))
+        assert "x.zip: not a zip archive, or truncated" in refusal(write(tmp_path / "x.zip", whole[:cut]))

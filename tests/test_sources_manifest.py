@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import datetime
 import decimal
 import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,42 +19,43 @@ import pytest
 from conftest import by_subject, make_jpeg, tree_of
 from hypothesis import given
 from hypothesis import strategies as st
-from suites.programs import run_packer
+from suites.layouts import PICTURES, pack_error, refusal, write_table
 
 import packer
 import readers
 from cache.errors import BadSampleError, MissingExtraError, SourceError
-from packer.sources import open_source
+from packer.cli import main
 from packer.sources.base import SourceListing, safe_name
 from packer.sources.manifest import ManifestSource, name_in_folder
 from readers.fields import decode_field
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    """A folder of six images in two classes, a mask for each, and a caption for one."""
-    masks = {f"masks/{'cat' if n % 2 else 'dog'}/{n}.png": make_jpeg(n, format="PNG") for n in range(6)}
-    images = {image_name(n): make_jpeg(n) for n in range(6)}
-    return tree_of(tmp_path / "data", {**masks, **images, "captions/1.txt": b"a cat"})
 
 
 def image_name(number: int) -> str:
     return f"images/{'cat' if number % 2 else 'dog'}/{number}.jpg"
 
 
-def write_csv(path: Path, rows: Iterable[Sequence[object]], delimiter: str = ",") -> Path:
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        csv.writer(file, delimiter=delimiter).writerows(rows)
-    return path
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A folder of six images in two classes, a mask for each, and a caption for one."""
+    masks = {f"masks/{n}.png": make_jpeg(n, format="PNG") for n in range(6)}
+    images = {image_name(n): PICTURES[n] for n in range(6)}
+    return tree_of(tmp_path / "data", {**masks, **images, "captions/1.txt": b"a cat"})
 
 
-def write_lines(path: Path, rows: Iterable[Mapping[str, object]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
+def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> Path:
+    head, *others = rows
+    return write_table(path, [dict(zip(head, row, strict=True)) for row in others])  # type: ignore[arg-type]
+
+
+def with_column(tree: Path, name: str, values: Sequence[object]) -> Path:
+    """Images and a column of these values: a CSV of texts, or JSON Lines of what JSON tells apart."""
+    kind = "csv" if all(isinstance(value, str) for value in values) else "jsonl"
+    rows = [{"path": image_name(n) if n < 6 else f"{n}.jpg", name: value} for n, value in enumerate(values)]
+    return write_table(tree / f"m.{kind}", rows)
 
 
 def listed(path: Path, split: str | None = None, **options: Any) -> SourceListing:
-    return ManifestSource(path, **options).list(split)
+    return packer.open_source(path, **options).list(split)
 
 
 def pack(source: Any, out: Path, to: str = "hdf5", **options: Any) -> Path:
@@ -63,55 +63,70 @@ def pack(source: Any, out: Path, to: str = "hdf5", **options: Any) -> Path:
     return out
 
 
+# --- fields -------------------------------------------------------------------------------------------------------
 def test_fields_and_json(tree: Path, tmp_path: Path) -> None:
-    rows = [{"Image": image_name(n), "Mask": f"masks/{'cat' if n % 2 else 'dog'}/{n}.png", "size": n} for n in range(6)]
+    rows: list[dict[str, Any]] = [{"Image": image_name(n), "Mask": f"masks/{n}.png", "size": n} for n in range(6)]
     rows[2]["Mask"] = None
     rows[3] |= {"note": "ü \u2028", "nested": {"a": [1, None]}}
     rows[1]["Caption Text"] = "captions/1.txt"
-    out = pack(write_lines(tree / "m.jsonl", rows), tmp_path / "out", "tar")
+    out = pack(write_table(tree / "m.jsonl", rows), tmp_path / "out", "tar")
     with readers.open(out, verify=True) as reader:
         assert set(reader.fields) == {"image", "mask", "caption_text", "json"}
         assert reader[2].fields.keys() == {"image", "json"}
-        assert bytes(reader.read(1, "mask")) == (tree / "masks/cat/1.png").read_bytes()
+        assert bytes(reader.read(1, "mask")) == (tree / "masks/1.png").read_bytes()
         assert bytes(reader.read(1, "caption_text")) == b"a cat"
         assert bytes(reader.read(3, "json")) == '{"size":3,"note":"ü \u2028","nested":{"a":[1,null]}}'.encode()
         assert reader[0].label is None and list(reader.classes) == []
-        again = pack(out, tmp_path / "again", "tfrecord")
-        with readers.open(again) as other:
+        with readers.open(pack(out, tmp_path / "again", "tfrecord")) as other:
             assert [sample.fields for sample in other] == [sample.fields for sample in reader]
 
 
 def test_only_columns_that_always_name_files_become_fields(tree: Path) -> None:
-    rows = [(image_name(n), image_name(n), "" if n < 2 else f"masks/dog/{n}.png", "images") for n in range(0, 6, 2)]
+    rows = [(image_name(n), image_name(n), "" if n < 2 else f"masks/{n}.png", "images") for n in range(0, 6, 2)]
     listing = listed(write_csv(tree / "m.csv", [("path", "file", "mask", "folder"), *rows]))
     assert dict(listing.fields) == {"image": "image", "mask": "file", "json": "json"}
-    place = listing.splits["train"].places[0]
-    assert place[1:] == (None, f'{{"file":"{image_name(0)}","folder":"images"}}'.encode())
+    about = f'{{"file":"{image_name(0)}","folder":"images"}}'.encode()
+    assert listing.splits["train"].places[0][1:] == (None, about)
     rows[-1] = (image_name(4), "", "no such file", "")
     listing = listed(write_csv(tree / "m.csv", [("path", "file", "mask", "folder"), *rows]))
     assert dict(listing.fields) == {"image": "image", "json": "json"}
 
 
-def test_named_fields_win(tree: Path, tmp_path: Path) -> None:
-    rows = [(image_name(n), f"masks/dog/{n}.png", f"masks/dog/{n}.png") for n in (0, 2)]
+def test_named_fields_win(tree: Path) -> None:
+    rows = [(image_name(n), f"masks/{n}.png", f"masks/{n}.png") for n in (0, 2)]
     manifest = write_csv(tree / "m.csv", [("path", "a", "b"), *rows])
-    source = open_source(manifest, fields={"mask": "b"})
-    assert dict(source.list(None).fields) == {"image": "image", "mask": "file", "a": "file"}
-    with pytest.raises(SourceError, match="the columns 'a' and 'b' would both become the field 'b'"):
-        listed(manifest, fields={"b": "a"})
+    assert dict(listed(manifest, fields={"mask": "b"}).fields) == {"image": "image", "mask": "file", "a": "file"}
+    assert "the columns 'a' and 'b' would both become the field 'b'" in refusal(manifest, fields={"b": "a"})
     for name in ("image", "json", "Mask", "a/b", "", "key"):
-        with pytest.raises(SourceError, match="a field cannot be called"):
-            listed(manifest, fields={name: "b"})
-    with pytest.raises(SourceError, match="no column 'c' for the field mask; it has 'path', 'a', 'b'"):
-        listed(manifest, fields={"mask": "c"})
+        assert "a field cannot be called" in refusal(manifest, fields={name: "b"})
+    assert "no column 'c' for the field mask; it has 'path', 'a', 'b'" in refusal(manifest, fields={"mask": "c"})
 
 
+@pytest.mark.parametrize("as_text", [False, True])
+def test_arrays_of_a_column_have_one_dtype(tree: Path, tmp_path: Path, as_text: bool) -> None:
+    values: list[Any] = [[1, 2], [], [0.5, 2], [3], None]
+    rows = [{"path": image_name(n), "v": json.dumps(v) if as_text and v is not None else v, "w": [n], "e": []}
+            for n, v in enumerate(values)]  # fmt: skip
+    manifest = write_table(tree / "m.jsonl", rows)
+    source = packer.open_source(manifest, fields={"v:array": "v", "w:array": "w", "e:array": "e"})
+    with readers.open(pack(source, tmp_path / "out")) as reader:
+        found = [decode_field("array", reader.read(i, "v")) for i in range(4)]
+        assert [value.tolist() for value in found] == values[:4] and not reader.has(4, "v")
+        assert {value.dtype for value in found} == {np.dtype(np.float64)}
+        assert all(decode_field("array", reader.read(0, name)).dtype == np.int64 for name in ("w", "e"))
+
+
+# --- labels -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("values", "labels", "classes"),
     [
         (["b", "a", "b"], [1, 0, 1], ("a", "b")),
         (["7", "0", "7"], [7, 0, 7], ()),
         (["3.0", "", "-1"], [3, -1, -1], ()),
+        (["01", "02", "10", "01"], [1, 2, 10, 1], ()),
+        (["0", "0.0", "1"], [0, 0, 1], ()),
+        (["-1", "1", "1.0"], [-1, 1, 1], ()),
+        (["001", "002", ""], [1, 2, -1], ()),
         (["10", "9", "x", "y", "z"], [0, 1, 2, 3, 4], ("10", "9", "x", "y", "z")),
         (["2", "NaN", "5", "nan", "10"], [2, -1, 5, -1, 10], ()),
         (["2", "None", "N/A"], [2, -1, -1], ()),
@@ -126,148 +141,56 @@ def test_named_fields_win(tree: Path, tmp_path: Path) -> None:
     ],
 )
 def test_labels(tree: Path, values: list[Any], labels: list[int], classes: tuple[str, ...]) -> None:
-    """Text as a CSV has it; values of other types as JSON has them."""
-    if all(isinstance(value, str) for value in values):
-        manifest = write_csv(tree / "m.csv", [("path", "Label"), *((image_name(n), v) for n, v in enumerate(values))])
-    else:
-        rows = [{"path": image_name(n), "label": value} for n, value in enumerate(values)]
-        manifest = write_lines(tree / "m.jsonl", rows)
-    listing = listed(manifest)
+    listing = listed(with_column(tree, "Label", values))
     assert (listing.splits["train"].labels.tolist(), listing.classes) == (labels, classes)
 
 
 @pytest.mark.parametrize(
-    ("values", "line", "what"),
+    ("values", "message"),
     [
-        (["2", "10", "l", "5", "2"], 4, "the label 'l' is a name, but 4 other labels are whole numbers"),
-        (["2", "cat"], 3, "'cat' is a name, but 1 other label is a whole number"),
-        ([*"0123456789" * 6, "a", "b", "c", "d", "e"], 62, "'a' is a name, but 60 other labels .* 4 more rows"),
-        (["1", "0.5", "3"], 3, "the label '0.5' is not a whole number"),
-        (["0,5", "1e-3"], 2, "the label '0,5' is not a whole number"),
+        (["2", "10", "l", "5", "2"], "line 4: .*the label 'l' is a name, but 4 other labels are whole numbers"),
+        (["2", "cat"], "line 3: .*'cat' is a name, but 1 other label is a whole number"),
+        ([*"0123456789" * 6, *"abcde"], "line 62: .*'a' is a name, but 60 other labels .* 4 more rows"),
+        (["1", "0.5", "3"], "line 3: .*the label '0.5' is not a whole number.* write a whole number"),
+        (["0,5", "1e-3"], "line 2: .*the label '0,5' is not a whole number"),
+        (["01", "2", "1"], "line 4: the label '1' is the same number as '01' in line 2"),
+        (["10", "3", "03"], "line 4: the label '03' is the same number as '3' in line 3"),
+        (["001", "02", "01"], "line 4: the label '01' is the same number as '001' in line 2"),
+        (["1", "2", "01", "01"], "line 4: the label '01' is the same number as '1' in line 2"),
+        (["7", "07.0"], "line 3: the label '07' is the same number as '7' in line 2"),
+        *(([1, value], "line 2: the label") for value in (-2, 0.5, [1], {"a": 1}, 1 << 60, "a\0", "\ud800")),
     ],
 )
-def test_a_stray_label_is_an_error_with_its_line(tree: Path, values: list[str], line: int, what: str) -> None:
-    rows = [(f"{n}.jpg", value) for n, value in enumerate(values)]
-    with pytest.raises(SourceError, match=rf"m\.csv: line {line}: .*{what}.* write a whole number"):
-        listed(write_csv(tree / "m.csv", [("path", "label"), *rows]))
-
-
-def test_numbers_among_names_are_a_warning(tree: Path) -> None:
-    rows = [(image_name(n) if n < 6 else f"{n}.jpg", value) for n, value in enumerate([*"abcdefghij", "7"])]
-    listing = listed(write_csv(tree / "m.csv", [("path", "label"), *rows]))
-    assert listing.classes[0] == "7" and len(listing.classes) == 11
-    assert len(listing.warnings) == 1 and "1 row, the first in line 12: '7'" in listing.warnings[0]
+def test_a_label_that_is_none_is_an_error_with_its_line(tree: Path, values: list[Any], message: str) -> None:
+    with pytest.raises(SourceError, match=rf"m\.(csv|jsonl): {message}"):
+        listed(with_column(tree, "label", values))
 
 
 @pytest.mark.parametrize(
-    ("values", "line", "what"),
+    ("column", "values", "parts"),
     [
-        (["01", "2", "1"], 4, "the label '1' is the same number as '01' in line 2"),
-        (["10", "3", "03"], 4, "the label '03' is the same number as '3' in line 3"),
-        (["001", "02", "01"], 4, "the label '01' is the same number as '001' in line 2"),
+        ("label", [*"abcdefghij", "7"], ["1 row, the first in line 12: '7'"]),
+        ("label", ["cat", "dog", "cat|dog", "bee; cat", "x|y", "a, b"],
+         ["'bee; cat' look like several in one", "(3 classes)", '["bee", "cat"]']),
+        ("diagnosis", ["mel", "nv", "nv"], ["it has 'diagnosis'", "label_column='COLUMN'"]),
     ],
-)
-def test_codes_are_not_joined_that_only_look_like_the_same_number(
-    tree: Path, values: list[str], line: int, what: str
-) -> None:
-    rows = [(image_name(n), value) for n, value in enumerate(values)]
-    with pytest.raises(SourceError, match=rf"m\.csv: line {line}: {what}"):
-        listed(write_csv(tree / "m.csv", [("path", "label"), *rows]))
+)  # fmt: skip
+def test_labels_that_may_be_wrong_are_a_warning(tree: Path, column: str, values: list[str], parts: list[str]) -> None:
+    manifest = with_column(tree, column, values)
+    (warning,) = listed(manifest).warnings
+    assert all(part in warning for part in parts), warning
+    assert column == "label" or not listed(manifest, label_column=column).warnings
 
 
-@pytest.mark.parametrize("values", [["01", "02", "10", "01"], ["0", "0.0", "1"], ["-1", "1", "1.0"], ["00", "01", ""]])
-def test_numbers_that_are_written_alike_are_numbers(tree: Path, values: list[str]) -> None:
-    rows = [(image_name(n), value) for n, value in enumerate(values)]
-    found = listed(write_csv(tree / "m.csv", [("path", "label"), *rows]))
-    assert found.splits["train"].labels.tolist() == [int(float(value or -1)) for value in values]
+def test_a_table_of_images_alone_has_no_warnings(tree: Path) -> None:
+    assert not listed(write_csv(tree / "files.csv", [("filename",), (image_name(0),)])).warnings
 
 
-@pytest.mark.parametrize("as_text", [False, True])
-def test_arrays_of_a_column_have_one_dtype(tree: Path, tmp_path: Path, as_text: bool) -> None:
-    values: list[Any] = [[1, 2], [], [0.5, 2], [3], None]
-    rows = [{"path": image_name(n), "v": json.dumps(v) if as_text and v is not None else v, "w": [n], "e": []}
-            for n, v in enumerate(values)]  # fmt: skip
-    manifest = write_lines(tree / "m.jsonl", rows)
-    source = open_source(manifest, fields={"v:array": "v", "w:array": "w", "e:array": "e"})
-    with readers.open(pack(source, tmp_path / "out")) as reader:
-        found = [decode_field("array", reader.read(i, "v")) for i in range(4)]
-        assert [value.tolist() for value in found] == values[:4] and not reader.has(4, "v")
-        assert {value.dtype for value in found} == {np.dtype(np.float64)}
-        for name in ("w", "e"):
-            assert decode_field("array", reader.read(0, name)).dtype == np.int64
-
-
-def test_splits_that_differ_by_case_alone_are_refused(tree: Path, tmp_path: Path) -> None:
-    rows = [("path", "split"), (image_name(0), "VAL"), (image_name(1), "val")]
-    with pytest.raises(SourceError, match="has the splits 'VAL' and 'val', whose names differ by case alone"):
-        pack(write_csv(tree / "m.csv", rows), tmp_path / "out")
-
-
-def test_a_table_whose_columns_are_unknown_names_them(tree: Path, tmp_path: Path) -> None:
-    rows = [(image_name(n), "mel" if n % 2 else "nv", f"P{n}") for n in range(6)]
-    manifest = write_csv(tree / "labels.csv", [("filename", "diagnosis", "patient"), *rows])
-    (warning,) = packer.convert(manifest, "tar", tmp_path / "out", run=packer.Run(workers=1)).warnings
-    assert "it has 'diagnosis', 'patient'" in warning and "label_column='COLUMN'" in warning
-    assert not listed(manifest, label_column="diagnosis").warnings
-    images_only = write_csv(tree / "files.csv", [("filename",), *((name,) for name, _, _ in rows)])
-    assert not listed(images_only).warnings
-
-
-def test_images_that_are_in_another_folder_are_looked_for_by_name(tree: Path, tmp_path: Path) -> None:
-    """The command that the message suggests is not refused for what the first one has left."""
-    manifest = write_csv(tmp_path / "labels.csv", [("filename", "label"), *((f"{n}.jpg", "a") for n in (1, 3, 5))])
-    line = ("convert", manifest, "--to", "tar", "-o", tmp_path / "out", "--workers", 1)
-    done = run_packer(*line)
-    assert done.returncode == 1 and f"{tmp_path}/1.jpg" in done.stderr and "--folder DIR" in done.stderr, done.stderr
-    done = run_packer(*line, "--folder", tree / "images/cat")
-    assert done.returncode == 0 and "1 class" in done.stdout, done.stderr
-
-
-def test_a_conversion_that_has_packed_nothing_is_replaced(tree: Path, tmp_path: Path) -> None:
-    bad = tree_of(tmp_path / "bad", {"a/1.jpg": make_jpeg(1)[:100]})
-    with pytest.raises(BadSampleError):
-        packer.convert(bad, "tar", tmp_path / "out", run=packer.Run(workers=1))
-    assert (tmp_path / "out/.packing/plan.json").is_file()
-    assert packer.convert(tree / "images", "tar", tmp_path / "out", run=packer.Run(workers=1)).samples == 6
-
-
-def test_several_labels_in_a_text_are_a_warning(tree: Path) -> None:
-    rows = [(image_name(n), label) for n, label in enumerate(["cat", "dog", "cat|dog", "bee; cat", "x|y", "a, b"])]
-    (warning,) = listed(write_csv(tree / "m.csv", [("path", "label"), *rows])).warnings
-    assert "'bee; cat' look like several in one" in warning and "(3 classes)" in warning, warning
-    assert '["bee", "cat"]' in warning
-
-
-@pytest.mark.parametrize(("labels", "line"), [(["01", "2", "1"], 4), (["1", "2", "01", "01"], 4), (["7", "07.0"], 3)])
-def test_two_spellings_of_a_number_are_refused(tree: Path, labels: list[str], line: int) -> None:
-    manifest = write_csv(
-        tree / "m.csv", [("path", "label"), *((image_name(n), label) for n, label in enumerate(labels))]
-    )
-    with pytest.raises(SourceError, match=rf"line {line}: the label .* is the same number as .* in line 2"):
-        listed(manifest)
-
-
-def test_one_spelling_of_numbers_is_right(tree: Path) -> None:
-    for labels in (["001", "002", "001"], ["1", "1.0", "2"]):
-        rows = [(image_name(n), label) for n, label in enumerate(labels)]
-        assert listed(write_csv(tree / "m.csv", [("path", "label"), *rows])).splits["train"].labels.min() == 1
-
-
-@pytest.mark.parametrize("value", [-2, 0.5, [1], {"a": 1}, 1 << 60, "a\0", "\ud800"])
-def test_what_is_no_label(tree: Path, value: Any) -> None:
-    rows = [{"path": image_name(0), "label": 1}, {}, {"path": image_name(1), "label": value}]
-    text = "".join(json.dumps(row) + "\n" if row else "\n" for row in rows)
-    (tree / "m.jsonl").write_text(text)
-    with pytest.raises(SourceError, match=r"m\.jsonl: line 3: the label"):
-        listed(tree / "m.jsonl")
-
-
-def test_splits(tree: Path, tmp_path: Path) -> None:
+# --- splits, paths and keys ---------------------------------------------------------------------------------------
+def test_splits(tree: Path) -> None:
     rows = [(image_name(n), "dog" if n == 5 else "cat", "val" if n > 3 else "train") for n in range(6)]
     manifest = write_csv(tree / "m.csv", [("path", "class", "Split"), *rows])
-    out = pack(manifest, tmp_path / "out")
-    with readers.open(out, "val") as reader:
-        assert reader.labels.tolist() == [0, 1] and len(reader) == 2
+    assert listed(manifest, "val").splits["val"].labels.tolist() == [0, 1]
     listing = listed(manifest, "train")
     assert list(listing.splits) == ["train"]
     assert listing.classes == ("cat", "dog")  # as in the whole: labels mean the same in each split
@@ -275,70 +198,80 @@ def test_splits(tree: Path, tmp_path: Path) -> None:
         listed(manifest, "test")
     assert list(listed(write_csv(tree / "n.csv", [("path",), (image_name(0),)]), "test").splits) == ["test"]
     for bad in ("", "a/b", "..", "a b"):
-        with pytest.raises(SourceError, match=r"line 2: .* cannot be the name of a split"):
-            listed(write_csv(tree / "m.csv", [("path", "split"), (image_name(0), bad)]))
+        said = refusal(write_csv(tree / "m.csv", [("path", "split"), (image_name(0), bad)]))
+        assert "line 2: " in said and "cannot be the name of a split" in said
+
+
+def test_splits_that_differ_by_case_alone_are_refused(tree: Path, tmp_path: Path) -> None:
+    manifest = write_csv(tree / "m.csv", [("path", "split"), (image_name(0), "VAL"), (image_name(1), "val")])
+    said = pack_error(manifest, tmp_path / "out", SourceError)
+    assert "has the splits 'VAL' and 'val', whose names differ by case alone" in said
 
 
 def test_the_same_image_twice(tree: Path) -> None:
     for other in (image_name(0), f"./{image_name(0)}", f"{tree}/{image_name(0)}", f"x/../{image_name(0)}"):
         manifest = write_csv(tree / "m.csv", [("path",), (image_name(0),), (image_name(1),), (other,)])
-        with pytest.raises(SourceError, match=r"lines 2 and 4 have the same image 'images/dog/0\.jpg'"):
-            listed(manifest)
+        assert "lines 2 and 4 have the same image 'images/dog/0.jpg'" in refusal(manifest)
     rows = [("path", "split"), (image_name(0), "train"), (image_name(0), "val")]
-    assert {name: len(part) for name, part in listed(write_csv(tree / "m.csv", rows)).splits.items()} == {
-        "train": 1,
-        "val": 1,
-    }
+    parts = listed(write_csv(tree / "m.csv", rows)).splits
+    assert {name: len(part) for name, part in parts.items()} == {"train": 1, "val": 1}
 
 
 def test_names_and_keys(tree: Path, tmp_path: Path) -> None:
-    (tree / "deep").mkdir()
-    manifest = write_csv(
-        tree / "deep" / "m.csv",
-        [("path",), (f"../{image_name(0)}",), (f"{tree}/{image_name(1)}",), (".//x.jpg",)],
-    )
-    (tree / "deep" / "x.jpg").write_bytes(make_jpeg(3))
+    tree_of(tree, {"deep/x.jpg": PICTURES[3]})
+    paths = [(f"../{image_name(0)}",), (f"{tree}/{image_name(1)}",), (".//x.jpg",)]
+    manifest = write_csv(tree / "deep" / "m.csv", [("path",), *paths])
     part = listed(manifest).splits["train"]
-    outside = str(tree / "images/cat/1").lstrip("/")
-    assert part.keys == ["images/dog/0", outside, "x"]
+    assert part.keys == ["images/dog/0", str(tree / "images/cat/1").lstrip("/"), "x"]
     assert part.names[0] == ("images/dog/0.jpg",)
-    part = listed(manifest, folder=tree / "deep").splits["train"]
-    assert part.keys[2] == "x"
+    assert listed(manifest, folder=tree / "deep").splits["train"].keys[2] == "x"
     with readers.open(pack(manifest, tmp_path / "out")) as reader:
         assert bytes(reader.read(1)) == (tree / image_name(1)).read_bytes()
 
 
 def test_another_folder(tree: Path, tmp_path: Path) -> None:
-    manifest = write_csv(tmp_path / "m.tsv", [("img", "caption"), (image_name(0), 'a "dog"')], "\t")
+    manifest = write_csv(tmp_path / "m.tsv", [("img", "caption"), (image_name(0), 'a "dog"')])
     part = listed(manifest, folder=tree).splits["train"]
     assert part.keys == ["images/dog/0"]
-    assert part.places[0] == ((image_name(0), len(make_jpeg(0))), b'{"caption":"a \\"dog\\""}')
-    with pytest.raises(SourceError, match="no such folder"):
-        listed(manifest, folder=tree / "nowhere")
+    assert part.places[0] == ((image_name(0), len(PICTURES[0])), b'{"caption":"a \\"dog\\""}')
+    assert "no such folder" in refusal(manifest, folder=tree / "nowhere")
+
+
+def test_images_that_are_in_another_folder_are_looked_for_by_name(
+    tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command that the message suggests is not refused for what the first one has left."""
+    manifest = write_csv(tmp_path / "labels.csv", [("filename", "label"), *((f"{n}.jpg", "a") for n in (1, 3, 5))])
+    line = ["convert", str(manifest), "--to", "tar", "-o", str(tmp_path / "out"), "--workers", "1"]
+    with pytest.raises(SystemExit) as stopped:
+        main(line)
+    said = capsys.readouterr().err
+    assert stopped.value.code == 1 and f"{tmp_path}/1.jpg" in said and "--folder DIR" in said, said
+    with pytest.raises(SystemExit) as stopped:
+        main([*line, "--folder", str(tree / "images/cat")])
+    assert not stopped.value.code and "1 class" in capsys.readouterr().out
+
+
+def test_a_conversion_that_has_packed_nothing_is_replaced(tree: Path, tmp_path: Path) -> None:
+    pack_error(tree_of(tmp_path / "bad", {"a/1.jpg": PICTURES[1][:100]}), tmp_path / "out")
+    assert (tmp_path / "out/.packing/plan.json").is_file()
+    assert packer.convert(tree / "images", "tar", tmp_path / "out", run=packer.Run(workers=1)).samples == 6
 
 
 def test_missing_files_fall_under_on_error(tree: Path, tmp_path: Path) -> None:
-    rows = [
-        (image_name(0), "masks/dog/0.png"),
-        ("gone.jpg", "masks/dog/2.png"),
-        (image_name(4), "gone.png"),
-        ("images", ""),
-    ]
-    manifest = write_csv(tree / "m.csv", [("path", "mask"), *rows])
-    source = ManifestSource(manifest, fields={"mask": "mask"})
+    names = [(image_name(0), "masks/0.png"), ("gone.jpg", "masks/2.png"), (image_name(4), "gone.png"), ("images", "")]
+    source = packer.open_source(write_csv(tree / "m.csv", [("path", "mask"), *names]), fields={"mask": "mask"})
     with pytest.raises(BadSampleError, match=r"gone\.jpg: 'gone\.jpg' cannot be opened"):
         pack(source, tmp_path / "a")
     out = pack(source, tmp_path / "b", on_error="skip")
     with readers.open(out) as reader:
         assert list(reader.keys) == ["images/dog/0"]
     report = [json.loads(line) for line in (out / "left-out.jsonl").read_text().splitlines()]
-    assert [line["reason"] for line in report] == [
-        "'gone.jpg' cannot be opened: No such file or directory",
-        "'gone.png' cannot be opened: No such file or directory",
-        "'images' is not a regular file",
-    ]
+    gone = [f"'gone.{suffix}' cannot be opened: No such file or directory" for suffix in ("jpg", "png")]
+    assert [line["reason"] for line in report] == [*gone, "'images' is not a regular file"]
 
 
+# --- tables as they come ------------------------------------------------------------------------------------------
 def test_csv_as_it_comes(tree: Path) -> None:
     text = f'\ufeff, Path ,note\r\n0,{image_name(0)},"two\nlines, ""quoted"""\r\n\r\n1,{image_name(1)},ü\r\n'
     (tree / "m.csv").write_bytes(text.encode())
@@ -376,7 +309,7 @@ def test_malformed_tables(tmp_path: Path, text: bytes | str, message: str) -> No
     manifest = tmp_path / ("m.csv" if isinstance(text, bytes) else "m.jsonl")
     manifest.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(SourceError, match=message):
-        listed(manifest)
+        ManifestSource(manifest).list(None)
 
 
 def test_columns_that_are_named(tree: Path) -> None:
@@ -384,18 +317,16 @@ def test_columns_that_are_named(tree: Path) -> None:
     listing = listed(manifest, path_column="other", label_column="y")
     assert listing.classes == ("cat",) and listing.splits["train"].keys == ["images/dog/0"]
     for option in ("path_column", "label_column"):
-        with pytest.raises(SourceError, match=r"no column 'z' \(\w+_column='z'\); it has 'path', 'other', 'y'"):
-            listed(manifest, **{option: "z"})
-    with pytest.raises(SourceError, match="or a manifest only"):
-        open_source(tree, path_column="path")
+        assert f"no column 'z' ({option}='z'); it has 'path', 'other', 'y'" in refusal(manifest, **{option: "z"})
+    assert "or a manifest only" in refusal(tree, path_column="path")
 
 
-def test_parquet(tree: Path, tmp_path: Path) -> None:
+def test_parquet(tree: Path) -> None:
     table = pa.table(
         {
             "image_path": [image_name(n) for n in range(3)],
             "label": pa.array([1, None, 0], pa.int32()),
-            "mask": ["masks/dog/0.png", None, "masks/dog/2.png"],
+            "mask": ["masks/0.png", None, "masks/2.png"],
             "when": pa.array([0, 1_500, None], pa.timestamp("ns")),
             "day": [datetime.date(2024, 2, 29)] * 3,
             "price": [decimal.Decimal("1.50")] * 3,
@@ -410,21 +341,11 @@ def test_parquet(tree: Path, tmp_path: Path) -> None:
     assert dict(listing.fields) == {"image": "image", "mask": "file", "json": "json"}
     assert listing.splits["train"].labels.tolist() == [1, -1, 0]
     first, second = (json.loads(listing.splits["train"].places[i][2]) for i in (0, 1))
-    assert first == {
-        "when": "1970-01-01T00:00:00",
-        "day": "2024-02-29",
-        "price": "1.50",
-        "raw": "AP8=",
-        "score": None,
-        "box": [1.0, None],
-        "word": "x",
-    }
+    expected = {"when": "1970-01-01T00:00:00", "day": "2024-02-29", "price": "1.50", "raw": "AP8="}
+    assert first == {**expected, "score": None, "box": [1.0, None], "word": "x"}
     assert second["when"] == "1970-01-01T00:00:00.000001"
-    with readers.open(pack(tree / "m.parquet", tmp_path / "out")) as reader:
-        assert reader[1].fields.keys() == {"image", "json"}
     (tree / "broken.pq").write_bytes((tree / "m.parquet").read_bytes()[:-20])
-    with pytest.raises(SourceError, match="cannot be read as Parquet"):
-        listed(tree / "broken.pq")
+    assert "cannot be read as Parquet" in refusal(tree / "broken.pq")
 
 
 def test_parquet_without_pyarrow(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -436,8 +357,8 @@ def test_parquet_without_pyarrow(tree: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_changes_make_another_plan(tree: Path) -> None:
     def stamps(note: str) -> list[int]:
-        path = write_csv(tree / "m.csv", [("path", "note"), (image_name(0), note)])
-        return listed(path).splits["train"].stamps.tolist()
+        manifest = write_csv(tree / "m.csv", [("path", "note"), (image_name(0), note)])
+        return listed(manifest).splits["train"].stamps.tolist()
 
     before = stamps("a")
     assert stamps("a") == before != stamps("b")

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import make_jpeg
 from suites.programs import run_packer
-from test_mds import sample_of, write_mds
+from test_sources_libraries import sample_of, write_mds
 
 import packer
 import readers

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from conftest import make_jpeg
-from test_mds import sample_of, write_mds
+from test_sources_libraries import sample_of, write_mds
 from torch.utils.data import DataLoader
 
 import packer

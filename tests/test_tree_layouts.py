@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import make_jpeg, tree_of
-from suites.programs import run_packer
 
 import packer
 import readers
 from cache.errors import SourceError
+from packer.cli import main
 from packer.formats.base import png_of
 
 PICTURE = make_jpeg(1)
@@ -86,8 +86,8 @@ def test_a_tree_of_another_layout_is_refused_with_the_right_command(tmp_path: Pa
     )
     assert done.samples and not set(done.to_dict()["splits"]) & {"images", "labels"}, "the advice must work"
 
-    result = packer.convert(packer.open_source(root, layout="tree"), "tar", tmp_path / "all", run=packer.Run(workers=1))
-    assert result.samples and not result.warnings
+    source = packer.open_source(root, layout="tree")
+    assert packer.convert(source, "tar", tmp_path / "all", run=packer.Run(workers=1)).warnings == ()
     assert packer.verify(tmp_path / "all", against=root, workers=1).ok
 
 
@@ -123,26 +123,23 @@ def test_what_may_be_wrong_is_a_warning(tmp_path: Path, names: tuple[str, ...], 
     assert [text for text in result.warnings if f"{root}: {warning}" in text], result.warnings
 
 
-def test_warnings_are_on_stderr_or_in_the_json(tmp_path: Path) -> None:
+def test_warnings_are_on_stderr_or_in_the_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = layout_of(tmp_path / "in", "a/1.jpg", "b/2.jpg", "3.jpg")
-    line = ("convert", root, "--to", "tar", "-o")
-    shown = run_packer(*line, tmp_path / "out", check=True)
-    assert f"warning: {root}: 1 image of train right under its folder" in shown.stderr
-    quiet = run_packer(*line, tmp_path / "json", "--json", check=True)
-    assert len(json.loads(quiet.stdout)["warnings"]) == 1 and not quiet.stderr
+    for name, more in (("out", []), ("json", ["--json"])):
+        with pytest.raises(SystemExit) as stopped:
+            main(["convert", str(root), "--to", "tar", "-o", str(tmp_path / name), "--workers", "1", *more])
+        shown = capsys.readouterr()
+        assert not stopped.value.code
+        if more:
+            assert len(json.loads(shown.out)["warnings"]) == 1 and not shown.err
+        else:
+            assert f"warning: {root}: 1 image of train right under its folder" in shown.err
 
 
-def test_an_ordinary_tree_has_no_warnings(tree: Path, tmp_path: Path) -> None:
-    result = packer.convert(tree, "tar", tmp_path / "out", run=packer.Run(workers=1))
-    assert result.warnings == ()
-    assert (
-        packer.convert(
-            tree, "tar", tmp_path / "one", choose=packer.Choose(split="val"), run=packer.Run(workers=1)
-        ).warnings
-        == ()
-    )
-    with readers.open(tmp_path / "out", "train") as reader:
-        assert reader.classes == ("cat", "dog", "owl")
+def test_an_ordinary_tree_has_no_warnings(tree: Path) -> None:
+    for split in (None, "val"):
+        listing = packer.open_source(tree).list(split)
+        assert (listing.warnings, listing.classes) == ([], ("cat", "dog", "owl"))
 
 
 def test_a_table_in_a_tree_is_named_with_its_command(tmp_path: Path) -> None:

@@ -344,10 +344,7 @@ def test_masks_boxes_and_points_are_where_they_belong(opened: Any, live: str) ->
             return [box.left - image.left, box.top - image.top, box.right - image.left, box.bottom - image.top]
                 .map(value => value / scale); })()"""
         assert page.js(rect) == pytest.approx([16, 12, 48, 36], abs=0.6), f"after {zoom}"
-    assert page.js("$$('.points path').map(path => path.getAttribute('d'))") == [
-        "M16 12h0",
-        "M48 36h0",
-    ]
+    assert page.js("$$('.points path').map(path => path.getAttribute('d'))") == ["M16 12h0", "M48 36h0"]
     page.wait("$('.json')")
     text = page.js("$('.panel').textContent")
     for words in ("6 of 24", "a rectangle <i>5</i>\nin colour", '"number": 5', "<b>fox</b>", "✓ as stored", "64 × 48"):

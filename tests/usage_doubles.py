@@ -73,12 +73,6 @@ class FakeMachine:
         monkeypatch.setattr(psutil, "PROCFS_PATH", str(root / "proc"))
         monkeypatch.setattr(psutil, "net_if_stats", lambda: cards)
 
-    def clock(self) -> float:
-        return self.now
-
-    def pass_time(self, seconds: float = 1.0) -> None:
-        self.now += seconds
-
     def write(self, **files: str) -> None:
         """Files of /proc by name; "/" in it as "__"."""
         for name, text in files.items():
@@ -88,19 +82,56 @@ class FakeMachine:
         (self.root / path).parent.mkdir(parents=True, exist_ok=True)
         (self.root / path).write_text(text)
 
-    def folder(self, path: str) -> None:
-        (self.root / path).mkdir(parents=True, exist_ok=True)
+    def folders(self, *paths: str) -> None:
+        for path in paths:
+            (self.root / path).mkdir(parents=True, exist_ok=True)
+
+    def sampler(self, path: Path | None = None) -> Sampler:
+        return Sampler(path, clock=lambda: self.now, process=7)
+
+    def sample(self, sampler: Sampler, seconds: float = 1.0) -> Sampler:
+        """A sample after so many seconds."""
+        self.now += seconds
+        sampler.sample()
+        return sampler
+
+
+# Of two boards, what each function of NVML puts into the arguments behind the handle; None: it is not supported.
+NVML: dict[str, tuple[Any, Any]] = {
+    "UtilizationRates": ([{"gpu": 22, "memory": 5}], None),
+    "MemoryInfo": ([{"total": 80 << 30, "used": 1 << 30}], [{"total": 80 << 30, "used": 2 << 30}]),
+    "PowerUsage": ([{"value": 350_500}], None),
+    "EnforcedPowerLimit": ([{"value": 700_000}], None),
+    "DecoderUtilization": ([{"value": 50}, {"value": 167_000}], [{"value": 50}, {"value": 167_000}]),
+    "UUID": ([{"value": b"GPU-0abc"}], [{"value": b"GPU-1abc"}]),
+}
 
 
 class NvmlLibrary:
-    """libnvidia-ml with two boards; the second has no utilisation, no power meter and no JPEG decoder."""
+    """libnvidia-ml with two boards, none of which has a JPEG decoder. broken: what its start returns."""
 
-    def __init__(self, *, broken: int = 0) -> None:
-        self.broken = broken
-        self.initialised = 0
-        self.throughput_calls: list[int] = []
+    def __init__(self, broken: int = 0) -> None:
+        self.broken, self.initialised, self.throughput_calls = broken, 0, list[int]()
         self.nvmlErrorString = lambda code: b"Driver Not Loaded" if code == broken else b"Not Supported"
-        self._handles: dict[int, int] = {}
+        self._boards: dict[Any, int] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        boards = NVML.get(name.removeprefix("nvmlDeviceGet"))
+        if boards is None:
+            raise AttributeError(name)
+
+        def ask(handle: Any, *pointers: Any) -> int:
+            if (board := boards[self._board(handle)]) is None:
+                return int(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            for pointer, values in zip(pointers, board, strict=False):
+                for field, value in values.items():
+                    setattr(getattr(pointer, "_obj", pointer), field, value)
+            return 0
+
+        return ask
+
+    def _board(self, handle: Any) -> int:
+        return self._boards[ctypes.cast(handle, ctypes.c_void_p).value]
 
     def nvmlInitWithFlags(self, flags: Any) -> int:
         self.initialised += not self.broken
@@ -116,94 +147,44 @@ class NvmlLibrary:
 
     def nvmlDeviceGetHandleByIndex_v2(self, index: Any, device: Any) -> int:
         device._obj.contents = pynvml.struct_c_nvmlDevice_t()
-        self._handles[_address(device._obj)] = index.value
-        return 0
-
-    def _number(self, handle: Any) -> int:
-        return int(self._handles[_address(handle)])
-
-    def nvmlDeviceGetUtilizationRates(self, handle: Any, rates: Any) -> int:
-        if self._number(handle) == 1:
-            return pynvml.NVML_ERROR_NOT_SUPPORTED
-        rates._obj.gpu, rates._obj.memory = 22, 5
-        return 0
-
-    def nvmlDeviceGetMemoryInfo(self, handle: Any, memory: Any) -> int:
-        memory._obj.total, memory._obj.used = 80 << 30, (self._number(handle) + 1) << 30
-        return 0
-
-    def nvmlDeviceGetPowerUsage(self, handle: Any, milliwatts: Any) -> int:
-        milliwatts._obj.value = 350_500
-        return pynvml.NVML_ERROR_NOT_SUPPORTED if self._number(handle) == 1 else 0
-
-    def nvmlDeviceGetEnforcedPowerLimit(self, handle: Any, milliwatts: Any) -> int:
-        milliwatts._obj.value = 700_000
-        return pynvml.NVML_ERROR_NOT_SUPPORTED if self._number(handle) == 1 else 0
-
-    def nvmlDeviceGetDecoderUtilization(self, handle: Any, share: Any, period: Any) -> int:
-        share._obj.value, period._obj.value = 50, 167_000
+        self._boards[ctypes.cast(device._obj, ctypes.c_void_p).value] = index.value
         return 0
 
     def nvmlDeviceGetPcieThroughput(self, handle: Any, counter: Any, kilobytes: Any) -> int:
-        self.throughput_calls.append(self._number(handle))
+        self.throughput_calls.append(self._board(handle))
         kilobytes._obj.value = 1000 if counter.value == pynvml.NVML_PCIE_UTIL_RX_BYTES else 10
         return 0
 
-    def nvmlDeviceGetUUID(self, handle: Any, text: Any, size: Any) -> int:
-        text.value = f"GPU-{self._number(handle)}abc".encode()
-        return 0
+
+# Of two boards, what each function of amdsmi returns; the second knows nothing but its memory.
+AMD: dict[str, tuple[Any, Any]] = {
+    "gpu_device_uuid": ("00ff74a0-0000-1000-80e9-000000000000", "10ff74a0-0000-1000-80e9-000000000000"),
+    "gpu_activity": ({"gfx_activity": 40}, {"gfx_activity": "N/A"}),
+    "gpu_vram_usage": ({"vram_total": 65536, "vram_used": 1024},) * 2,
+    "power_info": tuple({"current_socket_power": "N/A", "average_socket_power": watts} for watts in (300, 0xFFFFFFFF)),
+    "pcie_info": ({"pcie_static": {}, "pcie_metric": {"pcie_bandwidth": 8000}}, None),
+}
 
 
-def _address(device: Any) -> int:
-    return int(ctypes.cast(device, ctypes.c_void_p).value or 0)
-
-
-def amdsmi_module(boards: int = 2) -> types.ModuleType:
-    """A module with the functions of amdsmi that are used; the second board knows nothing but its memory."""
+def amdsmi_module() -> types.ModuleType:
+    """A module with the functions of amdsmi that are used."""
     module: Any = types.ModuleType("amdsmi")
 
-    class AmdSmiException(Exception):
-        pass
+    def function(boards: tuple[Any, Any]) -> Any:
+        def ask(handle: Any) -> Any:
+            if not module.initialised or boards[handle.board] is None:
+                raise RuntimeError("Error code:\n\t2 | AMDSMI_STATUS_NOT_SUPPORTED")
+            return boards[handle.board]
 
-    class Handle:
-        def __init__(self, number: int) -> None:
-            self.number = number
-
-    def checked(function: Any) -> Any:
-        def call(handle: Any) -> Any:
-            if not isinstance(handle, Handle) or not module.initialised:
-                raise AmdSmiException("Error code:\n\t32 | AMDSMI_STATUS_NOT_INIT")
-            return function(handle.number)
-
-        return call
-
-    def init(flag: Any = None) -> None:
-        module.initialised = True
-
-    def shut_down() -> None:
-        module.initialised = False
-
-    def pcie(number: int) -> Any:
-        if number:
-            raise AmdSmiException("Error code:\n\t2 | AMDSMI_STATUS_NOT_SUPPORTED")
-        return {"pcie_static": {}, "pcie_metric": {"pcie_bandwidth": 8000}}
+        return ask
 
     module.initialised = False
-    module.AmdSmiException = AmdSmiException
-    module.amdsmi_init, module.amdsmi_shut_down = init, shut_down
-    module.amdsmi_get_processor_handles = lambda: [Handle(number) for number in range(boards)]
-    module.amdsmi_get_gpu_device_uuid = checked(lambda number: f"{number}0ff74a0-0000-1000-80e9-000000000000")
-    module.amdsmi_get_gpu_activity = checked(lambda number: {"gfx_activity": "N/A" if number else 40})
-    module.amdsmi_get_gpu_vram_usage = checked(lambda number: {"vram_total": 65536, "vram_used": 1024})
-    module.amdsmi_get_power_info = checked(
-        lambda number: {"current_socket_power": "N/A", "average_socket_power": 0xFFFFFFFF if number else 300}
-    )
-    module.amdsmi_get_pcie_info = checked(pcie)
+    module.amdsmi_init = lambda: setattr(module, "initialised", True)
+    module.amdsmi_shut_down = lambda: setattr(module, "initialised", False)
+    module.amdsmi_get_processor_handles = lambda: [types.SimpleNamespace(board=board) for board in range(2)]
+    for name, boards in AMD.items():
+        setattr(module, f"amdsmi_get_{name}", function(boards))
     return module
-
-
-def sampler(machine: FakeMachine, path: Path | None = None, **options: Any) -> Sampler:
-    return Sampler(path, clock=machine.clock, process=7, **options)
 
 
 def last(usage: Usage) -> dict[str, float]:

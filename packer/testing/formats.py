@@ -376,8 +376,8 @@ class FormatSuite:
                 wrong.append(size)
         assert wrong == [], f"cuts of {len(data)} bytes that locate gets wrong"
 
-    @pytest.mark.parametrize("mask", [0x01, 0xFF])
-    def test_flipped_bytes(self, tmp_path: Path, mask: int) -> None:
+    def test_flipped_bytes(self, tmp_path: Path) -> None:
+        """One bit of each second byte, all bits of the others."""
         path, _ = self.write(tmp_path, two_samples(), classes=("cat", "dog"))
         data, truth = path.read_bytes(), self.locate(path)
         payloads = [read_range(path, place) for found in truth for place in found.ranges.values()]
@@ -385,7 +385,7 @@ class FormatSuite:
         silent = set()
         with open(path, "r+b", buffering=0) as file, bounded(60):
             for i in self.flips(data):
-                os.pwrite(file.fileno(), bytes([data[i] ^ mask]), i)
+                os.pwrite(file.fileno(), bytes([data[i] ^ (0x01, 0xFF)[i % 2]]), i)
                 found = self.outcome(path)
                 if found == truth:
                     now = [os.pread(file.fileno(), n, at) for f in found for at, n in f.ranges.values()]

@@ -11,8 +11,9 @@ A fence's first word says what happens to the block, and words behind it change 
                           what follows "parse:" is the reason
     … file=NAME           is written to this file, for later blocks of the page
 
-Other languages are not touched. Blocks in an HTML comment run and are not shown. A line of packer without anything
-that only a shell understands is a fork of a process that is ready, which saves half a second each.
+Other languages are not touched. Blocks in an HTML comment run and are not shown. A line of packer or Python without
+anything that only a shell understands is a fork of a process that is ready, as are the ranks that torchrun would start:
+that saves what their imports take.
 
 In what is printed … stands for anything in its line, and a line of … for any lines. Progress, numbers, units behind
 them, bars and runs of spaces are not compared, so that a page can show what a real set gives.
@@ -25,12 +26,16 @@ import contextlib
 import importlib
 import importlib.util
 import io
+import multiprocessing
 import os
 import re
+import runpy
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -52,6 +57,7 @@ ELSEWHERE = ("py", "pycon", "python3", "sh", "shell", "zsh", "shell-session", "i
 OURS = ("packer", "readers", "cache")
 _FENCE = re.compile(r"^( *)(?P<mark>`{3,})(?P<info>[^\n`]*)\n(?P<text>.*?)^\1(?P=mark) *$", re.MULTILINE | re.DOTALL)
 _PROGRESS = re.compile(r"^packer: +(listing|\d+ ?%).*\n?", re.MULTILINE)
+_TORCHRUN = re.compile(r"python -m torch\.distributed\.run --standalone --nproc-per-node (\d+) \w+\.py")
 _SECONDS = 300
 
 
@@ -174,7 +180,7 @@ class Page:
         commands = [_simple(line) for line in _lines(block.text)]
         if all(commands):
             for command in commands:
-                output, status = _run(command)
+                output, status = self._run(command)
                 assert status == 0, f"{block}: {shlex.join(command)} ends with {status}\n{output}"
             return
         done = self._sh(["-euc", block.text])
@@ -183,10 +189,25 @@ class Page:
     def _console(self, block: Block) -> None:
         steps = _steps(block)
         commands = [_simple(command) for command, _ in steps]
-        found = [_run(command) for command in commands] if all(commands) else self._together(steps)
+        found = [self._run(command) for command in commands] if all(commands) else self._together(steps)
         for (command, expected), (output, status) in zip(steps, found, strict=True):
             assert matches(expected, output), f"{block}: $ {command}\nprints\n{output}\nand the page says\n{expected}"
             assert status == 0 or expected.strip(" …\n"), f"{block}: $ {command}\nends with {status}\n{output}"
+
+    def _run(self, words: Sequence[str]) -> tuple[str, int]:
+        """What a command prints, and its exit status."""
+        if words[0] == "packer":
+            done = run_packer(*words[1:], stderr=subprocess.STDOUT, timeout=_SECONDS)
+            return done.stdout, done.returncode
+        launched = _TORCHRUN.match(shlex.join(words))
+        if launched is None:
+            return _forked(words[1:], [{}])
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            world = {"WORLD_SIZE": launched[1], "LOCAL_WORLD_SIZE": launched[1], "MASTER_ADDR": "127.0.0.1",
+                     "MASTER_PORT": str(free.getsockname()[1])}  # fmt: skip
+        ranks = [{**world, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(int(launched[1]))]
+        return _forked(words[6:], ranks)
 
     def _together(self, steps: Sequence[tuple[str, str]]) -> list[tuple[str, int]]:
         """Commands of one shell: what each prints, and its exit status."""
@@ -233,16 +254,37 @@ def _lines(script: str) -> list[str]:
 
 
 def _simple(command: str) -> list[str]:
-    """The arguments of a line of packer that needs no shell; otherwise none."""
+    """The words of a line of packer, Python or torchrun that needs no shell; otherwise none."""
     bare = re.sub(r"'[^']*'", "", re.sub(r"(^|\s)#.*", "", command))
-    arguments = [] if re.search(r"[$*?`~|;&<>(){}\\\[]", bare) else shlex.split(command, comments=True)
-    return arguments if arguments[:1] == ["packer"] and "--" not in arguments else []
+    words = [] if re.search(r"[$*?`~|;&<>(){}\\\[]", bare) else shlex.split(command, comments=True)
+    if words[:1] == ["packer"]:
+        return [] if "--" in words else words
+    return words if re.match(r"python \w+\.py\b", shlex.join(words)) or _TORCHRUN.match(shlex.join(words)) else []
 
 
-def _run(arguments: Sequence[str]) -> tuple[str, int]:
-    """What a command of packer prints, and its exit status."""
-    done = run_packer(*arguments[1:], stderr=subprocess.STDOUT, timeout=_SECONDS)
-    return done.stdout, done.returncode
+def _forked(words: Sequence[str], processes: Sequence[dict[str, str]]) -> tuple[str, int]:
+    """What forks of this process print that run a file with arguments, each with these variables; and their status."""
+
+    def work(variables: dict[str, str], output: str) -> None:
+        with open(output, "a", encoding="utf-8") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+            sys.stdout = sys.stderr = file
+            os.environ.update(variables)
+            sys.argv, sys.path[:0] = list(words), [os.getcwd()]
+            if "torch" in sys.modules:
+                sys.modules["torch"].set_num_threads(1)  # threads of this process are not in its forks
+            runpy.run_path(words[0], run_name="__main__")
+
+    with tempfile.NamedTemporaryFile() as output:
+        fork = multiprocessing.get_context("fork").Process
+        children = [fork(target=work, args=(variables, output.name)) for variables in processes]
+        for child in children:
+            child.start()
+        for child in children:
+            child.join(_SECONDS)
+            child.kill()
+        return Path(output.name).read_text(encoding="utf-8"), int(any(child.exitcode != 0 for child in children))
 
 
 def _masked(text: str) -> str:
