@@ -92,9 +92,5 @@ def epoch_of(loader: RocalLoader) -> list[list[int]]:
     return batches
 
 
-def flat(batches: list[list[int]]) -> list[int]:
-    return [number for batch in batches for number in batch]
-
-
 def reading_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "packer-rocal-ahead"]

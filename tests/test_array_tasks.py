@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,7 @@ from packer.conversion.journal import Journal
 from packer.conversion.result import ConvertResult
 from packer.sources.base import SourceListing
 from packer.sources.folder import FolderSource
-from packer.testing.children import crashes_at, forked
+from packer.testing.children import forked
 from packer.testing.engines import data_of, wait_for
 from packer.testing.samples import files_of
 from readers.layout import read_dataset_info
@@ -93,14 +92,6 @@ def test_tasks_in_any_order_and_more_than_once(
     assert packer.commit(out).already_done and run(1, 4, source).already_done
 
 
-def test_a_rate_is_said_only_of_what_the_command_packed(tree: Path, tmp_path: Path) -> None:
-    arguments = ("convert", tree, "--to", "tar", "--workers", 1, "-o")
-    assert "samples/s" in run_packer(*arguments, tmp_path / "whole").stdout
-    assert run_packer(*arguments, tmp_path / "out", "--task", "0/1").returncode == 0
-    done = run_packer("commit", tmp_path / "out").stdout
-    assert "out: 45 samples" in done and "samples/s" not in done
-
-
 def test_a_commit_names_the_tasks_that_are_missing(run: Callable[..., ConvertResult], tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(OutputError, match="no task has packed anything here"):
@@ -158,29 +149,6 @@ def test_a_set_is_replaced_by_the_commit(tree: Path, run: Callable[..., ConvertR
         assert read_dataset_info(out).format == "tfrecord"
     assert packer.commit(out).format == "tar"
     assert packer.verify(out, against=tree, workers=1).ok
-
-
-@pytest.mark.faults
-def test_tasks_killed_at_random(run: Callable[..., ConvertResult], tmp_path: Path) -> None:
-    """Two tasks at a time, each killed after some shards and started again until it ends."""
-    out, draw = tmp_path / "out", random.Random(8)
-    for number in range(2):
-        run(number, 2)
-    packer.commit(out)
-    whole, kills = files_of(out), 0
-    while kills < 50:
-        shutil.rmtree(out)
-        left = [0, 1]
-        while left:
-            number = draw.choice(left)
-            if draw.random() < 0.7 and crashes_at(draw.randrange(1, 60), partial(run, number, 2)):
-                kills += 1
-            else:
-                run(number, 2)
-                left.remove(number)
-        packer.commit(out)
-        assert files_of(out) == whole
-    print(f"\n{kills} tasks killed")
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import torch
 from coefficient_cases import SAMPLINGS, made_jpeg
 from suites.programs import run_python
 
+from cache.errors import MissingExtraError
 from readers.coefficients import decode, encode_strictly, unsupported_reason
 from readers.decode import Region
 from readers.decode.device import DecodeStream, Picture
@@ -77,14 +78,14 @@ def test_the_kernels_compile_for_gpus(targets: _Targets, tmp_path: Path) -> None
     assert max(int(line[0]) for line in lines) <= 16 << 10, "bytes of shared memory of a program"
 
 
-def test_triton_that_is_missing_is_named() -> None:
-    code = (
-        "import sys; sys.modules['triton'] = None\n"
-        "import torch; from readers.coefficients.device.decoder import CoefficientDecoder\n"
-        "CoefficientDecoder(torch.device('cpu'))"
-    )
-    done = run_python("-c", code, cwd=TESTS.parent)
-    assert "MissingExtraError" in done.stderr and "pip install 'packer-vision[triton]'" in done.stderr
+def test_triton_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    for name in ("rows", "pixels"):
+        monkeypatch.delitem(sys.modules, f"readers.coefficients.device.{name}", raising=False)
+    from readers.coefficients.device.decoder import CoefficientDecoder
+
+    with pytest.raises(MissingExtraError, match=r"pip install 'packer-vision\[triton\]'"):
+        CoefficientDecoder(torch.device("cpu"))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: the kernels were only interpreted")

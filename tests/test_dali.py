@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import pickle
+import shutil
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,24 +18,37 @@ import pytest
 import torch
 from dali_cases import CROPS, WITH_PROCESSES, dali, fn, labels_of, same_epochs, same_pixels
 from image_cases import XMP_PREFIX, encoded, with_segments, xmp
+from loader_options import grouped
 from PIL import Image
 from suites.programs import run_python
 
 import packer
 import readers
-from cache.errors import BadSampleError, ResumeError
+from cache.errors import BadSampleError, MissingExtraError, ResumeError, WorkerError
 from packer.testing.samples import make_image
 from readers import Decode, Ranks
 from readers.augment import (
     CenterCrop,
     Crop,
+    MixUp,
     Normalize,
     RandomCrop,
     RandomHorizontalFlip,
+    RandomResizedCrop,
     RandomVerticalFlip,
     Resize,
 )
-from readers.dali import DaliLoader, PipelineOptions, Source, celeba, classification, external_source, pipeline
+from readers.dali import (
+    BatchSource,
+    DaliLoader,
+    PipelineOptions,
+    SampleSource,
+    Source,
+    celeba,
+    classification,
+    external_source,
+    pipeline,
+)
 from readers.decode import decode_image
 from readers.loader import ImageLoader
 
@@ -57,15 +77,13 @@ def decoded(data: list[bytes]) -> list[np.ndarray[Any, Any]]:
 
 
 # --- the same as our loader -----------------------------------------------------------------------------------------
-@pytest.mark.parametrize("kind", ["hdf5", "tfrecord", "tar", "mmap", "folder", "selection", "cached"])
+@pytest.mark.parametrize("kind", ["packed", "folder", "cached"])
 def test_samples_labels_and_crops_are_those_of_our_loader(
     kind: str, photos: Path, packed: Callable[[str], Path], place: dict[str, Any]
 ) -> None:
-    backend: Any = "mmap" if kind == "mmap" else "pread"
-    to = kind if kind in ("hdf5", "tfrecord") else "tar"
-    reader: Any = readers.open_folder(photos) if kind == "folder" else readers.open(packed(to), backend=backend)
-    if kind == "selection":
-        reader = reader.select(labels=["bee"])
+    reader: Any = (
+        readers.open_folder(photos) if kind == "folder" else readers.open(packed("tar")).select(labels=["bee"])
+    )
     if kind == "cached":
         reader = readers.cached(reader, **place)
     ours = ImageLoader(reader, 8, augment=CROPS, seed=3, decode=Decode(layout="NCHW"), threads=1)
@@ -175,27 +193,6 @@ def test_the_graph_for_a_gpu_can_be_defined(reader: readers.Reader) -> None:
 
 
 # --- epochs and resume ------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("output", ["torch", "numpy"])
-def test_a_rank_without_samples_in_the_last_step(reader: readers.Reader, output: Any) -> None:
-    some = reader.select(indices=list(range(26)))
-    loader = DaliLoader(some, 4, augment=CROPS, output=output, ranks=Ranks(rank=0, world_size=3, tail="exact"))
-    *_, (images, labels) = iter(loader)
-    assert len(loader) == 3 and images.shape == (0, 3, 32, 32) and len(labels) == 0
-    assert str(images.dtype).endswith("uint8") and len(labels_of(loader)) == 3
-
-
-def test_a_resumed_epoch_has_the_same_crops(reader: readers.Reader) -> None:
-    straight, first, second = (DaliLoader(reader, 8, augment=CROPS, seed=7) for _ in range(3))
-    whole = [batch for _ in range(2) for batch in straight]
-    for _ in zip(range(3), first, strict=False):
-        state = first.state_dict()
-    second.load_state_dict(state)
-    assert second.epoch == 0 and second.left == 2 and len(second) == 5
-    rest = [batch for _ in range(2) for batch in second]
-    for (images, labels), (others, other_labels) in zip(whole[3:], rest, strict=True):
-        assert torch.equal(images, others) and torch.equal(labels, other_labels)
-
-
 def test_states_are_shared_with_our_loader(reader: readers.Reader) -> None:
     ours = ImageLoader(reader, 8, augment=CROPS, seed=7, decode=Decode(layout="NCHW"), threads=1)
     batches = iter(ours)
@@ -210,14 +207,6 @@ def test_states_are_shared_with_our_loader(reader: readers.Reader) -> None:
     assert theirs.state_dict() == {**ours.state_dict(), "decoder": "dali"}
     with pytest.raises(ResumeError, match="of the data set"):
         theirs.load_state_dict({**state, "fingerprint": "other"})
-
-
-def test_a_state_behind_the_last_whole_batch_is_of_the_next_epoch(reader: readers.Reader) -> None:
-    loader, straight = (DaliLoader(reader, 8, augment=CROPS, seed=2) for _ in range(2))
-    loader.load_state_dict({**loader.state_dict(), "cursor": 40})
-    assert loader.epoch == 1 and loader.left == len(loader) == 5
-    straight.set_epoch(1)
-    assert labels_of(loader) == labels_of(straight)
 
 
 def test_a_closed_loader_continues(reader: readers.Reader) -> None:
@@ -248,13 +237,334 @@ def test_pipelines_continue_by_our_states_and_by_checkpoints_of_dali(reader: rea
     assert run(encoded_only(state=Source(reader, 8, seed=5).state_after(0, 2)), 3) == rest
 
 
+# --- worker processes ---------------------------------------------------------------------------------------------
+
+
+def test_two_workers_make_the_same_batches_as_none(reader: readers.Reader) -> None:
+    alone = DaliLoader(reader, 8, augment=CROPS, seed=3, ranks=Ranks(tail="exact"))
+    options = PipelineOptions(workers=2, start_method="spawn")
+    together = DaliLoader(reader, 8, augment=CROPS, seed=3, ranks=Ranks(tail="exact"), options=options)
+    for _ in range(2):
+        for (images, labels), (others, other_labels) in zip(alone, together, strict=True):
+            assert torch.equal(images, others) and torch.equal(labels, other_labels)
+    assert len(multiprocessing.active_children()) >= 2, "no worker was started: this test shows nothing"
+    together.close()
+
+
+def test_samples_one_by_one(reader: readers.Reader) -> None:
+    @dali.pipeline_def(batch_size=8, num_threads=1, device_id=None, py_num_workers=2, py_start_method="fork")
+    def labels_only(per: Any, parallel: bool) -> Any:
+        return external_source(reader, 8, seed=5, parallel=parallel, per=per)[::-1]
+
+    def epoch(**options: Any) -> list[list[int]]:
+        pipe, found = labels_only(enable_conditionals=True, **options), []
+        while True:
+            try:
+                found.append(np.array(pipe.run()[0].as_array()).ravel().tolist())
+            except StopIteration:
+                return found
+
+    expected = epoch(per="batch", parallel=False)
+    assert len(expected) == 5 and epoch(per="sample", parallel=False) == expected
+    assert epoch(per="sample", parallel=True) == expected == epoch(per="batch", parallel=True)
+
+
+def test_leaving_early_ends_the_workers(reader: readers.Reader) -> None:
+    before = set(multiprocessing.active_children())  # a pool that other tests share
+    loader = DaliLoader(reader, 8, augment=CROPS, options=PipelineOptions(workers=2, start_method="fork"))
+    for _ in loader:
+        assert len(set(multiprocessing.active_children()) - before) == 2
+        break
+    assert set(multiprocessing.active_children()) <= before
+    assert len(labels_of(loader)) == 5
+
+
+def test_a_program_ends_with_a_loop_under_way(packed: Callable[[str], Path]) -> None:
+    """With finalizers that were registered before DALI's workers started; `multiprocessing` runs those first."""
+    script = f"""
+import weakref
+kept = type("Kept", (), {{}})()
+weakref.finalize(kept, int)
+import readers
+from readers.dali import DaliLoader, PipelineOptions, classification
+reader = readers.open({str(packed("hdf5"))!r})
+options = PipelineOptions(workers=2, start_method="fork")
+loaders = [DaliLoader(reader, 8, augment=classification(32), options=options, output="numpy") for _ in range(2)]
+assert len(list(loaders[0])) == 5
+loop = iter(loaders[1])
+next(loop)
+print("the end")
+"""
+    done = run_python("-c", script)
+    assert (done.returncode, done.stdout) == (0, "the end\n"), done.stderr
+
+
+def test_a_killed_worker_raises_instead_of_hanging(reader: readers.Reader) -> None:
+    others = {child.pid for child in multiprocessing.active_children()}
+    loader = DaliLoader(reader, 2, augment=CROPS, options=PipelineOptions(workers=2, start_method="fork"))
+    batches = iter(loader)
+    next(batches)
+    child = next(child for child in multiprocessing.active_children() if child.pid not in others)
+    assert child.pid is not None
+    os.kill(child.pid, signal.SIGKILL)
+    child.join(10)
+    with pytest.raises(WorkerError, match=r"a process that reads for DALI died \(exit status -9"):
+        list(batches)
+    state = loader.state_dict()
+    assert 0 < state["cursor"] < 42 and len(labels_of(loader)) == 21
+
+
+# --- errors -------------------------------------------------------------------------------------------------------
+def damaged(packed: Callable[[str], Path], folder: Path, numbers: tuple[int, ...]) -> Path:
+    """A copy of a set in which some images have lost their second half."""
+    shutil.copytree(packed("tar"), folder)
+    with readers.open(folder) as reader:
+        for number in numbers:
+            shard, offset, length = reader.byte_range(number) or (folder, 0, 0)
+            with open(shard, "r+b") as file:
+                file.seek(offset + length // 2)
+                file.write(bytes(length - length // 2))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("workers", "verify", "reason"), [(0, False, "expected a scan and an end marker"), (2, True, "CRC32C")]
+)
+def test_a_bad_sample_is_named(
+    packed: Callable[[str], Path], tmp_path: Path, workers: int, verify: bool, reason: str
+) -> None:
+    with readers.open(damaged(packed, tmp_path / "set", (13,)), verify=verify) as reader:
+        options = PipelineOptions(workers=workers, start_method="fork")
+        loader = DaliLoader(reader, 4, augment=CROPS, shuffle=False, options=options)
+        with pytest.raises((BadSampleError, readers.DamagedSampleError), match=reason) as caught:
+            list(loader)
+        assert reader.keys[13] in str(caught.value) and "13" in str(caught.value)
+        assert loader.state_dict()["cursor"] <= 12 and loader.epoch == 0
+
+
+def test_bad_samples_are_skipped(packed: Callable[[str], Path], tmp_path: Path) -> None:
+    """In batches of other sizes, and in the same batches as our own loader."""
+    bad = (3, 13, 14, 41)
+    with readers.open(damaged(packed, tmp_path / "set", bad)) as reader:
+        options = PipelineOptions(workers=2, start_method="fork")
+        given: dict[str, Any] = {"augment": CROPS, "shuffle": False, "on_error": "skip", "seed": 3}
+        theirs = DaliLoader(reader, 8, options=options, output="numpy", **grouped(given))
+        ours = ImageLoader(reader, 8, **grouped({"decode": Decode(layout="NCHW"), "threads": 1, **given}))
+        for epoch in range(2):
+            with pytest.warns(UserWarning, match=rf"epoch {epoch}: 4 bad samples were skipped, the first is sample 3 "):
+                same_epochs(ours, theirs, epochs=1)
+            assert theirs.bad_samples == ours.bad_samples
+        theirs.close()
+
+
+def test_a_sample_that_only_dali_fails_on_is_left_out_of_a_new_pipeline(tmp_path: Path) -> None:
+    """Its header and its end are whole, so the damage shows only when it is decoded."""
+    for number in range(12):
+        pixels = np.random.default_rng(number).integers(0, 256, (40, 48, 3), dtype=np.uint8)
+        data = bytearray(encoded(Image.fromarray(pixels), "PNG"))
+        if number in (2, 9):
+            data[200:900] = bytes(700)
+        (tmp_path / f"{number:02d}.png").write_bytes(data)
+    reader = readers.open_folder(tmp_path)
+    loader = DaliLoader(reader, 4, augment=CROPS, shuffle=False, on_error="skip", output="numpy")
+    for epoch in range(2):
+        with pytest.warns(UserWarning, match=f"epoch {epoch}: 2 bad samples were skipped"):
+            assert [len(labels) for _, labels in loader] == [3, 4, 3]
+        assert [sample.key for sample in loader.bad_samples] == ["02", "09"]
+    assert loader.epoch == 2 and loader.state_dict()["cursor"] == 0
+
+
+def test_cached_pixels_are_refused(reader: readers.Reader, place: dict[str, Any]) -> None:
+    cached = readers.cached(reader, keep="decoded:32", **place)
+    for augment, graph in ((CROPS, None), (None, fn.decoders.image)):
+        loader = DaliLoader(cached, 8, augment=augment, graph=graph)
+        with pytest.raises(BadSampleError, match="its bytes are pixels, which DALI does not take: have"):
+            next(iter(loader))
+        del loader
+    cached.close()
+
+
+def test_errors_of_a_graph_are_not_blamed_on_samples(reader: readers.Reader) -> None:
+    def crop(encoded: Any) -> Any:
+        return fn.crop(fn.decoders.image(encoded), crop=(4000, 4000))
+
+    with pytest.raises(
+        WorkerError, match="DALI failed at batch 0 of epoch 0, though our own decoder reads its images: "
+    ):
+        list(DaliLoader(reader, 4, graph=crop))
+
+
+def test_a_graph_of_your_own(reader: readers.Reader) -> None:
+    def graph(encoded: Any) -> Any:
+        images = fn.decoders.image_random_crop(encoded, device="cpu", output_type=dali.types.RGB)
+        return fn.resize(images, resize_x=20, resize_y=24)
+
+    loader = DaliLoader(reader, 8, graph=graph, seed=3)
+    assert [images.shape for images, _ in loader] == [(8, 24, 20, 3)] * 5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"augment": [CenterCrop(8), MixUp()]}, r"DALI pipelines do not execute MixUp\(\): use ImageLoader, "),
+        ({"augment": [Resize(32)]}, "the size of the results depends on the image"),
+        ({}, "a source without ops needs a graph"),
+        ({"augment": CROPS, "graph": lambda encoded: encoded}, "leave augment out where a graph is given"),
+        ({"augment": CROPS, "output": "jax"}, "output is one of torch, numpy, not 'jax'"),
+        ({"dtype": "uint8"}, "do not fit into uint8"),
+        ({"device": "gpu"}, "device is one of cpu, cuda"),
+        ({"prefetch": 0}, "prefetch is 0, expected at least 1"),
+    ],
+)
+def test_wrong_options(reader: readers.Reader, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        if options.keys() & {"dtype", "device", "prefetch"}:
+            options = {"augment": classification(32), "options": PipelineOptions(**options)}
+        DaliLoader(reader, 8, **grouped(options))
+
+
+def test_wrong_use_of_nodes(reader: readers.Reader) -> None:
+    with pytest.raises(ValueError, match="no pipeline is being defined"):
+        external_source(reader, 8)
+    with dali.Pipeline(batch_size=4, num_threads=1, device_id=None):
+        with pytest.raises(ValueError, match="the pipeline has batches of 4, the source of 8"):
+            external_source(reader, 8)
+        with pytest.raises(ValueError, match="samples one by one make no short batches"):
+            external_source(reader, 4, ranks=Ranks(tail="pad"), per="sample")
+        with pytest.raises(ValueError, match="no short batches, as on_error='skip' needs"):
+            external_source(reader, 4, on_error="skip", per="sample")
+
+
+# --- the source by itself -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small(tree: Path, pack: Callable[..., Path]) -> Iterator[readers.Reader]:
+    with readers.open(pack(tree, "hdf5", samples_per_shard=10), "train") as small:
+        yield small
+
+
+def info(epoch: int, step: int, row: int = 0) -> Any:
+    """Like DALI's BatchInfo and SampleInfo."""
+    return SimpleNamespace(epoch_idx=epoch, iteration=step, idx_in_batch=row)
+
+
+def test_a_batch_is_views_of_the_readers_memory(small: readers.Reader) -> None:
+    source = Source(small, 4, seed=1)
+    arrays, labels = source.batch(0, 2)
+    _, wanted = source.samples_of(0, 2)
+    assert [a.tobytes() for a in arrays] == [bytes(small.read(i)) for i in wanted.tolist()]
+    assert labels.dtype == np.int64 and labels.ravel().tolist() == small.labels[wanted].tolist()
+    assert all(a.dtype == np.uint8 and not a.flags.owndata and not a.flags.writeable for a in arrays)
+
+
+def test_the_memory_of_batches_under_way_is_not_reused(small: readers.Reader) -> None:
+    """The small reuses memory for the next batch where nothing refers to it."""
+    source = Source(small, 4, seed=1)
+    kept = BatchSource(source, kept=3)
+    addresses = []
+    for step in range(6):
+        (arrays, *_) = kept(info(0, step))
+        addresses.append(arrays[0].__array_interface__["data"][0])
+        del arrays
+    assert all(len(set(addresses[i : i + 3])) == 3 for i in range(4))
+    forgetful = BatchSource(source)
+    first = {forgetful(info(0, step))[0][0].__array_interface__["data"][0] for step in range(6)}
+    assert len(first) < 6, "the small never reuses memory: this test shows nothing"
+
+
+def test_calls_in_any_order_and_process_give_the_same(small: readers.Reader) -> None:
+    ops = [RandomResizedCrop(16), RandomHorizontalFlip()]
+    source = Source(small, 6, augment=ops, seed=5)
+    call, other = BatchSource(source, 2), pickle.loads(pickle.dumps(BatchSource(source, 2)))
+    for epoch, step in ((1, 3), (0, 0), (1, 2), (0, 5)):
+        (a, *columns), (b, *same) = call(info(epoch, step)), other(info(epoch, step))
+        assert [x.tobytes() for x in a] == [x.tobytes() for x in b]
+        assert all((x == y).all() for x, y in zip(columns, same, strict=True))
+        one = pickle.loads(pickle.dumps(SampleSource(source)))
+        for row in (5, 0):
+            image, *rest = one(info(epoch, step, row))
+            assert image.tobytes() == a[row].tobytes()
+            assert all((x == y[row]).all() for x, y in zip(rest, columns, strict=True))
+
+
+def test_what_ops_do_comes_with_the_samples(small: readers.Reader) -> None:
+    source = Source(small, 6, augment=[RandomResizedCrop(16), RandomHorizontalFlip()])
+    _, _, box, resized, flips = source.batch(0, 0)
+    assert box.dtype == np.int64 and box.shape == (6, 4) and (box[:, :2] + box[:, 2:] <= (24, 32)).all()
+    assert resized.dtype == np.float32 and (resized[:, :2] == 16).all() and (resized[:, 2:] == 0).all()
+    assert flips.dtype == np.int32 and set(flips[:, 0].tolist()) == {0, 1} and not flips[:, 1].any()
+    middle = Source(small, 6, augment=[Resize(16), CenterCrop(12)])
+    _, _, resized, _ = middle.batch(0, 0)  # whole images are resized, without a box
+    assert resized[0].tolist() == [16.0, 21.0, 0.5, np.float32(4 / 9)]
+
+
+def test_bad_samples_are_named(tmp_path: Path, jpeg: Any) -> None:
+    for name, data in (("a", jpeg(1)), ("b", b""), ("c", b"no image")):
+        (tmp_path / f"{name}.jpg").write_bytes(data)
+    Image.new("RGB", (9, 9)).save(tmp_path / "d.gif")
+    reader = readers.open_folder(tmp_path)
+    plain, cropped = Source(reader, 1, shuffle=False), Source(reader, 1, shuffle=False, augment=[CenterCrop(8)])
+    assert plain.batch(0, 0) and plain.batch(0, 2), "what DALI will say of it is not known yet"
+    with pytest.raises(BadSampleError, match=r"sample 1 \(b\): its image has no bytes; find .* `packer verify --deep`"):
+        plain.batch(0, 1)
+    with pytest.raises(BadSampleError, match=r"sample 2 \(c\): its header cannot be read"):
+        cropped.batch(0, 2)
+    with pytest.raises(BadSampleError, match=r"sample 3 \(d\): DALI does not decode GIF images"):
+        cropped.batch(0, 3)
+    with pytest.raises(BadSampleError, match=r"sample 0 \(a\): CenterCrop\(size=30\) does not fit"):
+        Source(reader, 1, shuffle=False, augment=[CenterCrop(30)]).batch(0, 0)
+
+
+def test_a_batch_without_its_bad_samples(tmp_path: Path, jpeg: Any) -> None:
+    images = {
+        "a": jpeg(1),
+        "b": jpeg(2)[:-300],
+        "c": b"",
+        "d": jpeg(3),
+        "e": jpeg(4).replace(b"\xff\xda", b"x\xff\xda"),
+    }
+    for name, data in images.items():
+        (tmp_path / f"{name}.jpg").write_bytes(data)
+    reader = readers.open_folder(tmp_path)
+    skipping = Source(reader, 5, augment=[RandomResizedCrop(8)], shuffle=False, on_error="skip")
+    arrays, labels, *columns, rows = skipping.batch(0, 0)
+    assert rows.ravel().tolist() == [0, 3] and [array.tobytes() for array in arrays] == [images["a"], images["d"]]
+    assert len(labels) == 2 and all(len(column) == 2 for column in columns)
+    whole = Source(reader.select(indices=[0, 3, 0, 3, 0]), 5, augment=[RandomResizedCrop(8)], shuffle=False)
+    _, _, *same = whole.batch(0, 0)
+    boxes, same_boxes = columns[0], same[0]
+    assert (boxes[0] == same_boxes[0]).all() and (boxes[1] == same_boxes[3]).all(), "crops stay those of the position"
+    bad = skipping.bad_samples_of(0, 0, rows.ravel())
+    assert [(sample.index, sample.key) for sample in bad] == [(1, "b"), (2, "c"), (4, "e")]
+    assert "expected" in bad[0].reason and "no bytes" in bad[1].reason and "stray bytes" in bad[2].reason
+    replacing = pickle.loads(pickle.dumps(Source(reader, 5, shuffle=False, on_error="substitute")))
+    arrays, _, rows = replacing.batch(0, 0)
+    assert len(rows) == 5 and set(rows.ravel().tolist()) == {0, 3} and rows[[0, 3], 0].tolist() == [0, 3]
+    assert [sample.index for sample in replacing.bad_samples_of(0, 0, rows.ravel())] == [1, 2, 4]
+    assert replacing.batch(0, 0)[-1].tolist() == rows.tolist(), "the same ones each time"
+    only_bad = Source(reader.select(indices=[1, 2]), 2, shuffle=False, on_error="skip")
+    with pytest.raises(BadSampleError, match=r"sample 0 \(b\): it is the first of 2 samples .* all bad.*'substitute'"):
+        only_bad.batch(0, 0)
+
+
+def test_a_dali_that_is_missing_or_old_is_named(monkeypatch: pytest.MonkeyPatch, reader: readers.Reader) -> None:
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "nvidia.dali", None)
+        with pytest.raises(MissingExtraError, match=r"needs NVIDIA DALI: run  pip install 'packer-vision\[dali\]'"):
+            external_source(reader, 4)
+    monkeypatch.setattr(dali, "__version__", "2.2.9")
+    with pytest.raises(MissingExtraError, match=r"needs DALI from 2.3 on \(found 2.2.9\): run  pip install 'packer-"):
+        DaliLoader(reader, 8, augment=CROPS)
+
+
 def test_the_example(packed: Callable[[str], Path]) -> None:
     """With smaller batches, as there are only 42 images."""
     script = Path(packer.__file__).parent.parent / "examples" / "dali_pipeline.py"
     code = script.read_text(encoding="utf-8").replace("BATCH, SIZE = 50, 160", "BATCH, SIZE = 8, 32")
     small = packed("hdf5").parent / "example.py"
     small.write_text(code, encoding="utf-8")
-    done = run_python(small, packed("hdf5"), "--workers", 2)
+    done = run_python(small, packed("hdf5"))
     assert done.returncode == 0, done.stderr
     assert "continues after 3 batches: 2 batches are left" in done.stdout
     assert "saw {0: 21, 1: 21} samples by class" in done.stdout

@@ -62,10 +62,9 @@ def test_fields_are_those_of_our_loader_and_on_their_images(reader: readers.Read
             assert all(same(sample[name], expected[index][name]) for name in FIELDS), index
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_asking_for_fields_changes_no_image_and_resumes(reader: readers.Reader, workers: int) -> None:
+def test_asking_for_fields_changes_no_image_and_resumes(reader: readers.Reader) -> None:
     def loader(fields: Any) -> DaliLoader:
-        options = PipelineOptions(threads=1, workers=workers)
+        options = PipelineOptions(threads=1, workers=1, start_method="fork")
         return DaliLoader(reader, 5, augment=OPS, fields=fields, seed=9, options=options)
 
     plain = [images for images, _ in loader(("image", "label"))]
@@ -193,8 +192,7 @@ def shapes(tmp_path_factory: pytest.TempPathFactory, pack: Callable[..., Path]) 
 @pytest.mark.parametrize(
     "ops",
     [
-        [ResizeToBucket(SHAPES, "random"), *FLIPS],
-        [ResizeToBucket(SHAPES), *FLIPS, ColorJitter(0.4), Normalize((0.5,) * 3, (0.5,) * 3)],
+        [ResizeToBucket(SHAPES, "random"), *FLIPS, ColorJitter(0.4), Normalize((0.5,) * 3, (0.5,) * 3)],
         [ResizeToBucket(SHAPES), CenterCrop((20, 22))],
     ],
     ids=lambda ops: "-".join(type(op).__name__ for op in ops),

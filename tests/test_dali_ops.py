@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import dali_cases  # noqa: F401  skips these without DALI
+import numpy as np
 import pytest
 import torch
 from augment_cases import LOAD, photo
@@ -42,9 +43,6 @@ EVERY_CHANGE = TrivialAugmentWide()
 # (ops, largest difference, mean difference), of 255. Both executors decode the whole image, and round where parts end.
 CASES: dict[str, tuple[list[Op], float, float]] = {
     "greyscale": ([RandomGrayscale(0.5)], 1, 0.01),
-    "brightness": ([ColorJitter(0.6)], 1, 0.01),
-    "contrast": ([ColorJitter(contrast=0.6)], 1, 0.01),
-    "saturation": ([ColorJitter(saturation=0.6)], 1, 0.01),
     "hue": ([ColorJitter(hue=0.5)], 1, 0.01),
     "jitter": ([ColorJitter(0.4, 0.4, 0.4, 0.1)], 1, 0.01),
     "rotation": ([RandomRotation(180)], 1, 0.01),
@@ -52,8 +50,6 @@ CASES: dict[str, tuple[list[Op], float, float]] = {
     "blur": ([GaussianBlur((0.3, 3.0), p=0.7)], 1, 0.01),
     "erasing": ([RandomErasing(0.8, value=(10, 20, 30))], 0, 0.0),
     "normalize": ([Normalize((0.5,) * 3, (0.2,) * 3)], 0.01, 0.01),
-    "all": ([ColorJitter(0.3, 0.3, 0.3, 0.1), RandomRotation(20), GaussianBlur(), RandomErasing()], 1, 0.01),
-    "crop": ([RandomCrop(50), RandomVerticalFlip(), RandomHorizontalFlip()], 0, 0.0),
     "flips before a crop": ([RandomVerticalFlip(), RandomHorizontalFlip(), RandomCrop(50), RandomVerticalFlip()], 0, 0),
     "padded": ([RandomCrop(70, padding=12), RandomVerticalFlip()], 0, 0.0),
     "resized": ([Resize(44), RandomCrop((30, 50), padding=(2, 12)), RandomHorizontalFlip(), RandomGrayscale()], 6, 0.5),
@@ -62,18 +58,9 @@ CASES: dict[str, tuple[list[Op], float, float]] = {
     "load before a resize": ([*LOAD * 4, Resize(48), CenterCrop(40)], 6, 0.5),
     "three parts": (
         [
-            RandomCrop((60, 64)),
-            ColorJitter(0.4, 0.4, 0.4, 0.1),
-            RandomVerticalFlip(),
-            RandomCrop(60, padding=4),
-            RandomHorizontalFlip(),
-            GaussianBlur(),
-            RandomVerticalFlip(),
-            RandomErasing(),
-            RandomHorizontalFlip(),
-            RandomCrop(40),
-            RandomVerticalFlip(),
-            RandomGrayscale(),
+            *(RandomCrop((60, 64)), ColorJitter(0.4, 0.4, 0.4, 0.1), RandomVerticalFlip(), RandomCrop(60, padding=4)),
+            *(RandomHorizontalFlip(), GaussianBlur(), RandomVerticalFlip(), RandomErasing(), RandomHorizontalFlip()),
+            *(RandomCrop(40), RandomVerticalFlip(), RandomGrayscale()),
         ],
         1,
         0.01,
@@ -106,25 +93,26 @@ def test_dali_makes_the_same(name: str, reader: readers.Reader) -> None:
     assert found[0] <= most and found[1] <= mean, found
 
 
-@pytest.mark.parametrize("change", range(14))
-def test_every_change_of_randaugment(change: int, reader: readers.Reader, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One after another. Nearest neighbours may be others where two are equally near; DALI equalizes by a formula of
+def test_every_change_of_randaugment(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for each image. Nearest neighbours may be others where two are equally near; DALI equalizes by a formula of
     its own."""
-    most, mean = {5: (255, 0.2), 13: (64, 2.5)}.get(change, (1, 0.02) if change > 5 else (255, 0.02))
+    bounds = [(1, 0.02)] + [(255, 0.02)] * 4 + [(255, 0.2)] + [(1, 0.02)] * 7 + [(64, 2.5)]
     plan = TrivialAugmentWide.plan
 
-    def plan_one(op: TrivialAugmentWide, planner: Any, u: Any) -> None:
-        u[:, 0] = (change + 0.5) / 14
+    def plan_each(op: TrivialAugmentWide, planner: Any, u: Any) -> None:
+        u[:, 0] = (np.arange(len(u)) % 14 + 0.5) / 14
         plan(op, planner, u)
 
-    monkeypatch.setattr(TrivialAugmentWide, "plan", plan_one)
-    found = apart(reader, [CenterCrop(68), EVERY_CHANGE])
-    assert found[0] <= most and found[1] <= mean, found
+    monkeypatch.setattr(TrivialAugmentWide, "plan", plan_each)
+    loaders = (kind(reader, 24, augment=[CenterCrop(68), EVERY_CHANGE], seed=2) for kind in (ImageLoader, DaliLoader))
+    ours, theirs = (torch.stack([images.float() for _ in range(3) for images, _ in loader]) for loader in loaders)
+    for change, (most, mean) in enumerate(bounds):
+        difference = (ours[:, change::14] - theirs[:, change::14]).abs()
+        assert float(difference.max()) <= most and float(difference.mean()) <= mean, change
 
 
 def test_several_changes_are_made_in_their_order(reader: readers.Reader) -> None:
-    assert apart(reader, [CenterCrop(64), RandAugment(3, 15)])[1] < 2.5
-    assert apart(reader, [RandAugment(2, 15), RandomHorizontalFlip(), CenterCrop(64)])[1] < 2.5
+    assert apart(reader, [RandAugment(3, 15), RandomHorizontalFlip(), CenterCrop(64)])[1] < 2.5
 
 
 def test_a_resumed_epoch_is_augmented_alike(reader: readers.Reader) -> None:

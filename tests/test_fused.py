@@ -20,6 +20,7 @@ import torch
 from augment_cases import CPU, Pixels, on_a_device, on_the_cpu
 from suites.programs import run_python
 
+from cache.errors import MissingExtraError
 from readers.augment import (
     CenterCrop,
     ColorJitter,
@@ -225,14 +226,11 @@ def test_triton_that_runs_is_used(tmp_path: Path) -> None:
     assert done.stdout == "['']\n", done.stderr
 
 
-def test_triton_that_is_missing_is_named() -> None:
-    code = (
-        "import sys; sys.modules['triton'] = None\n"
-        "import torch; from readers.augment.fused import BatchRenderer\n"
-        "BatchRenderer(torch.device('cpu'), dtype=torch.uint8, engine='triton')"
-    )
-    done = run_python("-c", code, cwd=TESTS.parent)
-    assert "MissingExtraError" in done.stderr and "pip install 'packer-vision[triton]'" in done.stderr
+def test_triton_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, "readers.augment.kernel", raising=False)
+    with pytest.raises(MissingExtraError, match=r"pip install 'packer-vision\[triton\]'"):
+        BatchRenderer(CPU, dtype=torch.uint8, engine="triton")
 
 
 @WHEREVER_CUDA

@@ -197,15 +197,6 @@ def test_a_set_of_a_later_version_is_refused_and_left_alone(use: Callable[[Path]
     assert not (newer.parent / "out").exists()
 
 
-def test_members_that_a_later_version_adds_are_ignored(unpacked: Callable[[Path], Path], tmp_path: Path) -> None:
-    place = shutil.copytree(unpacked(GOLDEN / "set-1-tar.tar.xz"), tmp_path / "set")
-    info = json.loads((place / DATASET_FILE).read_text())
-    info["later"] = info["splits"]["train"]["later"] = info["splits"]["train"]["shards"][0]["later"] = {"a": 1}
-    (place / DATASET_FILE).write_text(json.dumps(info))
-    with readers.open(place, "train") as reader:
-        assert len(reader) == 6
-
-
 def test_a_token_of_a_later_version_is_refused() -> None:
     token = json.loads(TOKENS[0].read_text())["tokens"]["shuffled"]["token"]
     with pytest.raises(ResumeError, match=r"version 2, this packer reads version 1; upgrade packer"):

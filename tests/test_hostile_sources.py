@@ -10,6 +10,7 @@ import gzip
 import os
 import random
 import shutil
+import tarfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ import numpy as np
 import pytest
 from suites.containers import HDF5_LAYOUTS, hdf5_of, record_head, tar_of, write
 from suites.layouts import PICTURES, Layout, refusal
-from test_source_contract import LAYOUTS
+from test_source_contract import LAYOUTS, NAMES, TREE
 
 import packer
 from cache.errors import PackerError
@@ -63,7 +64,16 @@ def hdf5_layout(fill: Callable[[Any], None]) -> Layout:
     return Layout(write, lambda root: Found({}))
 
 
+def pax(folder: Path) -> Path:
+    """With long names, and a link."""
+    link = tarfile.TarInfo("train/dog/link.jpg")
+    link.type, link.linkname = tarfile.SYMTYPE, f"../../{NAMES[1]}"
+    members = [(name.replace("/0.", f"/{'long' * 30}."), TREE[name]) for name in NAMES]
+    return write(folder / "x.tar", tar_of(*members, link, format=tarfile.PAX_FORMAT))
+
+
 FUZZED = LAYOUTS | {fill.__name__: hdf5_layout(fill) for fill in (ranges, ranges_packed, pixels, items)}
+FUZZED["pax"] = Layout(pax, lambda root: Found({}))
 HUGE = [(1 << 31) - 1, (1 << 32) - 1, (1 << 33) - 1, 1 << 62, (1 << 64) - 1]
 NASTY = [b"../../evil", b"/etc/evil", b"\0", b"\xff\xfe", b"\n", b'"', b",", b"NaN", b"1e999", b"[" * 900, b"\x1b[2J"]
 
@@ -138,8 +148,8 @@ def fuzz(tmp_path: Path, layout: Layout, rounds: int, seed: int) -> Counter[str]
     return ends
 
 
-FEW = ("tar", "tar.gz", "tar.zst", "zip stored", "csv", "jsonl", "one tfrecord", "one tfrecord.gz", "one hdf5 elements",
-       "one recordio", "ranges", "ranges_packed", "pixels", "items")  # fmt: skip
+FEW = ("tar", "pax", "tar.gz", "tar.zst", "zip stored", "csv", "jsonl", "one tfrecord", "one tfrecord.gz",
+       "one hdf5 elements", "one recordio", "ranges", "ranges_packed", "pixels", "items")  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ import h5py
 import numpy as np
 import pytest
 from conftest import files_of, make_jpeg, tree_of
-from suites.containers import tar_of
 
 import packer
 import readers
@@ -193,12 +192,13 @@ def test_tars_of_gnu_tar_are_adopted(tmp_path: Path, kind: str) -> None:
 
 @needs_tar
 def test_a_whole_folder_packed_by_gnu_tar_is_adopted(tmp_path: Path) -> None:
-    """With directory members and names that begin with "./"."""
-    folder = tree_of(tmp_path / "files", {f"d/{number}.png": make_jpeg(number) for number in range(4)})
+    """With directory members and names that begin with "./", and a file that is no image."""
+    images = {f"d/{number}.png": make_jpeg(number) for number in range(4)}
+    folder = tree_of(tmp_path / "files", images | {"d/z.webp": b"no image"})
     tar("cf", tmp_path / "val-000000.tar", "--sort=name", "-C", folder, ".")
     result = packer.index([tmp_path / "val-000000.tar"], workers=1)
-    assert result.splits == {"val": 4}
-    assert [data for data, _ in contents(tmp_path).values()] == [make_jpeg(number) for number in range(4)]
+    assert (result.splits, result.unreadable, len(result.warnings)) == ({"val": 5}, 1, 1)
+    assert [data for data, _ in contents(tmp_path).values()] == [*images.values(), b"no image"]
 
 
 def test_shards_of_webdataset_are_adopted(tree: Path, tmp_path: Path) -> None:
@@ -233,16 +233,6 @@ def test_other_extensions_are_named_by_options(tmp_path: Path) -> None:
     )
     with readers.open(tmp_path) as reader:
         assert (reader[0].label, reader[0].fields) == (3, {"image": make_jpeg(1), "mask": b"seg"})
-
-
-@pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_tars_of_tarfile_are_adopted(tmp_path: Path, format: int) -> None:
-    long = "d/" + "n" * 90 if format == tarfile.USTAR_FORMAT else "d/" + "ü" * 120
-    members = [(f"{long}.jpeg", make_jpeg(1)), (f"{long}.cls", b"1"), ("z.webp", b"no image")]
-    (tmp_path / "test-0.tar").write_bytes(tar_of(*members, format=format))
-    result = packer.index([tmp_path / "test-0.tar"], workers=1)
-    assert (result.splits, result.unreadable, len(result.warnings)) == ({"test": 2}, 1, 1)
-    assert contents(tmp_path) == {long: (make_jpeg(1), 1), "z": (b"no image", -1)}
 
 
 # --- TFRecord: read by others -------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Commands that are killed, starved of space or run twice: nothing half-made looks whole, nothing is lost, and the same
 command ends with the same bytes.
 
-TRIALS (default 200) is the number of kills of each command by `make test-faults`; SEED makes a run repeatable.
+TRIALS (default 200) is the number of kills of each real command by `make test-faults`; SEED makes a run repeatable.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -31,7 +30,6 @@ from packer.conversion.journal import Journal
 from packer.testing.children import crashes_at, end_of, forked, in_child
 from packer.testing.engines import DEADLINE, Unsendable, parts, wait_for
 from packer.workers import Workers, run_shards
-from readers.layout import DOCUMENTS
 
 TRIALS = int(os.environ.get("TRIALS", "200"))
 SEED = int(os.environ.get("SEED", "0"))
@@ -104,9 +102,9 @@ def test_a_conversion_that_ends_early_is_resumed(tree: Path, tmp_path: Path, to:
 
 
 @pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.faults)])
-@pytest.mark.parametrize("how", ["a new set", "a set replaced", "tasks"])
+@pytest.mark.parametrize("how", ["a new set", "a set replaced", "tasks", "files extracted"])
 def test_a_crash_at_a_step_that_changes_the_disk(tree: Path, tmp_path: Path, how: str, every: int) -> None:
-    """After each: no set looks complete that is not, and the same commands end with the same bytes."""
+    """After each: no set or file looks complete that is not, and the same commands end with the same bytes."""
     out, old = tmp_path / "out", convert(tree, tmp_path / "old", "tfrecord").output
 
     def work() -> None:
@@ -114,6 +112,8 @@ def test_a_crash_at_a_step_that_changes_the_disk(tree: Path, tmp_path: Path, how
             for number in range(2):
                 convert(tree, out, samples=40, task=(number, 2))
             packer.commit(out)
+        elif how == "files extracted":
+            packer.extract(old, out, workers=1)
         else:
             convert(tree, out, samples=40, overwrite=how == "a set replaced")
 
@@ -128,7 +128,11 @@ def test_a_crash_at_a_step_that_changes_the_disk(tree: Path, tmp_path: Path, how
     for step in range(1, 400, every):
         begin()
         crashed = crashes_at(step, work)
-        if (out / "dataset.json").exists():
+        if how == "files extracted":
+            found = files_of(out).items() if out.exists() else ()
+            partial = {name for name, data in found if data != whole.get(name)}
+            assert all(name.startswith(".extracting/") for name in partial), f"after a crash at step {step}"
+        elif (out / "dataset.json").exists():
             assert packer.verify(out, workers=1).ok, f"an incomplete set looks complete after step {step}"
         if not crashed:
             break
@@ -247,147 +251,7 @@ def test_a_filesystem_that_is_full_at_any_moment_of_an_hdf5_shard(tmp_path: Path
     assert ended == {"known before", "full", "packed"}
 
 
-# --- any command, killed at random -------------------------------------------------------------------------------
-@dataclass
-class Job:
-    """One command, what is there before it, and what must hold when it was killed and when it has ended with 0."""
-
-    command: list[object]
-    begin: Callable[[], object]
-    check_killed: Callable[[], object]
-    check_done: Callable[[], object]
-
-
-def data_below(root: Path, work_folder: str) -> dict[str, bytes]:
-    if not root.exists():
-        return {}
-    return {name: data for name, data in files_of(root).items() if not name.startswith(f"{work_folder}/")}
-
-
-def empty(path: Path) -> None:
-    shutil.rmtree(path, ignore_errors=True)
-    path.mkdir()
-
-
-def converting(folder: Path, tree: Path, other: Path, to: str, *options: str) -> Job:
-    """With --overwrite, another set is there before; what is there afterwards is never a mixture."""
-    out = folder / "out"
-    whole = files_of(convert(tree, folder / "whole", to, samples=9).output)
-    old = files_of(convert(other, folder / "old", to, samples=9).output)
-
-    def begin() -> None:
-        shutil.rmtree(out, ignore_errors=True)
-        if options:
-            shutil.copytree(folder / "old", out)
-
-    def check_killed() -> None:
-        if (out / "dataset.json").exists():
-            assert data_below(out, ".packing") in (whole, *([old] if options else [])), "no set that there was"
-
-    def check_done() -> None:
-        assert files_of(out) == whole
-
-    command = ["convert", tree, "--to", to, "-o", out, "--workers", 2, "--samples-per-shard", 9, *options]
-    return Job(command, begin, check_killed, check_done)
-
-
-def indexing(folder: Path, tree: Path, other: Path, to: str, *options: str) -> Job:
-    """An index that is rebuilt, with options as one of other labels; at any moment it is the old or the new one."""
-    out = folder / "out"
-    old, whole = files_of(convert(tree, folder / "old", to, samples=9).output), dict[str, bytes]()
-    (folder / "names.txt").write_text("nothing\ncat\ndog\n")
-
-    def begin() -> None:
-        shutil.rmtree(out, ignore_errors=True)
-        shutil.copytree(folder / "old", out)
-
-    def check_killed() -> None:
-        found = files_of(out)
-        state = old if found["dataset.json"] == old["dataset.json"] else whole
-        missing = {name for name in state if found.get(name) != state[name]}
-        assert missing <= {*DOCUMENTS}, "neither the old index nor the new one"
-        assert not missing & {*found} - {"README.md"}, "names or checksums of another state"
-        assert packer.verify(out, deep=True, workers=1).problems == ()
-
-    def check_done() -> None:
-        whole.update(whole or files_of(out))
-        assert files_of(out) == whole and bool(options) == (whole["dataset.json"] != old["dataset.json"])
-        assert not [name for name in whole if name.startswith(".") or "tmp" in name]
-        check_killed()
-
-    names = ["--classes", folder / "names.txt"] if options else []
-    return Job(["index", out, "--workers", 2, *options, *names], begin, check_killed, check_done)
-
-
-def extracting(folder: Path, tree: Path, other: Path) -> Job:
-    out, whole = folder / "out", files_of(tree)
-    convert(tree, folder / "set")
-
-    def check_killed() -> None:
-        assert data_below(out, ".extracting").items() <= whole.items(), "a file is there and not whole"
-
-    def check_done() -> None:
-        assert files_of(out) == whole
-
-    command: list[object] = ["extract", folder / "set", "-o", out]
-    return Job(command, lambda: shutil.rmtree(out, ignore_errors=True), check_killed, check_done)
-
-
-def staging(folder: Path, tree: Path, other: Path) -> Job:
-    to = folder / "local"
-    convert(tree, folder / "set", "tfrecord", samples=9)
-    whole = {name: data for name, data in files_of(folder / "set").items() if name not in DOCUMENTS}
-
-    def check_killed() -> None:
-        for path in to.rglob("dataset.json"):
-            with readers.open(path.parent, "train", fallback=folder / "set", verify=True) as reader:
-                assert all(reader.read(i) for i in range(len(reader)))
-
-    def check_done() -> None:
-        (copy,) = (path.parent for path in to.rglob("dataset.json"))
-        assert whole.items() <= files_of(copy).items()
-        assert run_packer("stage", "clean", "--target", to).returncode == 0
-        left = {path.suffix for path in to.rglob("*") if path.is_file() and path.stat().st_size}
-        assert not left & {".tfrecord", ".npy", ".json"}
-
-    command: list[object] = ["stage", folder / "set", "--target", to, "--any-filesystem", "--json"]
-    return Job(command, lambda: empty(to), check_killed, check_done)
-
-
-def filling_a_cache(folder: Path, tree: Path, other: Path) -> Job:
-    memory = folder / "memory"
-    convert(tree, folder / "set", "hdf5")
-    with readers.open(folder / "set", "train") as reader:
-        samples = [bytes(data) for data in reader.read_many(range(len(reader)))]
-
-    def check_killed() -> None:
-        base = readers.open(folder / "set", "train")
-        with base, readers.cached(base, directory=memory, persist=True) as reader:
-            assert [bytes(data) for data in reader.read_many(range(len(reader)))] == samples
-
-    def check_done() -> None:
-        check_killed()
-        assert run_packer("cache", "clean", "--all", "--target", memory).returncode == 0
-        assert os.listdir(memory) == []
-
-    command: list[object] = ["cache", "warm", folder / "set", "--split", "train", "--target", memory]
-    return Job(command, lambda: empty(memory), check_killed, check_done)
-
-
-JOBS: dict[str, tuple[Callable[..., Job], tuple[str, ...]]] = {
-    "convert-hdf5": (converting, ("hdf5",)),
-    "convert-tfrecord": (converting, ("tfrecord",)),
-    "convert-tar": (converting, ("tar",)),
-    "overwrite": (converting, ("tar", "--overwrite")),
-    "index-hdf5": (indexing, ("hdf5",)),
-    "index-tar": (indexing, ("tar",)),
-    "index-changed": (indexing, ("tfrecord", "--label-offset", "-1")),
-    "extract": (extracting, ()),
-    "stage": (staging, ()),
-    "cache-fill": (filling_a_cache, ()),
-}
-
-
+# --- real commands, killed at random -----------------------------------------------------------------------------
 def kill(process: subprocess.Popen[str], choice: random.Random) -> str:
     """One signal to the whole group, the main process or one of its workers; says which."""
     number = choice.choice(SIGNALS)
@@ -412,56 +276,59 @@ def has_ended(group: int) -> bool:
     return False
 
 
-@pytest.fixture(scope="module")
-def trees(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two trees that share names, and no file of one could pass for one of the other."""
-    found = []
-    for number in range(2):
+@pytest.mark.faults
+@pytest.mark.parametrize("to", ["hdf5", "tfrecord", "tar", "tar --overwrite"])
+def test_killed_at_any_moment(to: str, tmp_path: Path) -> None:
+    """With --overwrite, another set is there before; what is there afterwards is never a mixture."""
+    out, states = tmp_path / "out", []
+    to, _, overwrite = to.partition(" ")
+    for number in range(2):  # trees that share names, and no file of one could pass for one of the other
         files = {
             f"{split}/{name}/{name}_{i:03d}.JPEG": make_jpeg(1000 * number + i, (96, 64))
             for split, count in (("train", 30), ("val", 6))
             for name in ("cat", "dog")
             for i in range(count + number)
         }
-        found.append(tree_of(tmp_path_factory.mktemp(f"tree{number}") / "images", files))
-    return found
+        tree = tree_of(tmp_path / f"tree{number}" / "images", files)
+        states.append(files_of(convert(tree, tmp_path / f"set{number}", to, samples=9).output))
+    old, whole = states
 
+    def begin() -> None:
+        shutil.rmtree(out, ignore_errors=True)
+        if overwrite:
+            shutil.copytree(tmp_path / "set0", out)
 
-@pytest.mark.faults
-@pytest.mark.parametrize("name", JOBS)
-def test_killed_at_any_moment(name: str, trees: list[Path], tmp_path: Path) -> None:
-    prepare, options = JOBS[name]
-    job = prepare(tmp_path, *trees, *options)
-    job.begin()
+    command = ["-m", "packer", "convert", tree, "--to", to, "-o", out, "--workers", 2, "--samples-per-shard", 9]
+    command += [overwrite] if overwrite else []
+    begin()
     started = time.monotonic()
-    done = run_python("-m", "packer", *job.command, timeout=DEADLINE)
+    run_python(*command, timeout=DEADLINE, check=True)
     seconds = time.monotonic() - started
-    assert done.returncode == 0, done.stderr
-    job.check_done()
-    choice = random.Random(f"{SEED} {name}")
+    choice = random.Random(f"{SEED} {to} {overwrite}")
     counts = {"ended": 0, "killed": 0}
-    command = [sys.executable, "-m", "packer", *map(str, job.command)]
     for trial in range(TRIALS):
-        job.begin()
+        begin()
         process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+            [sys.executable, *map(str, command)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
         # The first tenth is Python's own start; most kills go where the work is.
         time.sleep(seconds * choice.uniform(0.1, 1.1))
         how = kill(process, choice)
         _, errors = process.communicate(timeout=DEADLINE)
         wait_for(lambda: has_ended(process.pid), "the processes of the killed command to end")  # noqa: B023
-        where = f"{name}, trial {trial}, {how}, status {process.returncode}"
+        where = f"trial {trial}, {how}, status {process.returncode}"
         # What Python itself prints while it starts is not ours to say.
         ours = any(f"{ROOT / layer}/" in errors for layer in ("packer", "readers", "cache"))
         assert not ours or "Traceback" not in errors, f"{where}: {errors}"
-        try:
-            job.check_killed()
-            again = run_packer(*job.command, timeout=DEADLINE)
-            assert again.returncode == 0, again.stderr
-            job.check_done()
-        except BaseException as error:
-            raise AssertionError(where) from error
+        if (out / "dataset.json").exists():
+            found = {name: data for name, data in files_of(out).items() if not name.startswith(".packing/")}
+            assert found == whole or (overwrite and found == old), f"{where}: no set that there was"
+        again = run_packer(*command[2:], timeout=DEADLINE)
+        assert again.returncode == 0 and files_of(out) == whole, f"{where}: {again.stderr}"
         counts["ended" if process.returncode == 0 else "killed"] += 1
-    print(f"\n{name}: {TRIALS} trials: {counts}; the command takes {seconds:.2f} s")
+    print(f"\n{to}: {TRIALS} trials: {counts}; the command takes {seconds:.2f} s")
     assert counts["killed"] > TRIALS // 3, f"too few commands were hit while they ran: {counts}"

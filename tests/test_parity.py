@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from conftest import make_jpeg
 from gpu_doubles import hide, install
+from suites.programs import run_packer
 from test_device_decode import jpeg, png, turned
 
 import packer
 import readers
+from packer.cli.group import cli
 from packer.tools.parity import Parity, compare_with_pillow
 
 
@@ -68,14 +69,13 @@ def test_what_is_near_pillow_and_what_is_not(packed: Path, monkeypatch: pytest.M
 
 
 def test_the_command(packed: Path) -> None:
-    command = [sys.executable, "-m", "packer", "parity", str(packed), "--samples", "3", "--size", "32"]
-    done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=120, check=True)
-    rows = json.loads(done.stdout)
+    command = ["parity", str(packed), "--samples", "3", "--size", "32"]
+    rows = json.loads(CliRunner().invoke(cli, [*command, "--json"], catch_exceptions=False).stdout)
     assert {(row["what"], row["name"]) for row in rows} >= {("decoder", "cpu"), ("resizer", "torch"), ("both", "cpu")}
     assert all(row["reason"] or row["images"] == 3 for row in rows)
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    shown = CliRunner().invoke(cli, command).stdout
     assert "resizer   cpu" in shown and "did not run: " in shown
-    failed = subprocess.run([*command, "--device", "cuda:99"], capture_output=True, text=True, timeout=120, check=False)
+    failed = run_packer(*command, "--device", "cuda:99")
     assert failed.returncode == 2 and failed.stderr.startswith("packer: ") and "Traceback" not in failed.stderr
 
 

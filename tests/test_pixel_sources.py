@@ -225,7 +225,7 @@ def test_a_pickle_that_is_damaged(tmp_path: Path) -> None:
             source.list(None)
 
 
-def test_cifar_that_is_damaged_or_changes(tmp_path: Path) -> None:
+def test_cifar_that_is_damaged(tmp_path: Path) -> None:
     root = cifar_10(tmp_path / "cifar")
     assert "no labels called 'coarse'" in refusal(root, label_column="coarse")
     data = (root / "test_batch.bin").read_bytes()
@@ -233,12 +233,6 @@ def test_cifar_that_is_damaged_or_changes(tmp_path: Path) -> None:
     assert "record 0 has the label 10, but there are 10 classes" in refusal(root)
     (root / "test_batch.bin").write_bytes(data[:-1])
     assert "a whole number of records of 3073" in refusal(root)
-    (root / "test_batch.bin").write_bytes(data)
-    source = packer.open_source(root)
-    source.list(None)
-    (root / "data_batch_1.bin").write_bytes(records(*CIFAR["test"]))
-    with pytest.raises(SourceError, match="has changed since it was listed"), source.open():
-        pass
 
 
 # --- MNIST --------------------------------------------------------------------------------------------------------

@@ -235,23 +235,11 @@ def test_truncated_tars(tmp_path: Path, suffix: str) -> None:
         listed(write(path, b""))
 
 
-@pytest.mark.parametrize("suffix", ["tar.gz", "tar.bz2", "tar.xz", "tar.zst"])
-def test_flipped_bytes_of_compressed_tars(tmp_path: Path, suffix: str) -> None:
-    whole = COMPRESS[suffix](tar_of(ONE, TWO))
-    path = tmp_path / f"x.{suffix}"
-    found = 0
-    for place in range(20, len(whole), len(whole) // 25):
-        damaged = bytearray(whole)
-        damaged[place] ^= 0x10
-        try:
-            listed(write(path, bytes(damaged)))
-        except SourceError:
-            found += 1
-    assert found >= 25
+def test_a_checksum_of_gzip_that_is_wrong_is_named(tmp_path: Path) -> None:
     gz = bytearray(COMPRESS["tar.gz"](tar_of(ONE)))
     gz[-8] ^= 1
-    with pytest.raises(SourceError, match=r"truncated or corrupt gzip data, \d+ bytes into what it holds: CRC"):
-        listed(write(tmp_path / "x.tar.gz", bytes(gz)))
+    said = refusal(write(tmp_path / "x.tar.gz", bytes(gz)))
+    assert re.search(r"truncated or corrupt gzip data, \d+ bytes into what it holds: CRC", said)
 
 
 def test_what_follows_an_archive(tree: Path, tmp_path: Path) -> None:
@@ -276,14 +264,14 @@ def test_all_archives_of_a_file_are_read_where_they_are_shards(tree: Path, tmp_p
     parts = [tar_of((f"{n}.jpg", PICTURES[n]), (f"{n}.cls", b"%d" % n)) for n in range(3)]
     (tmp_path / "shards").mkdir()
     write(tmp_path / "shards/0.tar", b"".join(parts))
-    packed = [pack(tree, tmp_path / f"packed{split}", "tar", split=split) for split in ("train", "val")]
-    write(
-        tmp_path / "shards/1.tar", b"".join(path.read_bytes() for out in packed for path in sorted(out.glob("*.tar")))
-    )
-    listing = listed(tmp_path / "shards")
-    assert len(listing.splits["train"]) == 3 + len(files_of(tree)) - 1
-    info = packer.index(tmp_path / "shards/0.tar", output=tmp_path / "adopted", workers=1)
-    assert info.samples == 3
+    shards = [
+        path
+        for split in ("train", "val")
+        for path in sorted(pack(tree, tmp_path / split, "tar", split=split).glob("*.tar"))
+    ]
+    write(tmp_path / "shards/1.tar", b"".join(path.read_bytes() for path in shards))
+    assert len(listed(tmp_path / "shards").splits["train"]) == 3 + len(files_of(tree)) - 1
+    assert packer.index(tmp_path / "shards/0.tar", output=tmp_path / "adopted", workers=1).samples == 3
 
 
 def test_links_and_folders_do_not_multiply(tmp_path: Path) -> None:
@@ -326,14 +314,6 @@ def test_a_decompression_bomb_is_refused(tmp_path: Path) -> None:
 def test_a_tree_with_files_called_cls_is_not_a_webdataset_shard(tmp_path: Path) -> None:
     path = write(tmp_path / "y.tar", tar_of(ONE, ("a/latex.cls", b"a class of LaTeX")))
     assert len(listed(path).splits["train"]) == 2
-
-
-def test_an_archive_that_changes(tree: Path, tmp_path: Path) -> None:
-    source = packer.open_source(make_archive(tree, "tar"))
-    source.list(None)
-    write(source.root, source.root.read_bytes()[:2048])
-    with pytest.raises(SourceError, match="has changed since it was listed"), source.open():
-        pass
 
 
 def entries(data: bytes) -> list[int]:

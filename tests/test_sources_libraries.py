@@ -124,7 +124,9 @@ def test_keys_without_distinct_paths(tmp_path: Path) -> None:
     """And labels that are missing, or -1 as in a test split."""
     rows = [row(0, image={"bytes": PICTURES[0], "path": "same.jpg"}, label=-1) for _ in range(3)]
     rows[1]["label"] = None
-    part = packer.open_source(write_parquet(tmp_path / "train.parquet", rows)).list(None).splits["train"]
+    listing = packer.open_source(write_parquet(tmp_path / "train.parquet", rows)).list(None)
+    assert not listing.shuffles, "rows are read in their order"
+    part = listing.splits["train"]
     assert list(part.keys) == [f"train/{i:08d}" for i in range(3)] and set(part.labels) == {-1}
 
 
@@ -253,11 +255,6 @@ def test_a_page_whose_header_lies(tmp_path: Path) -> None:
     assert len(source.list(None).splits["train"]) == 4
     with source.open() as reader, pytest.raises(SourceError):
         reader.read((0, 0, 0), None)
-
-
-def test_rows_are_read_in_their_order(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"cannot be read in shuffled order; convert it as it is, and then"):
-        packer.convert(one_file(tmp_path), "tar", tmp_path / "out", shards=packer.Shards(shuffle=1))
 
 
 @pytest.mark.filterwarnings("default")
@@ -905,20 +902,25 @@ class TestOfLibraries(LayoutSuite):
     pass
 
 
-def lmdb_truth(root: Path) -> Found:
-    return Found({"train": [(key, label, (data,)) for key, label, data in EXPECTED]})
+def lmdb_of(values: dict[bytes, bytes], expected: Found) -> Layout:
+    def write(folder: Path) -> Path:
+        return write_lmdb(folder / "train.lmdb", values, subdir=False)
+
+    return Layout(write, lambda root: expected, inside={"isolated": False})
 
 
-def lmdb_of_datums(folder: Path) -> Path:
-    return write_lmdb(folder / "train.lmdb", DATUMS, subdir=False)
+OF_DATUMS = lmdb_of(DATUMS, Found({"train": [(key, label, (data,)) for key, label, data in EXPECTED]}))
+IN_FOLDERS = [("cat/0", 0, (PICTURES[0],)), ("cat/2", 0, (PICTURES[2],)), ("dog/1", 1, (PICTURES[1],))]
+OF_FILES = lmdb_of(
+    {f"{key}.jpg".encode(): image for key, _, (image,) in IN_FOLDERS}, Found({"train": IN_FOLDERS}, ("cat", "dog"))
+)
 
 
-@pytest.mark.parametrize("layout", [Layout(lmdb_of_datums, lmdb_truth, inside={"isolated": False})], ids=["lmdb"])
+@pytest.mark.parametrize("layout", [OF_DATUMS, OF_FILES], ids=["datums", "files"])
 class TestLmdb(LayoutSuite):
     """Listed in this process, which is quicker; other tests do otherwise."""
 
-    @pytest.mark.parametrize("keep", [0.3])
-    def test_files_cut_short(self, root: Path, truth: Found, keep: float) -> None:
+    def test_files_cut_short(self, root: Path, truth: Found) -> None:
         """Which ends the process that reads them."""
-        os.truncate(root, int(root.stat().st_size * keep))
+        os.truncate(root, int(root.stat().st_size * 0.3))
         refusal(root)

@@ -69,7 +69,9 @@ def test_fields_and_json(tree: Path, tmp_path: Path) -> None:
     rows[2]["Mask"] = None
     rows[3] |= {"note": "ü \u2028", "nested": {"a": [1, None]}}
     rows[1]["Caption Text"] = "captions/1.txt"
-    out = pack(write_table(tree / "m.jsonl", rows), tmp_path / "out", "tar")
+    manifest = write_table(tree / "m.jsonl", rows)
+    manifest.write_bytes(b"\n" + manifest.read_bytes())  # blank lines are no rows
+    out = pack(manifest, tmp_path / "out", "tar")
     with readers.open(out, verify=True) as reader:
         assert set(reader.fields) == {"image", "mask", "caption_text", "json"}
         assert reader[2].fields.keys() == {"image", "json"}

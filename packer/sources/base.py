@@ -338,10 +338,14 @@ class ListingBuilder:
     def __len__(self) -> int:
         return len(self._labels)
 
-    def add(
-        self, names: Sequence[str], place: Any, size: int, stamp: int = 0, *, key: str = "", label: int = -1
-    ) -> None:
-        """One sample. place: a small object that can be pickled; size: its bytes, 0 if unknown."""
+    def add(self, names: Sequence[str], place: Any, size: int, *marks: int, key: str = "", label: int = -1) -> None:
+        """One sample. place: a small object that can be pickled; size: its bytes, 0 if unknown.
+
+        marks: times of modification of its files, or other marks of a change, which become one stamp.
+        """
+        stamp = 0
+        for mark in marks:
+            stamp = (stamp * 1_000_003 + mark) % (1 << 63)
         for column, name in zip(self._names, names, strict=True):
             column.append(name)
         self._keys.append(key)

@@ -220,8 +220,8 @@ class _Part:
         self._lists[row] = file
         self.known[row] |= is_known
 
-    def locate(self, classes: Mapping[int, int], where: object) -> list[Any]:
-        """Of each image the files, offsets and lengths of its annotations.
+    def locate(self, classes: Mapping[int, int], where: object, files: Sequence[tuple[str, Path]]) -> list[Any]:
+        """Of each image the files, offsets and lengths of its annotations. files: (kind, path) by number.
 
         Raises SourceError for an annotation of no image or category, and for what is there twice.
         """
@@ -243,7 +243,8 @@ class _Part:
         ):
             if wrong.any():
                 first = notes[np.argmax(wrong)].tolist()
-                raise SourceError(f"{where}: the annotation at byte {first[2]} of file {first[1]} {why.format(*first)}")
+                path = files[first[1]][1]
+                raise SourceError(f"{path}: the annotation at byte {first[2]} {why.format(*first)}")
         order = np.argsort(rows, kind="stable")
         ends = np.searchsorted(rows[order], np.arange(len(ids) + 1))
         return [notes[order[a:b], 1:4] for a, b in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)]
@@ -300,7 +301,7 @@ class CocoSource(AnnotatedSource):
         listing.fields = self.fields = {name: kind for name, kind in _KINDS.items() if name in has}
         wanted = wanted_split(split, found, str(self.root))
         for name, images in found.items():
-            notes = images.locate(self._classes, self.root)
+            notes = images.locate(self._classes, self.root, self._files)
             if wanted in (None, name):
                 self.add(listing, str(name), self._samples(images, notes))
         listing.left_out = self._unlisted([*found.values()])

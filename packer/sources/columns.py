@@ -34,8 +34,8 @@ from packer.sources.tables import (
     Table,
     field_named,
     first_column,
-    is_missing,
     json_payload,
+    means_none,
     number_labels,
     splits_by_value,
 )
@@ -49,7 +49,6 @@ __all__ = ["CAPTION_COLUMNS", "ColumnSource", "Row", "Rows", "Targets", "is_mask
 
 _LOOKED_AT = 1000
 _MOST_CLASSES = 1 << 20
-_MISSING = ("nan", "<na>", "-nan", "na", "n/a", "none", "null")
 
 
 def target_field(column: str) -> str:
@@ -83,7 +82,7 @@ class Targets:
                     raise BadSampleError(f"its label names {item!r:.60}, which is none of {len(found)} classes")
                 found[number] = 1
             return bytes(encode_field("target", found))
-        if self.length < 0 and _is_none(value):
+        if self.length < 0 and means_none(value):
             value = math.nan
         try:
             return bytes(encode_field("target", np.array(value, self.dtype or None)))
@@ -106,7 +105,7 @@ def targets_of(values: Callable[[], Iterable[tuple[int, Any]]], table: Table) ->
     values: gives (number of the row, value) of every row, each time it is called. Raises SourceError, naming the row.
     """
     head = [_parsed(value) for _, value in itertools.islice(values(), _LOOKED_AT)]
-    if 2 * sum(isinstance(value, list) for value in head) > sum(not _is_none(value) for value in head):
+    if 2 * sum(isinstance(value, list) for value in head) > sum(not means_none(value) for value in head):
         return _vectors(values(), table)
     return Targets(-1) if _are_fractions(head) else None
 
@@ -121,13 +120,9 @@ def _parsed(value: Any) -> Any:
     return list(value) if isinstance(value, tuple | np.ndarray) else value
 
 
-def _is_none(value: Any) -> bool:
-    return is_missing(value) or (isinstance(value, str) and value.strip().casefold() in _MISSING)
-
-
 def _are_fractions(values: Sequence[Any]) -> bool:
     """Whether values are numbers with fractions, rather than class numbers with a mistake among them."""
-    given = [value for value in values if not _is_none(value)]
+    given = [value for value in values if not means_none(value)]
     try:
         numbers = [float(value) for value in given]
     except (TypeError, ValueError):

@@ -30,6 +30,7 @@ __all__ = [
     "list_members",
     "list_tree",
     "read_file",
+    "read_named",
 ]
 
 _LARGE_BYTES = 64 << 20
@@ -179,6 +180,14 @@ class FolderReader:
 
     def __exit__(self, *_: object) -> None:
         pass
+
+
+def read_named(folder: str | os.PathLike[str], path: str, expected_bytes: int, arena: Arena) -> memoryview:
+    """`read_file` of a file in a folder, which an error names."""
+    try:
+        return read_file(os.path.join(folder, path), expected_bytes, arena)
+    except BadSampleError as error:
+        raise BadSampleError(f"{path!r} {error}") from error
 
 
 def read_head(path: str, count: int) -> bytes:

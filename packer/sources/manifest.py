@@ -42,7 +42,7 @@ from cache.messages import listed
 from packer.formats.base import Arena
 from packer.sources.base import FileSource, ListingBuilder, SourceListing, check_names, safe_name, size_and_time
 from packer.sources.columns import target_field, targets_of
-from packer.sources.folder import read_file
+from packer.sources.folder import read_named
 from packer.sources.tables import (
     IS_VALID,
     Columns,
@@ -221,15 +221,15 @@ class ManifestListing:
         except (BadSampleError, ValueError, RecursionError) as error:
             raise SourceError(f"{self._table.where(line)}: column {column!r}, field {name}: {error}") from error
 
-    def _place(self, parts: Sequence[str | bytes | None], row: Row) -> tuple[Place, int, int]:
-        """Where the payloads of a row are, their bytes, and a mark of change."""
+    def _place(self, parts: Sequence[str | bytes | None], row: Row) -> tuple[Any, ...]:
+        """Where the payloads of a row are, their bytes, and marks of a change."""
         place: list[tuple[str, int] | bytes | None] = []
-        total = stamp = 0
+        total, marks = 0, []
         for part in parts:
             if not isinstance(part, str):
                 place.append(part)
                 total += len(part or b"")
-                stamp = stamp if part is None else _stamp(stamp, crc32c(part))
+                marks += [] if part is None else [crc32c(part)]
                 continue
             path = os.path.join(self._folder, part)
             size, mtime_ns = _examine(path)
@@ -239,13 +239,13 @@ class ManifestListing:
                 self._first_missing = self._first_missing or (path if size == _MISSING else "")
             place.append((part, size))
             total += max(0, size)
-            stamp = _stamp(stamp, mtime_ns)
+            marks.append(mtime_ns)
         if self._columns.metadata:
             payload = json_payload(row, self._columns.metadata)
             place.append(payload)
             total += len(payload or b"")
-            stamp = _stamp(stamp, crc32c(payload or b""))
-        return tuple(place), total, stamp
+            marks.append(crc32c(payload or b""))
+        return tuple(place), total, *marks
 
     def _split_of(self, line: int, row: Row) -> str:
         if self._columns.split is None:
@@ -279,11 +279,6 @@ def _path(table: Table, line: int, row: Row, column: str) -> str | None:
     return value
 
 
-def _stamp(before: int, value: int) -> int:
-    """One mark of change for many, below 2^63."""
-    return (before * 1_000_003 + value) % (1 << 63)
-
-
 def _examine(path: str) -> tuple[int, int]:
     """(bytes, modification time in ns) of a file."""
     size, time = size_and_time(path)
@@ -303,12 +298,9 @@ class ManifestReader:
                 payloads.append(entry)
                 continue
             path, size = entry
-            try:
-                if size == _NOT_A_FILE:
-                    raise BadSampleError("is not a regular file")
-                payloads.append(read_file(os.path.join(self._folder, path), size, arena))
-            except BadSampleError as error:
-                raise BadSampleError(f"{path!r} {error}") from error
+            if size == _NOT_A_FILE:
+                raise BadSampleError(f"{path!r} is not a regular file")
+            payloads.append(read_named(self._folder, path, size, arena))
         return payloads
 
 

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from cache.errors import BadSampleError
 from packer.formats.base import Arena
 from packer.sources.base import FileSource, ListingBuilder, SourceListing, check_names, of_sample, size_and_time
-from packer.sources.folder import read_file
+from packer.sources.folder import read_named
 from readers.decode.region import upright
 from readers.fields import encode_field
 from readers.headers import ImageHeader, read_header
@@ -95,10 +95,8 @@ class AnnotatedSource(FileSource):
         builder = ListingBuilder(len(self.fields))
         for names, files, place, more_bytes, times in samples:
             size = sum(max(0, file[1]) for file in files if file is not None) + more_bytes
-            stamp = 0
-            for time in times:
-                stamp = (stamp * 1_000_003 + time) % (1 << 63)
-            builder.add([names.get(name, "") for name in self.fields], (tuple(files), place), size, stamp)
+            of_fields = [names.get(name, "") for name in self.fields]
+            builder.add(of_fields, (tuple(files), place), size, *times)
         part = builder.build(root)
         check_names((name for names in part.names for name in names if name), str(self.root))
         part.keys = unique_keys(part.names.columns[0])
@@ -114,12 +112,7 @@ class AnnotatedSource(FileSource):
         return nullcontext(self)
 
     def read(self, place: tuple[Sequence[File], Any], arena: Arena) -> Sequence[Buffer | None]:
-        files: list[Buffer | None] = []
-        for file in place[0]:
-            try:
-                files.append(None if file is None else read_file(os.path.join(self.root, file[0]), file[1], arena))
-            except BadSampleError as error:
-                raise BadSampleError(f"{file[0] if file else ''!r} {error}") from error
+        files = [None if file is None else read_named(self.root, *file, arena) for file in place[0]]
         image = files[0]
         assert image is not None
         with of_sample(next((file[0] for file in place[0][1:] if file is not None), str(self.root))):

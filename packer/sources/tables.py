@@ -61,6 +61,7 @@ __all__ = [
     "is_missing",
     "is_url_list",
     "json_payload",
+    "means_none",
     "number_labels",
     "open_table",
     "open_url_table",
@@ -259,7 +260,7 @@ _PADDED = re.compile(r"-?0[0-9]")
 _FRACTION = re.compile(r"[-+]?(?:[0-9]+[.,]?[0-9]*|[.,][0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?inf(?:inity)?", re.I)
 _JOINT = re.compile(r"[|;,]")
 _NOT_A_NUMBER = ("nan", "<na>", "-nan")
-_MISSING = ("na", "n/a", "#n/a", "none", "null", "nil", "-", "?")
+_MISSING = (*_NOT_A_NUMBER, "na", "n/a", "#n/a", "none", "null", "nil", "-", "?")
 _FEWEST_NAMES = 10  # names that are less than a tenth of the numbers are mistakes, however many there are
 _MAX_LABEL = 1 << 53  # beyond it floats, and with them the labels of many a table, are not exact
 
@@ -273,7 +274,7 @@ def number_labels(
     """
     numbers = [_as_number(value) for value in values]
     _refuse_spellings(values, numbers, lines, table)
-    strays = [i for i, number in enumerate(numbers) if number is None and not _means_none(values[i])]
+    strays = [i for i, number in enumerate(numbers) if number is None and not means_none(values[i])]
     if not strays:
         for number, line in zip(numbers, lines, strict=True):
             if number is not None and not NO_LABEL <= number <= _MAX_LABEL:
@@ -350,9 +351,9 @@ def _as_list(name: str) -> str:
     return json.dumps([part.strip() for part in _JOINT.split(name)], ensure_ascii=False)
 
 
-def _means_none(value: Any) -> bool:
-    """Whether text among class numbers is what pandas, R or SQL write for a missing value."""
-    return isinstance(value, str) and value.strip().casefold() in _MISSING
+def means_none(value: Any) -> bool:
+    """Whether a value among numbers is missing, or text that pandas, R or SQL write for one."""
+    return is_missing(value) or (isinstance(value, str) and value.strip().casefold() in _MISSING)
 
 
 def _as_number(value: Any) -> int | None:

@@ -204,12 +204,15 @@ class SourceSuite:
             with pytest.raises((*REFUSED, BadSampleError)):
                 payloads(source, places(listing, name))
 
-    @pytest.mark.parametrize("keep", [0.0, 0.3, 0.6, 0.99])
-    def test_files_cut_short(self, root: Path, truth: Found, keep: float) -> None:
-        """Ends in an error, or in samples that are true."""
-        for path in self.data_files(root):
-            data = path.read_bytes()
-            path.write_bytes(data[: int(len(data) * keep)])
+    def test_files_cut_short(self, root: Path, truth: Found) -> None:
+        """At several places; what is left ends in an error, or in samples that are true."""
+        whole = {path: path.read_bytes() for path in self.data_files(root)}
+        for keep in (0.0, 0.3, 0.6, 0.99):
+            for path, data in whole.items():
+                path.write_bytes(data[: int(len(data) * keep)])
+            self._check_cut(root, truth)
+
+    def _check_cut(self, root: Path, truth: Found) -> None:
         try:
             source = self.open(root)
             listing = source.list(None)

@@ -5,9 +5,6 @@ Where rocAL would wait forever, this raises DoubleHang; where it reads wrong mem
 which `seed_traps(n)` seeds.
 
 Behind the handles is a queue of addresses, and a graph that is run over one batch at a time.
-
-Operators pass each other a `Cut`: pixels, and the region of them that the next operator considers valid. The two differ
-only after resize_crop, whose region is the size of the box and not that of the result.
 """
 
 import itertools
@@ -15,7 +12,6 @@ import os
 import random
 import weakref
 from collections import deque
-from typing import NamedTuple
 
 import numpy as np
 
@@ -46,11 +42,6 @@ def fault(kind, text):
 
 def seed_traps(seed):
     _traps.seed(seed)
-
-
-class Cut(NamedTuple):
-    pixels: np.ndarray
-    region: tuple  # height, width
 
 
 class ROIxywh:
@@ -221,9 +212,12 @@ def _process(context, images):
 
 
 def _finished(context, node, images):
-    results = [cut.pixels for cut in _results(context, node, images)]
+    """The size of an output is that which its last operator names, even if less is written into it."""
+    results = _results(context, node, images)
     dtype = np.uint8 if len(node) < 4 or node[3] == 1 else np.float32
-    height, width = _declared(node) or (max(image.shape[axis] for image in results) for axis in (0, 1))
+    named = node[1] if node[0] == "mirror_normalize" else node
+    sizes = {"center_crop": named[4:5], "resize": [named[4:6]] if all(named[4:6]) else []}.get(named[0])
+    height, width = sizes[0] if sizes else (max(image.shape[axis] for image in results) for axis in (0, 1))
     whole = pixels.uninitialised((len(results), height, width, 3), dtype)
     for place, image in zip(whole, results, strict=True):
         place[: image.shape[0], : image.shape[1]] = image
@@ -231,38 +225,20 @@ def _finished(context, node, images):
     return Tensor(np.ascontiguousarray(whole.transpose(0, 3, 1, 2)) if planar else whole)
 
 
-def _declared(node):
-    """The size of an output, even if less is written into it; None where it is that of the largest image."""
-    if node[0] == "mirror_normalize":
-        return _declared(node[1])
-    if node[0] in ("crop", "center_crop"):
-        return node[4]
-    return node[4:6] if node[0] in ("resize", "resize_crop") and all(node[4:6]) else None
-
-
 def _results(context, node, images):
     if node[0] == "source":
-        return [Cut(image, image.shape[:2]) for image in images]
+        return images
     kind, source, _, _, *arguments = node
-    before = _results(context, source, images)
-    return [_applied(context.rng, kind, pixels.region(*cut), arguments) for cut in before]
+    return [_applied(context.rng, kind, image, arguments) for image in _results(context, source, images)]
 
 
 def _applied(rng, kind, image, arguments):
-    if kind == "resize_crop":
-        box = pixels.random_box(image, rng)
-        return Cut(pixels.resize(box, *arguments), box.shape[:2])
     if kind == "mirror_normalize":
         mirror, mean, std = arguments
-        made = pixels.normalized(image[:, ::-1] if mirror(rng) else image, mean, std)
-    else:
-        made = {
-            "crop": pixels.crop,
-            "center_crop": pixels.center_crop,
-            "resize": pixels.resize,
-            "random_crop": lambda image: pixels.random_box(image, rng),
-        }[kind](image, *arguments)
-    return Cut(made, made.shape[:2])
+        return pixels.normalized(image[:, ::-1] if mirror(rng) else image, mean, std)
+    if kind == "random_crop":
+        return pixels.random_box(image, rng)
+    return getattr(pixels, kind)(image, *arguments)
 
 
 def getOutputTensors(context):

@@ -42,29 +42,19 @@ def uninitialised(shape, dtype):
     return garbage if dtype == np.uint8 else garbage.astype(np.float32) * np.float32(1e32)
 
 
-def region(pixels, size):
-    """The part of an image that the next operator reads; beyond the image it is unrelated memory."""
-    whole = uninitialised((*size, 3), pixels.dtype)
-    height, width = (min(want, have) for want, have in zip(size, pixels.shape, strict=False))
-    whole[:height, :width] = pixels[:height, :width]
+def crop(pixels, size, corner):
+    """corner: (x, y) in pixels, rounded down; one outside of the image is 0. Beyond the image is unrelated memory."""
+    left, top = (int(at) if at < side else 0 for at, side in zip(corner, pixels.shape[1::-1], strict=True))
+    part = pixels[top : top + size[0], left : left + size[1]]
+    whole = uninitialised((*(min(want, have) for want, have in zip(size, pixels.shape, strict=False)), 3), pixels.dtype)
+    whole[: part.shape[0], : part.shape[1]] = part
     return whole
 
 
-def crop(pixels, size, corner):
-    """corner: (x, y) in pixels, rounded down; one outside of the image is 0."""
-    height, width = _fitting(pixels, size)
-    left, top = (int(at) if at < side else 0 for at, side in zip(corner, pixels.shape[1::-1], strict=True))
-    return region(pixels[top:, left:], (height, width))
-
-
 def center_crop(pixels, size):
-    height, width = _fitting(pixels, size)
+    height, width = (want if 0 < want <= have else have for want, have in zip(size, pixels.shape, strict=False))
     top, left = round((pixels.shape[0] - height) / 2), round((pixels.shape[1] - width) / 2)
     return pixels[top : top + height, left : left + width]
-
-
-def _fitting(pixels, size):
-    return [want if 0 < want <= have else have for want, have in zip(size, pixels.shape, strict=False)]
 
 
 def resize(pixels, height, width, shorter=0):
@@ -72,15 +62,8 @@ def resize(pixels, height, width, shorter=0):
     if shorter:
         factor = shorter / min(have_h, have_w)
         height, width = max(shorter, round(have_h * factor)), max(shorter, round(have_w * factor))
-    rows = np.clip((np.arange(height) + 0.5) * have_h / height - 0.5, 0, have_h - 1)
-    columns = np.clip((np.arange(width) + 0.5) * have_w / width - 0.5, 0, have_w - 1)
-    r0, c0 = rows.astype(int), columns.astype(int)
-    r1, c1 = np.minimum(r0 + 1, have_h - 1), np.minimum(c0 + 1, have_w - 1)
-    dr, dc = (rows - r0)[:, None, None], (columns - c0)[None, :, None]
-    full = pixels.astype(np.float64)
-    top = full[r0][:, c0] * (1 - dc) + full[r0][:, c1] * dc
-    low = full[r1][:, c0] * (1 - dc) + full[r1][:, c1] * dc
-    return np.rint(top * (1 - dr) + low * dr).astype(np.uint8)
+    image, box = Image.fromarray(np.ascontiguousarray(pixels)), (0, 0, have_w, have_h)
+    return np.asarray(image.transform((width, height), Image.Transform.EXTENT, box, Image.Resampling.BILINEAR))
 
 
 def random_box(pixels, rng):

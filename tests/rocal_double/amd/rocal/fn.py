@@ -26,10 +26,6 @@ def crop(image, crop=[0, 0], crop_pos_x=0.5, crop_pos_y=0.5, output_layout=types
     return b.node("crop", image, output_layout, output_dtype, crop, (crop_pos_x, crop_pos_y))
 
 
-def center_crop(image, crop=[0, 0], output_layout=types.NHWC, output_dtype=types.UINT8):
-    return b.node("center_crop", image, output_layout, output_dtype, crop)
-
-
 def random_crop(
     image,
     crop_area_factor=[0.08, 1],
@@ -55,10 +51,6 @@ def resize(
     output_dtype=types.UINT8,
 ):
     return b.node("resize", image, output_layout, output_dtype, resize_height, resize_width, resize_shorter)
-
-
-def resize_crop(image, resize_width=0, resize_height=0, output_layout=types.NHWC, output_dtype=types.UINT8):
-    return b.node("resize_crop", image, output_layout, output_dtype, resize_height, resize_width)
 
 
 def crop_mirror_normalize(
