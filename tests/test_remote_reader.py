@@ -13,11 +13,14 @@ import pytest
 from crc32c import crc32c
 from remote_servers import Fault, Proxy
 from remote_suite import BUCKET, put_files
+from torch.utils.data import DataLoader, Dataset
 
 import packer
 import readers
-from cache.remote import Remote
+from cache.remote import Remote, parallel_gets
 from packer.testing.children import in_child
+from readers.augment import RandomResizedCrop
+from readers.loader import ImageLoader
 from readers.torch import ImageDataset
 
 
@@ -63,6 +66,41 @@ def test_prefetch_reads_once(address: str, proxy: Proxy, local: readers.Reader) 
         assert bytes(reader.read(3)) == bytes(local.read(3)) and bytes(reader.read(1)) == bytes(local.read(1))
         assert len(proxy.gets()) == before + 1
         assert bytes(reader.read(1)) == bytes(local.read(1)) and len(proxy.gets()) == before + 2
+
+
+def test_a_loader_asks_ahead_and_once_for_each_sample(address: str, proxy: Proxy, local: readers.Reader) -> None:
+    proxy.delay = 0.02
+    with readers.open(address, "train") as reader:
+        proxy.log.clear()
+        loader = ImageLoader(reader, 4, seed=1, augment=[RandomResizedCrop(16)])
+        batches = iter(loader)
+        images, labels = next(batches)
+        for _ in range(2):  # batches are read by other threads, so each later GET was announced by one of the first
+            next(batches)
+        asked = len(proxy.gets())
+        rest = list(batches)
+        assert len(rest) == 6 and asked == len(proxy.gets()) <= 36, "all of the epoch was asked for by then"
+        ranges = [line.split()[1:] for line in proxy.gets()]
+        assert len({tuple(one) for one in ranges}) == len(ranges)
+    expected = next(iter(ImageLoader(local, 4, seed=1, augment=[RandomResizedCrop(16)])))
+    assert (images == expected[0]).all() and (labels == expected[1]).all()
+
+
+def test_ranks_and_workers_share_the_requests_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parallel_gets() == 128
+    for name, value in {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8"}.items():
+        monkeypatch.setenv(name, value)
+    assert parallel_gets() == 64
+    loader = DataLoader(_Shares(), batch_size=None, num_workers=2)
+    assert list(loader) == [32, 32]
+
+
+class _Shares(Dataset[int]):
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        return parallel_gets()
 
 
 def test_a_forked_child_meets_the_same_errors(address: str, proxy: Proxy) -> None:
