@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -93,7 +92,7 @@ def test_the_planted_culprit_is_named(make: Callable[[], Any], options: dict[str
 
 
 def test_a_diagnosis_has_a_line_for_each_stage() -> None:
-    result = packer.diagnose(loader(Images(0.0, (0.0, 0.0, 0.0))), simulate_step=0.002, copy=lambda x: x, seconds=1)
+    result = packer.diagnose(loader(Images(0.0, (0.0, 0.0, 0.0))), simulate_step=0.002, copy=lambda x: x, seconds=0.5)
     names = ["step", "copy", "transfer", "collate", "transform 3", "transform 2", "transform 1", "read", "storage"]
     assert [rung.stage for rung in result.rungs] == names == [cost.stage for cost in result.costs]
     assert all(rung.time.low <= rung.time.seconds <= rung.time.high for rung in result.rungs)
@@ -214,10 +213,9 @@ class OneOf:
         (Locked(), 3, True),
         (Chooses(OneOf()), 3, False),
         (Chooses(planted.Compose([torch.neg, OneOf()])), 5, False),
-        (Chooses(torch.nn.Sequential(torch.nn.Identity(), torch.nn.Identity())), 3, False),
     ],
-    ids=["subset", "two-views", "works-afterwards", "in-dictionary", "by-keyword", "locked", "one-of", "two", "other"],
-)  # fmt: skip
+    ids=["subset", "two-views", "works-afterwards", "in-dictionary", "by-keyword", "locked", "one-of", "two"],
+)
 def test_data_sets_are_cut_where_they_can_be(data: Dataset[Any], stages: int, note: bool) -> None:
     whole = loader(data, 0)
     pipeline = DataLoaderPipeline(whole)
@@ -250,12 +248,11 @@ def corner(image: torch.Tensor) -> torch.Tensor:
     return image[:, :8, :8]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
-    ("transform", "stages"),
+    ("workers", "transform", "stages"),
     [
-        ([Resize(16), CenterCrop(16)], ["decode", "augment"]),
-        (planted.Compose([corner, torch.clone]), ["decode", "transform 1", "transform 2"]),
+        (0, [Resize(16), CenterCrop(16)], ["decode", "augment"]),
+        (2, planted.Compose([corner, torch.clone]), ["decode", "transform 1", "transform 2"]),
     ],
     ids=["ops", "callable"],
 )
@@ -277,9 +274,7 @@ def test_our_data_set_is_cut_by_tiers_of_the_cache(tree: Path, transform: Any, s
 @pytest.mark.parametrize(
     ("make", "names"),
     [
-        (lambda: DataLoader(Stream(), batch_size=BATCH), ["loading", "collate"]),
         (lambda: DataLoader(Stream(), batch_size=BATCH, num_workers=2), ["loading", "collate", "transfer"]),
-        (lambda: DataLoader(Stream(), batch_size=None, num_workers=1), ["loading", "transfer"]),
         (lambda: DataLoader(Stream(), batch_size=None), ["loading"]),
     ],
 )
@@ -379,14 +374,11 @@ def test_arguments_that_make_no_sense_are_refused(options: dict[str, Any]) -> No
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return run_packer("diagnose", *arguments)
-
-
 def test_the_command_measures_what_a_script_has() -> None:
-    shown = run(f"{SCRIPT}:slow_second", "--step", f"{SCRIPT}:train_step", "--seconds", 1)
+    shown = run_packer("diagnose", f"{SCRIPT}:slow_second", "--step", f"{SCRIPT}:train_step", "--seconds", 1)
     assert shown.returncode == 0 and "transform 2" in shown.stdout and "the device has work" in shown.stdout
-    document = json.loads(run(f"{SCRIPT}:plain_loader", "--simulate-step", "20ms", "--seconds", 1, "--json").stdout)
+    options = ("--simulate-step", "20ms", "--seconds", 1, "--json")
+    document = json.loads(run_packer("diagnose", f"{SCRIPT}:plain_loader", *options).stdout)
     assert document["rungs"][0]["time"]["seconds"] >= 0.02 and document["batch_size"] == BATCH
 
 
@@ -413,7 +405,8 @@ def test_a_broken_script_gets_its_traceback_and_a_line(arguments: Any, status: i
 
 def test_a_set_is_measured_with_our_loader(tree: Path) -> None:
     arguments = (tree, "--split", "train", "--batch-size", 4, "--image-size", 16, "--threads", 1)
-    document = json.loads(run(*arguments, "--simulate-step", "1ms", "--seconds", 1, "--json").stdout)
+    options = ("--simulate-step", "1ms", "--seconds", 1, "--json")
+    document = json.loads(run_packer("diagnose", *arguments, *options).stdout)
     assert [rung["stage"] for rung in document["rungs"]] == ["step", "augment", "decode", "read", "storage"]
     assert document["batch_size"] == 4 and document["workers"] == 1
 
@@ -421,7 +414,8 @@ def test_a_set_is_measured_with_our_loader(tree: Path) -> None:
 def test_importing_a_script_does_not_train(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("loader = [1, 2, 3]\nif __name__ == '__main__':\n    raise SystemExit('it trained')\n")
-    assert run(f"{script}:loader", "--simulate-step", "1ms", "--seconds", 1).returncode == 0
+    done = run_packer("diagnose", f"{script}:loader", "--simulate-step", "1ms", "--seconds", 1)
+    assert done.returncode == 0, done.stderr
 
 
 def test_steps_that_the_time_has_no_room_for_are_an_error() -> None:

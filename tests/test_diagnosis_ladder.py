@@ -218,15 +218,10 @@ class Quiet(Pipeline):
         raise NotImplementedError
 
 
-def with_stage(**values: Any) -> Quiet:
-    made = Quiet()
-    made.stages = (replace(Quiet.stages[0], **values), Quiet.stages[1])
-    return made
-
-
-def with_error(error: float) -> Quiet:
+def with_stage(error: float = 0.0, **values: Any) -> Quiet:
     made = Quiet()
     made.size_error = error
+    made.stages = (replace(Quiet.stages[0], **values), Quiet.stages[1])
     return made
 
 
@@ -240,8 +235,8 @@ def with_error(error: float) -> Quiet:
         (taking(10, 20), Quiet(), [10**6, 3 * 10**6], [2 * 10**6], "from 1 to 3 MB"),
         (taking(10, 20), Quiet(), [10**6] * 5, [2 * 10**6], "replayed have 2 MB"),
         (taking(10, 20), Quiet(), [10**6] * 20 + [990000], [10**6], ""),
-        (taking(10, 20), with_error(0.3), [], [], "30% larger or smaller"),
-        (taking(10, 20), with_error(0.05), [], [], ""),
+        (taking(10, 20), with_stage(0.3), [], [], "30% larger or smaller"),
+        (taking(10, 20), with_stage(0.05), [], [], ""),
         (taking(10, 20), with_stage(copying=0.002), [], [], "copying recorded values takes 2.0 ms"),
         (taking(10, 20), with_stage(copying=0.0009), [], [], ""),
         (taking(10, 20), with_stage(kept_bytes=30_000), [], [], ""),

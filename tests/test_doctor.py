@@ -10,46 +10,53 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from suites.programs import run_packer, run_python
 
+from packer.cli.group import cli
 from packer.tools import doctor
 
 
-def checks(*arguments: object, status: int = 0, **options: object) -> dict[str, list[dict[str, str]]]:
-    """What `packer doctor` found, by what it is about. As in the command, the current directory is not searched."""
-    code = "import sys; sys.path.remove(''); from packer.cli import main; main()"
-    done = run_python("-c", code, "doctor", "--json", *arguments, **options)
-    assert done.returncode == status, done.stdout + done.stderr
-    found: dict[str, list[dict[str, str]]] = {}
-    for check in json.loads(done.stdout)["checks"]:
+def by_subject(document: Any) -> dict[str, list[Any]]:
+    """The checks of a JSON document, by what they are about."""
+    found: dict[str, list[Any]] = {}
+    for check in document["checks"]:
         found.setdefault(check["about"], []).append(check)
     return found
 
 
+def health(directory: Path) -> dict[str, list[Any]]:
+    return by_subject(json.loads(json.dumps(doctor.examine(directory).to_dict())))
+
+
 @pytest.fixture
-def alone(tmp_path: Path) -> dict[str, str]:
-    """An environment in which no extra works, so that nothing large is imported."""
-    optional = ("torch", "pyarrow", "triton", "matplotlib", "obstore", "nvidia", "mpi4py")
-    for module in (*optional, "lightning", "transformers", "accelerate", "distributed", "scipy"):
-        (tmp_path / f"{module}.py").write_text("raise ImportError('a double that is broken')\n")
-    return {**os.environ, "PYTHONPATH": str(tmp_path)}
+def imports(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What programs say that import an optional package; "gpu": what torch says of GPUs. One package is imported."""
+    run, said = doctor._run, {"gpu": {"built_for": "13.0", "hip": False, "names": []}}
+
+    def answer(code: str) -> Any:
+        return json.dumps(said["gpu"]) if code == doctor._GPUS else run(code) if "psutil" in code else ""
+
+    monkeypatch.setattr(doctor, "_run", answer)
+    return said
 
 
-def test_an_environment_that_works(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    doubles = tmp_path_factory.mktemp("doubles")  # torch is the real one
-    for module in ("pyarrow", "matplotlib", "obstore", "lightning", "transformers", "accelerate", "distributed"):
-        (doubles / f"{module}.py").touch()
-    found = checks(tmp_path, env={**os.environ, "PYTHONPATH": str(doubles)})
-    assert all(check["state"] != "problem" for about in found.values() for check in about)
+def test_an_environment_that_works(imports: dict[str, Any], tmp_path: Path) -> None:
+    found = health(tmp_path)
     for about in ("packer", "CPUs", "memory", "open files", "/dev/shm", "staging", str(tmp_path), "[torch]", "GPU"):
-        assert about in found
+        assert about in found and all(check["state"] != "problem" for check in found[about]), found[about]
     assert found["[torch]"][0]["found"].startswith(f"torch {importlib.metadata.version('torch')}")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_broken_is_a_problem(alone: dict[str, str], tmp_path: Path) -> None:
+def test_what_is_broken_is_a_problem(tmp_path: Path) -> None:
+    """In a process, in which no extra works; as in the command, the current directory is not searched."""
+    optional = ("torch", "pyarrow", "triton", "matplotlib", "obstore", "nvidia", "mpi4py")
+    for module in (*optional, "lightning", "transformers", "accelerate", "distributed", "scipy"):
+        (tmp_path / f"{module}.py").write_text("raise ImportError('a double that is broken')\n")
     place = tmp_path / "here"
     place.mkdir()
     (place / "cache.py").touch()
@@ -57,7 +64,11 @@ def test_what_is_broken_is_a_problem(alone: dict[str, str], tmp_path: Path) -> N
     other.mkdir()
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
     (other / "top_level.txt").write_text("readers\n")
-    found = checks(cwd=place, env=alone, status=1)
+    code = "import sys; sys.path.remove(''); from packer.cli import main; main()"
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = run_python("-c", code, "doctor", "--json", cwd=place, env=env)
+    assert done.returncode == 1, done.stdout + done.stderr
+    found = by_subject(json.loads(done.stdout))
     assert "cache.py" in found["cache"][0]["found"] and found["cache"][0]["state"] == "problem"
     assert "the distribution other also has a package called readers" in found["readers"][0]["found"]
     assert "pip uninstall other" in found["readers"][0]["advice"]
@@ -66,11 +77,13 @@ def test_what_is_broken_is_a_problem(alone: dict[str, str], tmp_path: Path) -> N
     assert "GPU" not in found or found["GPU"][0]["state"] == "problem"
 
 
-@pytest.mark.parametrize(("limit", "advice"), [("-Sn 256", "ulimit -n "), ("-n 256", "it is the hard limit, too")])
-def test_limits_come_with_advice(limit: str, advice: str, alone: dict[str, str]) -> None:
-    command = f"ulimit {limit}; exec {sys.executable} -m packer doctor"
-    shown = subprocess.run(["sh", "-c", command], env=alone, capture_output=True, text=True).stdout
-    assert re.search(r"open files +note +256 at a time", shown) and advice in " ".join(shown.split())
+@pytest.mark.parametrize(("hard", "advice"), [(4096, "ulimit -n 4096"), (256, "it is the hard limit, too")])
+def test_limits_come_with_advice(
+    hard: int, advice: str, imports: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda which: (256, hard))
+    done = CliRunner().invoke(cli, ["doctor", str(tmp_path)])
+    assert re.search(r"open files +note +256 at a time", done.output) and advice in " ".join(done.output.split())
 
 
 CODEC = (
@@ -89,16 +102,18 @@ VISION = "decoding on cuda needs torchvision >= 0.20: run  pip install 'packer-v
     ],
 )
 def test_what_decodes_on_a_gpu_is_said_with_the_reasons(
-    found: dict[str, str], state: str, words: str, monkeypatch: pytest.MonkeyPatch
+    found: dict[str, str], state: str, words: str, imports: dict[str, Any], tmp_path: Path
 ) -> None:
     """As the probes of a loader find it."""
-    report = {"built_for": "13.0", "hip": False, "names": ["NVIDIA H100"], "decoders": found, "triton": "no C compiler"}
-    monkeypatch.setattr(doctor, "_run", lambda code: json.dumps(report))
-    gpu, jpeg, nvcuvid, triton = doctor._gpus()
-    assert (gpu.state, gpu.found) == ("ok", "1: NVIDIA H100 (torch for 13.0)")
-    assert jpeg.state == state and jpeg.found.startswith(words)
-    assert nvcuvid.about == "libnvcuvid" and (nvcuvid.state == "ok" or "video" in nvcuvid.advice)
-    assert triton.state == "note" and triton.found.endswith("no C compiler")
+    imports["gpu"] |= {"names": ["NVIDIA H100"], "decoders": found, "triton": "no C compiler"}
+    checks = health(tmp_path)
+    (gpu,), (jpeg,), (nvcuvid,), (triton,) = (
+        checks[about] for about in ("GPU", "JPEG on the GPU", "libnvcuvid", "Triton")
+    )
+    assert (gpu["state"], gpu["found"]) == ("ok", "1: NVIDIA H100 (torch for 13.0)")
+    assert jpeg["state"] == state and jpeg["found"].startswith(words)
+    assert nvcuvid["state"] == "ok" or "video" in nvcuvid["advice"]
+    assert triton["state"] == "note" and triton["found"].endswith("no C compiler")
 
 
 def test_what_doctor_asks_of_a_gpu_runs(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def diagnosis(name: str = "Resize") -> Diagnosis:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["Resize", HOSTILE, "x" * 10_000, "", "変換" * 40], ids=range(5))
+@pytest.mark.parametrize("name", [HOSTILE, "x" * 10_000, "", "変換" * 40], ids=range(4))
 def test_a_page_is_whole_and_names_are_text(name: str) -> None:
     html = diagnosis_page(diagnosis(name), f"Diagnosis of {name}", f"packer diagnose {name}").render()
     page = Elements(html)
@@ -94,19 +94,18 @@ def test_a_page_is_whole_and_names_are_text(name: str) -> None:
 
 
 def test_the_same_values_give_the_same_page() -> None:
-    """Also in another process, whose hashes and addresses are others."""
-    script = "import test_report as t; print(t.diagnosis_page(t.diagnosis(), 'a', 'b').render())"
-    pages = [run_python("-c", script, cwd=Path(__file__).parent, check=True).stdout for _ in range(2)]
-    with_no_time = [re.sub("<dd>[^<]*</dd>", "", page) for page in pages]
-    assert with_no_time[0] == with_no_time[1] and "</html>" in with_no_time[0]
-
-
-def test_settings_of_the_user_change_no_chart() -> None:
+    """Also where the user has settings of matplotlib, and hashes are others."""
     import matplotlib
 
-    usual = charts.bars(["a"], {"": [1.0]})
+    names = ("bbb", "a", "cc")
+    pages = [diagnosis_page(diagnosis(), "a", "b").render()]
     with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "red", "svg.fonttype": "path"}):
-        assert charts.bars(["a"], {"": [1.0]}) == usual
+        pages += [diagnosis_page(diagnosis(), "a", "b").render()]
+    first, again = (re.sub("<dd>[^<]*</dd>", "", page) for page in pages)
+    assert first == again and "</html>" in first
+    script = f"from packer.tools.report import charts; print(charts.bars({names!r}, {{'': [1.0, 2.0, 3.0]}}).wide)"
+    drawn_elsewhere = run_python("-c", script, env={**os.environ, "PYTHONHASHSEED": "7"}, check=True).stdout
+    assert drawn_elsewhere == charts.bars(names, {"": [1.0, 2.0, 3.0]}).wide + "\n"
 
 
 def test_what_is_not_known_has_no_section() -> None:
@@ -185,7 +184,7 @@ def test_rows_have_a_cell_for_each_heading() -> None:
         Page("a").table(["x", "y"], [["1"]])
 
 
-@pytest.mark.parametrize("width", [60, 80, 140])
+@pytest.mark.parametrize("width", [60, 140])
 def test_the_terminal_is_never_too_narrow(width: int) -> None:
     lines = diagnosis_lines(diagnosis("a long name of a transform"), width)
     assert max(map(len, lines)) <= width

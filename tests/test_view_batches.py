@@ -27,9 +27,9 @@ def root(photos: Path, pack: Callable[..., Path]) -> Path:
     return pack(photos, samples_per_shard=10)
 
 
-@pytest.fixture(scope="module", params=["packed", "folder"])
-def client(root: Path, photos: Path, request: pytest.FixtureRequest) -> Iterator[Client]:
-    with packer.view(root if request.param == "packed" else photos) as viewing, Client(viewing.url) as client:
+@pytest.fixture(scope="module")
+def client(root: Path) -> Iterator[Client]:
+    with packer.view(root) as viewing, Client(viewing.url) as client:
         yield client
 
 
@@ -55,15 +55,8 @@ def asked(**options: Any) -> str:
 def test_pixels_are_those_of_the_loader(client: Client, root: Path, texts: list[str], ops: list[Op]) -> None:
     """Batch 2 of epoch 3 on rank 1 of 2, bit for bit, though the preview reaches it without the batches before."""
     with readers.open(root, "train") as reader:
-        loader = ImageLoader(
-            reader,
-            5,
-            augment=ops,
-            seed=9,
-            ranks=Ranks(rank=1, world_size=2),
-            fields=("image", "index"),
-            decode=Decode(layout="NHWC"),
-        )
+        options: Any = {"ranks": Ranks(rank=1, world_size=2), "decode": Decode(layout="NHWC"), "seed": 9}
+        loader = ImageLoader(reader, 5, augment=ops, fields=("image", "index"), **options)
         for _ in range(3):
             for _ in loader:
                 break

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -40,35 +40,24 @@ def client(folder: Path) -> Iterator[Client]:
         yield client
 
 
-@pytest.mark.parametrize("change", ["without", "other", "shorter", "longer", "not ascii", "no slash"])
-def test_without_the_token_there_is_nothing(client: Client, change: str) -> None:
+@pytest.mark.parametrize(
+    "path",
+    ["/view.json", "/{reversed}/view.json", "/{shorter}/view.json", "/{token}x/view.json", "/%C3%A9/", "/{token}"],
+)
+def test_without_the_token_there_is_nothing(client: Client, path: str) -> None:
     token = client.base.strip("/")
-    paths = {
-        "without": "/view.json",
-        "other": f"/{token[::-1]}/view.json",
-        "shorter": f"/{token[:-1]}/view.json",
-        "longer": f"/{token}x/view.json",
-        "not ascii": "/%C3%A9/view.json",
-        "no slash": f"/{token}",
-    }
-    reply = client.ask(paths[change])
+    reply = client.ask(path.format(token=token, reversed=token[::-1], shorter=token[:-1]))
     assert reply.status == 404 and b"samples" not in reply.body and token.encode() not in reply.body
 
 
 @pytest.mark.parametrize(
     ("host", "status"),
-    [
-        ("127.0.0.1:{port}", 200),
-        ("localhost:9999", 200),  # an ssh tunnel has a port of its own
-        ("LOCALHOST", 200),
-        ("evil.example:{port}", 403),
-        ("127.0.0.1.evil.example", 403),
-        ("localhost.", 403),
-        ("", 403),
-    ],
-)
+    [("127.0.0.1:80", 200), ("localhost:9999", 200), ("LOCALHOST", 200), ("evil.example:80", 403),
+     ("127.0.0.1.evil.example", 403), ("localhost.", 403), ("", 403)],
+)  # fmt: skip
 def test_under_another_name_there_is_nothing(client: Client, host: str, status: int) -> None:
-    assert client.get("view.json", Host=host.format(port=80)).status == status
+    """An ssh tunnel has a port of its own."""
+    assert client.get("view.json", Host=host).status == status
 
 
 def test_two_names_are_refused(folder: Path) -> None:
@@ -144,11 +133,11 @@ def test_what_is_not_there_is_not_found(client: Client, path: str) -> None:
     assert client.get(path).status in (400, 404)
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "TRACE", "HACK"])
-def test_nothing_can_be_changed(folder: Path, method: str) -> None:
-    with packer.view(folder) as viewing, Client(viewing.url) as client:
-        reply = client.ask(f"{client.base}view.json", method=method)
-        assert reply.status == 405 and "access-control-allow-origin" not in reply.headers
+def test_nothing_can_be_changed(folder: Path) -> None:
+    for method in ("POST", "PUT", "DELETE", "OPTIONS", "TRACE", "HACK"):
+        with packer.view(folder) as viewing, Client(viewing.url) as client:
+            reply = client.ask(f"{client.base}view.json", method=method)
+            assert reply.status == 405 and "access-control-allow-origin" not in reply.headers
 
 
 def test_ranges(client: Client) -> None:
@@ -178,31 +167,36 @@ def test_ranges(client: Client) -> None:
     assert client.ask(client.base + path, method="HEAD").headers["content-length"] == str(size)
 
 
-def test_a_port_that_is_taken_is_said(folder: Path) -> None:
+def test_a_port_that_is_taken_is_said_and_what_is_closed_is_gone(folder: Path) -> None:
     with packer.view(folder) as viewing, pytest.raises(ServingError, match="cannot listen"):
         packer.view(folder, port=viewing.port)
-
-
-def test_what_is_closed_is_gone(folder: Path) -> None:
-    viewing = packer.view(folder)
-    viewing.close()
     viewing.close()  # does nothing
     with pytest.raises(OSError), socket.create_connection(("127.0.0.1", viewing.port), 5):
         pass
 
 
-def test_the_command_prints_the_address_and_ends_with_ctrl_c(folder: Path) -> None:
-    environ = {**os.environ, "SSH_CONNECTION": "10.0.0.1 5 10.0.0.2 22"}
+def view_until(folder: Path, environ: dict[str, str], done: Callable[[Client], None]) -> tuple[str, str]:
+    """The address that `packer view` prints, and what it says; it ends by Ctrl-C after `done`."""
     command = [sys.executable, "-m", "packer", "view", str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ) as process:
-        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout is not None
         url = process.stdout.readline().strip()
-        with Client(url) as client:
-            assert client.get("view.json").json["splits"]["train"]["samples"] == 3
-        process.send_signal(signal.SIGINT)
+        try:
+            with Client(url) as client:
+                done(client)
+        finally:
+            process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=300)
-    port = urlsplit(url).port
     assert process.returncode == 0 and "Traceback" not in errors
+    return url, errors
+
+
+def test_the_command_prints_the_address_and_ends_with_ctrl_c(folder: Path) -> None:
+    def look(client: Client) -> None:
+        assert client.get("view.json").json["splits"]["train"]["samples"] == 3
+
+    url, errors = view_until(folder, {**os.environ, "SSH_CONNECTION": "10.0.0.1 5 10.0.0.2 22"}, look)
+    port = urlsplit(url).port
     assert f"ssh -L {port}:127.0.0.1:{port} {socket.gethostname()}" in errors
 
 
@@ -219,15 +213,7 @@ def test_the_token_is_no_argument_of_the_browser(folder: Path, tmp_path: Path) -
     environ = {**os.environ, "DISPLAY": ":0", "BROWSER": str(script), "HOME": str(tmp_path / "a home")}
     environ.pop("SSH_CONNECTION", None)
     (tmp_path / "a home").mkdir()
-    command = [sys.executable, "-m", "packer", "view", str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ) as process:
-        assert process.stdout is not None
-        url = process.stdout.readline().strip()
-        try:
-            wait_for(seen.exists, "the browser")
-        finally:
-            process.send_signal(signal.SIGINT)
-        process.communicate(timeout=300)
+    url, _ = view_until(folder, environ, lambda client: wait_for(seen.exists, "the browser"))
     arguments, path, mode, text = json.loads(seen.read_text())
     token = urlsplit(url).path.strip("/")
     assert len(token) == 32 and token not in " ".join(arguments) and f"url={url}" in text
