@@ -238,7 +238,6 @@ def total_bytes(files: Iterable[StagedFile]) -> int:
 # and the indexes, which were fetched to know what to stage) is copied from there.
 
 
-
 _GET_BYTES = 8 << 20
 _AHEAD = 3  # GETs of one file under way: of all files they hold at most 192 MiB
 _TICK_SECONDS = 0.2
