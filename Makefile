@@ -92,12 +92,12 @@ test-slurm: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -v -m slurm -o log_cli=true --log-cli-level=INFO tests/cluster
 
 # Batch systems, MPI, NFS, Dask, Ray and object stores, all on this machine and in namespaces of their own; see
-# docs/cluster.md. Needs root; installs Debian packages, what it cannot install is named in the report. About half an
-# hour. ENTRIES=10000000 adds a conversion of that many files by an array of four tasks. TESTS="-k nfs" runs some.
+# docs/cluster.md. Needs root; installs Debian packages, what it cannot install is named at the end. About half an hour.
+# TESTS="-k nfs" runs some.
 test-cluster: $(CLUSTER)/.ready
-	PATH="$(CURDIR)/$(CLUSTER)/bin:$(CURDIR)/$(CLUSTER)/node_modules/.bin:$$PATH" ENTRIES='$(ENTRIES)' \
+	PATH="$(CURDIR)/$(CLUSTER)/bin:$(CURDIR)/$(CLUSTER)/node_modules/.bin:$$PATH" \
 	  PYTHONPATH=tests/cluster $(CLUSTER)/bin/python tests/cluster/isolated.py $(CURDIR)/$(CLUSTER)/bin/python -m pytest \
-	  -p cluster_report --cluster-report build/test-cluster.md -v -m cluster $(TESTS) tests/cluster
+	  -v -m cluster $(TESTS) tests/cluster
 
 # The experiments of five documents, one after the other: pages in docs/seeds. About half an hour on a machine that does
 # nothing else. SEEDS="s001 s004" runs some of them, IMAGES=FOLDER takes JPEGs of yours, OPTIONS="--smoke" goes to each.

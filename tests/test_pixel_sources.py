@@ -381,7 +381,6 @@ def zipped(data: bytes, claims: int | None = None) -> bytes:
     ("name", "data", "message"),
     [
         ("images.npy", header((9, 4, 4)) + bytes(143), "for [9, 4, 4]: truncated"),
-        ("images.npy", header((1 << 40, 1, 1)), "truncated"),
         ("images.npy", header((2, 4, 4), "<f4") + bytes(128), "an array of float32, expected images of uint8; if its"),
         ("images.npy", header((2, 4, 4), "|O") + bytes(128), "holds objects, which are pickled"),
         ("images.npy", header((2, 4, 4), order=True) + bytes(32), "in the order of Fortran"),
@@ -392,7 +391,6 @@ def zipped(data: bytes, claims: int | None = None) -> bytes:
         ("images.npz", zipped(header((1 << 20, 32, 32)), 1 << 30), "claims 1,073,741,824 bytes, more than"),
         ("images.npz", zipped(header((2, 4, 4)) + bytes(32))[:-9], "not a .npz, or truncated"),
     ],
-    ids=["short", "count", "float", "objects", "fortran", "shape", "header", "code", "member", "bomb", "archive"],
 )
 def test_arrays_that_are_refused(tmp_path: Path, name: str, data: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(data)
