@@ -105,13 +105,13 @@ def cluster(source: Path, tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
 
 
 def epoch(cluster: Cluster, order: Any, number: int, truth: list[bytes], batch: int = 5) -> list[int]:
-    """All nodes read their shares of an epoch, each announced a step ahead; the samples that came, sorted."""
+    """All nodes read their shares of an epoch, batches announced a step ahead; the samples that came, sorted."""
     came: list[int] = []
     for node, reader in enumerate(cluster.readers):
         schedule = make_schedule(order, number, batch, node, cluster.nodes, "exact")
         steps = [order.indices(number, schedule.positions(step)) for step in range(schedule.steps())]
         for step, rows in enumerate(steps):
-            if step + 1 < len(steps):
+            if batch > 1 and step + 1 < len(steps):
                 reader.prefetch(steps[step + 1])
             assert [bytes(data) for data in reader.read_many(rows)] == [truth[row] for row in rows]
             came += rows.tolist()
