@@ -309,7 +309,9 @@ def test_a_damaged_job_is_one_message(
         packer.commit(tmp_path / "out")
 
 
-def test_a_late_part_of_another_plan_is_not_used(task: Callable[..., ConvertResult], tmp_path: Path) -> None:
+def test_a_late_part_of_another_plan_or_one_without_its_shard_is_not_used(
+    task: Callable[..., ConvertResult], tmp_path: Path
+) -> None:
     """What a worker writes that outlived its conversion, into the folder of the next one."""
     out, late = tmp_path / "out", tmp_path / "late"
     task(0, 1, shuffle=1)
@@ -319,6 +321,9 @@ def test_a_late_part_of_another_plan_is_not_used(task: Callable[..., ConvertResu
     for path in late.glob("*.tar*"):
         shutil.copy(path, out / ".packing")
     assert task(0, 1, shuffle=2).shards_resumed == 0
+    assert {path.name: path.read_bytes() for path in (out / ".packing").glob("*.tar")} == expected
+    (out / ".packing" / min(expected)).unlink()
+    assert task(0, 1, shuffle=2).shards_resumed == 11
     assert {path.name: path.read_bytes() for path in (out / ".packing").glob("*.tar")} == expected
 
 
