@@ -12,19 +12,19 @@ Each works on a packed set (--set), whose shards are read into the page cache fi
 from __future__ import annotations
 
 import argparse
-import math
 import mmap
 import multiprocessing
 import os
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import CONTENDERS, Benchmark, Contender, NotHere, base_parser, contender, main
+from harness import Benchmark, Contender, NotHere, contender, keep_rows, main
 from machine import prime, pss_of_tree, warm
+from pipeline_job import random_box
 from report import Claim, Column
 
 from readers import Ranks
@@ -39,7 +39,6 @@ NONE = "no cache"
 PER_WORKER = "a dictionary in each worker"
 STOCACHING = "stocaching, decoded"
 CROP, KEPT = 224, 256
-_LOG_RATIO = math.log(4 / 3)
 
 
 @dataclass(frozen=True)
@@ -85,26 +84,13 @@ class DictReader:
         return [self.kept[int(i)] for i in indices]
 
 
-class SourceWithDelay(DictReader):
-    """A source that takes `seconds` for each sample it is asked for: a far file system with one request at a time."""
+class SlowSource(DictReader):
+    """A source that takes `seconds` for each sample it is asked for, a far file system with one request at a time; and
+    counts the samples that all processes have asked for."""
 
     def __init__(self, base: Any, seconds: float) -> None:
         super().__init__(base)
-        self.seconds = seconds
-
-    def read_many(self, indices: Any, field: str = "image") -> list[Any]:
-        import time
-
-        time.sleep(self.seconds * len(indices))
-        return self.base.read_many(indices, field)
-
-
-class CountingSource(SourceWithDelay):
-    """The same, counting the samples that all processes have asked for."""
-
-    def __init__(self, base: Any, seconds: float) -> None:
-        super().__init__(base, seconds)
-        self.reads = multiprocessing.get_context("fork").Value("q", 0)
+        self.seconds, self.reads = seconds, multiprocessing.get_context("fork").Value("q", 0)
 
     def __getattr__(self, name: str) -> Any:
         if name in ("reads", "seconds"):
@@ -114,7 +100,8 @@ class CountingSource(SourceWithDelay):
     def read_many(self, indices: Any, field: str = "image") -> list[Any]:
         with self.reads.get_lock():
             self.reads.value += len(indices)
-        return super().read_many(indices, field)
+        time.sleep(self.seconds * len(indices))
+        return self.base.read_many(indices, field)
 
 
 class SourceInMemory(DictReader):
@@ -138,29 +125,18 @@ def augmented(reader: Any) -> Any:
     return ImageDataset(reader, [RandomResizedCrop(CROP), RandomHorizontalFlip()])
 
 
-@contender(NONE, imports="torch")
+@contender(NONE, imports="torch", modes=["epochs"])
 def no_cache(job: Job) -> Any:
     return augmented(job.base())
 
 
-@contender("ours: encoded", imports="torch")
-def encoded(job: Job) -> Any:
-    return augmented(job.cached())
-
-
-@contender("ours: coefficients", imports="torch", note="of the JPEGs, for the same pixels")
-def coefficients(job: Job) -> Any:
-    return augmented(job.cached(keep="coefficients"))
-
-
-@contender("ours: recoded", imports="torch", note="short side 256, JPEG quality 90")
-def recoded(job: Job) -> Any:
-    return augmented(job.cached(keep=f"recoded:{KEPT}@90"))
-
-
-@contender("ours: decoded", imports="torch", note="short side 256")
-def decoded(job: Job) -> Any:
-    return augmented(job.cached(keep=f"decoded:{KEPT}"))
+for _name, _keep, _note in (
+    ("ours: encoded", "encoded", ""),
+    ("ours: coefficients", "coefficients", "of the JPEGs, for the same pixels"),
+    ("ours: recoded", f"recoded:{KEPT}@90", "short side 256, JPEG quality 90"),
+    ("ours: decoded", f"decoded:{KEPT}", "short side 256"),
+):
+    contender(_name, imports="torch", note=_note)(lambda job, keep=_keep: augmented(job.cached(keep=keep)))
 
 
 @contender("ours: decoded, square", imports="torch", note="256 x 256, as stocaching's")
@@ -213,15 +189,7 @@ def resized(image: Any, side: int) -> Any:
 
 def changed(image: Any) -> Any:
     """RandomResizedCrop and a flip, as torchvision.transforms.v2 has them."""
-    _, height, width = image.shape
-    for _ in range(10):
-        area, ratio = height * width * random.uniform(0.08, 1.0), math.exp(random.uniform(-_LOG_RATIO, _LOG_RATIO))
-        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-        if 0 < w <= width and 0 < h <= height:
-            break
-    else:
-        w, h = width, height
-    top, left = random.randint(0, height - h), random.randint(0, width - w)
+    top, left, h, w = random_box(*image.shape[1:])
     image = resized(image[:, top : top + h, left : left + w], CROP)
     return image.flip(-1) if random.random() < 0.5 else image
 
@@ -290,9 +258,7 @@ def memory(chosen: Contender, arguments: argparse.Namespace, job: Job) -> dict[s
         done.wait(_WAIT)
         end.wait(_WAIT)
 
-    workers = [context.Process(target=read_all, daemon=True) for _ in range(arguments.workers)]
-    for worker in workers:
-        worker.start()
+    workers = _forked(read_all, arguments.workers)
     ready.wait(_WAIT)
     before = pss_of_tree()
     ready.wait(_WAIT)
@@ -304,6 +270,14 @@ def memory(chosen: Contender, arguments: argparse.Namespace, job: Job) -> dict[s
     kept = _stored_mb(dataset)
     _close(dataset)
     return {"kept_mb": kept, "pss_mb": grown, "pss_of_kept": grown / kept}
+
+
+def _forked(target: Callable[[], None], count: int) -> list[Any]:
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=target, daemon=True) for _ in range(count)]
+    for worker in workers:
+        worker.start()
+    return workers
 
 
 def _touch(dataset: Any, index: int) -> None:
@@ -343,7 +317,7 @@ def _timed(read: Callable[[int], Any], samples: int, passes: int = _PASSES) -> f
     return 1e6 * best / samples
 
 
-@contender(_PLAIN, mode="reads", note="of a file in /dev/shm that holds the samples end to end")
+@contender(_PLAIN, modes=["reads"], note="of a file in /dev/shm that holds the samples end to end")
 def slices(job: Job) -> dict[str, float]:
     base = job.base()
     path = Path(f"/dev/shm/benchmark-{os.getpid()}")
@@ -360,7 +334,7 @@ def slices(job: Job) -> dict[str, float]:
     return _rates(lambda index: view[ends[index] : ends[index + 1]], len(base))
 
 
-@contender(_PREAD, mode="reads", note="of our shards, at our offsets, from the page cache")
+@contender(_PREAD, modes=["reads"], note="of our shards, at our offsets, from the page cache")
 def preads(job: Job) -> dict[str, float]:
     base = job.base()
     ranges = [base.byte_range(index) for index in range(len(base))]
@@ -369,27 +343,28 @@ def preads(job: Job) -> dict[str, float]:
     return _rates(lambda index: os.pread(*places[index]), len(base))
 
 
-@contender("ours: hit", mode="reads")
+@contender("ours: hit", modes=["reads"])
 def hits(job: Job) -> dict[str, float]:
     with job.cached() as reader:
         reader.prefill()
         return _rates(reader.read, len(reader))
 
 
-@contender("ours: miss", mode="reads", note="a source in memory, and the time over its own")
+def _over(job: Job, capacity: float, passes: int) -> dict[str, float]:
+    source = SourceInMemory(job.base())
+    own = _timed(source.read, len(source))
+    with job.cached(source, capacity) as reader:
+        return {"over_us": _timed(reader.read, len(source), passes) - own}
+
+
+@contender("ours: miss", modes=["reads"], note="a source in memory, and the time over its own")
 def misses(job: Job) -> dict[str, float]:
-    source = SourceInMemory(job.base())
-    own = _timed(source.read, len(source))
-    with job.cached(source) as reader:
-        return {"over_us": _timed(reader.read, len(source), passes=1) - own}
+    return _over(job, 1.0, 1)
 
 
-@contender("ours: passed through", mode="reads", note="1 % kept; the time over the source's own")
+@contender("ours: passed through", modes=["reads"], note="1 % kept; the time over the source's own")
 def passed(job: Job) -> dict[str, float]:
-    source = SourceInMemory(job.base())
-    own = _timed(source.read, len(source))
-    with job.cached(source, 0.01) as reader:
-        return {"over_us": _timed(reader.read, len(source)) - own}
+    return _over(job, 0.01, _PASSES)
 
 
 def _rates(read: Callable[[int], Any], samples: int) -> dict[str, float]:
@@ -401,7 +376,7 @@ def _rates(read: Callable[[int], Any], samples: int) -> dict[str, float]:
 def slow(chosen: Contender, arguments: argparse.Namespace, job: Job) -> dict[str, Any]:
     """Seconds of two epochs in random order, and how far the hit rate of the second is from the share."""
     share = chosen.options["share"]
-    reader = job.cached(SourceWithDelay(job.base(), arguments.delay / 1e3), share)
+    reader = job.cached(SlowSource(job.base(), arguments.delay / 1e3), share)
     seconds, hits = [], [0]
     for epoch in range(2):
         order = list(range(len(reader)))
@@ -417,7 +392,7 @@ def slow(chosen: Contender, arguments: argparse.Namespace, job: Job) -> dict[str
 
 
 for percent in (0, 25, 50, 100):
-    contender(f"ours: {percent} %", mode="slow", share=percent / 100)(lambda job: None)
+    contender(f"ours: {percent} %", modes=["slow"], share=percent / 100)(lambda job: None)
 
 
 # --- filling ------------------------------------------------------------------------------------------------------
@@ -425,24 +400,22 @@ def fill(chosen: Contender, arguments: argparse.Namespace, job: Job) -> dict[str
     """Samples/s until all are kept, and how often each was read and stored. Raises where one is lost or wrong."""
     base = job.base()
     expected = [bytes(data) for data in base.read_many(range(len(base)))]
-    reader = job.cached(CountingSource(base, arguments.delay / 1e3))
-    context = multiprocessing.get_context("fork")
+    source = SlowSource(base, arguments.delay / 1e3)
+    reader = job.cached(source)
     count = chosen.options["processes"]
-    ready = context.Barrier(count + 1)
+    ready = multiprocessing.get_context("fork").Barrier(count + 1)
 
     def fill_up() -> None:
         ready.wait(_WAIT)
         reader.prefill()
 
-    workers = [context.Process(target=fill_up, daemon=True) for _ in range(count)]
-    for worker in workers:
-        worker.start()
+    workers = _forked(fill_up, count)
     ready.wait(_WAIT)
     started = time.perf_counter()
     for worker in workers:
         worker.join(_WAIT)
     seconds = time.perf_counter() - started
-    stats, reads = reader.stats(), reader.base.reads.value
+    stats, reads = reader.stats(), source.reads.value
     if any(worker.exitcode for worker in workers) or stats.present != len(base):
         raise RuntimeError(f"{stats.present} of {len(base)} samples are kept")
     if [bytes(data) for data in reader.read_many(range(len(base)))] != expected:
@@ -456,34 +429,44 @@ def fill(chosen: Contender, arguments: argparse.Namespace, job: Job) -> dict[str
 
 
 for _processes in (1, 2, 4):
-    contender(f"ours: {_processes} processes", mode="fill", processes=_processes)(lambda job: None)
+    contender(f"ours: {_processes} processes", modes=["fill"], processes=_processes)(lambda job: None)
 
 
 # --- the driver ---------------------------------------------------------------------------------------------------
-_MODES: dict[str, Any] = {"epochs": epochs, "memory": memory, "reads": reads, "slow": slow, "fill": fill}
-_COLUMNS = {
-    "epochs": (Column("first", "first epoch, images/s"), Column("later", "later epochs, images/s"),
-               Column("pss_mb", "PSS grown, MB")),
-    "memory": (Column("kept_mb", "kept, MB"), Column("pss_mb", "PSS grown, MB"),
-               Column("pss_of_kept", "of what is kept", "{:.2f}")),
-    "reads": (Column("read_us", "µs", "{:.2f}"), Column("samples_s", "samples/s"),
-              Column("over_us", "µs over the source", "{:.1f}")),
-    "slow": (Column("first_s", "first epoch, s", "{:.2f}"), Column("second_s", "second epoch, s", "{:.2f}"),
-             Column("hit_rate", "hits, second epoch", "{:.3f}"), Column("off_share", "off the share", "{:.3f}")),
-    "fill": (Column("fill_s", "samples/s"), Column("reads_each", "reads of a sample", "{:.3f}"),
-             Column("kept_of_set", "bytes kept / set", "{:.4f}")),
-}  # fmt: skip
-_KEYS = {"epochs": "later", "memory": "pss_of_kept", "reads": "samples_s", "slow": "second_s", "fill": "fill_s"}
-_LIMITS = {"epochs": (("later", NONE),), "reads": (("samples_s", _PLAIN), ("samples_s", _PREAD)),
-           "fill": (("fill_s", "ours: 1 processes"),)}  # fmt: skip
-_CLAIMS = {
-    "epochs": (Claim("ours: decoded, square", "later", 1.0, STOCACHING), Claim("ours: recoded", "later", 2.5, NONE)),
-    "memory": (Claim("ours: encoded", "pss_of_kept", at_most=1.2),),
-    "reads": (Claim("ours: hit", "samples_s", 1 / 1.2, _PLAIN), Claim("ours: hit", "samples_s", 0.9, _PREAD),
-              Claim("ours: miss", "over_us", at_most=20)),
-    "slow": tuple(Claim(f"ours: {percent} %", "off_share", at_most=0.001) for percent in (0, 25, 50, 100)),
-    "fill": (Claim("ours: 4 processes", "fill_s", 3.0, "ours: 1 processes"),
-             Claim("ours: 4 processes", "kept_of_set", at_most=1.001)),
+MODES: dict[str, tuple[Callable[..., dict[str, Any]], dict[str, Any]]] = {
+    "epochs": (epochs, {
+        "columns": (Column("first", "first epoch, images/s"), Column("later", "later epochs, images/s"),
+                    Column("pss_mb", "PSS grown, MB")),
+        "key": "later", "limits": (("later", NONE),),
+        "claims": (Claim("ours: decoded, square", "later", against=STOCACHING),
+                   Claim("ours: recoded", "later", 2.5, NONE)),
+    }),
+    "memory": (memory, {
+        "columns": (Column("kept_mb", "kept, MB"), Column("pss_mb", "PSS grown, MB"),
+                    Column("pss_of_kept", "of what is kept", "{:.2f}")),
+        "key": "pss_of_kept", "limits": (), "less_is_better": True,
+        "claims": (Claim("ours: encoded", "pss_of_kept", at_most=1.2),),
+    }),
+    "reads": (reads, {
+        "columns": (Column("read_us", "µs", "{:.2f}"), Column("samples_s", "samples/s"),
+                    Column("over_us", "µs over the source", "{:.1f}")),
+        "key": "samples_s", "limits": (("samples_s", _PLAIN), ("samples_s", _PREAD)),
+        "claims": (Claim("ours: hit", "samples_s", 1 / 1.2, _PLAIN), Claim("ours: hit", "samples_s", 0.9, _PREAD),
+                   Claim("ours: miss", "over_us", at_most=20)),
+    }),
+    "slow": (slow, {
+        "columns": (Column("first_s", "first epoch, s", "{:.2f}"), Column("second_s", "second epoch, s", "{:.2f}"),
+                    Column("hit_rate", "hits, second epoch", "{:.3f}"), Column("off_share", "off the share", "{:.3f}")),
+        "key": "second_s", "limits": (), "less_is_better": True,
+        "claims": [Claim(f"ours: {percent} %", "off_share", at_most=0.001) for percent in (0, 25, 50, 100)],
+    }),
+    "fill": (fill, {
+        "columns": (Column("fill_s", "samples/s"), Column("reads_each", "reads of a sample", "{:.3f}"),
+                    Column("kept_of_set", "bytes kept / set", "{:.4f}")),
+        "key": "fill_s", "limits": (("fill_s", "ours: 1 processes"),),
+        "claims": (Claim("ours: 4 processes", "fill_s", 3.0, "ours: 1 processes"),
+                   Claim("ours: 4 processes", "kept_of_set", at_most=1.001)),
+    }),
 }  # fmt: skip
 
 
@@ -491,8 +474,7 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
     """One row in one mode."""
     prime(1 << 30)
     job = Job(arguments.set, arguments.split, "".join(filter(str.isalnum, chosen.name)))
-    figures: dict[str, Any] = _MODES[arguments.mode](chosen, arguments, job)
-    return figures
+    return MODES[arguments.mode][0](chosen, arguments, job)
 
 
 def _close(dataset: Any) -> None:
@@ -501,42 +483,24 @@ def _close(dataset: Any) -> None:
         close()
 
 
-def parser() -> argparse.ArgumentParser:
-    options = base_parser(__doc__)
-    options.add_argument("--set", required=True, type=Path, help="a packed set")
-    options.add_argument("--split")
-    options.add_argument("--mode", required=True, choices=tuple(_MODES))
-    options.add_argument("--workers", type=int, default=2, help="processes of the DataLoader, or that read")
-    options.add_argument("--threads", type=int, default=0, help="ImageLoader with so many threads instead")
-    options.add_argument("--epochs", type=int, default=3)
-    options.add_argument("--delay", type=float, default=2.0, help="milliseconds a sample takes of the slow source")
-    return options
-
-
-def _rows(mode: str) -> Iterable[str]:
-    """The rows of a mode; those that name none are whole data sets."""
-    for name, row in CONTENDERS.items():
-        belongs = row.options.get("mode")
-        if belongs == mode or (belongs is None and mode in ("epochs", "memory") and (mode, name) != ("memory", NONE)):
-            yield name
+def _benchmark(arguments: argparse.Namespace) -> Benchmark:
+    mode = arguments.mode
+    keep_rows(lambda row: mode in row.options.get("modes", ("epochs", "memory")))
+    of = f", {arguments.threads} threads" if arguments.threads else f", {arguments.workers} workers"
+    title = f"Cache, {mode}{of if mode in ('epochs', 'memory') else ''}"
+    warmed = {"before": lambda chosen, given: warm([given.set])}
+    return Benchmark(title=title, measure=measure, **warmed, **MODES[mode][1])
 
 
 if __name__ == "__main__":
-    arguments = parser().parse_args()
-    for name in set(CONTENDERS) - set(_rows(arguments.mode)):
-        del CONTENDERS[name]
-    mode = arguments.mode
-    where = f", {arguments.threads} threads" if arguments.threads else f", {arguments.workers} workers"
     main(
-        Benchmark(
-            title=f"Cache, {mode}{where if mode in ('epochs', 'memory') else ''}",
-            columns=_COLUMNS[mode],
-            key=_KEYS[mode],
-            limits=_LIMITS.get(mode, ()),
-            measure=measure,
-            before=lambda chosen, given: warm([given.set]),
-            claims=_CLAIMS[mode],
-            less_is_better=mode in ("memory", "slow"),
-        ),
-        parser(),
+        _benchmark,
+        __doc__,
+        set="a packed set",
+        split=(None, "of the set"),
+        mode=(str, "what is measured", tuple(MODES)),
+        workers=(2, "processes of the DataLoader, or that read"),
+        threads=(0, "ImageLoader with so many threads instead"),
+        epochs=(3, "epochs"),
+        delay=(2.0, "milliseconds a sample takes of the slow source"),
     )

@@ -4,65 +4,238 @@
 
 fill      CPU time of a sample against a plain decode of the same bytes (simplejpeg, exact), both with the read
 beside    images/s of a loop over ImageLoader by epoch: while the cache is filled, and when it is full
-compile   the first use on a machine, the next ones, and two processes at once
 start     a new process over a cache on a disk: until it is open, to the first batch, to the end of an epoch
 ranks     two processes at once: rates, how often a sample is encoded, memory
 workers   a DataLoader whose workers are forked, and spawned
 cpu       a CPU without AVX2 and BMI2
 
-Every figure comes from a process of its own (`coefficient_steps.py`); ways that are compared take turns, ratios are
-taken within a round, and what is printed are medians over rounds. The samples are in the page cache, but for "cold".
+Every figure comes from a process of its own, a step: a function of options to figures. Ways that are compared take
+turns, ratios are taken within a round, and what is printed are medians over rounds. The samples are in the page cache,
+but for "cold".
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from machine import warm
+import machine
+from report import table
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from cache import clean_caches
+from readers import Ranks
 
-_STEPS = Path(__file__).with_name("coefficient_steps.py")
-_TIMEOUT = 600
+KEEP = "coefficients"
+_BATCH, _BLOCK = 64, 64
+_WAIT, _TIMEOUT = 300.0, 600
+Options = dict[str, Any]
 Figures = dict[str, Any]
 
 
+# --- steps ----------------------------------------------------------------------------------------------------------
+def step_fill(options: Options) -> Figures:
+    """Milliseconds a sample of a plain decode and of filling, both with the read, by round: CPU time and time."""
+    import simplejpeg
+
+    import readers
+
+    base = readers.open(options["set"])
+    samples, memory = len(base), bytearray(3 * int((base.info.height.astype(int) * base.info.width).max()))
+    machine.prime(1 << 30)
+
+    def decode() -> None:
+        for start in range(0, samples, _BLOCK):
+            for data in base.read_many(range(start, min(start + _BLOCK, samples))):
+                simplejpeg.decode_jpeg(data, "RGB", fastdct=False, fastupsample=False, buffer=memory)
+
+    rounds: dict[str, list[tuple[float, float]]] = {"decode": [], "fill": []}
+    for number in range(options["rounds"] + 1):
+        with readers.cached(base, 1.0, KEEP, backend="memfd") as reader:
+            ways = {"decode": decode, "fill": lambda reader=reader: reader.prefill(options["threads"])}
+            for name, way in ways.items():
+                started, cpu = time.perf_counter(), time.process_time()
+                way()
+                cpu, seconds = time.process_time() - cpu, time.perf_counter() - started
+                if number:  # the first round warms up
+                    rounds[name].append((1e3 * cpu / samples, 1e3 * seconds / samples))
+    return rounds
+
+
+def step_beside(options: Options) -> Figures:
+    """Images/s and CPU milliseconds an image, by epoch, of a loop that pauses for `pause` seconds after each batch, as
+    if a GPU trained.
+
+    kept, filled: the share of the set that has a place, and that is there before; ahead: filled in the background, too.
+    """
+    import readers
+    from readers.order import Sequential
+
+    base = reader = readers.open(options["set"])
+    if options["kept"]:
+        reader = readers.cached(base, options["kept"], KEEP, backend="memfd")
+        if options["filled"]:
+            reader.prefill(order=Sequential(round(len(base) * options["filled"])))
+    loader = _loader(reader, options["threads"])
+    if options["ahead"]:
+        reader.fill_ahead(loader.order, 0)
+    figures = _epochs(loader, options["epochs"], each=lambda: time.sleep(options["pause"]))
+    reader.close()
+    return figures
+
+
+def _epochs(loader: Any, epochs: int, each: Callable[[], object] = int) -> Figures:
+    """Images/s and CPU milliseconds an image of each epoch. each: called after a batch."""
+    rates, spent = [], []
+    for _ in range(epochs):
+        started, cpu, count = time.perf_counter(), time.process_time(), 0
+        for images, _ in loader:
+            count += len(images)
+            each()
+        rates.append(count / (time.perf_counter() - started))
+        spent.append(1e3 * (time.process_time() - cpu) / count)
+    return {"images_s": rates, "cpu_ms": spent}
+
+
+def _loader(reader: Any, threads: int, **ranks: Any) -> Any:
+    from readers.loader import ImageLoader
+
+    where = Ranks(**{"rank": 0, "world_size": 1, **ranks})
+    return ImageLoader(reader, _BATCH, augment=_ops(), threads=threads, seed=1, ranks=where)
+
+
+def _ops() -> list[Any]:
+    from readers.augment import RandomHorizontalFlip, RandomResizedCrop
+
+    return [RandomResizedCrop(224), RandomHorizontalFlip()]
+
+
+# --- starting -------------------------------------------------------------------------------------------------------
+def step_warm(options: Options) -> Figures:
+    """Fill a cache that stays."""
+    with _reader(options) as reader:
+        reader.prefill()
+        return {"used_mb": reader.stats().used_bytes / 1e6, "samples": len(reader)}
+
+
+def step_first_batch(options: Options) -> Figures:
+    """Seconds since the process was started: until the set is open, until the first batch, and for an epoch."""
+    with _reader(options) as reader:
+        opened = time.time() - options["started"]
+        loader = _loader(reader, options["threads"])
+        times = [time.time() - options["started"] for _ in loader]
+    return {"open_s": opened, "first_s": times[0], "epoch_s": times[-1]}
+
+
+@contextmanager
+def _reader(options: Options) -> Iterator[Any]:
+    """Over the cache in `directory`, which stays; over none without it."""
+    import readers
+
+    reader = readers.open(options["set"])
+    if options.get("directory"):
+        reader = readers.cached(reader, 1.0, KEEP, directory=options["directory"], persist=True)
+    with reader:
+        yield reader
+
+
+# --- several processes ----------------------------------------------------------------------------------------------
+def step_ranks(options: Options) -> Figures:
+    """Two ranks at once over one cache: images/s of both together by epoch, encodings of a sample, and memory."""
+    context = multiprocessing.get_context("spawn")
+    barrier, queue = context.Barrier(2), context.Queue()
+    processes = [context.Process(target=_rank, args=(options, rank, barrier, queue)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    found = [queue.get(timeout=_WAIT) for _ in processes]
+    for process in processes:
+        process.join(_WAIT)
+    rates = [sum(pair) for pair in zip(*(one.pop("images_s") for one in found), strict=True)]
+    return {"images_s": rates, **{key: max(one[key] for one in found) for key in found[0]}}
+
+
+def _rank(options: Options, rank: int, barrier: Any, queue: Any) -> None:
+    with _reader(options) as reader:
+        loader, rates = _loader(reader, 1, rank=rank, world_size=2, tail="exact"), []
+        for _ in range(options["epochs"]):
+            barrier.wait(_WAIT)
+            rates += _epochs(loader, 1)["images_s"]
+        barrier.wait(_WAIT)
+        figures = {"images_s": rates, **_memory()}
+        if options.get("directory"):
+            stats = reader.stats()
+            figures |= {"encodings": stats.misses / len(reader), "used_mb": stats.used_bytes / 1e6}
+        barrier.wait(_WAIT)
+    queue.put(figures)
+
+
+def _memory() -> Figures:
+    held = machine.kilobytes_of("/proc/self/smaps_rollup")
+    private = held["Private_Clean"] + held["Private_Dirty"]
+    return {"rss_mb": held["Rss"] / 1e3, "pss_mb": held["Pss"] / 1e3, "private_mb": private / 1e3}
+
+
+def step_workers(options: Options) -> Figures:
+    """A DataLoader with two workers, forked or spawned: seconds to the first batch, images/s by epoch."""
+    import torch
+
+    from readers.torch import ImageDataset
+
+    with _reader(options) as reader:
+        started = time.perf_counter()
+        loader = torch.utils.data.DataLoader(
+            ImageDataset(reader, _ops()),
+            _BATCH,
+            shuffle=True,
+            num_workers=2,
+            multiprocessing_context=options["method"],
+            persistent_workers=True,
+        )
+        firsts: list[float] = []
+        rates = _epochs(loader, options["epochs"], each=lambda: firsts.append(time.perf_counter() - started))
+        del loader
+    return {"first_s": firsts[0], "images_s": rates["images_s"]}
+
+
+def step_refused(options: Options) -> Figures:
+    """What is said where the CPU cannot decode coefficients."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        with _reader(options) as reader:
+            kept = reader.stats().capacity_bytes
+    return {"said": [str(one.message) for one in found], "kept_bytes": kept}
+
+
+# --- parts: what is run, and the table of it --------------------------------------------------------------------------
 class Steps:
     """Runs steps of the set, and collects the lines of the table."""
 
     def __init__(self, arguments: argparse.Namespace, folder: Path) -> None:
         self.arguments, self.folder = arguments, folder
 
-    def start(self, step: str, environ: dict[str, str] | None = None, **options: Any) -> subprocess.Popen[str]:
-        given = {"set": str(self.arguments.set), "threads": 2, "started": time.time(), **options}
-        command = [sys.executable, str(_STEPS), step, json.dumps(given)]
-        environment = {**os.environ, **(environ or {})}
-        return subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-        )
-
     def run(self, step: str, environ: dict[str, str] | None = None, **options: Any) -> Figures:
-        return self.end(self.start(step, environ, **options))
-
-    @staticmethod
-    def end(process: subprocess.Popen[str]) -> Figures:
-        """Its figures, and what it logged as "log". Raises SystemExit for a step that failed."""
-        out, log = process.communicate(timeout=_TIMEOUT)
-        if process.returncode:
-            raise SystemExit(log[-2000:])
-        return {**json.loads(out.splitlines()[-1]), "log": log}
+        """The figures of a step. Raises SystemExit for one that failed."""
+        given = {"set": str(self.arguments.set), "threads": 2, "started": time.time(), **options}
+        command = [sys.executable, __file__, "--step", step, json.dumps(given)]
+        how: dict[str, Any] = {"env": {**os.environ, **(environ or {})}, "capture_output": True, "text": True}
+        done = subprocess.run(command, check=False, timeout=_TIMEOUT, start_new_session=True, **how)
+        if done.returncode:
+            raise SystemExit(done.stderr[-2000:])
+        return dict(json.loads(done.stdout.splitlines()[-1]))
 
     def rounds(self, ways: dict[str, Callable[[], Figures]]) -> dict[str, list[Figures]]:
         """What each way gave, by round; every other round runs backwards."""
@@ -70,18 +243,15 @@ class Steps:
         for number in range(self.arguments.rounds):
             for name in reversed([*ways]) if number % 2 else [*ways]:
                 found[name].append(ways[name]())
-                print(f"[{number + 1}/{self.arguments.rounds}] {name}: {_brief(found[name][-1])}", file=sys.stderr)
+                print(
+                    f"[{number + 1}/{self.arguments.rounds}] {name}: {json.dumps(found[name][-1])[:300]}",
+                    file=sys.stderr,
+                )
         return found
 
 
-def _brief(figures: Figures) -> str:
-    return json.dumps({key: value for key, value in figures.items() if key != "log"})[:300]
-
-
-def _print(title: str, rows: Iterable[tuple[str, str]]) -> None:
-    print(f"\n**{title}**\n\n| | |\n|---|---|")
-    for name, found in rows:
-        print(f"| {name} | {found} |", flush=True)
+def _print(title: str, rows: list[tuple[str, str]]) -> None:
+    print(f"\n**{title}**\n\n{table(['', ''], rows)}", flush=True)
 
 
 def _rates(runs: list[Figures], key: str = "images_s", form: str = "{:,.0f}") -> str:
@@ -115,7 +285,7 @@ def beside(steps: Steps) -> None:
     }
     for pause in (0.0, steps.arguments.pause):
         runs: dict[str, Callable[[], Figures]] = {
-            name: (lambda way=way: steps.run("beside", epochs=3, pause=pause, **way)) for name, way in ways.items()
+            name: functools.partial(steps.run, "beside", epochs=3, pause=pause, **way) for name, way in ways.items()
         }
         found = steps.rounds(runs)
         rows = []
@@ -181,7 +351,7 @@ def workers(steps: Steps) -> None:
         for method in ("fork", "spawn")
         for has in (False, True)
     }
-    found = steps.rounds({name: (lambda way=way: run(*way)) for name, way in ways.items()})
+    found = steps.rounds({name: functools.partial(run, *way) for name, way in ways.items()})
     rows = [
         (name, f"first batch after {median(one['first_s'] for one in each):.2f} s; {_rates(each)} images/s")
         for name, each in found.items()
@@ -192,28 +362,17 @@ def workers(steps: Steps) -> None:
 def cpu(steps: Steps) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         found = steps.run("refused", {"NUMBA_CPU_FEATURES": "+sse2"}, directory=folder)
-    _print(
-        "NUMBA_CPU_FEATURES=+sse2 hides AVX2 and BMI2",
-        [("kept", f"{found['kept_bytes']} bytes"), ("it warns", found["said"][0])],
-    )
+    rows = [("kept", f"{found['kept_bytes']} bytes"), ("it warns", found["said"][0])]
+    _print("NUMBA_CPU_FEATURES=+sse2 hides AVX2 and BMI2", rows)
 
 
-_PARTS = {
-    "fill": fill,
-    "beside": beside,
-    "start": start,
-    "ranks": ranks,
-    "workers": workers,
-    "cpu": cpu,
-}
+_PARTS = {"fill": fill, "beside": beside, "start": start, "ranks": ranks, "workers": workers, "cpu": cpu}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--set", required=True, type=Path, help="a packed set of JPEGs")
-    parser.add_argument(
-        "--directory", type=Path, help="on a disk, for the cache of `start`; default: that of temporary files"
-    )
+    parser.add_argument("--directory", type=Path, help="on a disk, for the cache of `start`; default: TMPDIR")
     parser.add_argument("--only", default=",".join(_PARTS), help="some of these, comma between")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--pause", type=float, default=0.1, help="seconds of a GPU's work a batch, in `beside`")
@@ -221,7 +380,7 @@ def main() -> None:
     unknown = set(arguments.only.split(",")) - set(_PARTS)
     if unknown:
         parser.error(f"--only: {', '.join(sorted(unknown))} is none of {', '.join(_PARTS)}")
-    warm([str(arguments.set)])
+    machine.warm([str(arguments.set)])
     with tempfile.TemporaryDirectory(dir=arguments.directory) as folder:
         try:
             for name in arguments.only.split(","):
@@ -232,4 +391,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--step"]:
+        figures = globals()[f"step_{sys.argv[2]}"](json.loads(sys.argv[3]))
+        sys.stdout.flush()
+        os.write(1, f"\n{json.dumps(figures)}\n".encode())
+    else:
+        main()

@@ -11,6 +11,7 @@ are compared first.
 from __future__ import annotations
 
 import argparse
+import random
 import sys
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import simplejpeg
 import torch
+from pipeline_job import random_box
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
@@ -39,20 +41,9 @@ class Image(NamedTuple):
     box: Region
 
 
-def random_resized_crop(rng: np.random.Generator, height: int, width: int) -> Region:
-    """The box of RandomResizedCrop: 8 to 100 % of the area, aspect ratio 3/4 to 4/3, at full size."""
-    for _ in range(10):
-        area = height * width * rng.uniform(0.08, 1)
-        ratio = np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3)))
-        h, w = round(float(np.sqrt(area / ratio))), round(float(np.sqrt(area * ratio)))
-        if 0 < h <= height and 0 < w <= width:
-            return Region(int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1)), h, w)
-    return Region(0, 0, height, width)
-
-
 def load(folder: Path, most: int) -> list[Image]:
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
-    rng, found, reasons = np.random.default_rng(SEED), [], []
+    chance, found, reasons = random.Random(SEED), [], []
     for path in paths[:: max(1, len(paths) // most)][:most]:
         jpeg = path.read_bytes()
         try:
@@ -63,7 +54,7 @@ def load(folder: Path, most: int) -> list[Image]:
         shape = parse_coefficients(kept)
         height, width = shape.header.upright_size
         sampling = f"{shape.across}x{shape.down}" if shape.components == 3 else "grey"
-        found.append(Image(jpeg, kept, height, width, sampling, random_resized_crop(rng, height, width)))
+        found.append(Image(jpeg, kept, height, width, sampling, Region(*random_box(height, width, chance))))
     print(f"{len(found)} images kept, {len(reasons)} not", *reasons, sep="\n  ")
     return found
 

@@ -13,6 +13,7 @@ import argparse
 import io
 import itertools
 import statistics
+import sys
 import tempfile
 import time
 import warnings
@@ -32,10 +33,10 @@ from readers.augment import ColorJitter, RandomHorizontalFlip, RandomResizedCrop
 from readers.loader import ImageLoader
 from readers.reader import Reader
 
-# Loaders with one planted culprit each, and the same loaders without it: what `diagnosis.py` runs.
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+from diagnosis_loaders import BATCH, FAST, SLOW, Compose, Wait
 
-
-FAST, SLOW, STEP, BATCH = 0.0005, 0.008, 0.02, 8
+STEP = 0.02
 
 
 @dataclass(frozen=True)
@@ -61,25 +62,6 @@ def free_copy(batch: Any) -> Any:
 
 
 # --- loaders of torch -------------------------------------------------------------------------------------------------
-class Compose:
-    def __init__(self, members: Sequence[Callable[[Any], Any]]) -> None:
-        self.transforms = members
-
-    def __call__(self, image: torch.Tensor) -> torch.Tensor:
-        for member in self.transforms:
-            image = member(image)
-        return image
-
-
-class Wait:
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-
-    def __call__(self, image: torch.Tensor) -> torch.Tensor:
-        time.sleep(self.seconds)
-        return image
-
-
 class Compute:
     """Works for about so many seconds: the same work each time, however busy the CPUs are."""
 

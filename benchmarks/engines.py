@@ -2,19 +2,17 @@
 
     python benchmarks/engines.py --tree TREE --work DIR [--rounds 5] [--only local,mpi] [--options "--check decode"]
 
-The clock is that of the command, from the listing to the commit, without starting Python, ranks or a cluster. The ratio
-is taken within each round. All outputs must have the same bytes in the same files, but for what names the source.
+The clock is that of the command, from the listing to the commit, without starting Python, ranks or a cluster. All
+outputs must have the same bytes in the same files, but for what names the source.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import shlex
 import shutil
-import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -22,11 +20,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from harness import Benchmark, Contender, NotHere, contender, main
 from machine import cpu_seconds, sync_below, warm
-
-from cache.checksums import file_checksum
-
-__all__ = ["main"]
+from report import Column
 
 WORKERS = (1, 2)
 SHARDS = (".tar", ".h5", ".tfrecord")
@@ -41,6 +37,8 @@ def local(workers: int) -> Iterator[Command]:
 
 @contextmanager
 def mpi(workers: int) -> Iterator[Command]:
+    if MPIEXEC is None:
+        raise NotHere("no mpiexec")
     yield lambda convert: [str(MPIEXEC), "-n", str(workers + 1), *convert, "--engine", "mpi"]
 
 
@@ -64,74 +62,60 @@ def ray(workers: int) -> Iterator[Command]:
         ray.shutdown()
 
 
-ENGINES = {"local": local, "mpi": mpi, "dask": dask, "ray": ray}
+for _engine, _imports in ((local, ""), (mpi, "mpi4py"), (dask, "distributed"), (ray, "ray")):
+    for _workers in WORKERS:
+        _name = f"{_engine.__name__}, {_workers} worker{'s' * (_workers > 1)}"
+        contender(_name, imports=_imports, workers=_workers)(_engine)
 
 
-def missing(engine: str) -> str:
-    """Why an engine cannot run here; "" where it can."""
-    package = {"mpi": "mpi4py", "dask": "distributed", "ray": "ray"}.get(engine)
-    if package is not None and importlib.util.find_spec(package) is None:
-        return f"{package} is not installed"
-    return "no mpiexec" if engine == "mpi" and MPIEXEC is None else ""
+def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
+    """One conversion. Raises RuntimeError where its shards and indexes are others than those of the first."""
+    from cache.checksums import file_checksum
 
-
-def convert(engine: str, workers: int, arguments: argparse.Namespace) -> tuple[dict[str, Any], dict[str, int]]:
-    """Run one conversion: its figures, and the checksum of each file of its shards and indexes."""
-    out = arguments.work / f"{engine}-{workers}"
+    out, sums = arguments.work / "set", arguments.work / "sums.json"
     shutil.rmtree(out, ignore_errors=True)
     command = [sys.executable, "-m", "packer", "convert", str(arguments.tree), "-o", str(out), "--json"]
     command += ["--to", arguments.to, *shlex.split(arguments.options)]
     cpu = cpu_seconds()
-    with ENGINES[engine](workers) as complete:
+    with chosen.function(chosen.options["workers"]) as complete:
         sync_below(arguments.work)
         done = subprocess.run(complete(command), check=True, capture_output=True, text=True)
     cpu = cpu_seconds() - cpu  # with that of starting a cluster
     result = json.loads(done.stdout)
     files = [path for path in out.rglob("*") if path.is_file() and (path.parent != out or path.suffix in SHARDS)]
-    sums = {str(path.relative_to(out)): file_checksum(path) for path in files}
-    return {"s": result["seconds"], "samples_s": result["samples"] / result["seconds"], "cpu_s": cpu}, sums
+    made = {str(path.relative_to(out)): file_checksum(path) for path in files}
+    if not sums.exists():
+        sums.write_text(json.dumps(made))
+    if json.loads(sums.read_text()) != made:
+        raise RuntimeError("the bytes are others than those of the first conversion")
+    return {"samples_s": result["samples"] / result["seconds"], "cpu_s": cpu, "files": len(made)}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tree", type=Path, required=True)
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--to", default="tar", choices=("tar", "hdf5", "tfrecord"))
-    parser.add_argument("--only", help="engines, separated by commas")
-    parser.add_argument("--options", default="", help="of packer convert")
-    arguments = parser.parse_args()
-    chosen = arguments.only.split(",") if arguments.only else list(ENGINES)
-    for engine in [engine for engine in chosen if missing(engine)]:
-        print(f"{engine}: did not run: {missing(engine)}")
-        chosen.remove(engine)
+def _benchmark(arguments: argparse.Namespace) -> Benchmark:
     arguments.work.mkdir(parents=True, exist_ok=True)
-    warm([arguments.tree])
-    figures: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    expected = None
-    for _ in range(arguments.rounds):
-        for engine in chosen:
-            for workers in WORKERS:
-                found, sums = convert(engine, workers, arguments)
-                expected = expected or sums
-                if sums != expected:
-                    raise SystemExit(f"{engine} with {workers} workers made other bytes than {chosen[0]} with one")
-                figures.setdefault((engine, workers), []).append(found)
-    print(
-        f"{os.cpu_count()} CPUs, {arguments.rounds} rounds, medians; the same bytes in all {len(expected or ())} files"
+    if not arguments.one:
+        (arguments.work / "sums.json").unlink(missing_ok=True)
+    return Benchmark(
+        title="One conversion by each engine, the same bytes in all files",
+        columns=(
+            Column("samples_s", "samples/s (min–max)"),
+            Column("cpu_s", "CPU s", "{:.1f}"),
+            Column("files", "files that are the same"),
+        ),
+        key="samples_s",
+        limits=[("samples_s", f"{engine}, 1 worker") for engine in ("local", "mpi", "dask", "ray")],
+        measure=measure,
+        before=lambda chosen, given: warm([given.tree]),
     )
-    print(f"{'engine':8}{'samples/s, 1':>14}{'samples/s, 2':>14}{'2 over 1':>10}{'range':>14}{'CPU s, 1':>10}{'2':>8}")
-    for engine in chosen:
-        one, two = (figures[engine, workers] for workers in WORKERS)
-        ratios = [a["s"] / b["s"] for a, b in zip(one, two, strict=True)]
-        rates = [statistics.median(row["samples_s"] for row in rows) for rows in (one, two)]
-        cpu = [statistics.median(row["cpu_s"] for row in rows) for rows in (one, two)]
-        span = f"{min(ratios):.2f}-{max(ratios):.2f}"
-        print(
-            f"{engine:8}{rates[0]:>14,.0f}{rates[1]:>14,.0f}{statistics.median(ratios):>10.2f}{span:>14}"
-            f"{cpu[0]:>10.1f}{cpu[1]:>8.1f}"
-        )
 
 
 if __name__ == "__main__":
-    main()
+    main(
+        _benchmark,
+        __doc__,
+        tree="what is converted",
+        work="folder for the output",
+        to=("tar", "the format", ("tar", "hdf5", "tfrecord")),
+        options=("", "of packer convert"),
+        rounds=5,
+    )

@@ -9,11 +9,9 @@ a flip, two epochs. The clock starts before staging. The source is `slow_source.
 from __future__ import annotations
 
 import argparse
-import json
+import functools
 import os
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import REPOSITORY, Benchmark, Contender, base_parser, contender, main, slug
+from harness import Benchmark, Contender, contender, main, pack_set, slug
 from machine import folder_bytes, prime, warm
 from report import Claim, Column
 from slow_source import SlowSource
@@ -51,11 +49,6 @@ class Training:
 
 
 @contender(LIMIT, slow=False)
-@contextmanager
-def local(job: Training) -> Iterator[Any]:
-    yield job.source(), None
-
-
 @contender(SOURCE)
 @contextmanager
 def source(job: Training) -> Iterator[Any]:
@@ -71,22 +64,16 @@ def cached(job: Training) -> Iterator[Any]:
         yield reader, None
 
 
-@contender(STAGED, note="the first epoch begins when all is here")
 @contextmanager
-def staged(job: Training) -> Iterator[Any]:
+def staged(job: Training, background: bool) -> Iterator[Any]:
     import readers
 
-    with readers.stage(job.made, job.to) as path:
-        yield readers.open(path, "train"), None
+    with readers.stage(job.made, job.to, background=background) as path:
+        yield readers.open(path, "train", fallback=job.made if background else None), None
 
 
-@contender(GLOBAL)
-@contextmanager
-def background(job: Training) -> Iterator[Any]:
-    import readers
-
-    with readers.stage(job.made, job.to, background=True) as path:
-        yield readers.open(path, "train", fallback=job.made), None
+contender(STAGED, note="the first epoch begins when all is here")(functools.partial(staged, background=False))
+contender(GLOBAL)(functools.partial(staged, background=True))
 
 
 @contender(FIRST, patience=_PATIENCE_SECONDS, note="a shard on its way is waited for")
@@ -106,7 +93,7 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     torch.set_num_threads(1)
-    made, to = _set_of(arguments), _target(arguments, chosen.name)
+    made, to = pack_set(arguments), _target(arguments, chosen.name)
     size = folder_bytes(made)
     prime(size + (1 << 28))
     job = Training(made, to, arguments.window)
@@ -155,19 +142,10 @@ def _epochs(reader: Any, order: Any, threads: int) -> Iterator[int]:
 
 def before(chosen: Contender, arguments: argparse.Namespace) -> None:
     """The set exists, and is in the page cache if the model reads it from there."""
-    made = _set_of(arguments)
-    if not (made / "dataset.json").exists():
-        options = json.dumps({"to": "hdf5", "output": str(made), "shard_size": int(arguments.shard_mb * 1e6)})
-        script = "import json, sys, packer\npacker.convert(sys.argv[1], **json.loads(sys.argv[2]))"
-        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-        subprocess.run([sys.executable, "-c", script, str(arguments.tree), options], check=True, env=environment)
+    made = pack_set(arguments, shard_size=int(arguments.shard_mb * 1e6))
     shutil.rmtree(_target(arguments, chosen.name), ignore_errors=True)
     _target(arguments, chosen.name).mkdir(parents=True)
     warm([made])
-
-
-def _set_of(arguments: argparse.Namespace) -> Path:
-    return Path(arguments.work) / "set"
 
 
 def _target(arguments: argparse.Namespace, name: str) -> Path:
@@ -194,18 +172,16 @@ BENCHMARK = Benchmark(
 )
 
 
-def parser() -> argparse.ArgumentParser:
-    options = base_parser(__doc__)
-    options.add_argument("--tree", required=True, type=Path, help="folder with train/<class>/ of image files")
-    options.add_argument("--work", required=True, type=Path, help="folder for the packed set")
-    options.add_argument("--target", required=True, type=Path, help="folder to stage to")
-    options.add_argument("--bandwidth", type=float, default=20.0, help="MB/s of the source")
-    options.add_argument("--latency", type=float, default=5.0, help="milliseconds of a request to the source")
-    options.add_argument("--shard-mb", type=float, default=8.0)
-    options.add_argument("--window", type=int, default=4, help="shards that a batch of the staged-first order mixes")
-    options.add_argument("--threads", type=int, default=2)
-    return options
-
-
 if __name__ == "__main__":
-    main(BENCHMARK, parser())
+    main(
+        BENCHMARK,
+        __doc__,
+        tree="folder with train/<class>/ of image files",
+        work="folder for the packed set",
+        target="folder to stage to",
+        bandwidth=(20.0, "MB/s of the source"),
+        latency=(5.0, "milliseconds of a request to the source"),
+        shard_mb=(8.0, "size of a shard"),
+        window=(4, "shards that a batch of the staged-first order mixes"),
+        threads=(2, "of the loader"),
+    )

@@ -12,10 +12,9 @@ seen to overlap. Without a GPU every row says why it did not run; `--device cpu`
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,17 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import pipeline_sets
-from harness import Benchmark, Contender, NotHere, base_parser, contender, main, slug
-from machine import cpu_seconds_of_tree, list_tree, warm
+import pipeline
+from harness import Benchmark, Contender, NotHere, contender, main, output_of
+from machine import Clock, list_tree
 from pipeline_sets import HDF5, TAR
 from report import PEERS, Claim, Column
 
-# The rows of `gpu.py`. A row takes a `Task`, and returns what its loader is: a function that makes the batches of an
-# epoch.
-#
-# Batches are (images, …) on the device: normalised floats in float16, 224 x 224, a random box, flipped or not.
-
+# A row takes a `Task`, and returns what its loader is: a function that makes the batches of an epoch. Batches are
+# (images, …) on the device: normalised floats in float16, 224 x 224, a random box, flipped or not.
 
 SIZE = 224
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -51,13 +47,6 @@ class Task:
     batch: int
     threads: int
     device: str
-
-    def set(self, name: str) -> Path:
-        """A set made by `pipeline_sets`."""
-        folder = self.work / slug(name)
-        if not folder.is_dir():
-            raise NotHere(f"no {folder}; making it failed")
-        return folder
 
     def cuda(self) -> None:
         import torch
@@ -96,32 +85,22 @@ def _ours(task: Task, reader: Any, decoder: Any, cpu_share: Any = 0) -> MakeBatc
 def _packed(task: Task) -> Any:
     import readers
 
-    return readers.open(task.set(HDF5))
+    return readers.open(output_of(task.work, HDF5))
 
 
-@contender(CODEC, imports="torch", data=[HDF5], note="readers.loader, one fused kernel")
-def torchcodec(task: Task) -> MakeBatches:
-    return _ours(task, _packed(task), "torchcodec")
+def ours(task: Task, decoder: str, cpu_share: Any = 0) -> MakeBatches:
+    return _ours(task, _packed(task), decoder, cpu_share)
 
 
-def _shared(cpu_share: Any) -> None:
-    @contender(f"{CODEC} with cpu_share={cpu_share}", imports="torch", data=[HDF5], note="CPU and GPU decode at once")
-    def shared(task: Task) -> MakeBatches:
-        return _ours(task, _packed(task), "torchcodec", cpu_share)
-
-
-for _share in SHARES:
-    _shared(_share)
-
-
-@contender("ours: torchvision", imports="torch", data=[HDF5], note="readers.loader, one fused kernel")
-def torchvision(task: Task) -> MakeBatches:
-    return _ours(task, _packed(task), "torchvision")
-
-
-@contender("ours: decoded on the CPU", imports="torch", data=[HDF5], note="uint8 of 224 x 224 crosses the bus")
-def on_the_cpu(task: Task) -> MakeBatches:
-    return _ours(task, _packed(task), "cpu")
+_KERNEL_NOTE = "readers.loader, one fused kernel"
+for _name, _note, _how in (
+    (CODEC, _KERNEL_NOTE, {"decoder": "torchcodec"}),
+    *((f"{CODEC} with cpu_share={share}", "CPU and GPU decode at once", {"decoder": "torchcodec", "cpu_share": share})
+      for share in SHARES),
+    ("ours: torchvision", _KERNEL_NOTE, {"decoder": "torchvision"}),
+    ("ours: decoded on the CPU", "uint8 of 224 x 224 crosses the bus", {"decoder": "cpu"}),
+):  # fmt: skip
+    contender(_name, imports="torch", data=[HDF5], note=_note)(functools.partial(ours, **_how))
 
 
 @contender("ours: DALI, external source", imports="torch nvidia.dali", data=[HDF5], note="readers.dali over our reader")
@@ -136,33 +115,25 @@ def dali_external(task: Task) -> MakeBatches:
     return lambda: loader
 
 
-# --- the ladder: where the bytes come from, and who decodes them ----------------------------------------------------
-def _ladder(name: str, keep: str, decoder: str) -> None:
-    needed = "torch triton" if keep == "coefficients" else "torch"
+def rung(task: Task, keep: str, decoder: str) -> MakeBatches:
+    """Of the ladder: where the bytes come from, and who decodes them."""
+    import readers
 
-    @contender(name, imports=needed, data=[HDF5 if keep else "tree"], apart=True)
-    def rung(task: Task) -> MakeBatches:
-        import readers
-
-        if decoder == "auto":
-            task.cuda()
-        reader: Any = readers.open_folder(task.tree)
-        if keep:
-            reader = readers.cached(_packed(task), keep=keep, capacity="auto")
-            reader.prefill(threads=task.threads)
-        return _ours(task, reader, decoder)
+    if decoder == "auto":
+        task.cuda()
+    reader: Any = readers.open_folder(task.tree)
+    if keep:
+        reader = readers.cached(_packed(task), keep=keep, capacity="auto")
+        reader.prefill(threads=task.threads)
+    return _ours(task, reader, decoder)
 
 
-LADDER = {
-    "ladder: files, CPU decode": ("", "cpu"),
-    "ladder: files, GPU decode": ("", "auto"),
-    "ladder: cache, CPU decode": ("encoded", "cpu"),
-    "ladder: cache, GPU decode": ("encoded", "auto"),
-    "ladder: coefficients, CPU decode": ("coefficients", "cpu"),
-    "ladder: coefficients, GPU decode": ("coefficients", "auto"),
-}
-for _name, _rung in LADDER.items():
-    _ladder(_name, *_rung)
+for _from, _keep in {"files": "", "cache": "encoded", "coefficients": "coefficients"}.items():
+    for _where, _decoder in {"CPU": "cpu", "GPU": "auto"}.items():
+        contender(
+            f"ladder: {_from}, {_where} decode", imports="torch triton" if _keep == "coefficients" else "torch",
+            data=[HDF5 if _keep else "tree"], apart=True,
+        )(functools.partial(rung, keep=_keep, decoder=_decoder))  # fmt: skip
 
 
 # --- torchvision ----------------------------------------------------------------------------------------------------
@@ -192,6 +163,9 @@ def torchvision_v2(task: Task) -> MakeBatches:
 
 
 # --- DALI -----------------------------------------------------------------------------------------------------------
+_PLUGIN = "torch nvidia.dali nvidia.dali.plugin.pytorch"
+
+
 def _dali(task: Task, read: Callable[[Any], Any], *, fused: bool = True) -> MakeBatches:
     """fused: decode the random boxes only, as NVIDIA's example for ImageNet does. nvImageCodec 0.9.0 crashed at that on
     some GPUs (nvImageCodec#55), so there is a row without it."""
@@ -222,79 +196,46 @@ def _dali(task: Task, read: Callable[[Any], Any], *, fused: bool = True) -> Make
 
     def batches() -> Iterator[Any]:
         iterator = DALIGenericIterator(built, ["images", "labels"], reader_name="reader", auto_reset=True)
-        for (batch,) in iterator:
-            yield batch["images"], batch["labels"]
+        return ((batch["images"], batch["labels"]) for (batch,) in iterator)
 
     built = make()
     return batches
 
 
-def _dali_files(name: str, *, fused: bool) -> None:
-    @contender(name, imports="torch nvidia.dali nvidia.dali.plugin.pytorch", data=["tree"])
-    def dali_files(task: Task) -> MakeBatches:
-        options = {"file_root": str(task.tree), "random_shuffle": True, "name": "reader", "pad_last_batch": True}
-        return _dali(task, lambda fn: fn.readers.file(**options), fused=fused)
+_READER = {"random_shuffle": True, "name": "reader", "pad_last_batch": True}
 
 
-_dali_files("DALI GPU, file reader", fused=True)
-_dali_files("DALI GPU, file reader, whole images decoded", fused=False)
+def dali_files(task: Task, fused: bool) -> MakeBatches:
+    return _dali(task, lambda fn: fn.readers.file(file_root=str(task.tree), **_READER), fused=fused)
 
 
-def index_of(shard: Path) -> Path:
-    """DALI's index of a tar shard (version 1.2), next to it: a line per sample, `ext offset size name` per file."""
-    import tarfile
-
-    place = shard.with_suffix(".idx")
-    if not place.exists():
-        lines: dict[str, list[str]] = {}
-        with tarfile.open(shard) as archive:
-            for member in archive:
-                stem, _, extension = member.name.partition(".")
-                lines.setdefault(stem, []).append(f"{extension} {member.offset_data} {member.size} {member.name}")
-        place.write_text("\n".join([f"v1.2 {len(lines)}", *(" ".join(parts) for parts in lines.values())]) + "\n")
-    return place
+for _name, _fused in {"file reader": True, "file reader, whole images decoded": False}.items():
+    contender(f"DALI GPU, {_name}", imports=_PLUGIN, data=["tree"])(functools.partial(dali_files, fused=_fused))
 
 
-@contender("DALI GPU, webdataset reader", imports="torch nvidia.dali nvidia.dali.plugin.pytorch", data=[TAR])
+@contender("DALI GPU, webdataset reader", imports=_PLUGIN, data=[TAR])
 def dali_webdataset(task: Task) -> MakeBatches:
+    import packer
+
     task.cuda()
-    shards = sorted(task.set(TAR).glob("*.tar"))
-    indexes = [str(index_of(shard)) for shard in shards]
-
-    def read(fn: Any) -> Any:
-        return fn.readers.webdataset(
-            paths=[str(shard) for shard in shards],
-            index_paths=indexes,
-            ext=["jpg", "cls"],
-            random_shuffle=True,
-            name="reader",
-            pad_last_batch=True,
-        )
-
-    return _dali(task, read)
+    folder = output_of(task.work, TAR)
+    indexes = packer.export_index(folder, "dali").files
+    paths = {"paths": sorted(map(str, folder.glob("*.tar"))), "index_paths": list(map(str, indexes))}
+    return _dali(task, lambda fn: fn.readers.webdataset(**paths, ext=["jpg", "cls"], **_READER))
 
 
-# Rows of `gpu.py` without a loader: kernels alone, and the memory bandwidth that bounds them.
-#
+# --- without a loader: kernels alone, and the memory bandwidth that bounds them ---------------------------------------
 # GB/s are of the bytes that must be moved. Of the fused kernel these are the pixels of the boxes once, and the batch;
 # its images are real ones. Of coefficients they are those of the whole images, and the pixels of the boxes.
-
-
 KERNEL, COPY = "ours: kernel alone", "limit: copy within the GPU"
 COEFFICIENTS = "ours: coefficients to boxes alone"
 _COPIED_BYTES = 1 << 30
 _LAUNCHES = 50
 # (tile, block, warps) as `readers.augment.fused.Tiling`; the first is the default.
 TILINGS = (
-    (16, 32, 16, 32, 4),
-    (16, 32, 16, 64, 4),
-    (16, 16, 16, 32, 4),
-    (32, 32, 16, 32, 4),
-    (32, 32, 16, 32, 8),
-    (32, 32, 32, 32, 4),
-    (32, 64, 16, 64, 8),
-    (16, 64, 16, 64, 4),
-)
+    (16, 32, 16, 32, 4), (16, 32, 16, 64, 4), (16, 16, 16, 32, 4), (32, 32, 16, 32, 4), (32, 32, 16, 32, 8),
+    (32, 32, 32, 32, 4), (32, 64, 16, 64, 8), (16, 64, 16, 64, 4),
+)  # fmt: skip
 
 
 def seconds_of(work: Callable[[], object]) -> float:
@@ -338,8 +279,7 @@ def kernel(task: Task) -> dict[str, Any]:
     device = torch.device("cuda", 0)
     pictures = []
     for path, _ in list_tree(task.tree)[: task.batch]:
-        with open(path, "rb") as file:
-            pixels = np.ascontiguousarray(decode_image(file.read()).transpose(2, 0, 1))
+        pixels = np.ascontiguousarray(decode_image(Path(path).read_bytes()).transpose(2, 0, 1))
         pictures.append(Picture(torch.from_numpy(pixels).to(device)))
     sizes = np.array([picture.size for picture in pictures])
     recipe = Recipe([RandomResizedCrop(SIZE), RandomHorizontalFlip(), Normalize(MEAN, STD)])
@@ -381,8 +321,7 @@ def coefficients(task: Task) -> dict[str, Any]:
     task.cuda()
     images = []
     for path, _ in list_tree(task.tree):
-        with open(path, "rb") as file:
-            kept = encode(file.read())
+        kept = encode(Path(path).read_bytes())
         if kept is not None:
             images.append(kept)
         if len(images) == task.batch:
@@ -418,27 +357,21 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
     before = _device_mb(task)
     make: MakeBatches = chosen.function(task)
     started = time.perf_counter()
-    batches = _endless(make)
+    batches = pipeline.endless(make)
     _look_at(next(batches), task)
     first = time.perf_counter() - started
     for _ in range(_WARM_BATCHES):
         _look_at(next(batches), task)
     _wait(task)
     if arguments.trace and chosen.name == CODEC:
-        _trace(batches, task, arguments.trace)
-    count, cpu, started = 0, cpu_seconds_of_tree(), time.perf_counter()
+        _trace(batches, task, Path(arguments.trace))
+    clock, count = Clock(), 0
     while count < arguments.n:
         count += _look_at(next(batches), task)
     _wait(task)
-    seconds, cpu = time.perf_counter() - started, cpu_seconds_of_tree() - cpu
-    return {
-        "images_s": count / seconds,
-        "first_s": first,
-        "cpu_us": 1e6 * cpu / count,
-        "cpus": cpu / seconds,
-        "device_mb": _device_mb(task) - before,
-        "images": count,
-    } | _shares(make)
+    rate = clock.figures(count)
+    cpus = rate["cpu_us"] * rate["images_s"] / 1e6
+    return {**rate, "first_s": first, "cpus": cpus, "device_mb": _device_mb(task) - before} | _shares(make)
 
 
 def _shares(make: MakeBatches) -> dict[str, Any]:
@@ -446,16 +379,6 @@ def _shares(make: MakeBatches) -> dict[str, Any]:
     loader = make()
     share = getattr(loader.stats(), "cpu_share", None) if hasattr(loader, "stats") else None
     return {} if share is None else {"cpu_share": share}
-
-
-def _endless(make: MakeBatches) -> Iterator[Any]:
-    while True:
-        nothing = True
-        for batch in make():
-            nothing = False
-            yield batch
-        if nothing:
-            raise RuntimeError("an epoch without a batch: fewer images than --batch?")
 
 
 def _look_at(batch: Any, task: Task) -> int:
@@ -497,30 +420,6 @@ def _trace(batches: Iterator[Any], task: Task, place: Path) -> None:
     profiler.export_chrome_trace(str(place))
 
 
-def before(chosen: Contender, arguments: argparse.Namespace) -> None:
-    """Make the sets that a row reads, and have them in the page cache."""
-    for name in chosen.options["data"]:
-        if name == "tree":
-            warm([arguments.tree])
-            continue
-        try:
-            pipeline_sets.make(name, arguments.tree, arguments.work, {"main": sys.executable})
-        except (KeyError, subprocess.SubprocessError) as error:
-            print(f"cannot make {name}: {error!r}", file=sys.stderr)  # the contender's process finds nothing there
-
-
-def parser() -> argparse.ArgumentParser:
-    options = base_parser(__doc__)
-    options.add_argument("--tree", required=True, type=Path, help="folder of class folders of JPEG files")
-    options.add_argument("--work", required=True, type=Path, help="folder for the sets")
-    options.add_argument("--batch", type=int, default=256, help="images in a batch")
-    options.add_argument("--n", type=int, default=25600, help="images in the clock")
-    options.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of each row")
-    options.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    options.add_argument("--trace", type=Path, metavar="FILE", help="write a profile of our first loader row")
-    return options
-
-
 BENCHMARK = Benchmark(
     title="GPU, batches of float16 on the device",
     columns=(
@@ -535,7 +434,7 @@ BENCHMARK = Benchmark(
     key="images_s",
     limits=(("images_s", PEERS), ("gb_s", COPY)),
     measure=measure,
-    before=before,
+    before=pipeline.before,
     claims=(
         Claim(CODEC, "images_s", 1.0, "DALI GPU, file reader"),
         Claim(CODEC, "images_s", 1.0, "DALI GPU, webdataset reader"),
@@ -546,4 +445,14 @@ BENCHMARK = Benchmark(
 
 
 if __name__ == "__main__":
-    main(BENCHMARK, parser())
+    main(
+        BENCHMARK,
+        __doc__,
+        tree="folder of class folders of JPEG files",
+        work="folder for the sets",
+        batch=(256, "images in a batch"),
+        n=(25600, "images in the clock"),
+        threads=(len(os.sched_getaffinity(0)), "of each row"),
+        device=("cuda", "where batches go", ("cuda", "cpu")),
+        trace=(None, "write a profile of our first loader row to this file"),
+    )

@@ -6,7 +6,7 @@ A benchmark is a script that registers contenders and calls `main`:
     def lmdb(tree, output): ...
 
     if __name__ == "__main__":
-        main(BENCHMARK, parser())
+        main(BENCHMARK, __doc__, tree="folder of class folders", n=(2560, "images in the clock"))
 
 `main` runs the script again for every contender and round (`--one NAME`); that process imports what the
 contender needs, prepares the machine, calls the benchmark's `measure` and leaves its figures, one JSON object, in
@@ -17,16 +17,18 @@ that a slow phase of the machine hits every contender alike. Ratios are taken wi
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,7 +46,13 @@ __all__ = [
     "base_parser",
     "contender",
     "drive",
+    "interpreters",
+    "keep_rows",
     "main",
+    "make_once",
+    "output_of",
+    "pack_set",
+    "register",
     "run_one_and_exit",
     "slug",
 ]
@@ -76,17 +84,18 @@ class Contender:
 class Benchmark:
     """What a script measures.
 
-    measure: (contender, arguments) -> figures, in the contender's process. before: (contender, arguments), in
-    the driver's, before each run. limits: (column, row) pairs that get a column of ratios.
+    key: the column that rows are sorted by. limits: (column, row) pairs that get a column of ratios. measure:
+    (contender, arguments) -> figures, in the contender's process. before: (contender, arguments), in the driver's,
+    before each run.
     """
 
     title: str
-    columns: tuple[Column, ...]
+    columns: Sequence[Column]
     key: str
-    limits: tuple[tuple[str, str], ...]
+    limits: Sequence[tuple[str, str]]
     measure: Callable[[Contender, argparse.Namespace], dict[str, Any]]
     before: Callable[[Contender, argparse.Namespace], None] = lambda contender, arguments: None
-    claims: tuple[Claim, ...] = ()
+    claims: Sequence[Claim] = ()
     less_is_better: bool = False
 
 
@@ -105,14 +114,42 @@ def contender(
     return register
 
 
+def register(
+    rows: Iterable[Mapping[str, Any]], makers: Iterable[Callable[..., Any]], add: Callable[..., Any] = contender
+) -> None:
+    """Contenders of a table. rows: name; make: which of the makers; with: its further arguments; what `add` takes."""
+    named = {function.__name__: function for function in makers}
+    for row in map(dict, rows):
+        function = functools.partial(named[row.pop("make")], **row.pop("with", {}))
+        add(row.pop("name"), **row)(function)
+
+
 def slug(name: str) -> str:
     """A contender's name as a file name."""
     return "-".join("".join(c if c.isalnum() else " " for c in name).split())
 
 
-def base_parser(description: str | None, out: str = "append all figures to this JSON file") -> argparse.ArgumentParser:
-    """The options that all benchmarks have. out: what --out says of itself."""
+def base_parser(
+    description: str | None, out: str = "append all figures to this JSON file", **more: Any
+) -> argparse.ArgumentParser:
+    """The options that all benchmarks have, and `more`: the help of a path that must be given, or (default, help), and
+    choices. A default of False makes a flag; a type, an option that must be given; list, one that may be so several
+    times. A number is another default of an option that is there. out: what --out says of itself."""
     parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
+    numbers = {name: given for name, given in more.items() if isinstance(given, int | float)}
+    for name, given in more.items():
+        if name in numbers:
+            continue
+        default, text, *choices = (Path, given) if isinstance(given, str) else given
+        how: dict[str, Any] = {"default": default, "type": str if default is None else type(default)}
+        if default is list:
+            how = {"required": True, "type": Path, "action": "append"}
+        elif isinstance(default, type):
+            how = {"required": True, "type": default}
+        elif default is False:
+            how = {"action": "store_true"}
+        how |= {"choices": choices[0]} if choices else {}
+        parser.add_argument(f"--{name.replace('_', '-')}", help=text, **how)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", help="run contenders whose name contains one of these (comma between)")
     parser.add_argument("--skip", help="leave out contenders whose name contains one of these (comma between)")
@@ -121,18 +158,67 @@ def base_parser(description: str | None, out: str = "append all figures to this 
     parser.add_argument("--out", type=Path, help=out)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
+    parser.set_defaults(**numbers)
     return parser
 
 
-def main(benchmark: Benchmark, parser: argparse.ArgumentParser) -> None:
-    """Drive the rounds and print the report; in a contender's process, run that contender."""
-    arguments = parser.parse_args()
+def interpreters(arguments: argparse.Namespace) -> dict[str, str]:
+    """This one as "main", and those of --python."""
+    return {"main": sys.executable, **dict(pair.split("=", 1) for pair in arguments.python)}
+
+
+def main(
+    benchmark: Benchmark | Callable[[argparse.Namespace], Benchmark], description: str | None, **options: Any
+) -> None:
+    """Drive the rounds and print the report; in a contender's process, run that contender. benchmark: may be a function
+    of the arguments, which may also register rows and remove some. options: see `base_parser`."""
+    arguments = base_parser(description, **options).parse_args()
+    if not isinstance(benchmark, Benchmark):
+        benchmark = benchmark(arguments)
     run_one_and_exit(benchmark, arguments)
     results = drive(benchmark, arguments)
     print_report(benchmark, CONTENDERS, results)
     if arguments.out:
         settings = {name: str(value) for name, value in vars(arguments).items() if value is not None}
         save(arguments.out, benchmark.title, settings, results)
+
+
+def output_of(work: Path, name: str) -> Path:
+    """The folder of a set or of a packer's output. Raises NotHere."""
+    folder = work / slug(name)
+    if not folder.is_dir():
+        raise NotHere(f"no {folder}: making it failed, or pack.py --keep has not made it")
+    return folder
+
+
+def make_once(folder: Path, make: Callable[[Path], object]) -> None:
+    """Have `make` fill a folder that is not there yet: an empty one, which then gets this name."""
+    if folder.exists():
+        return
+    if str(REPOSITORY) not in sys.path:
+        sys.path.append(str(REPOSITORY))
+    unfinished = folder.with_name(folder.name + ".tmp")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    make(unfinished)
+    unfinished.rename(folder)
+
+
+def pack_set(arguments: argparse.Namespace, **options: Any) -> Path:
+    """--work/set, packed from --tree as HDF5 where it is not there yet, by a process of its own."""
+    made = Path(arguments.work) / "set"
+    if not (made / "dataset.json").exists():
+        given = json.dumps({"to": "hdf5", "output": str(made), **options})
+        script = "import json, sys, packer\npacker.convert(sys.argv[1], **json.loads(sys.argv[2]))"
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        subprocess.run([sys.executable, "-c", script, str(arguments.tree), given], check=True, env=environment)
+    return made
+
+
+def keep_rows(wanted: Callable[[Contender], bool]) -> None:
+    """Forget the other contenders."""
+    for name in [name for name, row in CONTENDERS.items() if not wanted(row)]:
+        del CONTENDERS[name]
 
 
 def run_one_and_exit(benchmark: Benchmark, arguments: argparse.Namespace) -> None:
@@ -166,14 +252,9 @@ def _run_one(benchmark: Benchmark, arguments: argparse.Namespace) -> dict[str, A
 
 
 def _chosen(arguments: argparse.Namespace) -> list[str]:
-    names = list(CONTENDERS)
-    if arguments.only:
-        wanted = arguments.only.split(",")
-        names = [name for name in names if any(part in name for part in wanted)]
-    if arguments.skip:
-        unwanted = arguments.skip.split(",")
-        names = [name for name in names if not any(part in name for part in unwanted)]
-    return names
+    wanted, unwanted = ((text or "").split(",") for text in (arguments.only, arguments.skip))
+    names = [name for name in CONTENDERS if any(part in name for part in wanted)]
+    return [name for name in names if not any(part and part in name for part in unwanted)]
 
 
 def drive(benchmark: Benchmark, arguments: argparse.Namespace) -> Results:
@@ -182,7 +263,7 @@ def drive(benchmark: Benchmark, arguments: argparse.Namespace) -> Results:
     Returns results[name][round]: what each run gave; a contender that failed is not run again.
     """
     names = _chosen(arguments)
-    interpreters = {"main": sys.executable, **dict(pair.split("=", 1) for pair in arguments.python)}
+    pythons = interpreters(arguments)
     results: Results = {name: [] for name in names}
     for number in range(arguments.rounds):
         turn = number % max(1, len(names))
@@ -191,11 +272,11 @@ def drive(benchmark: Benchmark, arguments: argparse.Namespace) -> Results:
             chosen = CONTENDERS[name]
             if any("missing" in run or "error" in run for run in results[name]):
                 continue
-            if chosen.python not in interpreters:
+            if chosen.python not in pythons:
                 run: dict[str, Any] = {"missing": f"no interpreter given (--python {chosen.python}=PATH)"}
             else:
                 benchmark.before(chosen, arguments)
-                run = _run_alone(interpreters[chosen.python], name, arguments.timeout)
+                run = _run_alone(pythons[chosen.python], name, arguments.timeout)
             results[name].append(run)
             figures = ", ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in run.items())
             print(f"[{number + 1}/{arguments.rounds}] {name}: {figures}", file=sys.stderr, flush=True)

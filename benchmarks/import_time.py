@@ -13,7 +13,7 @@ import subprocess
 import sys
 from typing import Any
 
-from harness import REPOSITORY, Benchmark, Contender, NotHere, base_parser, contender, main
+from harness import REPOSITORY, Benchmark, Contender, NotHere, contender, main
 from report import Claim, Column
 
 __all__ = ["BENCHMARK"]
@@ -75,4 +75,4 @@ BENCHMARK = Benchmark(
 )
 
 if __name__ == "__main__":
-    main(BENCHMARK, base_parser(__doc__))
+    main(BENCHMARK, __doc__)

@@ -1,11 +1,11 @@
-"""Packed sets of any number of samples, made in seconds: an index, and shards that are holes or one image."""
+"""Packed sets of any number of samples, made in seconds: an index over shards that are holes, one image, or links."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CLASSES", "KEY_DIGITS", "MEAN_BYTES", "build_index", "synthetic_columns"]
+__all__ = ["CLASSES", "KEY_DIGITS", "MEAN_BYTES", "build_index", "join_parts", "synthetic_columns"]
 
 SHARDS = 100
 CLASSES = 1000
@@ -23,9 +23,8 @@ def synthetic_columns(samples: int, seed: int = 0) -> tuple[Any, Any, Any]:
 
 def build_index(folder: Path, samples: int, image: bytes | None = None) -> None:
     """Make a set in an empty folder. image: what every sample is, a JPEG; without one, shards are holes."""
-    from cache.files import Folder
-    from packer.columns import PartMeta, save_part, write_index
-    from readers.layout import DATASET_FILE, DatasetInfo, ShardInfo, SplitInfo
+    from packer.columns import PartMeta, save_part
+    from readers.layout import ShardInfo
 
     counts = [samples * (k + 1) // SHARDS - samples * k // SHARDS for k in range(SHARDS)]
     parts, shards = [], []
@@ -40,14 +39,28 @@ def build_index(folder: Path, samples: int, image: bytes | None = None) -> None:
         with open(folder / shards[-1].path, "wb") as file:
             file.write(image or b"")
             file.truncate(size)
-    with Folder(folder) as place:
-        write_index(place, "train.index", parts, counts, ["image"], scratch=place)
+    classes = [f"class {number}" for number in range(CLASSES)]
+    join_parts(folder, "hdf5", parts, shards, classes, has_checksums=False)
     for part in parts:
         part.unlink()
-    split = SplitInfo(samples, tuple(shards), "train.index")
-    classes = tuple(f"class {number}" for number in range(CLASSES))
-    info = DatasetInfo("hdf5", {"image": "image"}, classes, {"train": split})
-    (folder / DATASET_FILE).write_text(info.to_json())
+
+
+def join_parts(
+    folder: Path, container: str, parts: list[Path], shards: list[Any], classes: list[str], has_checksums: bool = True
+) -> None:
+    """Write the index of a split "train" from the parts of its shards, and dataset.json, as a commit does.
+    has_checksums: of the files of the index."""
+    from cache.files import Folder
+    from packer.columns import write_index
+    from packer.documents import write_dataset_info
+    from readers.layout import DatasetInfo, SplitInfo
+
+    counts = [shard.samples for shard in shards]
+    with Folder(folder, create=True) as place:
+        files = write_index(place, "train.index", parts, counts, ["image"], scratch=place)
+        split = SplitInfo(sum(counts), tuple(shards), "train.index", "", files if has_checksums else {})
+        info = DatasetInfo(container, {"image": "image"}, tuple(classes), {"train": split})
+        write_dataset_info(place, info, scratch=place)
 
 
 def _part(first: int, samples: int) -> dict[str, Any]:

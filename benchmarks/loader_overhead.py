@@ -10,8 +10,8 @@ Sets that are not below --work yet are made first (0.8 GB for ten million sample
 from __future__ import annotations
 
 import argparse
+import functools
 import io
-import shutil
 import statistics
 import sys
 import time
@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import pipeline_sets
-from harness import REPOSITORY, Benchmark, Contender, base_parser, contender, main, slug
+from harness import Benchmark, Contender, contender, main, make_once, slug
 from index_set import build_index
-from machine import cpu_seconds_of_tree, list_tree, prime, pss_of_tree, warm
+from machine import Clock, list_tree, prime, pss_of_tree, warm
 from report import Claim, Column
 
 __all__ = ["BENCHMARK", "measure"]
@@ -49,40 +49,35 @@ def _loader(folder: Path, arguments: argparse.Namespace, size: int, **options: A
 def _overhead(arguments: argparse.Namespace, threads: int, flip: bool) -> dict[str, float]:
     import numpy as np
 
+    from readers import Decode
     from readers.augment import cpu
 
     pixels = np.zeros((SMALL_SIDE, SMALL_SIDE, 3), np.uint8)
-    cpu.decode_image = lambda data, region, scratch, size: pixels
-    make = _loader(_folder(arguments, SMALL), arguments, SMALL_SIDE, batch_size=SMALL_BATCH, threads=threads, flip=flip)
+    cpu.decode_image = lambda *ignored, **more: pixels
+    options = {"batch_size": SMALL_BATCH, "threads": threads, "flip": flip, "decode": Decode(decoder="cpu")}
+    make = _loader(_folder(arguments, SMALL), arguments, SMALL_SIDE, **options)
     return _timed(iter(make()))
 
 
 def _timed(batches: Any) -> dict[str, float]:
     for _ in range(8):
         next(batches)
-    count, cpu, started = 0, cpu_seconds_of_tree(), time.perf_counter()
+    clock, count = Clock(), 0
     while count < OVERHEAD_IMAGES:
         count += len(next(batches)[0])
-    seconds, cpu = time.perf_counter() - started, cpu_seconds_of_tree() - cpu
-    return {"us": 1e6 * seconds / count, "cpu_us": 1e6 * cpu / count}
+    figures = clock.figures(count)
+    return {"us": 1e6 / figures["images_s"], "cpu_us": figures["cpu_us"]}
 
 
 OVERHEAD = "ours: nothing decoded, 1 thread"
-
-
-@contender(OVERHEAD, imports=IMPORTS, needs=[SMALL], note=f"{SMALL_SIDE} x {SMALL_SIDE}, half of them flipped")
-def overhead(arguments: argparse.Namespace) -> dict[str, float]:
-    return _overhead(arguments, 1, True)
-
-
-@contender("ours: nothing decoded, 1 thread, no flip", imports=IMPORTS, needs=[SMALL])
-def overhead_no_flip(arguments: argparse.Namespace) -> dict[str, float]:
-    return _overhead(arguments, 1, False)
-
-
-@contender("ours: nothing decoded, 2 threads", imports=IMPORTS, needs=[SMALL])
-def overhead_threads(arguments: argparse.Namespace) -> dict[str, float]:
-    return _overhead(arguments, 2, True)
+for _name, _threads, _flip, _note in (
+    (OVERHEAD, 1, True, f"{SMALL_SIDE} x {SMALL_SIDE}, half of them flipped"),
+    (f"{OVERHEAD}, no flip", 1, False, ""),
+    ("ours: nothing decoded, 2 threads", 2, True, ""),
+):
+    contender(_name, imports=IMPORTS, needs=[SMALL], note=_note)(
+        functools.partial(_overhead, threads=_threads, flip=_flip)
+    )
 
 
 @contender("ours: nothing decoded, 1 thread, no clocks", imports=IMPORTS, needs=[SMALL], note="stats() switched off")
@@ -123,30 +118,20 @@ def data_loader(arguments: argparse.Namespace) -> dict[str, float]:
     return _timed(iter(DataLoader(_Ready(), SMALL_BATCH, shuffle=True, num_workers=1)))
 
 
-def _first_batch(folder: Path, arguments: argparse.Namespace) -> dict[str, float]:
+def first_batch(arguments: argparse.Namespace, of: str) -> dict[str, float]:
     before = pss_of_tree()
-    make = _loader(folder, arguments, 224)
+    make = _loader(_folder(arguments, of), arguments, 224)
     started = time.perf_counter()
     next(iter(make()))
     return {"first_s": time.perf_counter() - started, "more_mb": pss_of_tree() - before}
 
 
 FIRST, FIRST_MANY = "ours: first batch", "ours: first batch of ten million samples"
-
-
-@contender(FIRST, imports=IMPORTS, needs=[pipeline_sets.HDF5], note="64 images, decoded to 224; the set is open")
-def first_batch(arguments: argparse.Namespace) -> dict[str, float]:
-    return _first_batch(_folder(arguments, pipeline_sets.HDF5), arguments)
-
-
-@contender(
-    FIRST_MANY,
-    imports=IMPORTS,
-    needs=[MANY],
-    note="as above; all samples are one image; it adds mapped pages of the index",
-)
-def first_batch_many(arguments: argparse.Namespace) -> dict[str, float]:
-    return _first_batch(_folder(arguments, MANY), arguments)
+for _name, _of, _note in (
+    (FIRST, pipeline_sets.HDF5, "64 images, decoded to 224; the set is open"),
+    (FIRST_MANY, MANY, "as above; all samples are one image; it adds mapped pages of the index"),
+):
+    contender(_name, imports=IMPORTS, needs=[_of], note=_note)(functools.partial(first_batch, of=_of))
 
 
 MEMORY = f"ours: {LATE[-1]} epochs"
@@ -179,18 +164,12 @@ def _folder(arguments: argparse.Namespace, name: str) -> Path:
 
 def before(chosen: Contender, arguments: argparse.Namespace) -> None:
     """Make the set a row needs, and have it in the page cache."""
-    if str(REPOSITORY) not in sys.path:
-        sys.path.append(str(REPOSITORY))
     for name in chosen.options["needs"]:
         folder = _folder(arguments, name)
         if name == pipeline_sets.HDF5:
             pipeline_sets.make(name, arguments.tree, arguments.work, {"main": sys.executable})
-        elif not folder.exists():
-            unfinished = folder.with_name(folder.name + ".tmp")
-            shutil.rmtree(unfinished, ignore_errors=True)
-            unfinished.mkdir(parents=True)
-            build_index(unfinished, *_content(name, arguments))
-            unfinished.rename(folder)
+        else:
+            make_once(folder, lambda unfinished, name=name: build_index(unfinished, *_content(name, arguments)))
         warm([folder])
 
 
@@ -231,14 +210,12 @@ BENCHMARK = Benchmark(
 )
 
 
-def parser() -> argparse.ArgumentParser:
-    options = base_parser(__doc__)
-    options.add_argument("--tree", required=True, type=Path, help="folder of class folders of image files")
-    options.add_argument("--work", required=True, type=Path, help="folder for the sets, or that of pack.py --keep")
-    options.add_argument("--samples", type=int, default=10_000_000, help="of the large set")
-    options.add_argument("--workers", type=int, default=2, help="threads")
-    return options
-
-
 if __name__ == "__main__":
-    main(BENCHMARK, parser())
+    main(
+        BENCHMARK,
+        __doc__,
+        tree="folder of class folders of image files",
+        work="folder for the sets, or that of pack.py --keep",
+        samples=(10_000_000, "of the large set"),
+        workers=(2, "threads"),
+    )

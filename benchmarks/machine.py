@@ -14,12 +14,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 __all__ = [
+    "Clock",
     "chill",
     "cpu_seconds",
+    "cpu_seconds_of",
     "cpu_seconds_of_tree",
     "files_below",
     "folder_bytes",
     "has_gpu",
+    "kilobytes_of",
     "list_tree",
     "memory_of_self",
     "peak_memory",
@@ -33,6 +36,22 @@ __all__ = [
 
 _BLOCK_BYTES = 1 << 22
 _MB = 1e6
+
+
+class Clock:
+    """Time, and CPU time of this process and all below it, since it was made."""
+
+    def __init__(self) -> None:
+        self._cpu, self._started = cpu_seconds_of_tree(), time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._started
+
+    def figures(self, count: int) -> dict[str, float]:
+        """ "images_s" and "cpu_us", CPU microseconds of an image, of so many."""
+        seconds, cpu = self.seconds, cpu_seconds_of_tree() - self._cpu
+        return {"images_s": count / seconds, "cpu_us": 1e6 * cpu / count}
 
 
 def list_tree(root: str | os.PathLike[str]) -> list[tuple[str, int]]:
@@ -128,7 +147,7 @@ def peak_memory() -> dict[str, float]:
 
     A child's figure cannot be less than what this process held when it forked.
     """
-    own = _status("VmHWM")
+    own = kilobytes_of("/proc/self/status")["VmHWM"] / 1e3
     child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / _MB
     return {"peak_self_mb": own, "peak_child_mb": child, "peak_mb": max(own, child)}
 
@@ -138,11 +157,14 @@ def memory_of_self() -> dict[str, float]:
 
     Pages of files belong to the page cache and are shared by all processes that map them.
     """
-    values = {}
-    for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]:
-        name, number, *_ = line.replace(":", " ").split()
-        values[name] = int(number) * 1024 / _MB
-    return {"private_mb": values["Anonymous"], "file_mb": values["Rss"] - values["Anonymous"]}
+    values = kilobytes_of("/proc/self/smaps_rollup")
+    return {"private_mb": values["Anonymous"] / 1e3, "file_mb": (values["Rss"] - values["Anonymous"]) / 1e3}
+
+
+def kilobytes_of(path: str) -> dict[str, float]:
+    """The lines "Name: number kB" of a file of /proc, in 1,000 bytes."""
+    rows = (line.replace(":", " ").split() for line in Path(path).read_text().splitlines())
+    return {row[0]: int(row[1]) * 1.024 for row in rows if row[-1:] == ["kB"]}
 
 
 def pss_of_tree() -> float:
@@ -150,22 +172,24 @@ def pss_of_tree() -> float:
 
     Mapped pages of files and shared memory are in it.
     """
-    total = 0
+    total = 0.0
     for pid in _tree():
         with contextlib.suppress(OSError):
-            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-                if line.startswith("Pss:"):
-                    total += int(line.split()[1]) * 1024
-    return total / _MB
+            total += kilobytes_of(f"/proc/{pid}/smaps_rollup").get("Pss", 0)
+    return total / 1e3
 
 
 def cpu_seconds_of_tree() -> float:
     """CPU time, user and system, of this process and all below it that live; of those that ended, if waited for."""
-    ticks = 0
-    for pid in _tree():
-        with contextlib.suppress(OSError):
-            ticks += sum(map(int, _stat(pid)[11:15]))
-    return ticks / os.sysconf("SC_CLK_TCK")
+    return sum(cpu_seconds_of(pid) for pid in _tree())
+
+
+def cpu_seconds_of(pid: int) -> float:
+    """CPU time of a process and of its children that it has waited for; 0 where there is none."""
+    try:
+        return sum(map(int, _stat(pid)[11:15])) / os.sysconf("SC_CLK_TCK")
+    except OSError:
+        return 0.0
 
 
 def _stat(pid: int) -> list[str]:
@@ -196,10 +220,3 @@ def system_cpu_seconds() -> float:
     ticks = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     idle = ticks[3] + ticks[4]
     return (sum(ticks) - idle) / os.sysconf("SC_CLK_TCK")
-
-
-def _status(name: str) -> float:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(name + ":"):
-            return int(line.split()[1]) * 1024 / _MB
-    return 0.0

@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from harness import Benchmark, Contender, base_parser, contender, main, slug
+from harness import Benchmark, Contender, contender, main, slug
 from machine import folder_bytes, peak_memory, reset_peak, warm
 from report import Claim, Column
 
@@ -72,12 +72,10 @@ BENCHMARK = Benchmark(
 )
 
 
-def parser() -> argparse.ArgumentParser:
-    options = base_parser(__doc__)
-    options.add_argument("--tree", required=True, type=Path, help="folder of class folders of image files")
-    options.add_argument("--work", required=True, type=Path, help="folder for the outputs, which are removed")
-    return options
-
-
 if __name__ == "__main__":
-    main(BENCHMARK, parser())
+    main(
+        BENCHMARK,
+        __doc__,
+        tree="folder of class folders of image files",
+        work="folder for the outputs, which are removed",
+    )

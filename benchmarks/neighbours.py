@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import Benchmark, Contender, base_parser, contender, main, slug
+from harness import Benchmark, Contender, contender, main, slug
 from machine import warm
 from report import Claim, Column
 from slow_source import SlowStore
@@ -186,28 +186,13 @@ _KINDS = {
 }
 
 
-def register(counts: list[int]) -> None:
+def _benchmark(arguments: argparse.Namespace) -> Benchmark:
+    counts = [int(text) for text in arguments.nodes.split(",")]
     for nodes in counts:
         for name, kind in _KINDS.items():
             contender(f"{name}, {nodes} nodes", nodes=nodes, kind=kind)(run_node)
-
-
-def parser() -> argparse.ArgumentParser:
-    options = base_parser(__doc__)
-    options.add_argument("--set", required=True, type=Path, help="a packed set on this machine")
-    options.add_argument("--work", required=True, type=Path, help="folder for copies, caches and the nodes' meeting")
-    options.add_argument("--nodes", default="2,4", help="numbers of nodes")
-    options.add_argument("--bandwidth", type=float, default=50.0, help="MB/s of the source, for all nodes together")
-    options.add_argument("--latency", type=float, default=5.0, help="milliseconds of a request to the source")
-    options.add_argument("--exchange", type=int, default=2, help="every how many epochs the node-local order exchanges")
-    return options
-
-
-if __name__ == "__main__":
-    counts = [int(text) for text in parser().parse_args().nodes.split(",")]
-    register(counts)
     shared = [f"{name}, {nodes} nodes" for nodes in counts for name in _KINDS if "shared" in name]
-    BENCHMARK = Benchmark(
+    return Benchmark(
         title="Epochs of nodes that read from each other",
         columns=(
             Column("before_s", "before, s", "{:.2f}"),
@@ -224,4 +209,16 @@ if __name__ == "__main__":
         claims=tuple(Claim(name, "moved", at_most=1.0005) for name in shared),
         less_is_better=True,
     )
-    main(BENCHMARK, parser())
+
+
+if __name__ == "__main__":
+    main(
+        _benchmark,
+        __doc__,
+        set="a packed set on this machine",
+        work="folder for copies, caches and the nodes' meeting",
+        nodes=("2,4", "numbers of nodes"),
+        bandwidth=(50.0, "MB/s of the source, for all nodes together"),
+        latency=(5.0, "milliseconds of a request to the source"),
+        exchange=(2, "every how many epochs the node-local order exchanges"),
+    )

@@ -14,14 +14,12 @@ import gc
 import json
 import os
 import random
-import shutil
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from harness import REPOSITORY, Benchmark, Contender, base_parser, contender, main, slug
+from harness import Benchmark, Contender, contender, main, make_once, slug
 from index_set import MEAN_BYTES, build_index, synthetic_columns
 from machine import folder_bytes, memory_of_self, prime, warm
 from report import Claim, Column
@@ -67,26 +65,12 @@ def mapped_npy(folder: Path, samples: int) -> LookUp:
 
 
 def _build_mds(folder: Path, samples: int) -> None:
-    shards = [
-        {
-            "column_encodings": ["bytes", "int"],
-            "column_names": ["image", "label"],
-            "column_sizes": [None, 8],
-            "compression": None,
-            "format": "mds",
-            "hashes": [],
-            "raw_data": {
-                "basename": f"shard.{k:05d}.mds",
-                "bytes": SAMPLES_PER_CHUNK * MEAN_BYTES,
-                "hashes": {},
-            },
-            "samples": SAMPLES_PER_CHUNK,
-            "size_limit": 1 << 26,
-            "version": 2,
-            "zip_data": None,
-        }
-        for k in range(samples // SAMPLES_PER_CHUNK)
-    ]
+    columns = {"column_encodings": ["bytes", "int"], "column_names": ["image", "label"], "column_sizes": [None, 8]}
+    shard = {**columns, "compression": None, "format": "mds", "hashes": [], "samples": SAMPLES_PER_CHUNK,
+             "size_limit": 1 << 26, "version": 2, "zip_data": None}  # fmt: skip
+    data = {"bytes": SAMPLES_PER_CHUNK * MEAN_BYTES, "hashes": {}}
+    names = (f"shard.{number:05d}.mds" for number in range(samples // SAMPLES_PER_CHUNK))
+    shards = [{**shard, "raw_data": {"basename": name, **data}} for name in names]
     (folder / "index.json").write_text(json.dumps({"shards": shards, "version": 2}))
 
 
@@ -109,24 +93,10 @@ def _build_litdata(folder: Path, samples: int) -> None:
     leaf = {"type": None, "context": None, "children_spec": []}
     keys = json.dumps(["image", "label"])
     spec = json.dumps([1, {"type": "builtins.dict", "context": keys, "children_spec": [leaf, leaf]}])
-    chunks = [
-        {
-            "chunk_bytes": SAMPLES_PER_CHUNK * MEAN_BYTES,
-            "chunk_size": SAMPLES_PER_CHUNK,
-            "dim": None,
-            "filename": f"chunk-0-{k}.bin",
-        }
-        for k in range(samples // SAMPLES_PER_CHUNK)
-    ]
-    config = {
-        "chunk_bytes": SAMPLES_PER_CHUNK * MEAN_BYTES,
-        "chunk_size": None,
-        "compression": None,
-        "data_format": ["bytes", "int"],
-        "data_spec": spec,
-        "encryption": None,
-        "item_loader": "PyTreeLoader",
-    }
+    chunk = {"chunk_bytes": SAMPLES_PER_CHUNK * MEAN_BYTES, "chunk_size": SAMPLES_PER_CHUNK, "dim": None}
+    chunks = [{**chunk, "filename": f"chunk-0-{number}.bin"} for number in range(samples // SAMPLES_PER_CHUNK)]
+    config = {"chunk_bytes": chunk["chunk_bytes"], "chunk_size": None, "compression": None, "encryption": None,
+              "data_format": ["bytes", "int"], "data_spec": spec, "item_loader": "PyTreeLoader"}  # fmt: skip
     (folder / "index.json").write_text(json.dumps({"chunks": chunks, "config": config, "updated_at": "0"}))
 
 
@@ -166,34 +136,21 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
         look_up(i)
     looked_up = time.perf_counter() - started
     end = memory_of_self()
+    places = chosen.options.get("warm", ["."])
     return {
         "open_ms": 1e3 * opened,
-        "private_mb": _more(start, after, "private_mb"),
-        "file_mb": _more(start, after, "file_mb"),
         "lookup_us": 1e6 * looked_up / LOOKUPS,
-        "private_after_mb": _more(start, end, "private_mb"),
-        "file_after_mb": _more(start, end, "file_mb"),
+        **{key: round(after[key] - start[key], 3) + 0.0 for key in start},  # no "-0.0"
+        **{key.replace("_", "_after_"): round(end[key] - start[key], 3) + 0.0 for key in start},
         "process_private_mb": end["private_mb"],
-        "index_mb": sum(folder_bytes(folder / name) for name in chosen.options.get("warm", ["."])) / 1e6,
+        "index_mb": sum(folder_bytes(folder / name) for name in places) / 1e6,
     }
-
-
-def _more(start: dict[str, float], end: dict[str, float], key: str) -> float:
-    return round(end[key] - start[key], 3) + 0.0  # no "-0.0"
 
 
 def before(chosen: Contender, arguments: argparse.Namespace) -> None:
     """Make the contender's set where it is not there yet."""
     folder = _folder(chosen, arguments)
-    if folder.exists():
-        return
-    if str(REPOSITORY) not in sys.path:
-        sys.path.append(str(REPOSITORY))
-    unfinished = folder.with_name(folder.name + ".tmp")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    chosen.options["build"](unfinished, arguments.samples)
-    unfinished.rename(folder)
+    make_once(folder, lambda unfinished: chosen.options["build"](unfinished, arguments.samples))
 
 
 def _folder(chosen: Contender, arguments: argparse.Namespace) -> Path:
@@ -222,12 +179,10 @@ BENCHMARK = Benchmark(
 )
 
 
-def parser() -> argparse.ArgumentParser:
-    options = base_parser(__doc__)
-    options.add_argument("--work", required=True, type=Path, help="folder where the sets are made and kept")
-    options.add_argument("--samples", type=int, default=10_000_000)
-    return options
-
-
 if __name__ == "__main__":
-    main(BENCHMARK, parser())
+    main(
+        BENCHMARK,
+        __doc__,
+        work="folder where the sets are made and kept",
+        samples=(10_000_000, "of the sets"),
+    )

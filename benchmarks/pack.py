@@ -12,19 +12,19 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import importlib.util
 import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import CONTENDERS, REPOSITORY, Benchmark, Contender, NotHere, base_parser, contender, main, slug
+from harness import CONTENDERS, Benchmark, Contender, contender, main, slug
 from machine import cpu_seconds, folder_bytes, list_tree, peak_memory, prime, reset_peak, sync_below, warm
+from pipeline_sets import IndexedFiles
 from report import Claim, Column
 
 # What no packer can beat by much: moving the same bytes with nothing added.
@@ -46,10 +46,8 @@ def loop(tree: str, output: str) -> None:
     paths = [path for path, _ in list_tree(tree)]
     half = len(paths) // 2
     fork = multiprocessing.get_context("fork")
-    processes = [
-        fork.Process(target=_copy, args=(part, os.path.join(output, f"{number}.bin")))
-        for number, part in enumerate((paths[:half], paths[half:]))
-    ]
+    parts = {"0.bin": paths[:half], "1.bin": paths[half:]}
+    processes = [fork.Process(target=_copy, args=(parts[name], os.path.join(output, name))) for name in parts]
     for process in processes:
         process.start()
     for process in processes:
@@ -110,20 +108,10 @@ def array_record(tree: str, output: str) -> None:
     writer.close()
 
 
-class _IndexedFiles:
-    """What FFCV's writer wants: a sequence of (uint8 array, label)."""
+def _array(path: str) -> Any:
+    import numpy as np
 
-    def __init__(self, tree: str) -> None:
-        self.items = list_tree(tree)
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, index: int) -> tuple[Any, int]:
-        import numpy as np
-
-        path, label = self.items[index]
-        return np.frombuffer(_content(path), np.uint8), label
+    return np.frombuffer(_content(path), np.uint8)
 
 
 @contender(
@@ -138,7 +126,7 @@ def ffcv_bytes(tree: str, output: str) -> None:
 
     fields = {"image": BytesField(), "label": IntField()}
     writer = DatasetWriter(os.path.join(output, "a.beton"), fields, num_workers=2)
-    writer.from_indexed_dataset(_IndexedFiles(tree))
+    writer.from_indexed_dataset(IndexedFiles(tree, _array))
 
 
 @contender("Parquet (pyarrow)", imports="pyarrow.parquet", note="uncompressed, no dictionary, groups of 500 rows")
@@ -174,7 +162,7 @@ def h5py_flat(tree: str, output: str) -> None:
         file.create_dataset("offsets", data=offsets)
         file.create_dataset("labels", data=np.array([label for _, label in items]))
         for number, (path, _) in enumerate(items):
-            data[offsets[number] : offsets[number + 1]] = np.frombuffer(_content(path), np.uint8)
+            data[offsets[number] : offsets[number + 1]] = _array(path)
 
 
 @contender("h5py vlen", imports="h5py numpy", note="one variable-length uint8 data set, labels")
@@ -187,7 +175,7 @@ def h5py_vlen(tree: str, output: str) -> None:
         data = file.create_dataset("images", (len(items),), dtype=h5py.vlen_dtype(np.uint8))
         file.create_dataset("labels", data=np.array([label for _, label in items]))
         for number, (path, _) in enumerate(items):
-            data[number] = np.frombuffer(_content(path), np.uint8)
+            data[number] = _array(path)
 
 
 @contender(
@@ -235,20 +223,11 @@ def litdata_optimize(tree: str, output: str) -> None:
     import litdata
 
     # It empties the folders that these variables name before it starts; without them, two in the system's TMPDIR.
-    for variable, name in (
-        ("DATA_OPTIMIZER_CACHE_FOLDER", "chunks"),
-        ("DATA_OPTIMIZER_DATA_CACHE_FOLDER", "data"),
-    ):
-        os.environ[variable] = os.path.join(output, "cache", name)
-        os.makedirs(os.environ[variable])
-    litdata.optimize(
-        fn=_litdata_sample,
-        inputs=list_tree(tree),
-        output_dir=os.path.join(output, "lit"),
-        num_workers=2,
-        chunk_bytes="64MB",
-        verbose=False,
-    )
+    for variable, name in {"CACHE": "chunks", "DATA_CACHE": "data"}.items():
+        folder = os.environ[f"DATA_OPTIMIZER_{variable}_FOLDER"] = os.path.join(output, "cache", name)
+        os.makedirs(folder)
+    options = {"num_workers": 2, "chunk_bytes": "64MB", "verbose": False}
+    litdata.optimize(_litdata_sample, list_tree(tree), output_dir=os.path.join(output, "lit"), **options)
 
 
 FORMATS = ("hdf5", "tfrecord", "tar")
@@ -283,15 +262,6 @@ def _register_ours(container: str) -> None:
         with _unsynced():
             return pack(tree, output)
 
-    @contender(f"ours: {container} command line", note="as above, and starting Python and the imports")
-    def pack_command(tree: str, output: str) -> None:
-        if importlib.util.find_spec("packer.__main__") is None:
-            raise NotHere("packer/__main__.py is missing")
-        command = [sys.executable, "-m", "packer", "convert", tree, "--to", container, "-o", output]
-        path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(REPOSITORY))))
-        environment = {**os.environ, "PYTHONPATH": path}
-        subprocess.run([*command, "--workers", "2", "--json"], check=True, env=environment)
-
 
 for _container in FORMATS:
     _register_ours(_container)
@@ -306,9 +276,11 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
     size = folder_bytes(arguments.tree)
     prime(int(size * arguments.prime) + _SPARE_BYTES)
     reset_peak()
-    cpu = cpu_seconds()
-    more, returned, synced = _clock(chosen.function, str(arguments.tree), str(output))
-    cpu = cpu_seconds() - cpu
+    cpu, started = cpu_seconds(), time.perf_counter()
+    more = chosen.function(str(arguments.tree), str(output)) or {}
+    returned = time.perf_counter() - started
+    sync_below(output)
+    synced, cpu = time.perf_counter() - started, cpu_seconds() - cpu
     figures = {
         "files_s": files / returned,
         "mb_s": size / 1e6 / returned,
@@ -324,14 +296,6 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
     return figures
 
 
-def _clock(function: Callable[..., Any], tree: str, output: str) -> tuple[dict[str, Any], float, float]:
-    started = time.perf_counter()
-    more = function(tree, output)
-    returned = time.perf_counter() - started
-    sync_below(output)
-    return more or {}, returned, time.perf_counter() - started
-
-
 def before(chosen: Contender, arguments: argparse.Namespace) -> None:
     """Source files in the page cache, nothing of others on its way to the disk, no output of earlier runs."""
     if not arguments.keep:
@@ -341,7 +305,6 @@ def before(chosen: Contender, arguments: argparse.Namespace) -> None:
     warm([arguments.tree])
 
 
-CAT, LOOP = CAT, LOOP
 BENCHMARK = Benchmark(
     title="Pack, warm page cache",
     columns=(
@@ -377,16 +340,14 @@ TINY_CLAIMS = (
 )
 
 
-def parser() -> argparse.ArgumentParser:
-    options = base_parser(__doc__)
-    options.add_argument("--tree", required=True, type=Path, help="folder of class folders of image files")
-    options.add_argument("--work", required=True, type=Path, help="folder for the outputs, one folder a contender")
-    options.add_argument("--keep", action="store_true", help="keep the outputs, for read.py")
-    options.add_argument("--tiny", action="store_true", help="judge by the claims for files of about 4 kB")
-    options.add_argument("--prime", type=float, default=2.0, help="free memory to touch first, times the tree's bytes")
-    return options
-
-
 if __name__ == "__main__":
     chosen = dataclasses.replace(BENCHMARK, claims=TINY_CLAIMS) if "--tiny" in sys.argv else BENCHMARK
-    main(chosen, parser())
+    main(
+        chosen,
+        __doc__,
+        tree="folder of class folders of image files",
+        work="folder for the outputs, one folder a contender",
+        keep=(False, "keep the outputs, for read.py"),
+        tiny=(False, "judge by the claims for files of about 4 kB"),
+        prime=(2.0, "free memory to touch first, times the tree's bytes"),
+    )

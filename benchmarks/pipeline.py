@@ -14,18 +14,18 @@ import argparse
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pipeline_rows
 import pipeline_sets
-from harness import CONTENDERS, Benchmark, Contender, base_parser, main
-from machine import cpu_seconds_of_tree, prime, pss_of_tree, warm
+from harness import Benchmark, Contender, interpreters, keep_rows, main
+from machine import Clock, prime, pss_of_tree, warm
 from pipeline_job import KINDS, Job
+from pipeline_rows import register_rows
 from report import PEERS, Claim, Column
 
-__all__ = ["measure"]
+__all__ = ["BATCH", "before", "endless", "make_sets", "measure", "run"]
 
 BATCH = {"imagenet": 64, "celeb": 128}
 _PRIME_BYTES = 1 << 30
@@ -41,37 +41,30 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
     make_loader = chosen.function(job)
     opened = time.perf_counter() - started
     started = time.perf_counter()
-    batches = _endless(make_loader())
+    loader = make_loader()
+    batches = endless(lambda: loader)
     _check(next(batches), job)
     first = time.perf_counter() - started
     for _ in range(_WARM_BATCHES):
         next(batches)
-    count, cpu, started = 0, cpu_seconds_of_tree(), time.perf_counter()
+    clock, count = Clock(), 0
     while count < arguments.n:
         images = next(batches)[0]
         images[:, 0, 0]  # looked at, not copied
         count += len(images)
-    seconds = time.perf_counter() - started
-    cpu = cpu_seconds_of_tree() - cpu
-    return {
-        "images_s": count / seconds,
-        "first_s": first,
-        "open_s": opened,
-        "cpu_us": 1e6 * cpu / count,
-        "pss_mb": pss_of_tree(),
-        "images": count,
-    }
+    figures = clock.figures(count)
+    return {**figures, "first_s": first, "open_s": opened, "pss_mb": pss_of_tree(), "images": count}
 
 
-def _endless(loader: Iterable[Any]) -> Iterator[Any]:
-    """Epoch after epoch."""
+def endless(make: Callable[[], Iterable[Any]]) -> Iterator[Any]:
+    """Epoch after epoch. make: the batches of one."""
     while True:
         nothing = True
-        for batch in loader:
+        for batch in make():
             nothing = False
             yield batch
         if nothing:
-            raise RuntimeError("an epoch without a batch")
+            raise RuntimeError("an epoch without a batch: fewer images than a batch has?")
 
 
 def _check(batch: Any, job: Job) -> None:
@@ -90,47 +83,50 @@ def _job(chosen: Contender, arguments: argparse.Namespace) -> Job:
 
 def before(chosen: Contender, arguments: argparse.Namespace) -> None:
     """Make the sets that a row reads, and have them in the page cache."""
-    job = _job(chosen, arguments)
-    interpreters = {"main": sys.executable, **dict(pair.split("=", 1) for pair in arguments.python)}
+    warm(make_sets(chosen, arguments))
+
+
+def make_sets(chosen: Contender, arguments: argparse.Namespace) -> Iterator[Path]:
+    """The folders that a row reads, once they are there."""
     for name in chosen.options["data"]:
         if name == "tree":
-            warm([job.tree])
+            yield arguments.tree
             continue
         try:
-            pipeline_sets.make(name, job.tree, job.work, interpreters)
+            yield pipeline_sets.make(name, arguments.tree, arguments.work, interpreters(arguments))
         except (KeyError, subprocess.SubprocessError) as error:
             print(f"cannot make {name}: {error!r}", file=sys.stderr)  # the contender's process finds nothing there
-        else:
-            warm([job.output(name)])
 
 
 def _claims(arguments: argparse.Namespace) -> Iterator[Claim]:
     """What we promise."""
-    column = "images_s"
+    celeb, loader, column = arguments.task == "celeb", "ours: ImageLoader", "images_s"
     for kind in KINDS:
-        loader, dataset, folder = (
-            f"{name} [{kind}]" for name in (pipeline_rows.LOADER, pipeline_rows.DATASET, pipeline_rows.FOLDER)
-        )
+        floats = kind == "f32"
         if arguments.recoded:
-            recoded = f"{pipeline_rows.RECODED} [{kind}]"
-            yield Claim(recoded, column, 1.3, f"{pipeline_rows.FFCV} [{kind}]")
-            yield Claim(recoded, column, 1.3, f"{pipeline_rows.FFCV_SHORT} [{kind}]")
-            yield Claim(recoded, column, 2.5, loader)
-            continue
-        celeb, floats = arguments.task == "celeb", kind == "f32"
-        coefficients = f"{pipeline_rows.COEFFICIENTS} [{kind}]"
-        yield Claim(coefficients, column, 1.5 if celeb else 2.6 if floats else 3.0, PEERS)
-        if not celeb:
-            yield Claim(coefficients, column, 2.2, loader)
-        yield Claim(loader, column, 1.3 if celeb else 1.15 if floats else 1.6, PEERS)
-        yield Claim(loader, column, 3.8 if celeb else 2.2, folder)
-        yield Claim(dataset, column, 1.5, folder)
+            wanted: tuple[tuple[str, float, str], ...] = (
+                (f"{loader}, set re-encoded", 1.3, "FFCV, its own JPEGs"),
+                (f"{loader}, set re-encoded", 1.3, "FFCV, its own JPEGs of short side 256"),
+                (f"{loader}, set re-encoded", 2.5, loader),
+            )
+        else:
+            wanted = (
+                (f"{loader}, coefficients", 1.5 if celeb else 2.6 if floats else 3.0, ""),
+                *(() if celeb else ((f"{loader}, coefficients", 2.2, loader),)),
+                (loader, 1.3 if celeb else 1.15 if floats else 1.6, ""),
+                (loader, 3.8 if celeb else 2.2, "ImageFolder + PIL"),
+                ("ours: ImageDataset + DataLoader", 1.5, "ImageFolder + PIL"),
+            )
+        for row, least, against in wanted:
+            yield Claim(f"{row} [{kind}]", column, least, f"{against} [{kind}]" if against else PEERS)
 
 
 def _benchmark(arguments: argparse.Namespace) -> Benchmark:
-    recoded = ", re-encoded sets" if arguments.recoded else ""
+    register_rows("pipeline")
+    mode, recoded = ("recoded", ", re-encoded sets") if arguments.recoded else (arguments.task, "")
+    keep_rows(lambda row: mode in row.options["modes"])
     batch = arguments.batch or BATCH[arguments.task]
-    original = tuple(("images_s", f"{pipeline_rows.LOADER} [{kind}]") for kind in KINDS)
+    original = tuple(("images_s", f"ours: ImageLoader [{kind}]") for kind in KINDS)
     what = f"{arguments.task} on {arguments.tree.name}{recoded}"
     return Benchmark(
         title=f"Pipeline {what}, {arguments.workers} workers, batches of {batch}, warm page cache",
@@ -150,24 +146,20 @@ def _benchmark(arguments: argparse.Namespace) -> Benchmark:
     )
 
 
-def parser() -> argparse.ArgumentParser:
-    options = base_parser(__doc__)
-    options.add_argument("--tree", required=True, type=Path, help="folder of class folders of JPEG files")
-    options.add_argument("--work", required=True, type=Path, help="folder for the sets, or that of pack.py --keep")
-    options.add_argument("--task", default="imagenet", choices=tuple(BATCH))
-    options.add_argument("--recoded", action="store_true", help="ours and FFCV on re-encoded sets")
-    options.add_argument("--n", type=int, default=2560, help="images in the clock")
-    options.add_argument("--batch", type=int, help="images in a batch")
-    options.add_argument("--workers", type=int, default=2, help="processes or threads of each row")
-    return options
-
-
-def _keep_rows(mode: str) -> None:
-    for name in [name for name, row in CONTENDERS.items() if mode not in row.options["modes"]]:
-        del CONTENDERS[name]
+def run(benchmark: Callable[[argparse.Namespace], Benchmark], description: str | None) -> None:
+    """`harness.main` with the options of these benchmarks."""
+    main(
+        benchmark,
+        description,
+        tree="folder of class folders of JPEG files",
+        work="folder for the sets, or that of pack.py --keep",
+        task=("imagenet", "what is done to an image", tuple(BATCH)),
+        recoded=(False, "ours and FFCV on re-encoded sets"),
+        n=(2560, "images in the clock"),
+        batch=(0, "images in a batch; default: 64, or 128 of celeb"),
+        workers=(2, "processes or threads of each row"),
+    )
 
 
 if __name__ == "__main__":
-    given = parser().parse_args()
-    _keep_rows("recoded" if given.recoded else given.task)
-    main(_benchmark(given), parser())
+    run(_benchmark, __doc__)

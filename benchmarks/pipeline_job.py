@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from harness import NotHere, contender, slug
+from harness import contender, output_of
 
-__all__ = ["CELEB_BOX", "KINDS", "MANY_EPOCHS", "MODES", "Box", "Job", "MakeLoader", "pipeline"]
+__all__ = ["CELEB_BOX", "KINDS", "MANY_EPOCHS", "Box", "Job", "MakeLoader", "pipeline", "random_box", "scaled_decode"]
 
 KINDS = ("u8", "f32")
-MODES = ("imagenet", "celeb", "recoded")
 # For samplers that continue by themselves, so that a small set has no pauses between epochs.
 MANY_EPOCHS = 1000
 # Top, left, height, width: those of readers.augment.CELEBA_CROP, which environments of peers do not have.
@@ -69,23 +68,25 @@ class Job:
 
     def output(self, name: str) -> str:
         """A set made by `pipeline_sets`, or left by `pack.py --keep`."""
-        folder = self.work / slug(name)
-        if not folder.is_dir():
-            raise NotHere(f"no {folder}; making it failed")
-        return str(folder)
+        return str(output_of(self.work, name))
 
     def box(self, height: int, width: int, chance: Any = random) -> Box:
-        """(top, left, height, width) to cut out, as torchvision's RandomResizedCrop draws it."""
+        """(top, left, height, width) to cut out."""
         if self.celeb:
             return CELEB_BOX
-        for _ in range(10):
-            area = height * width * chance.uniform(0.08, 1.0)
-            ratio = math.exp(chance.uniform(math.log(3 / 4), math.log(4 / 3)))
-            w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-            if 0 < w <= width and 0 < h <= height:
-                return chance.randint(0, height - h), chance.randint(0, width - w), h, w
-        w, h = min(width, round(height * 4 / 3)), min(height, round(width * 4 / 3))
-        return (height - h) // 2, (width - w) // 2, h, w
+        return random_box(height, width, chance)
+
+
+def random_box(height: int, width: int, chance: Any = random) -> Box:
+    """(top, left, height, width) as torchvision's RandomResizedCrop draws it."""
+    for _ in range(10):
+        area = height * width * chance.uniform(0.08, 1.0)
+        ratio = math.exp(chance.uniform(math.log(3 / 4), math.log(4 / 3)))
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            return chance.randint(0, height - h), chance.randint(0, width - w), h, w
+    w, h = min(width, round(height * 4 / 3)), min(height, round(width * 4 / 3))
+    return (height - h) // 2, (width - w) // 2, h, w
 
 
 def pipeline(
@@ -109,3 +110,18 @@ def pipeline(
         return function
 
     return register
+
+
+def scaled_decode(
+    data: bytes, shape: tuple[int, int], box: tuple[int, int, int, int], size: int
+) -> tuple[Any, tuple[int, int, int, int]]:
+    """simplejpeg's smallest decoding in which the box still has `size` pixels a side (0: full size), and the box there,
+    rounded to whole pixels."""
+    import simplejpeg
+
+    (height, width), (top, left, h, w) = shape, box
+    least_height = -(-height * size // h) if size and h > size else height
+    least_width = -(-width * size // w) if size and w > size else width
+    image = simplejpeg.decode_jpeg(data, min_height=least_height, min_width=least_width)
+    y, x = image.shape[0] / height, image.shape[1] / width
+    return image, (int(top * y), int(left * x), max(1, int(h * y)), max(1, int(w * x)))

@@ -1,4 +1,9 @@
-"""Ours in `pipeline.py`: the loader with threads, and the data set in torch's DataLoader."""
+"""Rows of `pipeline.py` and `dali.py`; `pipeline.toml` says which of them there are.
+
+Ours: the loader with threads, and the data set in torch's DataLoader. Peers that decode in worker processes of torch's
+DataLoader; with loaders of their own (SPDL's threads, FFCV, DALI on the CPU); and torchdata's threads, Grain (JAX) and
+tf.data over our sets.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +11,17 @@ import functools
 import glob
 import os
 import random
+import tomllib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pipeline_sets as sets
+from harness import register
 from machine import list_tree
-from pipeline_job import CELEB_BOX, MANY_EPOCHS, Job, MakeLoader, pipeline
-from scaled_jpeg import scaled_decode
+from pipeline_job import CELEB_BOX, MANY_EPOCHS, Job, MakeLoader, pipeline, scaled_decode
 
-__all__ = ["COEFFICIENTS", "DATASET", "LIBJPEG", "LOADER", "RECODED", "ops"]
-
-LOADER = "ours: ImageLoader"
-LIBJPEG = "ours: ImageLoader, libjpeg"
-RECODED = "ours: ImageLoader, set re-encoded"
-COEFFICIENTS = "ours: ImageLoader, coefficients"
-DATASET = "ours: ImageDataset + DataLoader"
-_LOADER_IMPORTS = "torch readers.loader readers.augment"
-_DATASET_IMPORTS = "torch.utils.data readers.torch readers.augment"
+__all__ = ["register_rows"]
 
 
 def ops(job: Job) -> list[Any]:
@@ -34,136 +33,66 @@ def ops(job: Job) -> list[Any]:
     return [*crop, RandomHorizontalFlip(), *finish]
 
 
-def _loader(job: Job, name: str, **options: Any) -> MakeLoader:
+def _reader(job: Job, name: str = sets.HDF5) -> Any:
+    import readers
+
+    return readers.open(job.output(name))
+
+
+def image_loader(job: Job, of: str, decoder: str = "", cached: bool = False) -> MakeLoader:
+    """cached: from a cache of coefficients in memory, which is filled here."""
     import readers
     from readers.loader import ImageLoader
 
-    reader = readers.open(job.output(name))
+    reader = _reader(job, of)
+    if cached:
+        reader = readers.cached(reader, keep="coefficients", backend="memfd")
+        reader.prefill(job.workers)
+    options = {"decode": readers.Decode(decoder=decoder)} if decoder else {}
     return lambda: ImageLoader(reader, job.batch, augment=ops(job), threads=job.workers, seed=1, **options)
 
 
-@pipeline(LOADER, imports=_LOADER_IMPORTS, data=[sets.HDF5], modes=("imagenet", "celeb", "recoded"))
-def image_loader(job: Job) -> MakeLoader:
-    return _loader(job, sets.HDF5)
-
-
-@pipeline(
-    LIBJPEG,
-    imports=_LOADER_IMPORTS,
-    data=[sets.HDF5],
-    note='the same bytes and pixels, with decoder="cpu"',
-)
-def image_loader_libjpeg(job: Job) -> MakeLoader:
-    from readers import Decode
-
-    return _loader(job, sets.HDF5, decode=Decode(decoder="cpu"))
-
-
-@pipeline(f"{LOADER}, tar", kinds=["u8"], imports=_LOADER_IMPORTS, data=[sets.TAR], note="as the row above; tar shards")
-def image_loader_tar(job: Job) -> MakeLoader:
-    return _loader(job, sets.TAR)
-
-
-@pipeline(
-    RECODED,
-    imports=_LOADER_IMPORTS,
-    data=[sets.RECODED],
-    modes=["recoded"],
-    note=f"packed with --resize-short {sets.SHORT_SIDE} --quality {sets.QUALITY}",
-)
-def image_loader_recoded(job: Job) -> MakeLoader:
-    return _loader(job, sets.RECODED)
-
-
-@pipeline(
-    COEFFICIENTS,
-    imports=_LOADER_IMPORTS,
-    data=[sets.HDF5],
-    apart=True,
-    note="the same pixels, from a cache in memory that is filled before: not counted",
-)
-def image_loader_coefficients(job: Job) -> MakeLoader:
-    import readers
-    from readers.loader import ImageLoader
-
-    reader = readers.cached(readers.open(job.output(sets.HDF5)), keep="coefficients", backend="memfd")
-    reader.prefill(job.workers)
-    return lambda: ImageLoader(reader, job.batch, augment=ops(job), threads=job.workers, seed=1)
-
-
-def _data_loader(job: Job, transform: Any) -> MakeLoader:
+def _in_torch(job: Job, dataset: Any) -> MakeLoader:
     from torch.utils.data import DataLoader, RandomSampler
 
-    import readers
-    from readers.torch import ImageDataset
-
-    dataset = ImageDataset(readers.open(job.output(sets.HDF5)), transform)
     sampler = RandomSampler(dataset, num_samples=len(dataset) * MANY_EPOCHS)
     return lambda: DataLoader(dataset, job.batch, sampler=sampler, num_workers=job.workers, drop_last=True)
 
 
-@pipeline(DATASET, imports=_DATASET_IMPORTS, data=[sets.HDF5], note="our ops; worker processes")
 def image_dataset(job: Job) -> MakeLoader:
-    return _data_loader(job, ops(job))
+    from readers.torch import ImageDataset
+
+    return _in_torch(job, ImageDataset(_reader(job), ops(job)))
 
 
-# Peers in `pipeline.py` that decode in worker processes of torch's DataLoader, or of one derived from it.
-
-
-FOLDER = "ImageFolder + PIL"
-_PIL = "Pillow's antialiased bilinear"
-_VISION = "torch.utils.data torchvision.datasets torchvision.transforms.v2 torchvision.io"
-
-
+# --- torchvision ------------------------------------------------------------------------------------------------------
 def _celeb_box() -> Any:
     from torchvision.transforms.v2.functional import crop
 
     return functools.partial(crop, **dict(zip(("top", "left", "height", "width"), CELEB_BOX, strict=True)))
 
 
-def _pil_transforms(job: Job) -> Any:
+def image_folder(job: Job) -> MakeLoader:
     from torchvision import transforms as T
+    from torchvision.datasets import ImageFolder
 
     crop = [_celeb_box(), T.Resize(64)] if job.celeb else [T.RandomResizedCrop(224)]
     finish = [T.ToTensor(), T.Normalize(job.mean, job.std)] if job.floats else [T.PILToTensor()]
-    return T.Compose([*crop, T.RandomHorizontalFlip(), *finish])
+    return _in_torch(job, ImageFolder(str(job.tree), T.Compose([*crop, T.RandomHorizontalFlip(), *finish])))
 
 
-def tensor_transforms(job: Job) -> Any:
+def torchvision_io(job: Job) -> MakeLoader:
     """The same with torchvision.transforms.v2, for uint8 tensors [3, h, w]."""
     import torch
+    from torchvision.datasets import ImageFolder
+    from torchvision.io import ImageReadMode, decode_image, read_file
     from torchvision.transforms import v2 as T
 
     crop = [_celeb_box(), T.Resize(64, antialias=True)] if job.celeb else [T.RandomResizedCrop(224, antialias=True)]
     finish = [T.ToDtype(torch.float32, scale=True), T.Normalize(job.mean, job.std)] if job.floats else []
-    return T.Compose([*crop, T.RandomHorizontalFlip(), *finish])
-
-
-def _folder_loader(job: Job, transform: Any, **options: Any) -> MakeLoader:
-    from torch.utils.data import DataLoader, RandomSampler
-    from torchvision.datasets import ImageFolder
-
-    dataset = ImageFolder(str(job.tree), transform, **options)
-    sampler = RandomSampler(dataset, num_samples=len(dataset) * MANY_EPOCHS)
-    return lambda: DataLoader(dataset, job.batch, sampler=sampler, num_workers=job.workers, drop_last=True)
-
-
-@pipeline(FOLDER, imports=_VISION, data=["tree"], note=f"transforms on PIL images; {_PIL}")
-def image_folder(job: Job) -> MakeLoader:
-    return _folder_loader(job, _pil_transforms(job))
-
-
-def _read_tensor(path: str) -> Any:
-    from torchvision.io import ImageReadMode, decode_image, read_file
-
-    return decode_image(read_file(path), ImageReadMode.RGB)
-
-
-@pipeline(
-    "torchvision.io + transforms.v2", imports=_VISION, data=["tree"], note="tensors; antialiased, as is the default"
-)
-def torchvision_io(job: Job) -> MakeLoader:
-    return _folder_loader(job, tensor_transforms(job), loader=_read_tensor)
+    transform = T.Compose([*crop, T.RandomHorizontalFlip(), *finish])
+    read = {"loader": lambda path: decode_image(read_file(path), ImageReadMode.RGB)}
+    return _in_torch(job, ImageFolder(str(job.tree), transform, **read))
 
 
 def normalized(images: Any, job: Job) -> Any:
@@ -174,12 +103,6 @@ def normalized(images: Any, job: Job) -> Any:
     planes = torch.from_numpy(images).permute(0, 3, 1, 2)
     return planes.to(torch.float32, memory_format=torch.contiguous_format).sub_(mean).mul_(1 / std)
 
-
-# Peers in `pipeline.py` with loaders of their own: SPDL's threads, FFCV, DALI on the CPU.
-
-
-FFCV = "FFCV, its own JPEGs"
-FFCV_SHORT = "FFCV, its own JPEGs of short side 256"
 
 # --- SPDL -----------------------------------------------------------------------------------------------------------
 
@@ -208,7 +131,7 @@ def _spdl(job: Job, make_batch: Callable[[list[str]], Any]) -> MakeLoader:
     return batches
 
 
-def _spdl_simplejpeg(job: Job, scaled: bool) -> MakeLoader:
+def spdl_simplejpeg(job: Job) -> MakeLoader:
     import cv2
     import numpy as np
 
@@ -218,24 +141,10 @@ def _spdl_simplejpeg(job: Job, scaled: bool) -> MakeLoader:
         images = np.empty((job.batch, job.size, job.size, 3), np.uint8)
         for path, image in zip(paths, images, strict=True):
             with open(path, "rb") as file:
-                _into(file.read(), job, image, scaled)
+                _into(file.read(), job, image, not job.celeb)
         return normalized(images, job) if job.floats else images
 
     return _spdl(job, make_batch)
-
-
-_CV2 = "INTER_AREA where it shrinks, else INTER_LINEAR"
-_CV2_IMPORTS = "torch spdl.pipeline simplejpeg cv2"
-
-
-@pipeline(
-    "SPDL threads, simplejpeg + cv2",
-    imports=_CV2_IMPORTS,
-    data=["tree"],
-    note=f"random boxes are decoded at a fraction of the size where they are large enough, fixed ones in full; {_CV2}",
-)
-def spdl_simplejpeg(job: Job) -> MakeLoader:
-    return _spdl_simplejpeg(job, not job.celeb)
 
 
 def _into(data: bytes, job: Job, out: Any, scaled: bool) -> None:
@@ -254,12 +163,6 @@ def _into(data: bytes, job: Job, out: Any, scaled: bool) -> None:
         cv2.flip(cv2.resize(image, size, interpolation=method), 1, dst=out)
 
 
-@pipeline(
-    "SPDL threads, ffmpeg",
-    imports="torch spdl.pipeline spdl.io",
-    data=["tree"],
-    note="crop and scale=bilinear as filters of ffmpeg",
-)
 def spdl_ffmpeg(job: Job) -> MakeLoader:
     import spdl.io
 
@@ -278,20 +181,14 @@ def spdl_ffmpeg(job: Job) -> MakeLoader:
 
 
 # --- FFCV -----------------------------------------------------------------------------------------------------------
-_FFCV_IMPORTS = "torch ffcv.loader ffcv.fields.rgb_image ffcv.fields.decoders ffcv.transforms"
-_FFCV_NOTE = (
-    "its code is compiled for the first batch; cv2's INTER_AREA; faces: the middle box, the only one it cuts out"
-)
-
-
-def _ffcv(job: Job, name: str) -> MakeLoader:
+def ffcv(job: Job, of: str) -> MakeLoader:
     import numpy as np
     from ffcv import transforms as T
     from ffcv.fields.decoders import IntDecoder
     from ffcv.fields.rgb_image import CenterCropRGBImageDecoder, RandomResizedCropRGBImageDecoder
     from ffcv.loader import Loader, OrderOption
 
-    path = os.path.join(job.output(name), "a.beton")
+    path = os.path.join(job.output(of), "a.beton")
     size = (job.size, job.size)
     crop = CenterCropRGBImageDecoder(size, 148 / 178) if job.celeb else RandomResizedCropRGBImageDecoder(size)
     mean, std = 255 * np.array(job.mean), 255 * np.array(job.std)
@@ -304,36 +201,7 @@ def _ffcv(job: Job, name: str) -> MakeLoader:
     return lambda: Loader(path, batch_size=job.batch, pipelines=pipelines, **options)
 
 
-@pipeline(
-    FFCV,
-    python="ffcv",
-    imports=_FFCV_IMPORTS,
-    data=[sets.FFCV_FULL],
-    modes=("imagenet", "celeb", "recoded"),
-    apart=True,
-    note=f"re-encoded by its writer, quality {sets.QUALITY}, size kept; {_FFCV_NOTE}",
-)
-def ffcv_full(job: Job) -> MakeLoader:
-    return _ffcv(job, sets.FFCV_FULL)
-
-
-@pipeline(
-    FFCV_SHORT,
-    python="ffcv",
-    imports=_FFCV_IMPORTS,
-    data=[sets.FFCV_SHORT],
-    modes=["recoded"],
-    apart=True,
-    note=f"made small before its writer re-encoded them, quality {sets.QUALITY}; {_FFCV_NOTE}",
-)
-def ffcv_short(job: Job) -> MakeLoader:
-    return _ffcv(job, sets.FFCV_SHORT)
-
-
 # --- DALI -----------------------------------------------------------------------------------------------------------
-_DALI_NOTE = "decodes the box only; antialiased triangular filter; the pipeline is built for the first batch"
-
-
 def dali_graph(job: Job, read: Callable[[], tuple[Any, Any]], processes: int = 1) -> MakeLoader:
     """Batches without end: where a reader ends an epoch, the next begins. processes: of a parallel external source."""
     import numpy as np
@@ -373,25 +241,25 @@ def dali_graph(job: Job, read: Callable[[], tuple[Any, Any]], processes: int = 1
     return batches
 
 
-_DALI = {"python": "dali", "imports": "numpy nvidia.dali nvidia.dali.tfrecord", "note": _DALI_NOTE}
-
-
-@pipeline("DALI CPU, file reader", data=["tree"], **_DALI)
 def dali_file(job: Job) -> MakeLoader:
     from nvidia.dali import fn
 
     return dali_graph(job, lambda: fn.readers.file(file_root=str(job.tree), random_shuffle=True))
 
 
-@pipeline("DALI CPU, webdataset reader on our tar shards", data=[sets.TAR], **_DALI)
-def dali_webdataset(job: Job) -> MakeLoader:
+def dali_webdataset(job: Job, indexed: bool = False) -> MakeLoader:
+    """indexed: by our index; else DALI makes its own."""
     from nvidia.dali import fn
 
-    paths = sorted(glob.glob(os.path.join(job.output(sets.TAR), "*.tar")))
-    return dali_graph(job, lambda: fn.readers.webdataset(paths=paths, ext=["jpg", "cls"], random_shuffle=True))
+    folder, options = job.output(sets.TAR), {}
+    if indexed:
+        import packer
+
+        options["index_paths"] = [str(file) for file in packer.export_index(folder, "dali").files]
+    options |= {"paths": sorted(glob.glob(os.path.join(folder, "*.tar"))), "ext": ["jpg", "cls"]}
+    return dali_graph(job, lambda: fn.readers.webdataset(random_shuffle=True, **options))
 
 
-@pipeline("DALI CPU, tfrecord reader on our tfrecord shards", data=[sets.TFRECORD], **_DALI)
 def dali_tfrecord(job: Job) -> MakeLoader:
     from nvidia.dali import fn, tfrecord
 
@@ -409,29 +277,31 @@ def dali_tfrecord(job: Job) -> MakeLoader:
     return dali_graph(job, read)
 
 
-# Other frameworks in `pipeline.py`, over our sets: torchdata's threads, Grain (JAX) and tf.data.
+def dali_external(job: Job, parallel: bool = False, **options: Any) -> MakeLoader:
+    """Our external source: views, or read by further processes of DALI."""
+    from readers.dali import external_source
+
+    reader, options = _reader(job), {"seed": 1, "parallel": parallel, "ahead": 2, **options}
+    read = functools.partial(external_source, reader, job.batch, **options)
+    return dali_graph(job, read, max(1, job.workers * parallel))
 
 
-_OURS = "torch.utils.data readers.torch readers.augment"
+def dali_loader(job: Job) -> MakeLoader:
+    from readers.dali import DaliLoader, PipelineOptions
+
+    reader, options = _reader(job), PipelineOptions(threads=job.workers, prefetch=2)
+    return lambda: DaliLoader(reader, job.batch, augment=ops(job), options=options, seed=1)
 
 
-@pipeline(
-    "ours: ImageDataset + torchdata.nodes, threads",
-    kinds=["u8"],
-    modes=["imagenet"],
-    imports=f"{_OURS} torchdata.nodes",
-    data=[sets.HDF5],
-    note="our ops; ParallelMapper(method='thread'), a batch each",
-)
+# --- torchdata --------------------------------------------------------------------------------------------------------
 def torchdata_threads(job: Job) -> MakeLoader:
     from torch.utils.data import default_collate
     from torchdata import nodes
 
-    import readers
     from readers.order import Shuffled
     from readers.torch import EpochSampler, ImageDataset
 
-    dataset = ImageDataset(readers.open(job.output(sets.HDF5)), ops(job))
+    dataset = ImageDataset(_reader(job), ops(job))
     sampler = EpochSampler(Shuffled(len(dataset), seed=1), dataset)
 
     def load(indices: list[int]) -> Any:
@@ -453,20 +323,11 @@ def _grain(job: Job, data: Any) -> MakeLoader:
     return lambda: ((batch["image"], batch["label"]) for batch in loaded)
 
 
-@pipeline(
-    "ours: GrainSource + Grain, PIL",
-    kinds=["u8"],
-    modes=["imagenet"],
-    imports="grain readers.frameworks.grain PIL.Image",
-    data=[sets.HDF5],
-    note="whole images decoded by the source; box, resize and flip by Pillow; worker processes",
-)
 def grain_source(job: Job) -> MakeLoader:
     import grain
     import numpy as np
     from PIL import Image
 
-    import readers
     from readers.frameworks.grain import GrainSource
 
     def augment(sample: dict[str, Any], rng: Any) -> dict[str, Any]:
@@ -478,26 +339,17 @@ def grain_source(job: Job) -> MakeLoader:
         image = np.asarray(picture)
         return {**sample, "image": image[:, ::-1] if chance.random() < 0.5 else image}
 
-    source = GrainSource(readers.open(job.output(sets.HDF5)))
+    source = GrainSource(_reader(job))
     return _grain(job, grain.MapDataset.source(source).shuffle(seed=1).random_map(augment, seed=1))
 
 
-@pipeline(
-    "ours: ImageDataset + Grain",
-    kinds=["u8"],
-    modes=["imagenet"],
-    imports=f"{_OURS} grain",
-    data=[sets.HDF5],
-    note="our ops; only the box decoded; worker processes",
-)
 def grain_dataset(job: Job) -> MakeLoader:
     import grain
     import numpy as np
 
-    import readers
     from readers.torch import ImageDataset, Place
 
-    reader = readers.open(job.output(sets.HDF5))
+    reader = _reader(job)
     dataset = ImageDataset(reader, ops(job), fields={"image": "image", "label": "label"})
 
     def load(index: int, rng: Any) -> dict[str, Any]:
@@ -546,15 +398,6 @@ def _tf_batches(job: Job, data: Any) -> MakeLoader:
     return lambda: loaded.prefetch(3).with_options(options).as_numpy_iterator()
 
 
-@pipeline(
-    "tf.data, our TFRecord",
-    kinds=["u8"],
-    modes=["imagenet"],
-    imports="tensorflow",
-    python="tf",
-    data=[sets.TFRECORD],
-    note="its own reader, shuffle(1000) over interleaved shards; decode_and_crop_jpeg, antialiased resize",
-)
 def tf_records(job: Job) -> MakeLoader:
     import tensorflow as tf
 
@@ -572,22 +415,12 @@ def tf_records(job: Job) -> MakeLoader:
     return _tf_batches(job, records.map(parse))
 
 
-@pipeline(
-    "tf.data, from_generator over our reader",
-    kinds=["u8"],
-    modes=["imagenet"],
-    imports="tensorflow readers",
-    python="tf",
-    data=[sets.HDF5],
-    note="our order and bytes; decode_and_crop_jpeg, antialiased resize",
-)
 def tf_generator(job: Job) -> MakeLoader:
     import tensorflow as tf
 
-    import readers
     from readers.order import Shuffled
 
-    reader = readers.open(job.output(sets.HDF5))
+    reader = _reader(job)
     order = Shuffled(len(reader), seed=1)
 
     def samples() -> Any:
@@ -600,3 +433,16 @@ def tf_generator(job: Job) -> MakeLoader:
 
     signature = (tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int64))
     return _tf_batches(job, tf.data.Dataset.from_generator(samples, output_signature=signature))
+
+
+ROWS = tomllib.loads(Path(__file__).with_name("pipeline.toml").read_text())
+_MAKERS = (
+    image_loader, image_dataset, image_folder, torchvision_io, spdl_simplejpeg, spdl_ffmpeg, ffcv, dali_file,
+    dali_webdataset, dali_tfrecord, dali_external, dali_loader, torchdata_threads, grain_source, grain_dataset,
+    tf_records, tf_generator,
+)  # fmt: skip
+
+
+def register_rows(of: str) -> None:
+    """Those of "pipeline" or "dali"."""
+    register(ROWS[of], _MAKERS, pipeline)

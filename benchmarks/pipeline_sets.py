@@ -7,19 +7,20 @@ Names and places are those of `pack.py --keep`, so what that left is used as it 
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from harness import CONTENDERS, REPOSITORY, slug
+from harness import REPOSITORY, slug
 from machine import list_tree
 
-__all__ = ["FFCV_FULL", "FFCV_SHORT", "HDF5", "RECODED", "TAR", "TFRECORD", "make"]
+__all__ = ["FFCV_FULL", "FFCV_SHORT", "HDF5", "RECODED", "TAR", "TFRECORD", "IndexedFiles", "make"]
 
 HDF5, TAR, TFRECORD = "ours: hdf5", "ours: tar", "ours: tfrecord"
 RECODED = "ours: hdf5, short side 256, quality 90"
@@ -29,8 +30,8 @@ _SAMPLES_PER_SHARD = 1000
 _TIMEOUT_SECONDS = 3600
 
 
-def make(name: str, tree: Path, work: Path, interpreters: Mapping[str, str]) -> None:
-    """Make a set where it is not there yet. Raises CalledProcessError, and KeyError without its interpreter."""
+def make(name: str, tree: Path, work: Path, interpreters: Mapping[str, str]) -> Path:
+    """The folder of a set, made where it is not there. Raises CalledProcessError; KeyError without an interpreter."""
     folder = work / slug(name)
     if not folder.is_dir():
         unfinished = folder.with_name(folder.name + ".tmp")
@@ -46,6 +47,7 @@ def make(name: str, tree: Path, work: Path, interpreters: Mapping[str, str]) -> 
     if name == TFRECORD:
         for shard in folder.glob("*.tfrecord"):
             _write_record_index(shard)
+    return folder
 
 
 def _ours(name: str, tree: str, output: str) -> None:
@@ -73,48 +75,41 @@ def _write_record_index(shard: Path) -> None:
             start += length
 
 
-class _Pictures:
-    """What FFCV's writer wants: a sequence of (image, label). short_side: make them that small first, as we do."""
+class IndexedFiles:
+    """What FFCV's writer wants: a sequence of (image, label). load: from a path to the image."""
 
-    def __init__(self, tree: str, short_side: int | None) -> None:
-        self.items, self.short_side = list_tree(tree), short_side
+    def __init__(self, tree: str, load: Callable[[str], Any]) -> None:
+        self.items, self.load = list_tree(tree), load
 
     def __len__(self) -> int:
         return len(self.items)
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
-        from PIL import Image
-
         path, label = self.items[index]
-        with Image.open(path) as opened:
-            image = opened.convert("RGB")
-        factor = (self.short_side or min(image.size)) / min(image.size)
-        if factor < 1:
-            size = round(image.width * factor), round(image.height * factor)
-            image = image.resize(size, Image.Resampling.LANCZOS)
-        return image, label
+        return self.load(path), label
+
+
+def _picture(path: str, short_side: int | None) -> Any:
+    """short_side: made that small first, as we do."""
+    from PIL import Image
+
+    with Image.open(path) as opened:
+        image = opened.convert("RGB")
+    factor = (short_side or min(image.size)) / min(image.size)
+    size = round(image.width * factor), round(image.height * factor)
+    return image.resize(size, Image.Resampling.LANCZOS) if factor < 1 else image
 
 
 def _ffcv(name: str, tree: str, output: str) -> None:
     from ffcv.fields import IntField, RGBImageField
     from ffcv.writer import DatasetWriter
 
-    pictures = _Pictures(tree, SHORT_SIDE if name == FFCV_SHORT else None)
+    load = functools.partial(_picture, short_side=SHORT_SIDE if name == FFCV_SHORT else None)
     fields = {"image": RGBImageField(write_mode="jpg", jpeg_quality=QUALITY), "label": IntField()}
-    DatasetWriter(os.path.join(output, "a.beton"), fields, num_workers=2).from_indexed_dataset(pictures)
-
-
-def _main(name: str, tree: str, output: str) -> None:
-    sys.path.append(str(REPOSITORY))
-    if name.startswith("ours:"):
-        _ours(name, tree, output)
-    elif name in (FFCV_FULL, FFCV_SHORT):
-        _ffcv(name, tree, output)
-    else:
-        import pack  # noqa: F401  (registers writers)
-
-        CONTENDERS[name].function(tree, output)
+    writer = DatasetWriter(os.path.join(output, "a.beton"), fields, num_workers=2)
+    writer.from_indexed_dataset(IndexedFiles(tree, load))
 
 
 if __name__ == "__main__":
-    _main(*sys.argv[1:])
+    sys.path.append(str(REPOSITORY))
+    (_ours if sys.argv[1].startswith("ours:") else _ffcv)(*sys.argv[1:])

@@ -10,31 +10,25 @@ the first includes page faults of rows that map files, the second does not. Cold
 from __future__ import annotations
 
 import argparse
+import functools
 import glob
 import mmap
 import os
 import random
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import Benchmark, Contender, NotHere, base_parser, contender, main, slug
+from harness import Benchmark, Contender, NotHere, contender, main, output_of
 from machine import chill, list_tree, memory_of_self, prime, reset_peak, warm
 from report import Claim, Column
 
-# Readers of packed samples: what a row of `read.py` is, the limits, and ours.
-#
-# A row is a class made from a `Place`. `get(i)` gives the bytes of sample i, in the type that the library returns;
-# `batch(indices)`, `random(order)` and `sequential()` give many, and default to `get` one after the other. A row
-# without `get` has only those it defines. `n` is the number of samples.
-
+# A row is a function of a `Place` that opens what it reads, and returns a `Row`.
 
 PREAD = "limit: os.pread loop"
-PREADV = "limit: os.preadv into one buffer"
 MMAP = "limit: slices of one mmap"
-_BUFFER_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -47,10 +41,7 @@ class Place:
 
     def output(self, packer: str) -> str:
         """The output of one contender of `pack.py`."""
-        folder = self.work / slug(packer)
-        if not folder.is_dir():
-            raise NotHere(f"no {folder}; make it with pack.py --keep")
-        return str(folder)
+        return str(output_of(self.work, packer))
 
     def data(self, packer: str) -> str:
         """What must be in the page cache, or out of it: the output of `packer`, "ours" or "tree"."""
@@ -59,248 +50,144 @@ class Place:
         return self.output(f"ours: {self.container}" if packer == "ours" else packer)
 
 
+@dataclass(frozen=True)
 class Row:
-    """Base of the rows: everything by `get`."""
+    """n: how many samples there are. get: the bytes of sample i, in the type that the library returns. batch, random,
+    sequential: of many numbers, of all in an order, of all; by default `get`, one after the other."""
 
-    n = 0
+    n: int
+    get: Callable[[int], Any]
+    batch: Callable[[Sequence[int]], Iterable[Any]] | None = None
+    random: Callable[[Sequence[int]], Iterable[Any]] | None = None
+    sequential: Callable[[], Iterable[Any]] | None = None
 
-    def __init__(self, place: Place) -> None:
-        raise NotImplementedError
+    def samples(self, mode: str, seed: int) -> Iterable[Any]:
+        """Of an epoch."""
+        if mode == "sequential":
+            return self.sequential() if self.sequential else map(self.get, range(self.n))
+        order = list(range(self.n))
+        random.Random(seed).shuffle(order)
+        if mode == "random":
+            return self.random(order) if self.random else map(self.get, order)
+        batch, get = self.batch, self.get
+        parts = (order[start : start + BATCH_SAMPLES] for start in range(0, self.n, BATCH_SAMPLES))
+        return (data for part in parts for data in (batch(part) if batch else [get(i) for i in part]))
 
-    def batch(self, indices: Sequence[int]) -> Iterable[Any]:
-        get = self.get  # type: ignore[attr-defined]
-        return [get(i) for i in indices]
 
-    def random(self, order: Sequence[int]) -> Iterator[Any]:
-        return map(self.get, order)  # type: ignore[attr-defined]
+def _shards(place: Place) -> list[tuple[int, int, int]]:
+    """Descriptor, length and offset of each sample of our shards, taken from our index before the clock."""
+    import readers
 
-    def sequential(self) -> Iterator[Any]:
-        return map(self.get, range(self.n))  # type: ignore[attr-defined]
-
-
-class _Bare(Row):
-    """Descriptors and offsets of our shards in plain lists, taken from our index before the clock."""
-
-    def __init__(self, place: Place) -> None:
-        import readers
-
-        with readers.open(place.data("ours")) as reader:
-            self.n = len(reader)
-            ranges = [reader.byte_range(i) for i in range(self.n)]
-        self._open: dict[Path, int] = {}
-        self.places: list[tuple[int, int, int]] = []
-        for found in ranges:
-            assert found is not None, "the tree's samples all have an image"
-            path, offset, length = found
-            if path not in self._open:
-                self._open[path] = os.open(path, os.O_RDONLY)
-            self.places.append((self._open[path], length, offset))
+    with readers.open(place.data("ours")) as reader:
+        ranges = [reader.byte_range(i) for i in range(len(reader))]
+    files = {path: os.open(path, os.O_RDONLY) for path in {path for path, _, _ in ranges}}
+    return [(files[path], length, offset) for path, offset, length in ranges]
 
 
 @contender(PREAD, imports="readers", data="ours", note="our shards at our offsets, a new bytes object each")
-class Pread(_Bare):
-    def get(self, i: int) -> bytes:
-        return os.pread(*self.places[i])
-
-
-@contender(
-    PREADV,
-    imports="readers",
-    data="ours",
-    note="our shards at our offsets, one buffer; a batch is never held whole",
-)
-class Preadv(_Bare):
-    def __init__(self, place: Place) -> None:
-        super().__init__(place)
-        self._block = memoryview(bytearray(_BUFFER_BYTES))
-
-    def get(self, i: int) -> memoryview:
-        descriptor, length, offset = self.places[i]
-        window = self._block[:length]
-        os.preadv(descriptor, (window,), offset)
-        return window
-
-    def batch(self, indices: Sequence[int]) -> Iterable[memoryview]:
-        return map(self.get, indices)
+def bare_pread(place: Place) -> Row:
+    places = _shards(place)
+    return Row(len(places), lambda i: os.pread(*places[i]))
 
 
 @contender(MMAP, imports="readers", data="ours", note="memoryview slices of whole mapped shards, offsets in a list")
-class Mapped(_Bare):
-    def __init__(self, place: Place) -> None:
-        super().__init__(place)
-        views = {
-            descriptor: memoryview(mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)) for descriptor in self._open.values()
-        }
-        self._slices = [(views[descriptor], start, start + length) for descriptor, length, start in self.places]
+def bare_mmap(place: Place) -> Row:
+    places = _shards(place)
+    views = {file: memoryview(mmap.mmap(file, 0, prot=mmap.PROT_READ)) for file, _, _ in places}
+    slices = [(views[file], start, start + length) for file, length, start in places]
 
-    def get(self, i: int) -> memoryview:
-        view, start, stop = self._slices[i]
+    def get(i: int) -> memoryview:
+        view, start, stop = slices[i]
         return view[start:stop]
 
-
-class _Ours(Row):
-    backend = "pread"
-
-    def __init__(self, place: Place) -> None:
-        import readers
-
-        self.reader: Any = readers.open(place.data("ours"), backend=self.backend)
-        self.n = len(self.reader)
-        self.get = self.reader.read
+    return Row(len(places), get)
 
 
-@contender("ours: read", imports="readers", data="ours")
-class Read(_Ours):
-    pass
+def _ours(place: Place, batch: bool = False, **options: Any) -> Row:
+    import readers
+
+    reader = readers.open(place.data("ours"), **options)
+    return Row(len(reader), reader.read, batch=reader.read_many if batch else None)
 
 
-@contender("ours: read mmap", imports="readers", data="ours")
-class ReadMapped(_Ours):
-    backend = "mmap"
+def _stream(place: Place) -> Row:
+    import readers
 
-
-@contender("ours: read_many", imports="readers", data="ours", batches_only=True)
-class ReadMany(_Ours):
-    def batch(self, indices: Sequence[int]) -> Iterable[Any]:
-        return self.reader.read_many(indices)
-
-
-class _Streaming:
-    """Orders are handed over whole: `stream` knows what comes next."""
-
-    def batch(self, indices: Sequence[int]) -> Iterable[Any]:
+    def batch(indices: Sequence[int]) -> Any:
         raise NotHere("streams, so batches are not a case of their own")
 
-    def random(self, order: Sequence[int]) -> Iterator[Any]:
-        return self.reader.stream(order)
-
-    def sequential(self) -> Iterator[Any]:
-        return self.reader.stream()
+    reader = readers.open(place.data("ours"))
+    return Row(len(reader), reader.read, batch, random=reader.stream, sequential=reader.stream)
 
 
-@contender("ours: stream", imports="readers", data="ours", note="the order is known, so the kernel is asked ahead")
-class Stream(_Streaming, _Ours):
-    pass
-
-
-class _Folder(Row):
-    def __init__(self, place: Place) -> None:
-        import readers
-
-        self.reader: Any = readers.open_folder(place.tree)
-        self.n = len(self.reader)
-        self.get = self.reader.read
-
-
-@contender(
-    "ours: folder read",
-    imports="readers",
-    data="tree",
-    note="plain files; the tree is listed at opening",
-)
-class FolderRead(_Folder):
-    pass
-
-
-@contender("ours: folder stream", imports="readers", data="tree")
-class FolderStream(_Streaming, _Folder):
-    pass
+for _name, _make, _options in (
+    ("ours: read", _ours, {}),
+    ("ours: read mmap", functools.partial(_ours, backend="mmap"), {}),
+    ("ours: read_many", functools.partial(_ours, batch=True), {"batches_only": True}),
+    ("ours: stream", _stream, {"note": "the order is known, so the kernel is asked ahead"}),
+):
+    contender(_name, imports="readers", data="ours", **_options)(_make)
 
 
 # Readers of other projects over what their own writers packed; bytes only, nothing is decoded.
 
 
-class _SequentialOnly(Row):
-    """A library that only reads from front to back."""
-
-    def batch(self, indices: Sequence[int]) -> Iterable[Any]:
-        raise NotHere("reads from front to back only")
-
-    def random(self, order: Sequence[int]) -> Iterator[Any]:
-        raise NotHere("reads from front to back only")
-
-
 @contender("ImageFolder", data="tree", note="open and read of a listed path, as torchvision's loader does")
-class ImageFolder(Row):
-    def __init__(self, place: Place) -> None:
-        self._items = list_tree(place.tree)
-        self.n = len(self._items)
+def image_folder(place: Place) -> Row:
+    items = list_tree(place.tree)
 
-    def get(self, i: int) -> bytes:
-        with open(self._items[i][0], "rb") as file:
+    def get(i: int) -> bytes:
+        with open(items[i][0], "rb") as file:
             return file.read()
+
+    return Row(len(items), get)
 
 
 @contender("lmdb", imports="lmdb", data="lmdb", note="buffers=True: views of its map, no copy")
-class Lmdb(Row):
-    def __init__(self, place: Place) -> None:
-        import lmdb
+def lmdb_views(place: Place) -> Row:
+    import lmdb
 
-        path = os.path.join(place.output("lmdb"), "db")
-        self._environment = lmdb.open(path, readonly=True, lock=False)
-        self._transaction = self._environment.begin(buffers=True)
-        self.n = self._environment.stat()["entries"]
-
-    def get(self, i: int) -> Any:
-        return self._transaction.get(b"%08d" % i)
+    environment = lmdb.open(os.path.join(place.output("lmdb"), "db"), readonly=True, lock=False)
+    transaction = environment.begin(buffers=True)
+    return Row(environment.stat()["entries"], lambda i: transaction.get(b"%08d" % i))
 
 
 @contender("array_record", imports="array_record.python.array_record_data_source", data="array_record")
-class ArrayRecord(Row):
-    def __init__(self, place: Place) -> None:
-        from array_record.python.array_record_data_source import ArrayRecordDataSource
+def array_record(place: Place) -> Row:
+    from array_record.python.array_record_data_source import ArrayRecordDataSource
 
-        self._source = ArrayRecordDataSource(os.path.join(place.output("array_record"), "a.array_record"))
-        self.n = len(self._source)
-
-    def get(self, i: int) -> bytes:
-        return bytes(self._source[i])
-
-    def batch(self, indices: Sequence[int]) -> Iterable[bytes]:
-        found: Iterable[bytes] = self._source.__getitems__(indices)
-        return found
+    source = ArrayRecordDataSource(os.path.join(place.output("array_record"), "a.array_record"))
+    return Row(len(source), lambda i: bytes(source[i]), batch=source.__getitems__)
 
 
 @contender("litdata", imports="litdata", data="litdata optimize")
-class Litdata(Row):
-    def __init__(self, place: Place) -> None:
-        import litdata
+def litdata_stream(place: Place) -> Row:
+    import litdata
 
-        self._set = litdata.StreamingDataset(os.path.join(place.output("litdata optimize"), "lit"), shuffle=False)
-        self.n = len(self._set)
-
-    def get(self, i: int) -> Any:
-        return self._set[i]["image"]
-
-    def sequential(self) -> Iterator[Any]:
-        return (sample["image"] for sample in self._set)
+    samples = litdata.StreamingDataset(os.path.join(place.output("litdata optimize"), "lit"), shuffle=False)
+    sequential = functools.partial(map, lambda sample: sample["image"], samples)
+    return Row(len(samples), lambda i: samples[i]["image"], sequential=sequential)
 
 
 @contender("webdataset", imports="webdataset", data="webdataset ShardWriter")
-class WebDataset(_SequentialOnly):
-    def __init__(self, place: Place) -> None:
-        import webdataset
+def web_dataset(place: Place) -> Row:
+    import webdataset
 
-        shards = sorted(glob.glob(os.path.join(place.output("webdataset ShardWriter"), "*.tar")))
-        self._set = webdataset.WebDataset(shards, shardshuffle=False, empty_check=False)
-        self.n = len(list_tree(place.tree))
+    def get(i: int) -> Any:
+        raise NotHere("reads from front to back only")
 
-    def sequential(self) -> Iterator[Any]:
-        return (sample["jpg"] for sample in self._set)
+    shards = sorted(glob.glob(os.path.join(place.output("webdataset ShardWriter"), "*.tar")))
+    samples = webdataset.WebDataset(shards, shardshuffle=False, empty_check=False)
+    return Row(len(list_tree(place.tree)), get, sequential=lambda: (sample["jpg"] for sample in samples))
 
 
 @contender("h5py flat", imports="h5py numpy", data="h5py flat", note="slices of the data set, offsets in a list")
-class H5pyFlat(Row):
-    def __init__(self, place: Place) -> None:
-        import h5py
+def h5py_flat(place: Place) -> Row:
+    import h5py
 
-        self._file = h5py.File(os.path.join(place.output("h5py flat"), "a.h5"), "r")
-        self._data = self._file["data"]
-        self._offsets = self._file["offsets"][:].tolist()
-        self.n = len(self._offsets) - 1
-
-    def get(self, i: int) -> Any:
-        return self._data[self._offsets[i] : self._offsets[i + 1]]
+    file = h5py.File(os.path.join(place.output("h5py flat"), "a.h5"), "r")
+    data, offsets = file["data"], file["offsets"][:].tolist()
+    return Row(len(offsets) - 1, lambda i: data[offsets[i] : offsets[i + 1]])
 
 
 @contender(
@@ -309,22 +196,21 @@ class H5pyFlat(Row):
     data="tfrecord package",
     note="its index file, pread and its protobuf parser; it has no random access of its own",
 )
-class TfrecordIndexed(Row):
-    def __init__(self, place: Place) -> None:
-        from tfrecord import example_pb2
+def tfrecord_indexed(place: Place) -> Row:
+    from tfrecord import example_pb2
 
-        folder = place.output("tfrecord package")
-        with open(os.path.join(folder, "a.index")) as file:
-            self._records = [tuple(map(int, line.split())) for line in file]
-        self._descriptor = os.open(os.path.join(folder, "a.tfrecord"), os.O_RDONLY)
-        self._example = example_pb2.Example
-        self.n = len(self._records)
+    folder, make = place.output("tfrecord package"), example_pb2.Example
+    with open(os.path.join(folder, "a.index")) as file:
+        records = [tuple(map(int, line.split())) for line in file]
+    descriptor = os.open(os.path.join(folder, "a.tfrecord"), os.O_RDONLY)
 
-    def get(self, i: int) -> Any:
-        start, size = self._records[i]  # of the record with its 12 bytes before and 4 behind
-        example = self._example()
-        example.ParseFromString(os.pread(self._descriptor, size - 16, start + 12))
+    def get(i: int) -> Any:
+        start, size = records[i]  # of the record with its 12 bytes before and 4 behind
+        example = make()
+        example.ParseFromString(os.pread(descriptor, size - 16, start + 12))
         return example.features.feature["image"].bytes_list.value[0]
+
+    return Row(len(records), get)
 
 
 BATCH_SAMPLES = 256
@@ -344,23 +230,11 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
     started = time.perf_counter()
     row: Row = chosen.function(place)
     opened = time.perf_counter() - started
-    rate, size = _timed(_samples(row, arguments.mode, seed=1))
+    rate, size = _timed(row.samples(arguments.mode, seed=1))
     figures = {"samples_s": rate, "mb_s": size, "open_ms": 1e3 * opened, "cache": how}
     if not arguments.cold:
-        figures["again_samples_s"], figures["again_mb_s"] = _timed(_samples(row, arguments.mode, seed=2))
+        figures["again_samples_s"], figures["again_mb_s"] = _timed(row.samples(arguments.mode, seed=2))
     return {**figures, **memory_of_self()}
-
-
-def _samples(row: Row, mode: str, seed: int) -> Iterable[Any]:
-    if mode == "sequential":
-        return row.sequential()
-    order = list(range(row.n))
-    random.Random(seed).shuffle(order)
-    if mode == "random":
-        return row.random(order)
-    return (
-        data for start in range(0, row.n, BATCH_SAMPLES) for data in row.batch(order[start : start + BATCH_SAMPLES])
-    )
 
 
 def _timed(samples: Iterable[Any]) -> tuple[float, float]:
@@ -435,15 +309,13 @@ def _benchmark(arguments: argparse.Namespace) -> Benchmark:
     )
 
 
-def parser() -> argparse.ArgumentParser:
-    options = base_parser(__doc__)
-    options.add_argument("--tree", required=True, type=Path, help="the tree that was packed")
-    options.add_argument("--work", required=True, type=Path, help="the folder given to pack.py --keep")
-    options.add_argument("--mode", required=True, choices=("random", "sequential", "batch"))
-    options.add_argument("--cold", action="store_true", help="empty the page cache before every run")
-    options.add_argument("--format", default="hdf5", choices=("hdf5", "tfrecord", "tar"), help="of our set")
-    return options
-
-
 if __name__ == "__main__":
-    main(_benchmark(parser().parse_args()), parser())
+    main(
+        _benchmark,
+        __doc__,
+        tree="the tree that was packed",
+        work="the folder given to pack.py --keep",
+        mode=(str, "what is read", ("random", "sequential", "batch")),
+        cold=(False, "empty the page cache before every run"),
+        format=("hdf5", "of our set", ("hdf5", "tfrecord", "tar")),
+    )

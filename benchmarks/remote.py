@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import Benchmark, Contender, base_parser, contender, main
+from harness import Benchmark, Contender, contender, main
 from machine import prime
 from remote_server import served
 from report import Claim, Column
@@ -172,15 +172,13 @@ BENCHMARK = Benchmark(
 )
 
 
-def parser() -> argparse.ArgumentParser:
-    options = base_parser(__doc__)
-    options.add_argument("--set", required=True, type=Path, help="a packed set on this machine, which is served")
-    options.add_argument("--split", help="default: the only one, or train")
-    options.add_argument("--target", required=True, type=Path, help="folder to stage to")
-    options.add_argument("--latency", type=float, default=20, help="milliseconds before each answer")
-    options.add_argument("--samples", type=int, default=256)
-    return options
-
-
 if __name__ == "__main__":
-    main(BENCHMARK, parser())
+    main(
+        BENCHMARK,
+        __doc__,
+        set="a packed set on this machine, which is served",
+        split=(None, "default: the only one, or train"),
+        target="folder to stage to",
+        latency=(20, "milliseconds before each answer"),
+        samples=(256, "that are read"),
+    )

@@ -9,6 +9,7 @@ are not compared.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -17,9 +18,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
-__all__ = ["PEERS", "Claim", "Column", "group_of", "print_report", "save"]
+__all__ = ["PEERS", "Claim", "Column", "group_of", "print_report", "ratio", "reason", "save", "table", "values_of"]
 
 Results = Mapping[str, list[dict[str, Any]]]
 Contenders = Mapping[str, Any]
@@ -44,27 +45,10 @@ class Claim:
 
     row: str
     column: str
-    at_least: float | None = None
+    at_least: float = 1.0
     against: str = PEERS
     at_most: float | None = None
     but: tuple[str, ...] = ()
-
-
-class Described(Protocol):
-    """What the report wants to know of a benchmark (see `harness.Benchmark`)."""
-
-    @property
-    def title(self) -> str: ...
-    @property
-    def columns(self) -> tuple[Column, ...]: ...
-    @property
-    def key(self) -> str: ...
-    @property
-    def limits(self) -> tuple[tuple[str, str], ...]: ...
-    @property
-    def less_is_better(self) -> bool: ...
-    @property
-    def claims(self) -> tuple[Claim, ...]: ...
 
 
 def group_of(name: str) -> str:
@@ -72,24 +56,26 @@ def group_of(name: str) -> str:
     return name.partition(":")[0] if name.startswith(("limit:", "ours:")) else "peer"
 
 
-def print_report(benchmark: Described, contenders: Contenders, results: Results) -> None:
-    """Print table, notes, absentees and claims as Markdown."""
-    ran = [name for name in results if _values(results, name, None)]
-    print(f"\n**{benchmark.title}**\n\n" + _table(benchmark, contenders, results, ran))
+def table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table in Markdown."""
+    headings = list(headings)
+    return "\n".join(f"| {' | '.join(line)} |" for line in (headings, ["---"] * len(headings), *rows))
+
+
+def print_report(benchmark: Any, contenders: Contenders, results: Results) -> None:
+    """Print table, notes, absentees and claims of a `harness.Benchmark` as Markdown."""
+    ran = [name for name in results if values_of(results, name, None)]
+    print(f"\n**{benchmark.title}**\n\n" + _figures(benchmark, contenders, results, ran))
     others = [run["others_cpus"] for name in ran for run in results[name] if "others_cpus" in run]
     if others:
-        print(
-            f"\nMeanwhile others kept {median(others):.2f} CPUs busy (at most {max(others):.2f}), of {os.cpu_count()}."
-        )
-    notes = [f"- {name}: {contenders[name].note}" for name in ran if contenders[name].note]
-    if notes:
+        busy = f"{median(others):.2f} CPUs busy (at most {max(others):.2f}), of {os.cpu_count()}"
+        print(f"\nMeanwhile others kept {busy}.")
+    if notes := [f"- {name}: {contenders[name].note}" for name in ran if contenders[name].note]:
         print("\nIn the clock:\n" + "\n".join(notes))
-    absent = [f"- {name}: {_why(results[name])}" for name in results if name not in ran]
-    if absent:
+    if absent := [f"- {name}: {reason(results[name])}" for name in results if name not in ran]:
         print("\nDid not run:\n" + "\n".join(absent))
-    verdicts = [line for claim in benchmark.claims for line in _judge(claim, contenders, results, ran)]
-    if verdicts:
-        print("\n| claim | found | |\n|---|---|---|\n" + "\n".join(verdicts))
+    if verdicts := [line for claim in benchmark.claims for line in _judge(claim, contenders, results, ran)]:
+        print("\n" + table(["claim", "found", ""], verdicts))
 
 
 def save(path: Path, title: str, settings: Mapping[str, str], results: Results) -> None:
@@ -100,16 +86,27 @@ def save(path: Path, title: str, settings: Mapping[str, str], results: Results) 
     path.write_text(json.dumps(runs, indent=1) + "\n")
 
 
-def _values(results: Results, name: str, key: str | None) -> list[float]:
+def values_of(results: Results, name: str, key: str | None) -> list[Any]:
     """A figure in every round that gave it; key None: 1 for every good round."""
     good = [run for run in results.get(name, []) if "error" not in run and "missing" not in run]
     return [1.0 for _ in good] if key is None else [run[key] for run in good if run.get(key) is not None]
 
 
-def _ratio(results: Results, name: str, other: str, key: str) -> float | None:
+def ratio(results: Results, name: str, other: str, key: str) -> float | None:
+    """The median of a row over that of another one, of the same round; None where one did not run."""
+    values = _ratios(results, name, other, key)
+    return median(values) if values else None
+
+
+def _ratios(results: Results, name: str, other: str, key: str) -> list[float]:
     pairs = zip(results.get(name, []), results.get(other, []), strict=False)
-    found = [ours[key] / theirs[key] for ours, theirs in pairs if ours.get(key) and theirs.get(key)]
-    return median(found) if found else None
+    return [ours[key] / theirs[key] for ours, theirs in pairs if ours.get(key) and theirs.get(key)]
+
+
+def reason(runs: list[dict[str, Any]]) -> str:
+    """Why a row has no figures."""
+    run = runs[0] if runs else {}
+    return str(run.get("missing") or f"failed: {run.get('error', 'not run')}")
 
 
 def _rivals(contenders: Contenders, name: str, ran: Iterable[str]) -> list[str]:
@@ -119,89 +116,60 @@ def _rivals(contenders: Contenders, name: str, ran: Iterable[str]) -> list[str]:
     return [peer.name for peer in peers if peer.options.get("like") == like and not peer.options.get("apart")]
 
 
-def _ratio_to_best(results: Results, name: str, rivals: Iterable[str], key: str) -> float | None:
-    """As `_ratio`, to whichever of the rivals did best in a round."""
-    found = []
-    for number, run in enumerate(results[name]):
-        rounds = [results[rival][number] for rival in rivals if number < len(results[rival])]
-        best = max((other[key] for other in rounds if other.get(key)), default=None)
-        if best and run.get(key):
-            found.append(run[key] / best)
-    return median(found) if found else None
+def _ratios_to_best(results: Results, name: str, rivals: Iterable[str], key: str) -> list[float]:
+    """As `_ratios`, to whichever of the rivals did best in a round."""
+    rounds = itertools.zip_longest(*(results[rival] for rival in rivals), fillvalue={})
+    best = [{key: max((run[key] for run in runs if run.get(key)), default=None)} for runs in rounds]
+    return _ratios({name: results[name], PEERS: best}, name, PEERS, key)
 
 
-def _table(benchmark: Described, contenders: Contenders, results: Results, ran: list[str]) -> str:
-    columns = [column for column in benchmark.columns if any(_values(results, name, column.key) for name in ran)]
-    limits = [(key, limit) for key, limit in benchmark.limits if limit == PEERS or _values(results, limit, key)]
-    headings = [
-        "contender",
-        *(column.heading for column in columns),
-        *(f"{key} / " + ("best peer" if limit == PEERS else f"`{limit}`") for key, limit in limits),
-    ]
-    lines = [_row(headings), "|---" * len(headings) + "|"]
+def _figures(benchmark: Any, contenders: Contenders, results: Results, ran: list[str]) -> str:
+    columns = [column for column in benchmark.columns if any(values_of(results, name, column.key) for name in ran)]
+    limits = [(key, limit) for key, limit in benchmark.limits if limit == PEERS or values_of(results, limit, key)]
+    over = (f"{key} / " + ("best peer" if limit == PEERS else f"`{limit}`") for key, limit in limits)
+    sign = 1 if benchmark.less_is_better else -1
 
     def place(name: str) -> float:
-        values = _values(results, name, benchmark.key)
-        if not values:
-            return math.inf
-        return median(values) if benchmark.less_is_better else -median(values)
+        values = values_of(results, name, benchmark.key)
+        return sign * median(values) if values else math.inf
 
+    lines = []
     for name in sorted(ran, key=place):
-        label = f"**{name}**" if group_of(name) == "ours" else name
-        cells = [
-            label,
-            *(_cell(_values(results, name, column.key), column, benchmark.key) for column in columns),
-        ]
+        cells = [f"**{name}**" if group_of(name) == "ours" else name]
+        cells += [_cell(values_of(results, name, c.key), c.form, c.key == benchmark.key) for c in columns]
         for key, limit in limits:
-            if limit == PEERS:
-                ratio = _ratio_to_best(results, name, _rivals(contenders, name, ran), key)
-            else:
-                ratio = _ratio(results, name, limit, key)
-            cells.append("" if ratio is None else f"{ratio:.2f}")
-        lines.append(_row(cells))
-    return "\n".join(lines)
+            rivals = _rivals(contenders, name, ran) if limit == PEERS else [limit]
+            cells.append(_cell(_ratios_to_best(results, name, rivals, key), "{:.2f}", True))
+        lines.append(cells)
+    return table(["contender", *(column.heading for column in columns), *over], lines)
 
 
-def _row(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def _cell(values: list[float], column: Column, key: str) -> str:
+def _cell(values: list[float], form: str, with_range: bool) -> str:
     if not values:
         return ""
-    text = column.form.format(median(values))
-    if column.key == key and len(values) > 1:
-        text += f" ({column.form.format(min(values))}–{column.form.format(max(values))})"
+    text = form.format(median(values))
+    if with_range and len(values) > 1:
+        text += f" ({form.format(min(values))}–{form.format(max(values))})"
     return text
 
 
-def _why(runs: list[dict[str, Any]]) -> str:
-    if not runs:
-        return "not run"
-    return str(runs[0].get("missing") or f"failed ({runs[0].get('error')})")
-
-
-def _judge(claim: Claim, contenders: Contenders, results: Results, ran: list[str]) -> list[str]:
-    """Lines that say what was claimed, what was found and whether it holds; none where a side did not run."""
-    values = _values(results, claim.row, claim.column)
+def _judge(claim: Claim, contenders: Contenders, results: Results, ran: list[str]) -> list[list[str]]:
+    """What was claimed, what was found and whether it holds; nothing where a side did not run."""
+    values = values_of(results, claim.row, claim.column)
     if not values:
         return []
     if claim.at_most is not None:
-        found = median(values)
-        return [_verdict(f"{claim.row}: {claim.column} at most {claim.at_most:g}", found, found <= claim.at_most)]
-    rivals = [claim.against]
-    if claim.against == PEERS:
-        rivals = [n for n in _rivals(contenders, claim.row, ran) if not any(part in n for part in claim.but)]
-    ratios = [(ratio, rival) for rival in rivals if (ratio := _ratio(results, claim.row, rival, claim.column))]
-    if not ratios:
-        return []
-    worst, rival = min(ratios)
-    least = claim.at_least or 1.0
-    what = f"{claim.row}: {claim.column} at least {least:g} × " + (
-        f"every peer (the closest: {rival})" if claim.against == PEERS else rival
-    )
-    return [_verdict(what, worst, worst >= least)]
-
-
-def _verdict(what: str, found: float, holds: bool) -> str:
-    return _row([what, f"{found:.3g}", "holds" if holds else "**fails**"])
+        value, holds = median(values), median(values) <= claim.at_most
+        what = f"at most {claim.at_most:g}"
+    else:
+        rivals = [claim.against]
+        if claim.against == PEERS:
+            rivals = [n for n in _rivals(contenders, claim.row, ran) if not any(part in n for part in claim.but)]
+        ratios = [(times, rival) for rival in rivals if (times := ratio(results, claim.row, rival, claim.column))]
+        if not ratios:
+            return []
+        value, rival = min(ratios)
+        holds = value >= claim.at_least
+        name = f"every peer (the closest: {rival})" if claim.against == PEERS else rival
+        what = f"at least {claim.at_least:g} × {name}"
+    return [[f"{claim.row}: {claim.column} {what}", f"{value:.3g}", "holds" if holds else "**fails**"]]

@@ -10,6 +10,7 @@ EXIF orientation are left out, and what is not a JPEG of three components.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 from collections.abc import Iterator
@@ -17,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import REPOSITORY, Benchmark, Contender, NotHere, base_parser, contender, main
+from harness import REPOSITORY, Benchmark, Contender, NotHere, contender, main
 from machine import files_below
+from pipeline_job import scaled_decode
 from report import Claim, Column
-from scaled_jpeg import scaled_decode
 
 # Rows of `resize_quality.py`: boxes of JPEGs, decoded and resized to squares, each by one library.
 #
@@ -68,11 +69,13 @@ def ours(task: Task) -> Iterator[Any]:
     import torch
 
     from readers.augment.cpu import Renderer
+    from readers.augment.geometry import Job, Pass
+    from readers.decode import Region
 
     size, renderer = (task.size, task.size), Renderer()
     for data, shape, box in task.items():
         out = torch.empty((1, *size, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
-        renderer.render(data, (box, size, (0, 0), (), ()), tuple(shape), out)
+        renderer.render(data, Job(Pass(Region(*box), size, (0, 0), (), (), size)), tuple(shape), out)
         yield out[0].permute(1, 2, 0).numpy()
 
 
@@ -96,23 +99,13 @@ def _cv2(task: Task, shrink: str, scaled: bool) -> Iterator[Any]:
         yield cv2.resize(image[top : top + height, left : left + width], (size, size), interpolation=method)
 
 
-@contender("cv2 INTER_AREA", imports="cv2 simplejpeg", note="INTER_LINEAR where it does not shrink both sides")
-def cv2_area(task: Task) -> Iterator[Any]:
-    return _cv2(task, "INTER_AREA", False)
-
-
-@contender(
-    "cv2 INTER_AREA, scaled decoding",
-    imports="cv2 simplejpeg",
-    note="at the smallest scale that holds the size; the box is rounded to pixels of that scale",
-)
-def cv2_area_scaled(task: Task) -> Iterator[Any]:
-    return _cv2(task, "INTER_AREA", True)
-
-
-@contender("cv2 INTER_LINEAR", imports="cv2 simplejpeg", note="not antialiased")
-def cv2_linear(task: Task) -> Iterator[Any]:
-    return _cv2(task, "INTER_LINEAR", False)
+for _name, _shrink, _scaled, _note in (
+    ("cv2 INTER_AREA", "INTER_AREA", False, "INTER_LINEAR where it does not shrink both sides"),
+    ("cv2 INTER_AREA, scaled decoding", "INTER_AREA", True,
+     "at the smallest scale that holds the size; the box is rounded to pixels of that scale"),
+    ("cv2 INTER_LINEAR", "INTER_LINEAR", False, "not antialiased"),
+):  # fmt: skip
+    contender(_name, imports="cv2 simplejpeg", note=_note)(functools.partial(_cv2, shrink=_shrink, scaled=_scaled))
 
 
 @contender("torchvision v2 antialias", imports="torch torchvision.transforms.v2.functional torchvision.io")
@@ -251,14 +244,12 @@ BENCHMARK = Benchmark(
 )
 
 
-def parser() -> argparse.ArgumentParser:
-    options = base_parser(__doc__)
-    options.set_defaults(rounds=1)
-    options.add_argument("--tree", required=True, type=Path, help="any folder of JPEG files, at any depth")
-    options.add_argument("--work", required=True, type=Path, help="folder for the boxes and Pillow's results")
-    options.add_argument("--images", type=int, default=200)
-    return options
-
-
 if __name__ == "__main__":
-    main(BENCHMARK, parser())
+    main(
+        BENCHMARK,
+        __doc__,
+        tree="any folder of JPEG files, at any depth",
+        work="folder for the boxes and Pillow's results",
+        images=(200, "how many"),
+        rounds=1,
+    )

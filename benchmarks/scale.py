@@ -1,6 +1,6 @@
 """What each step costs a sample, from the listing to the order of an epoch: CPU time, wall time, memory.
 
-    python benchmarks/scale.py --work DIR [--samples 100000] [--per-folder 1000] [--shuffle] [--only list,plan] [--json]
+    python benchmarks/scale.py --work DIR [--samples 100000] [--per-folder 1000] [--shuffle] [--only list,plan]
     python benchmarks/scale.py --work DIR --samples 10000000 --cold       # as root: the page cache is emptied first
     python benchmarks/scale.py --work DIR --index 100000000               # an index of so many samples, and opening it
 
@@ -14,38 +14,36 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from harness import REPOSITORY, Benchmark, Contender, contender, keep_rows, main, make_once
+from index_set import join_parts
 from machine import chill, cpu_seconds, memory_of_self, peak_memory, reset_peak
-
-_REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(_REPOSITORY))
+from report import Column
 
 _LINKS = 20_000  # to a file; ext4 takes 65,000
 _PART = 10_000  # samples of a shard of an index: 1.1 GB
 _TASKS = 4
-_PACKER = (sys.executable, "-m", "packer")
-Step = Callable[[argparse.Namespace], "int | None"]
-STEPS: dict[str, tuple[Step, str]] = {}
+_CONVERTING = ("convert", "tasks", "commit", "verify")
+# Imports are not in the clock; they are part of the first sample's fate alone.
+_IMPORTS = "packer.conversion.run packer.conversion.saved packer.formats.hdf5 packer.sources.folder packer.verification"
 
 
-def step(name: str, what: str) -> Callable[[Step], Step]:
+def step(name: str, what: str) -> Any:
     """Register a step; it gives how many samples it has dealt with, if not all."""
+    return contender(name, imports=f"{_IMPORTS} readers.order", note=what)
 
-    def register(function: Step) -> Step:
-        STEPS[name] = function, what
-        return function
 
-    return register
+def _packer(*words: object) -> subprocess.Popen[bytes]:
+    command, environment = (sys.executable, "-m", "packer"), {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    return subprocess.Popen([*command, *map(str, words)], stdout=sys.stderr, env=environment)
 
 
 # --- the tree -----------------------------------------------------------------------------------------------------
@@ -53,17 +51,15 @@ def make_tree(root: Path, files: int, per_folder: int, inodes: bool) -> None:
     """train/n00000001/n00000001_123.JPEG: names as long as ImageNet's."""
     from PIL import Image
 
-    unfinished = root.with_name(root.name + ".tmp")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    (unfinished / "images").mkdir(parents=True)
+    (root / "images").mkdir()
     images = []
     for i in range(1 if inodes else max(1000, -(-files // _LINKS))):
         memory = io.BytesIO()
         Image.fromarray(np.full((8, 8), i % 256, np.uint8)).save(memory, "JPEG", comment=str(i).encode())
-        images.append(unfinished / f"images/{i}.jpg")
+        images.append(root / f"images/{i}.jpg")
         images[-1].write_bytes(memory.getvalue())
     for number, first in enumerate(range(0, files, per_folder)):
-        folder = unfinished / f"tree/train/n{number:08d}"
+        folder = root / f"tree/train/n{number:08d}"
         folder.mkdir(parents=True)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         for i in range(first, min(first + per_folder, files)):
@@ -73,7 +69,6 @@ def make_tree(root: Path, files: int, per_folder: int, inodes: bool) -> None:
             else:
                 os.link(images[i % len(images)], name, dst_dir_fd=descriptor)
         os.close(descriptor)
-    unfinished.rename(root)
 
 
 def _place(arguments: argparse.Namespace) -> Path:
@@ -179,45 +174,38 @@ def _convert(arguments: argparse.Namespace) -> None:
     import packer
 
     shutil.rmtree(_set(arguments), ignore_errors=True)
-    options = _options(arguments)
-    packer.convert(
-        _tree(arguments),
-        "hdf5",
-        _set(arguments),
-        shards=options.shards,
-    )
+    packer.convert(_tree(arguments), "hdf5", _set(arguments), shards=_options(arguments).shards)
 
 
 @step("tasks", "the same by an array of 4 tasks at a time, each packer convert --task I/4 --workers 1")
 def _tasks(arguments: argparse.Namespace) -> None:
     shutil.rmtree(_set(arguments), ignore_errors=True)
-    options = _options(arguments)
-    command = [*_PACKER, "convert", _tree(arguments), "--to", "hdf5", "-o", _set(arguments), "--workers", "1"]
-    command += ["--samples-per-shard", str(options.shards.samples)]
-    command += ["--shuffle", str(options.shards.shuffle)] * arguments.shuffle
-    running = [subprocess.Popen([*command, "--task", f"{i}/{_TASKS}"], stdout=sys.stderr) for i in range(_TASKS)]
+    shards = _options(arguments).shards
+    words = ["convert", _tree(arguments), "--to", "hdf5", "-o", _set(arguments), "--workers", 1]
+    words += ["--samples-per-shard", shards.samples, *["--shuffle", shards.shuffle] * arguments.shuffle]
+    running = [_packer(*words, "--task", f"{i}/{_TASKS}") for i in range(_TASKS)]
     codes = [one.wait() for one in running]
     assert not any(codes)
 
 
 @step("commit", "packer commit: the set of the shards of all tasks")
 def _commit(arguments: argparse.Namespace) -> None:
-    subprocess.run([*_PACKER, "commit", _set(arguments)], check=True, stdout=sys.stderr)
+    assert not _packer("commit", _set(arguments)).wait()
 
 
 @step("index", "write the index from the parts of its shards: columns are copied; what the commit does")
 def _index(arguments: argparse.Namespace) -> int:
     """The parts of a conversion are gone when it has ended, so one is used again and again."""
-    from cache.files import Folder
-    from packer.columns import write_index
+    from readers.layout import ShardInfo
 
-    samples = arguments.index or arguments.samples
-    count = -(-samples // _PART)
-    with Folder(_indexed(arguments), create=True) as place:
-        shutil.rmtree(_indexed(arguments) / "train.index", ignore_errors=True)
-        part = _indexed(arguments) / "one.part"
-        columns = write_index(place, "train.index", [part] * count, [_PART] * count, ["image"], scratch=place)
-        _write_info(place, columns, count)
+    folder, count = _indexed(arguments), -(-(arguments.index or arguments.samples) // _PART)
+    shutil.rmtree(folder / "train.index", ignore_errors=True)
+    names = [f"train-{number:05d}-of-{count:05d}.h5" for number in range(count)]
+    shards = [ShardInfo(name, 110_000 * _PART, _PART, 0) for name in names]  # holes, as large as they say
+    join_parts(folder, "hdf5", [folder / "one.part"] * count, shards, ["a", "b"])
+    for shard in shards:
+        (folder / shard.path).touch()
+        os.truncate(folder / shard.path, shard.bytes)
     return count * _PART
 
 
@@ -267,100 +255,78 @@ def _make_part(place: Path) -> None:
     columns: dict[str, Any] = {name: np.full(n, 1, dtype) for name, dtype in COLUMNS.items() if name != "shard"}
     columns |= {f"image.{name}": np.full(n, 110_000, dtype) for name, dtype in FIELD_COLUMNS.items()}
     columns["image.offset"] = np.arange(n, dtype="<u8") * 110_000
-    for name, texts in (("key", Strings.of(f"n{i // 1000:08d}/n{i // 1000:08d}_{i}" for i in range(n))),):
+    keys, names = (f"n{i // 1000:08d}/n{i // 1000:08d}_{i}" for i in range(n)), ("+.JPEG" for _ in range(n))
+    for name, texts in {"key": Strings.of(keys), "image.name": Strings.of(names)}.items():
         columns[name], columns[f"{name}.offset"] = texts.blob, texts.offsets
-    names = Strings.of("+.JPEG" for _ in range(n))
-    columns["image.name"], columns["image.name.offset"] = names.blob, names.offsets
     shard = ShardInfo("train-0.h5", 110_000 * n, n, 0)
     save_part(place / "one.part", columns, PartMeta(shard, 110_000 * n))
 
 
-def _write_info(place: Any, columns: Any, parts: int) -> None:
-    """A dataset.json that lists as many shards as there would be at 1 GiB each; holes, as large as they say."""
-    from packer.conversion.commit import write_dataset_info
-    from readers.layout import DatasetInfo, ShardInfo, SplitInfo
-
-    shards = []
-    for number in range(parts):
-        shards.append(ShardInfo(f"train-{number:05d}-of-{parts:05d}.h5", 110_000 * _PART, _PART, 0))
-        (place.path / shards[-1].path).touch()
-        os.truncate(place.path / shards[-1].path, 110_000 * _PART)
-    split = SplitInfo(parts * _PART, tuple(shards), "train.index", "", columns)
-    write_dataset_info(
-        place, DatasetInfo("hdf5", {"image": "image"}, ("a", "b"), {"train": split}, 0, {}), scratch=place
-    )
-
-
 # --- running ------------------------------------------------------------------------------------------------------
-def measure(name: str, arguments: argparse.Namespace) -> dict[str, float]:
-    """One step, in this process. Imports are not in the clock; they are part of the first sample's fate alone."""
-    import packer.conversion.run
-    import packer.conversion.saved
-    import packer.formats.hdf5
-    import packer.sources.folder
-    import packer.verification  # noqa: F401
-    import readers.order  # noqa: F401
-
+def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
+    """One step, in this process."""
     before = memory_of_self()
     reset_peak()
     cpu, started = cpu_seconds(), time.perf_counter()
-    samples = STEPS[name][0](arguments) or arguments.samples
+    samples = chosen.function(arguments) or arguments.samples
     wall, cpu = time.perf_counter() - started, cpu_seconds() - cpu
     peak = peak_memory()
+    own = peak["peak_self_mb"] - before["private_mb"] - before["file_mb"]
     return {
         "samples": samples,
         "cpu_us": cpu / samples * 1e6,
         "wall_s": wall,
-        "own_mb": peak["peak_self_mb"] - before["private_mb"] - before["file_mb"],
+        "own_bytes": own * 1e6 / samples,
+        "own_mb": own,
         "child_mb": max(0.0, peak["peak_child_mb"] - before["private_mb"] - before["file_mb"]),
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", required=True, type=Path, help="folder for the tree and the outputs")
-    parser.add_argument("--samples", type=int, default=100_000)
-    parser.add_argument("--per-folder", type=int, default=1000)
-    parser.add_argument("--inodes", action="store_true", help="an empty file of its own for each name")
-    parser.add_argument("--shuffle", action="store_true", help="plan and pack in a random order")
-    parser.add_argument("--cold", action="store_true", help="empty the page cache before each step")
-    parser.add_argument("--index", type=int, default=0, help="samples of the index; only it is made and opened")
-    parser.add_argument("--only", type=lambda text: text.split(","), help=f"steps: {', '.join(STEPS)}")
-    parser.add_argument("--json", action="store_true", help="print a line of JSON for each step")
-    parser.add_argument("--step", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.step:
-        print(json.dumps(measure(arguments.step, arguments)))
-        return
-    chosen = arguments.only or (["index", "open"] if arguments.index else list(STEPS))
-    if arguments.inodes:
-        chosen = [name for name in chosen if name not in ("convert", "tasks", "commit", "verify")]
-    if {"index", "open"} & {*chosen} and not (_indexed(arguments) / "one.part").exists():
+def before(chosen: Contender, arguments: argparse.Namespace) -> None:
+    """The tree and the part are there; with --cold the page cache is empty."""
+    files = arguments.samples, arguments.per_folder, arguments.inodes
+    if not arguments.index:
+        make_once(_place(arguments), lambda folder: make_tree(folder, *files))
+    if chosen.name in ("index", "open") and not (_indexed(arguments) / "one.part").exists():
+        sys.path.append(str(REPOSITORY))
         _make_part(_indexed(arguments))
-    if not arguments.index and not _place(arguments).exists():
-        make_tree(_place(arguments), arguments.samples, arguments.per_folder, arguments.inodes)
-    if not arguments.json:
-        print("| step | samples | CPU µs a sample | wall s | bytes a sample | MB | largest child MB |")
-        print("|---|---|---|---|---|---|---|")
-    for name in chosen:
-        if arguments.cold:
-            chill([])
-        command = [sys.executable, __file__, *sys.argv[1:], "--step", name]
-        environment = {**os.environ, "PYTHONPATH": str(_REPOSITORY)}
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
-        found = json.loads(done.stdout)
-        if arguments.json:
-            print(json.dumps({"step": name, **found}), flush=True)
-            continue
-        n = found["samples"]
-        print(
-            f"| {name} | {n:,} | {found['cpu_us']:.2f} | {found['wall_s']:.2f} | {found['own_mb'] * 1e6 / n:.0f} | "
-            f"{found['own_mb']:.0f} | {found['child_mb']:.0f} |",
-            flush=True,
-        )
-    if not arguments.json:
-        print("", *(f"{name}: {STEPS[name][1]}" for name in chosen), sep="\n")
+    if arguments.cold:
+        chill([])
+
+
+def _benchmark(arguments: argparse.Namespace) -> Benchmark:
+    if arguments.index:
+        keep_rows(lambda row: row.name in ("index", "open"))
+    if arguments.inodes:
+        keep_rows(lambda row: row.name not in _CONVERTING)
+    return Benchmark(
+        title="What each step costs",
+        columns=(
+            Column("samples", "samples"),
+            Column("cpu_us", "CPU µs a sample", "{:.2f}"),
+            Column("wall_s", "wall s", "{:.2f}"),
+            Column("own_bytes", "bytes a sample"),
+            Column("own_mb", "MB"),
+            Column("child_mb", "largest child MB"),
+        ),
+        key="",  # in their order
+        limits=(),
+        measure=measure,
+        before=before,
+    )
 
 
 if __name__ == "__main__":
-    main()
+    main(
+        _benchmark,
+        __doc__,
+        work="folder for the tree and the outputs",
+        samples=(100_000, "names in the tree"),
+        per_folder=(1000, "names in a folder"),
+        inodes=(False, "an empty file of its own for each name"),
+        shuffle=(False, "plan and pack in a random order"),
+        cold=(False, "empty the page cache before each step"),
+        index=(0, "samples of the index; only it is made and opened"),
+        rounds=1,
+        timeout=6 * 3600.0,
+    )

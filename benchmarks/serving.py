@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import Benchmark, Contender, base_parser, contender, main
-from machine import warm
+from harness import Benchmark, Contender, contender, main
+from machine import cpu_seconds_of, warm
 from remote_server import served
 from report import Claim, Column
 
@@ -98,24 +98,16 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
         rng = np.random.default_rng(7)
         reader.read_many(rng.integers(0, len(reader), _WARM))
         batches = rng.integers(0, len(reader), (arguments.samples // _BATCH, _BATCH))
-        started, own, its = time.perf_counter(), time.process_time(), _cpu_seconds(server)
+        started, own, its = time.perf_counter(), time.process_time(), cpu_seconds_of(server)
         moved = sum(len(data) for rows in batches for data in reader.read_many(rows))
         seconds = time.perf_counter() - started
-        own, its = time.process_time() - own, _cpu_seconds(server) - its
+        own, its = time.process_time() - own, cpu_seconds_of(server) - its
         near = getattr(reader.store.stats(), "near", None)
         assert near is None or near >= batches.size, "all of it came from the other node"
         reader.close()
     shutil.rmtree(place)
     figures = {"mb_s": moved / 1e6 / seconds, "samples_s": batches.size / seconds}
     return {**figures, "client_us": 1e6 * own / batches.size, "server_us": 1e6 * its / batches.size}
-
-
-def _cpu_seconds(process: int) -> float:
-    """User and system time of another process."""
-    if not process:
-        return 0.0
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 BENCHMARK = Benchmark(
@@ -134,13 +126,11 @@ BENCHMARK = Benchmark(
 )
 
 
-def parser() -> argparse.ArgumentParser:
-    options = base_parser(__doc__)
-    options.add_argument("--set", required=True, type=Path, help="a packed set on this machine")
-    options.add_argument("--work", required=True, type=Path, help="folder where the nodes meet")
-    options.add_argument("--samples", type=int, default=2048)
-    return options
-
-
 if __name__ == "__main__":
-    main(BENCHMARK, parser())
+    main(
+        BENCHMARK,
+        __doc__,
+        set="a packed set on this machine",
+        work="folder where the nodes meet",
+        samples=(2048, "that are read"),
+    )

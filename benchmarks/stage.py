@@ -9,17 +9,15 @@ the disk: ours has synced by then, cp has not. `--strace` counts system calls in
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from harness import REPOSITORY, Benchmark, Contender, NotHere, base_parser, contender, main, slug
+from harness import REPOSITORY, Benchmark, Contender, NotHere, contender, main, pack_set, slug
 from machine import cpu_seconds, files_below, folder_bytes, prime, sync_below, warm
 from report import Claim, Column
 
@@ -40,14 +38,18 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(REPOSITORY)}
 
 
-@contender(CP, command=lambda tree, made, to: ["cp", "-r", made, to])
+def cp_command(tree: str, made: str, to: str) -> list[str]:
+    return ["cp", "-r", made, to]
+
+
+@contender(CP, command=cp_command)
 def cp(tree: str, made: str, to: str) -> None:
-    subprocess.run(["cp", "-r", made, to], check=True)
+    subprocess.run(cp_command(tree, made, to), check=True)
 
 
 @contender(CP_SYNC, note="cp -r, then fsync of every file: what ours does too")
 def cp_sync(tree: str, made: str, to: str) -> None:
-    subprocess.run(["cp", "-r", made, to], check=True)
+    cp(tree, made, to)
     sync_below(to)
 
 
@@ -72,19 +74,22 @@ def ranks(tree: str, made: str, to: str) -> dict[str, float]:
     return {"moved": sum(moved) / folder_bytes(made)}
 
 
-@contender(TREE, command=lambda tree, made, to: ["cp", "-r", tree, to], note="the source files, one by one")
+@contender(TREE, command=lambda tree, made, to: cp_command("", tree, to), note="the source files, one by one")
 def cp_tree(tree: str, made: str, to: str) -> None:
-    subprocess.run(["cp", "-r", tree, to], check=True)
+    cp("", tree, to)
 
 
 def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
     """One copier: MB/s, seconds until it returned and until all was on the disk, bytes moved, system calls."""
-    made, target = _set_of(arguments), _target(arguments, chosen.name)
+    made, target = pack_set(arguments), _target(arguments, chosen.name)
     size = folder_bytes(arguments.tree if chosen.name == TREE else made)
     target.mkdir(parents=True)
     prime(2 * size + (1 << 28))
-    cpu = cpu_seconds()
-    more, returned, synced = _clock(chosen.function, str(arguments.tree), str(made), str(target))
+    cpu, started = cpu_seconds(), time.perf_counter()
+    more = chosen.function(str(arguments.tree), str(made), str(target)) or {}
+    returned = time.perf_counter() - started
+    sync_below(target)
+    synced = time.perf_counter() - started
     figures = {
         "mb_s": size / 1e6 / returned,
         "synced_mb_s": size / 1e6 / synced,
@@ -101,18 +106,9 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
     return figures
 
 
-def _clock(function: Callable[..., Any], tree: str, made: str, to: str) -> tuple[dict[str, Any], float, float]:
-    started = time.perf_counter()
-    more = function(tree, made, to)
-    returned = time.perf_counter() - started
-    sync_below(to)
-    return more or {}, returned, time.perf_counter() - started
-
-
 def _syscalls(command: list[str]) -> int:
-    done = subprocess.run(
-        ["strace", "-f", "-c", "-o", "/dev/stderr", *command], capture_output=True, text=True, env=environment()
-    )
+    traced = ["strace", "-f", "-c", "-o", "/dev/stderr", *command]
+    done = subprocess.run(traced, capture_output=True, text=True, env=environment())
     total = [line.split() for line in done.stderr.splitlines() if line.endswith(" total")]
     if done.returncode or not total:
         raise NotHere(f"strace failed: {done.stderr[-200:]}")
@@ -121,18 +117,10 @@ def _syscalls(command: list[str]) -> int:
 
 def before(chosen: Contender, arguments: argparse.Namespace) -> None:
     """The set exists and is in the page cache; nothing of earlier runs is left or still being written."""
-    made = _set_of(arguments)
-    if not (made / "dataset.json").exists():
-        options = json.dumps({"to": "hdf5", "output": str(made)})
-        script = "import json, sys, packer\npacker.convert(sys.argv[1], **json.loads(sys.argv[2]))"
-        subprocess.run([sys.executable, "-c", script, str(arguments.tree), options], check=True, env=environment())
+    made = pack_set(arguments)
     shutil.rmtree(_target(arguments, chosen.name), ignore_errors=True)
     os.sync()
     warm([arguments.tree if chosen.name == TREE else made])
-
-
-def _set_of(arguments: argparse.Namespace) -> Path:
-    return Path(arguments.work) / "set"
 
 
 def _target(arguments: argparse.Namespace, name: str) -> Path:
@@ -161,17 +149,14 @@ BENCHMARK = Benchmark(
 )
 
 
-def parser() -> argparse.ArgumentParser:
-    options = base_parser(__doc__)
-    options.add_argument("--tree", required=True, type=Path, help="folder of class folders of image files")
-    options.add_argument("--work", required=True, type=Path, help="folder for the packed set")
-    options.add_argument("--target", required=True, type=Path, help="folder to stage to, best on another filesystem")
-    options.add_argument("--strace", action="store_true", help="count system calls, in a run of its own")
-    return options
-
-
 if __name__ == "__main__":
-    chosen = parser()
-    if chosen.parse_args().strace and shutil.which("strace") is None:
+    if "--strace" in sys.argv and shutil.which("strace") is None:
         print("system calls are not counted: strace is not installed", file=sys.stderr)
-    main(BENCHMARK, chosen)
+    main(
+        BENCHMARK,
+        __doc__,
+        tree="folder of class folders of image files",
+        work="folder for the packed set",
+        target="folder to stage to, best on another filesystem",
+        strace=(False, "count system calls, in a run of its own"),
+    )

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import Benchmark, Contender, base_parser, contender, main
+from harness import Benchmark, Contender, contender, main
 from machine import cpu_seconds, files_below
 from remote_server import served
 from report import Column
@@ -132,15 +132,13 @@ BENCHMARK = Benchmark(
 )
 
 
-def parser() -> argparse.ArgumentParser:
-    options = base_parser(__doc__)
-    options.add_argument("--images", required=True, type=Path, help="a folder of JPEGs, which is served")
-    options.add_argument("--work", required=True, type=Path, help="folder to write to")
-    options.add_argument("--count", type=int, default=2000, help="addresses")
-    options.add_argument("--latency", default="20-50", help="milliseconds before each answer")
-    options.add_argument("--threads", type=int, default=min(32, 16 * (os.cpu_count() or 1)))
-    return options
-
-
 if __name__ == "__main__":
-    main(BENCHMARK, parser())
+    main(
+        BENCHMARK,
+        __doc__,
+        images="a folder of JPEGs, which is served",
+        work="folder to write to",
+        count=(2000, "addresses"),
+        latency=("20-50", "milliseconds before each answer"),
+        threads=(min(32, 16 * (os.cpu_count() or 1)), "that fetch"),
+    )

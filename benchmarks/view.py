@@ -23,6 +23,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
+from index_set import join_parts
 
 _PART = 10_000
 _CLASSES = 10_000
@@ -49,10 +50,8 @@ def make_set(work: Path, samples: int) -> Path:
     """A set of so many samples, in parts of ten thousand."""
     import packer
     import readers
-    from cache.files import Folder
-    from packer.columns import PartMeta, save_part, write_index
-    from packer.conversion.commit import write_dataset_info
-    from readers.layout import DatasetInfo, ShardInfo, SplitInfo, read_dataset_info
+    from packer.columns import PartMeta, save_part
+    from readers.layout import ShardInfo, read_dataset_info
     from readers.table import Strings
 
     root, one = work / f"set-{samples}", work / "one"
@@ -61,30 +60,22 @@ def make_set(work: Path, samples: int) -> Path:
     if not (one / "dataset.json").is_file():
         make_images(work / "images")
         packer.convert(work / "images", "tar", one, shards=packer.Shards(samples=_PART), overwrite=True)
-    shard = read_dataset_info(one).splits["train"].shards[0]
-    count, random = samples // _PART, np.random.default_rng(2)
+    root.mkdir(parents=True, exist_ok=True)
+    shard, random = read_dataset_info(one).splits["train"].shards[0], np.random.default_rng(2)
     parts, shards = [], []
-    with readers.open(one) as reader, Folder(root, create=True) as place:
-        index = reader.split_info.index
-        columns = {
-            path.stem: np.load(path) for path in (one / index).glob("*.npy") if not path.stem.startswith("image.rows")
-        }
-        del columns["shard"]
-        for number in range(count):
+    with readers.open(one) as reader:
+        places = (one / reader.split_info.index).glob("*.npy")
+        columns = {place.stem: np.load(place) for place in places if place.stem != "shard"}
+        for number in range(samples // _PART):
             keys = Strings.of(f"n{number:05d}/{key}" for key in reader.keys)
             columns |= {"key": keys.blob, "key.offset": keys.offsets}
             columns["label"] = np.sort(random.integers(0, _CLASSES, _PART))
-            name = f"train-{number:06d}.tar"
-            (root / name).unlink(missing_ok=True)
-            os.link(one / shard.path, root / name)
-            info = ShardInfo(name, shard.bytes, _PART, shard.crc32c)
-            save_part(root / f"{number}.part", columns, PartMeta(info, shard.bytes))
+            shards.append(ShardInfo(f"train-{number:06d}.tar", shard.bytes, _PART, shard.crc32c))
+            (root / shards[-1].path).unlink(missing_ok=True)
+            os.link(one / shard.path, root / shards[-1].path)
             parts.append(root / f"{number}.part")
-            shards.append(info)
-        files = write_index(place, "train.index", parts, [_PART] * count, ["image"], scratch=place)
-        split = SplitInfo(samples, tuple(shards), "train.index", "", files)
-        classes = tuple(f"class {number:05d}" for number in range(_CLASSES))
-        write_dataset_info(place, DatasetInfo("tar", {"image": "image"}, classes, {"train": split}), scratch=place)
+            save_part(parts[-1], columns, PartMeta(shards[-1], shard.bytes))
+    join_parts(root, "tar", parts, shards, [f"class {number:05d}" for number in range(_CLASSES)])
     for part in parts:
         part.unlink()
     return root
@@ -108,19 +99,20 @@ class Browser:
         data = answer.read()
         seconds = time.perf_counter() - started
         assert answer.status in (200, 206), (path, answer.status, data[:200])
-        self.bytes, self.largest, self.seconds = (
-            self.bytes + len(data),
-            max(self.largest, len(data)),
-            self.seconds + seconds,
-        )
+        self.bytes, self.seconds = self.bytes + len(data), self.seconds + seconds
+        self.largest = max(self.largest, len(data))
         if what:
-            print(f"{what:28s} {len(data):10,} bytes {1e3 * seconds:8.1f} ms")
+            say(what, len(data), seconds)
         return data
 
     def some(self, what: str, column: dict[str, Any], first: int, count: int) -> np.ndarray[Any, Any]:
         width = np.dtype(column["dtype"]).itemsize
         start = column["start"] + first * width
         return np.frombuffer(self.get(what, column["url"], start, start + count * width), column["dtype"])
+
+
+def say(what: str, size: int, seconds: float, more: str = "") -> None:
+    print(f"{what:28s} {size:10,} bytes {1e3 * seconds:8.1f} ms{more}")
 
 
 def look(root: Path) -> None:
@@ -143,7 +135,7 @@ def ask(browser: Browser) -> None:
 
     for name in page_files():
         browser.get("", name)
-    print(f"{'the files of the page':28s} {browser.bytes:10,} bytes {1e3 * browser.seconds:8.1f} ms")
+    say("the files of the page", browser.bytes, browser.seconds)
     document = json.loads(browser.get("view.json", "view.json"))
     split = document["splits"]["train"]
     columns = split["columns"]
@@ -153,11 +145,9 @@ def ask(browser: Browser) -> None:
     before, seconds = browser.bytes, browser.seconds
     for index in range(_SCREEN):
         browser.get("", f"thumb/train/{index}?side=160")
-    print(f"{'60 pictures':28s} {browser.bytes - before:10,} bytes {1e3 * (browser.seconds - seconds):8.1f} ms")
-    print(
-        f"{'before the first screen':28s} {browser.bytes:10,} bytes {1e3 * browser.seconds:8.1f} ms; the largest "
-        f"{browser.largest:,} bytes"
-    )
+    say("60 pictures", browser.bytes - before, browser.seconds - seconds)
+    more = f"; the largest {browser.largest:,} bytes"
+    say("before the first screen", browser.bytes, browser.seconds, more)
     for name, order in split["orders"].items():
         if order is not None and not order["scan"]:
             found = json.loads(browser.get(f"order {name}", order["document"]))

@@ -368,6 +368,9 @@ def _add_labels(place: Folder, rows: Iterable[LabelRow], overwrite: bool, shared
     not write the table, or it gives a file another label.
     """
     with shared.lock(_LABELS_LOCK, _LABELS_LOCK_SECONDS):
+        kind = place.kind(LABELS_FILE)
+        if kind not in ("", "file"):
+            raise OutputError(f"{place.path / LABELS_FILE}: is in the way (a {kind})")
         try:
             known = _read_labels(place)
         except OutputError:
@@ -389,11 +392,8 @@ def _add_labels(place: Folder, rows: Iterable[LabelRow], overwrite: bool, shared
 def _read_labels(place: Folder) -> dict[tuple[str, str], LabelRow]:
     """The rows of the table, by path and split."""
     where = place.path / LABELS_FILE
-    kind = place.kind(LABELS_FILE)
-    if not kind:
+    if not place.kind(LABELS_FILE):
         return {}
-    if kind != "file":
-        raise OutputError(f"{where}: is in the way (a {kind})")
     try:
         header, *rows = csv.reader(
             io.StringIO(place.read(LABELS_FILE, _LABELS_BYTES).decode(), newline=""), strict=True

@@ -281,6 +281,14 @@ def spoil() -> Callable[..., None]:
     return spoil
 
 
+@pytest.fixture(params=["torchcodec", "torchvision"])
+def double(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A double of a decoder for devices (`gpu_doubles.Double`)."""
+    from gpu_doubles import install
+
+    return install(monkeypatch, request.param)
+
+
 def real_rocal() -> str | None:
     """Where rocAL is, whether or not it can be loaded."""
     spec = importlib.util.find_spec("amd") and importlib.util.find_spec("amd.rocal")

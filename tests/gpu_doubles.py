@@ -27,15 +27,9 @@ __all__ = ["FAULTS", "Double", "FakeCuda", "hide", "install", "set_engine"]
 _CODEC = "/__w/torchcodec/torchcodec/meta-pytorch/torchcodec/src/torchcodec/_core/DecodeJpegCuda.cpp"
 _VISION = "/__w/vision/vision/pytorch/vision/torchvision/csrc/io/image/cuda/decode_jpegs_cuda.cpp"
 _EMPTY = "torch_empty( size.data(), size.size(), &handle) API call failed at /torch/csrc/stable/ops.h, line 271"
-Fault = Literal["no nvjpeg", "create", "lost", "allocator", "execution", "memory", "bad jpeg"]
+Fault = Literal["create", "lost", "memory", "bad jpeg"]
 # What they say where every call fails: torchcodec, torchvision.
 FAULTS: dict[Fault, tuple[str, str]] = {
-    "no nvjpeg": (
-        f"decode_jpegs_cuda, {_CODEC}:22, decode_jpeg: torchcodec was not compiled with nvJPEG support, so JPEG images "
-        f"cannot be decoded on a CUDA device. Rebuild torchcodec with ENABLE_CUDA=1 and TORCHCODEC_BUILD_NVJPEG=1. If "
-        f"you see this error in a prebuilt wheel, please report it to the TorchCodec repo.",
-        f"decode_jpegs_cuda, {_VISION}:10, decode_jpegs_cuda: torchvision not compiled with nvJPEG support",
-    ),
     "create": (
         f"CUDAJpegDecoder, {_CODEC}:209, Failed to initialize nvjpeg with hardware backend: 1",
         f"CUDAJpegDecoder, {_VISION}:163, Failed to initialize nvjpeg with hardware backend: 1",
@@ -44,16 +38,6 @@ FAULTS: dict[Fault, tuple[str, str]] = {
         f"decode_images, {_CODEC}:466, Failed to synchronize CUDA stream: 700",
         f"decode_jpegs_cuda, {_VISION}:127, Error while decoding JPEG images: decode_images, {_VISION}:389, Failed to "
         f"synchronize CUDA stream: 700",
-    ),
-    "allocator": (
-        f"decode_batched_hardware, {_CODEC}:405, Failed to decode batch: 5",
-        f"decode_jpegs_cuda, {_VISION}:127, Error while decoding JPEG images: decode_images, {_VISION}:470, Failed to "
-        f"decode jpeg stream: 5",
-    ),
-    "execution": (
-        f"decode_batched_hardware, {_CODEC}:405, Failed to decode batch: 6",
-        f"decode_jpegs_cuda, {_VISION}:127, Error while decoding JPEG images: decode_images, {_VISION}:470, Failed to "
-        f"decode jpeg stream: 6",
     ),
     "memory": (
         _EMPTY,
@@ -68,14 +52,14 @@ FAULTS: dict[Fault, tuple[str, str]] = {
 
 
 class Double:
-    """calls: how many images each call had, those of the probe image left out; probes: how many those were.
-    turns: whether EXIF orientation is applied. refuse: bytes that it cannot decode, though the CPU can; True for all
-    but the probe. fault: of every call. after: calls that succeed before the fault. room: images of a call for which
-    there is memory on the device.
+    """name: of the package. turns: whether EXIF orientation is applied. calls: how many images each call had, those of
+    the probe image left out; probes: how many those were. refuse: bytes that it cannot decode, though the CPU can; True
+    for all but the probe. fault: of every call. after: calls that succeed before the fault. room: images of a call for
+    which there is memory on the device.
     """
 
     def __init__(self, turns: bool) -> None:
-        self.turns = turns
+        self.turns, self.name = turns, "torchcodec" if turns else "torchvision"
         self.calls: list[int] = []
         self.probes = 0
         self.refuse: set[bytes] | Literal[True] = set()

@@ -23,6 +23,9 @@ __all__ = [
     "Held",
     "check",
     "content",
+    "convert",
+    "damage",
+    "flip",
     "masks_for",
     "pack_tree",
     "shards",
@@ -34,6 +37,11 @@ __all__ = [
 FORMATS = ("hdf5", "tar", "tfrecord")
 COUNTS = {"train": {"cat": 5, "dog": 6}, "val": {"cat": 2, "dog": 1}}
 OTHERS = {"train": {"dog": 2, "eel": 3}, "test": {"eel": 2}}
+
+
+def convert(source: Any, root: Path, to: str = "tar", **options: Any) -> packer.ConvertResult:
+    """`packer.convert` in this process, unless `workers` says otherwise; options by their own names."""
+    return packer.convert(source, to, root, **by_subject(options, workers=1))
 
 
 class Held(NamedTuple):
@@ -54,8 +62,7 @@ def pack_tree(root: Path, to: str, counts: Mapping[str, Mapping[str, int]], seed
         for number in range(count)
     }
     tree = tree_of(root.with_name(f"{root.name}-images"), files)
-    packer.convert(tree, to, root, **by_subject(options, workers=1, samples=4, checksums=True))
-    return root
+    return convert(tree, root, to, **{"samples": 4, "checksums": True, **options}).output
 
 
 def content(root: Path) -> dict[str, Held]:
@@ -69,6 +76,20 @@ def content(root: Path) -> dict[str, Held]:
                 assert f"{split}/{sample.key}" not in found, f"{sample.key} is there twice"
                 found[f"{split}/{sample.key}"] = Held(label, fields)
     return found
+
+
+def flip(path: Path, at: int) -> bytes:
+    """Flip a bit of one byte of a file; what the file held."""
+    data = path.read_bytes()
+    path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    return data
+
+
+def damage(root: Path, index: int, split: str = "train") -> tuple[Path, bytes]:
+    """Flip a bit in the middle of the image of a sample; its shard, and what that held."""
+    with readers.open(root, split) as reader:
+        path, offset, length = reader.byte_range(index)
+    return path, flip(path, offset + length // 2)
 
 
 def shards(root: Path) -> dict[str, tuple[int, int, int, int]]:

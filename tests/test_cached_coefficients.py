@@ -24,7 +24,6 @@ from torch.utils.data import DataLoader
 
 import readers
 from cache.errors import BadSampleError
-from packer.tools.diagnose.tiers import Tiers
 from readers import Decode, Ranks, Views
 from readers.augment import CenterCrop, Normalize, Op, RandomHorizontalFlip, RandomResizedCrop, RandomRotation, Resize
 from readers.coefficients import unsupported_reason
@@ -131,8 +130,10 @@ def test_batches_are_those_without_a_cache(base: Any, name: str, place: dict[str
         assert stats.present == stats.misses == len(IMAGES) <= stats.hits and stats.passed == 0
 
 
-@pytest.mark.parametrize("layout", ["channels_last", "NCHW"])
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "layout"),
+    [(torch.uint8, "NCHW"), (torch.float32, "NCHW"), (torch.float32, "NHWC"), (torch.bfloat16, "NHWC")],
+)
 def test_batches_of_other_kinds_are_those_without_a_cache(
     packed_base: Any, place: dict[str, Any], dtype: torch.dtype, layout: str
 ) -> None:
@@ -158,21 +159,21 @@ def test_jpegs_become_coefficients_and_others_stay(base: Any, place: dict[str, A
 
 
 @pytest.mark.parametrize("check", ["never", "always"])
-def test_what_was_read_is_not_overwritten(base: Any, place: dict[str, Any], check: Any) -> None:
+def test_what_was_read_is_not_overwritten(packed_base: Any, place: dict[str, Any], check: Any) -> None:
     """Neither what was encoded for the read, nor what there was no place for."""
     for capacity in (1.0, 0.5):
-        with readers.cached(base, capacity, KEEP, check=check, **place) as reader:
+        with readers.cached(packed_base, capacity, KEEP, check=check, **place) as reader:
             first = reader.for_decoding().read_many(range(len(IMAGES)))
             assert [bytes(one) for one in first] == images(reader.for_decoding())
 
 
-def test_sizes_are_estimated(base: Any, place: dict[str, Any]) -> None:
+def test_sizes_are_estimated(packed_base: Any, place: dict[str, Any]) -> None:
     """ "auto" keeps everything; a share keeps a share, and the others come as they are."""
-    with readers.cached(base, keep=KEEP, **place) as reader:
+    with readers.cached(packed_base, keep=KEEP, **place) as reader:
         reader.prefill()
         whole = reader.stats()
         assert whole.present == len(IMAGES) and whole.used_bytes > 0.7 * whole.capacity_bytes
-    slow = SlowReader(base)
+    slow = SlowReader(packed_base)
     with readers.cached(slow, 0.5, KEEP, **place) as reader:
         kept = [reader.kept.keeps(i) for i in range(len(IMAGES))]
         assert 0 < sum(kept) < len(IMAGES)
@@ -182,14 +183,14 @@ def test_sizes_are_estimated(base: Any, place: dict[str, Any]) -> None:
         assert sorted(slow.reads) == [i for i, keeps in enumerate(kept) if not keeps]
         for key, keeps, medium in zip(reader.keys, kept, found, strict=True):
             assert (medium == "coefficients") == (keeps and "jpeg" in key)
-        assert batches(reader, AUGMENTS["scaled"]) == batches(base, AUGMENTS["scaled"])
+        assert batches(reader, AUGMENTS["scaled"]) == batches(packed_base, AUGMENTS["scaled"])
 
 
 @pytest.mark.parametrize("output", ["numpy", "pil", "ops"])
-def test_items_are_those_without_a_cache(base: Any, output: str, place: dict[str, Any]) -> None:
+def test_items_are_those_without_a_cache(packed_base: Any, output: str, place: dict[str, Any]) -> None:
     given = (AUGMENTS["scaled"],) if output == "ops" else (np.asarray, output)
-    with readers.cached(base, keep=KEEP, **place) as reader:
-        assert items(reader, *given) == items(base, *given) == items(reader, *given)
+    with readers.cached(packed_base, keep=KEEP, **place) as reader:
+        assert items(reader, *given) == items(packed_base, *given) == items(reader, *given)
         assert reader.stats().hits == len(IMAGES)
 
 
@@ -243,12 +244,12 @@ def test_reading_gives_the_images_as_they_are(base: Any, place: dict[str, Any]) 
         assert all((ours == theirs).all() for ours, theirs in zip(reader.info, base.info, strict=True))
 
 
-def test_bytes_and_unchanged_pixels_are_of_the_images(base: Any, place: dict[str, Any]) -> None:
-    with readers.cached(base, keep=KEEP, **place) as reader:
+def test_bytes_and_unchanged_pixels_are_of_the_images(packed_base: Any, place: dict[str, Any]) -> None:
+    with readers.cached(packed_base, keep=KEEP, **place) as reader:
         reader.prefill()
         encoded = ImageDataset(reader, decode=None)
-        unchanged, expected = (ImageDataset(each, decode="unchanged", output="numpy") for each in (reader, base))
-        for i, data in enumerate(images(base)):
+        unchanged, expected = (ImageDataset(each, decode="unchanged", output="numpy") for each in (reader, packed_base))
+        for i, data in enumerate(images(packed_base)):
             assert encoded[i][0] == data and np.array_equal(unchanged[i][0], expected[i][0])
 
 
@@ -276,17 +277,8 @@ def test_the_sources_of_dali_and_rocal_are_given_jpegs(packed_base: Any, place: 
             assert len(ours) == len(good) and ours == theirs
 
 
-def test_a_diagnosis_reads_what_the_loader_decodes(packed_base: Any, place: dict[str, Any]) -> None:
-    """Its tiers are the samples as they are, what is decoded, and pixels."""
-    with readers.cached(packed_base, keep=KEEP, **place) as reader:
-        tiers = Tiers.of(reader, range(6)).readers
-        for tier, kept in zip(tiers[1:], (readers.Coefficients(), readers.Decoded()), strict=True):
-            assert tier.prefill() == 6 and tier.keep == kept
-            tier.close()
-
-
 # --- runs ---------------------------------------------------------------------------------------------------------
-def test_runs_continue_with_and_without_the_cache(base: Any, place: dict[str, Any]) -> None:
+def test_runs_continue_with_and_without_the_cache(packed_base: Any, place: dict[str, Any]) -> None:
     def run(reader: Any, state: Any = None, stop: int | None = None) -> tuple[list[bytes], Any]:
         loader = ImageLoader(reader, 3, augment=AUGMENTS["a box, scaled"], seed=7, threads=2)
         if state is not None:
@@ -298,9 +290,9 @@ def test_runs_continue_with_and_without_the_cache(base: Any, place: dict[str, An
                 break
         return found, loader.state_dict()
 
-    whole, _ = run(base)
-    with readers.cached(base, keep=KEEP, **place) as reader:
-        for first, then in ((base, reader), (reader, base), (reader, reader)):
+    whole, _ = run(packed_base)
+    with readers.cached(packed_base, keep=KEEP, **place) as reader:
+        for first, then in ((packed_base, reader), (reader, packed_base), (reader, reader)):
             found, state = run(first, stop=2)
             assert found + run(then, state)[0] == whole
 
@@ -362,16 +354,23 @@ def test_memory_over_a_disk(packed_base: Any, place: dict[str, Any], tmp_path: P
 
 
 # --- what goes wrong ----------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("consumer", [batches, items, joined])
-@pytest.mark.parametrize("check", ["never", "first"])
-@pytest.mark.parametrize("at", [9, 13, 200, -40])
+@pytest.mark.parametrize(
+    ("consumer", "check", "at"),
+    [
+        (batches, "never", 9),
+        (items, "first", 13),
+        (joined, "never", 200),
+        (batches, "first", -40),
+        (items, "never", 13),
+    ],
+)
 def test_damaged_bytes_are_made_again(
-    base: Any, place: dict[str, Any], spoil: Any, at: int, check: Any, consumer: Any
+    packed_base: Any, place: dict[str, Any], spoil: Any, at: int, check: Any, consumer: Any
 ) -> None:
     """What a decoder refuses is read from below the cache; byte 13 is of the height."""
     ops = AUGMENTS["scaled"]
-    expected = consumer(base, ops)
-    with readers.cached(base, keep=KEEP, check=check, **place) as reader:
+    expected = consumer(packed_base, ops)
+    with readers.cached(packed_base, keep=KEEP, check=check, **place) as reader:
         reader.prefill()
         number = next(i for i, key in enumerate(reader.keys) if "jpeg odd" in key)
         spoil(reader.for_decoding(), number, at)

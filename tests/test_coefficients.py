@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import itertools
 import re
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,13 +11,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from coefficient_cases import SAMPLINGS, exact, made_jpeg, reduced, stored_coefficients
+from crc32c import crc32c
 from image_cases import SIZE, encoded, picture, pillow_rgb
 from jpeg_maker import FLAT, GAPS, LONG, Jpeg, random_blocks, segment
 from PIL import Image
 from suites.programs import run_python
 
 from cache.errors import BadSampleError
+from readers.augment import Normalize
+from readers.augment.cpu import Finish
+from readers.augment.geometry import Job, Pass
 from readers.coefficients import (
     Refused,
     Scaling,
@@ -35,7 +39,6 @@ from readers.decode import Region, decode_image
 if unsupported_reason():
     pytest.skip(unsupported_reason(), allow_module_level=True)
 
-TRIALS = int(os.environ.get("TRIALS", "100000"))
 ROOT = Path(__file__).resolve().parent.parent
 ZIGZAG = sorted(range(64), key=lambda n: (n // 8 + n % 8, n // 8 if (n // 8 + n % 8) % 2 else n % 8))
 COLOUR = [(2, 2), (1, 1), (1, 1)]
@@ -63,22 +66,14 @@ def random_region(rng: np.random.Generator, full: tuple[int, ...], scaled: tuple
 
 # --- pixels -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("sampling", [*SAMPLINGS, "gray"])
-def test_small_images_have_their_pixels(sampling: str) -> None:
+def test_images_of_any_size_have_their_pixels(sampling: str) -> None:
     for height, width in [(n, n) for n in range(1, 18)] + [(1, 17), (17, 1), (2, 9), (9, 2), (3, 40), (40, 3), (33, 4)]:
         for quality in (30, 95):
             check(made_jpeg(height, width, sampling, quality))
-
-
-@pytest.mark.parametrize("sampling", [*SAMPLINGS, "gray"])
-def test_larger_images_have_their_pixels(sampling: str) -> None:
     for height, width, quality in ((231, 310, 90), (64, 64, 50), (100, 333, 98), (333, 100, 10)):
         check(made_jpeg(height, width, sampling, quality))
-
-
-@pytest.mark.parametrize("sampling", [*SAMPLINGS, "gray"])
-@pytest.mark.parametrize("quality", [1, 5, 25, 60, 85, 100])
-def test_noise_has_its_pixels(sampling: str, quality: int) -> None:
-    check(made_jpeg(70, 90, sampling, quality, noise=True))
+    for quality in (1, 5, 25, 60, 85, 100):
+        check(made_jpeg(70, 90, sampling, quality, noise=True))
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -90,13 +85,14 @@ def test_wide_and_high_images_have_their_pixels(sampling: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])
-@pytest.mark.parametrize("options", [{}, {"restart_marker_blocks": 3}, {"restart_marker_rows": 1}, {"optimize": True}])
 @pytest.mark.parametrize("progressive", [False, True])
-def test_pillows_jpegs_have_their_pixels(mode: str, options: dict[str, int], progressive: bool) -> None:
-    for sampling in (0, 1, 2):
-        for quality in (40, 92):
-            image = picture(61, 83, seed=quality).convert(mode)
-            check(encoded(image, "JPEG", quality=quality, subsampling=sampling, progressive=progressive, **options))
+def test_pillows_jpegs_have_their_pixels(mode: str, progressive: bool) -> None:
+    everywhere = itertools.product(
+        ({}, {"restart_marker_blocks": 3}, {"restart_marker_rows": 1}, {"optimize": True}), (0, 1, 2), (40, 92)
+    )
+    for options, sampling, quality in everywhere:
+        image = picture(61, 83, seed=quality).convert(mode)
+        check(encoded(image, "JPEG", quality=quality, subsampling=sampling, progressive=progressive, **options))
 
 
 @pytest.mark.parametrize("factors", [[(1, 1)], *([pair, (1, 1), (1, 1)] for pair in SAMPLINGS.values())], ids=str)
@@ -164,14 +160,9 @@ def test_any_box_has_the_pixels_of_the_whole(sampling: str) -> None:
         scaled = {1: whole} | {n: reduced(data, n) for n in (2, 4, 8) if min(whole.shape[:2]) >= n}
         for _ in range(150):
             factor = int(rng.choice(list(scaled)))
-            pixels = scaled[factor]
-            (top, bottom), (left, right) = (
-                np.sort(rng.choice(side + 1, 2, replace=False)) for side in pixels.shape[:2]
-            )
-            height = min(bottom * factor, whole.shape[0]) - top * factor
-            width = min(right * factor, whole.shape[1]) - left * factor
-            region = Region(*map(int, (top * factor, left * factor, height, width)), factor)
-            assert np.array_equal(decode(kept, region), pixels[top:bottom, left:right]), region
+            region = random_region(rng, whole.shape, scaled[factor].shape[:2], factor)
+            top, left, found = region.top // factor, region.left // factor, decode(kept, region)
+            assert np.array_equal(found, scaled[factor][top : top + len(found), left : left + found.shape[1]]), region
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -201,63 +192,24 @@ def test_regions_are_those_of_decode_image(orientation: int, size: tuple[int, in
         assert not out.any()  # nothing was written around it
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_repeated_colour_is_that_of_decode_image(sampling: str) -> None:
-    for height, width in ((40, 56), (41, 57), (17, 3), (2, 2)):
-        data = made_jpeg(height, width, sampling)
-        for region in (
-            Region(0, 0, height, width, 1, True),
+def test_repeated_colour_is_that_of_decode_image() -> None:
+    for sampling, (height, width) in itertools.product(SAMPLINGS, ((40, 56), (41, 57), (17, 3), (2, 2))):
+        data, inner = (
+            made_jpeg(height, width, sampling),
             Region(height // 2, width // 3, 1, 2 if width > 2 else 1, 1, True),
-        ):
-            assert np.array_equal(decode(encode_strictly(data, 200), region), decode_image(data, region))
+        )
+        for region in (Region(0, 0, height, width, 1, True), inner):
+            assert np.array_equal(decode(encode_strictly(data, 200), region), decode_image(data, region)), sampling
 
 
 def test_a_region_or_memory_that_does_not_fit_is_an_error() -> None:
     kept = encode_strictly(made_jpeg(20, 30))
-    for region in (
-        Region(20, 0, 1, 1),
-        Region(0, 30, 1, 1),
-        Region(-1, 0, 4, 4),
-        Region(0, 0, 0, 4),
-        Region(0, 0, 8, 8, 3),
-    ):
+    for region in ((20, 0, 1, 1), (0, 30, 1, 1), (-1, 0, 4, 4), (0, 0, 0, 4), (0, 0, 8, 8, 3)):
         with pytest.raises(ValueError, match="region: "):
-            decode(kept, region)
+            decode(kept, Region(*region))
     for out in (np.zeros((20, 30, 4), np.uint8), np.zeros((20, 30, 3), np.int8), np.zeros((19, 30, 3), np.uint8)):
         with pytest.raises(ValueError, match="out: expected writable"):
             decode(kept, out=out)
-
-
-@pytest.mark.corpora
-def test_boxes_of_the_corpora_have_their_pixels() -> None:
-    """Every JPEG of the folders in CORPORA; TRIALS (default 100,000) boxes at all scales, shared among them."""
-    folders = os.environ.get("CORPORA", "").split()
-    paths = sorted(path for folder in folders for path in Path(folder).rglob("*") if path.is_file())
-    jpegs = [path for path in paths if path.read_bytes()[:3] == b"\xff\xd8\xff"]
-    assert jpegs, "CORPORA='DIR DIR' names no folders of JPEGs"
-    rng, counts, boxes = np.random.default_rng(1), Counter[str](), 0
-    for path in jpegs:
-        data = path.read_bytes()
-        try:
-            kept = encode_strictly(data, max_ratio=20)
-        except Refused as error:
-            counts[re.sub(r"\d+", "N", str(error))] += 1
-            continue
-        height, width = parse_coefficients(kept).header.upright_size
-        scaled = {
-            n: decode_image(data, Region(0, 0, height, width, n)) for n in (1, 2, 4, 8) if min(height, width) >= n
-        }
-        for factor, pixels in scaled.items():
-            assert np.array_equal(decode(kept, Region(0, 0, height, width, factor)), pixels), (path, factor)
-        for _ in range(-(-TRIALS // len(jpegs))):
-            factor = int(rng.choice(list(scaled)))
-            region = random_region(rng, (height, width), scaled[factor].shape[:2], factor)
-            top, left = region.top // factor, region.left // factor
-            found = decode(kept, region)
-            assert np.array_equal(found, scaled[factor][top : top + len(found), left : left + found.shape[1]]), region
-            boxes += 1
-        counts["the same pixels"] += 1
-    print(f"\n{len(jpegs)} JPEGs, {boxes:,} boxes: {dict(counts)}")
 
 
 # --- what is kept, and what is not --------------------------------------------------------------------------------
@@ -275,10 +227,7 @@ def test_the_bytes_are_as_documented() -> None:
             rows, columns = one.shape[:2]
             assert np.array_equal(one.reshape(rows, columns, 64), written[:rows, :columns, natural])
             assert np.array_equal(table.reshape(64), steps[natural])
-
-
-def test_the_bytes_of_a_small_image_stay_the_same() -> None:
-    """Caches on a disk outlive versions: another layout needs another number of its version."""
+    # Caches on a disk outlive versions: another layout needs another number of its version.
     blocks = [np.zeros((1, 1, 64), np.int64)]
     blocks[0][0, 0, [0, 1, 2, 40]] = (-77, 5, -300, 17)
     kept = encode_strictly(Jpeg(8, 8, [(1, 1)], blocks, np.arange(1, 65)).encode())
@@ -300,10 +249,6 @@ def _jpeg(**changes: object) -> bytes:
     return Jpeg(**{"blocks": blocks, **values}).encode()  # type: ignore[arg-type]
 
 
-def _cmyk() -> bytes:
-    return encoded(picture(20, 20).convert("CMYK"), "JPEG")
-
-
 def _changed(data: bytes, marker: int, offset: int, value: int) -> bytes:
     at = data.index(bytes([0xFF, marker])) + offset
     return data[:at] + bytes([value]) + data[at + 1 :]
@@ -318,7 +263,7 @@ def _part(scans: int) -> bytes:
 
 REFUSED = {
     "a PNG": (lambda: encoded(picture(9, 9), "PNG"), "not a JPEG"),
-    "CMYK": (_cmyk, "4 components"),
+    "CMYK": (lambda: encoded(picture(20, 20).convert("CMYK"), "JPEG"), "4 components"),
     "12 bits": (lambda: _jpeg(bits=12, process=0xC1), "12 bits"),
     "arithmetic": (lambda: _jpeg(process=0xC9), "process SOF9"),
     "lossless": (lambda: _jpeg(process=0xC3), "process SOF3"),
@@ -490,3 +435,135 @@ def test_without_the_codec_libjpeg_decodes(tmp_path: Path) -> None:
     assert shape == "(70, 80, 3) None" and "the compiled codec" in error and "keep='encoded' works" in error, (
         done.stderr
     )
+
+
+# Decoded and resized in one go: what torch makes of their pixels, to the bit.
+
+
+Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+def by_torch(pixels: Pixels, resized: tuple[int, int]) -> Pixels:
+    image = torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1)[None]
+    made = torch.nn.functional.interpolate(image, resized, mode="bilinear", antialias=True, align_corners=False)
+    return made[0].permute(1, 2, 0).numpy()
+
+
+def region_of(rng: np.random.Generator, height: int, width: int) -> Region:
+    reduce = int(rng.choice([1, 1, 2, 4, 8]))
+    ends = []
+    for side in (height, width):
+        cells = -(-side // reduce)
+        start = int(rng.integers(cells))
+        length = int(rng.integers(1, cells - start + 1))
+        ends.append((start * reduce, min(length * reduce, side - start * reduce)))
+    (top, rows), (left, columns) = ends
+    return Region(top, left, rows, columns, reduce, bool(rng.integers(2)))
+
+
+@pytest.mark.parametrize("sampling", [*SAMPLINGS, "gray"])
+def test_random_boxes_have_the_pixels_of_torchs_resize(sampling: str) -> None:
+    """At any place, scale, size of the result, crop of that and flip; nothing around the result is written."""
+    rng = np.random.default_rng(11)
+    images = [
+        encode_strictly(made_jpeg(*size, sampling, 90, noise, seed), 200)
+        for seed, (size, noise) in enumerate((((91, 130), True), ((203, 61), False), ((17, 9), True)))
+    ]
+    for trial in range(240):
+        image = images[trial % len(images)]
+        shape = parse_coefficients(image)
+        region = region_of(rng, shape.height, shape.width)
+        pixels = decode(image, region)
+        resized = tuple(int(rng.integers(-(-side // 4), 2 * side + 40)) for side in pixels.shape[:2])
+        height, width = (int(rng.integers(1, side + 1)) for side in resized)
+        top, left = int(rng.integers(resized[0] - height + 1)), int(rng.integers(resized[1] - width + 1))
+        flips = bool(rng.integers(2)), bool(rng.integers(2))
+        around = np.full((height + 2, width + 3, 3), 77, np.uint8)
+        out = around[1:-1, 1:-2]
+        assert decode_resized(image, region, resized, out, corner=(top, left), flips=flips)
+        expected = by_torch(pixels, resized)[top : top + height, left : left + width]
+        expected = expected[:: -1 if flips[0] else 1, :: -1 if flips[1] else 1]
+        assert np.array_equal(out, expected), (trial, region, resized, (top, left), flips)
+        out[:] = 77
+        assert (around == 77).all(), (trial, region, resized)
+
+
+def test_every_pair_of_sizes_has_torchs_weights() -> None:
+    """Sides of the box from 1 to 300, and results from a quarter of that up, of values that show every weight."""
+    rng = np.random.default_rng(3)
+    image = encode_strictly(made_jpeg(300, 300, noise=True, quality=98), 200)
+    pixels = decode(image)
+    for side in range(1, 301):
+        least = -(-side // 4)
+        for size in {least, least + 1, max(side - 1, 1), side, side + 1, *rng.integers(least, 260 + least, 3).tolist()}:
+            out = np.empty((size, 5, 3), np.uint8)
+            assert decode_resized(image, Region(0, 0, side, 5), (size, 5), out)
+            assert np.array_equal(out, by_torch(pixels[:side, :5], (size, 5))), (side, size)
+            out = np.empty((3, size, 3), np.uint8)
+            assert decode_resized(image, Region(0, 0, 3, side), (3, size), out)
+            assert np.array_equal(out, by_torch(pixels[:3, :side], (3, size))), (side, size)
+
+
+@pytest.mark.parametrize("planar", [False, True])
+@pytest.mark.parametrize("normalize", [None, Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))], ids=str)
+def test_floats_are_those_of_a_batch(planar: bool, normalize: Normalize | None) -> None:
+    """To the last bit, at every width; nothing around the result is written."""
+    finish = Finish(torch.float32, planar, normalize)
+    scaling = finish.scaling()
+    assert scaling is not None
+    image, region = encode_strictly(made_jpeg(64, 96, "420", noise=True), 200), Region(3, 5, 60, 80)
+    for width in (*range(1, 41), 64, 95):
+        size = (21, width)
+        small = np.empty((*size, 3), np.uint8)
+        assert decode_resized(image, region, (80, 100), small, corner=(9, 2), flips=(False, True))
+        pixels = torch.from_numpy(small).permute(2, 0, 1)[None]
+        expected = torch.empty((1, 3, *size), memory_format=torch.contiguous_format if planar else torch.channels_last)
+        job = Job(Pass(region, (80, 100), (9, 2), (), (), size))
+        finish.store(pixels, (pixels,), (job,), expected)
+        around = np.full((3, 23, width + 2) if planar else (23, width + 2, 3), 7, np.float32)
+        out = around.transpose(1, 2, 0)[1:-1, 1:-1] if planar else around[1:-1, 1:-1]
+        assert decode_resized(
+            image, region, (80, 100), out, corner=(9, 2), flips=(False, True), scaling=scaling, size=(64, 96)
+        )
+        assert np.array_equal(out, expected[0].permute(1, 2, 0).numpy()), width
+        out[:] = 7
+        assert (around == 7).all(), width
+
+
+def test_what_a_resize_by_itself_is_for() -> None:
+    """Strong reductions, huge results, and images that are stored turned."""
+    image, out = encode_strictly(made_jpeg(64, 96)), np.full((4, 4, 3), 9, np.uint8)
+    cases = [(image, Region(0, 0, 61, 40), (15, 40)), (image, Region(0, 0, 60, 41), (60, 10))]
+    cases += [(image, Region(0, 0, 64, 96, 2), (7, 12)), (image, Region(0, 0, 8, 8), (4097, 8))]
+    for orientation in range(2, 9):
+        cases.append((encode_strictly(encoded(picture(40, 56), "JPEG", orientation)), Region(0, 0, 40, 40), (20, 20)))
+    for data, region, resized in cases:
+        assert not decode_resized(data, region, resized, out) and (out == 9).all()
+
+
+def test_results_that_do_not_fit() -> None:
+    image, region = encode_strictly(made_jpeg(40, 56)), Region(0, 0, 40, 40)
+    for corner in ((1, 0), (0, 1), (-1, 0), (0, -1)):
+        with pytest.raises(ValueError, match=r"corner: 20 x 20 pixels at .* are not within the \(20, 20\)"):
+            decode_resized(image, region, (20, 20), np.empty((20, 20, 3), np.uint8), corner=corner)
+    read_only = np.frombuffer(bytes(1200), np.uint8).reshape(20, 20, 3)
+    planar = np.empty((3, 20, 20), np.uint8).transpose(1, 2, 0)
+    for out in (np.empty((20, 20, 3)), np.empty((20, 20, 4), np.uint8), read_only, planar):
+        with pytest.raises(ValueError, match=r"out: expected writable uint8"):
+            decode_resized(image, region, (20, 20), out)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="is not within the 40 x 56 pixels of the image"):
+        decode_resized(image, Region(30, 60, 8, 8), (8, 8), np.empty((8, 8, 3), np.uint8))
+
+
+def test_damage_is_found_before_a_resize() -> None:
+    image, out = bytearray(encode_strictly(made_jpeg(64, 64))), np.empty((32, 32, 3), np.uint8)
+    image[-40] ^= 1
+    with pytest.raises(BadSampleError, match="CRC32C"):
+        decode_resized(bytes(image), Region(0, 0, 64, 64), (32, 32), out)
+    shape = parse_coefficients(image)
+    image[shape.index_at : shape.index_at + 4] = b"\xff\xff\xff\x7f"
+    image[8:12] = crc32c(image[12:]).to_bytes(4, "little")
+    with pytest.raises(BadSampleError, match="parts do not fit into its"):
+        decode_resized(bytes(image), Region(0, 0, 64, 64), (32, 32), out)
+    with pytest.raises(BadSampleError, match="the index says 64 x 65 pixels"):
+        decode_resized(bytes(image), Region(0, 0, 64, 64), (32, 32), out, size=(64, 65))

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from coefficient_cases import SAMPLINGS, made_jpeg
-from suites.programs import run_python
+from suites.programs import run_cases, run_python
 
 from cache.errors import MissingExtraError
 from readers.coefficients import decode, encode_strictly, unsupported_reason
@@ -29,14 +28,9 @@ NEEDS_TRITON = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 
 
 @NEEDS_TRITON
-def test_the_kernels_under_the_interpreter() -> None:
-    cases = str(TESTS / "coefficient_kernel_cases.py")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", cases]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        command, env=environment, cwd=TESTS.parent, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0 and " passed" in done.stdout, done.stdout + done.stderr
+def test_the_kernels_under_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    run_cases(TESTS / "coefficient_kernel_cases.py")
 
 
 COMPILE = """

@@ -54,7 +54,7 @@ def check(done: subprocess.CompletedProcess[str], what: str, trials: int) -> Non
 
 @pytest.mark.parametrize("what", KINDS)
 def test_damage_never_leads_outside_of_the_memory(what: str) -> None:
-    check(fuzz(what, 2000), what, 2000)
+    check(fuzz(what, 1000), what, 1000)
 
 
 @pytest.mark.parametrize("what", ["read", "write"])

@@ -3,18 +3,24 @@ this project, never in other bytes, a hang or code that runs."""
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import random
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from set_cases import FORMATS, convert, damage
 
+import packer
 import readers
 from cache.errors import DamagedSampleError, DatasetError, StaleIndexError
+from packer.cli import main
 from packer.testing.formats import bounded
 from readers.layout import parse_dataset_info
 from readers.table import Index, Strings
@@ -58,10 +64,7 @@ def ways_to_read(reader: Any, index: int) -> list[Callable[[], object]]:
 # --- shards -------------------------------------------------------------------------------------------------------
 @BACKENDS
 def test_verify_names_the_damaged_sample(mine: Path, images: list[bytes], backend: Any) -> None:
-    path, offset, length = readers.open(mine).byte_range(7)  # type: ignore[misc]
-    data = bytearray(path.read_bytes())
-    data[offset + length // 2] ^= 1
-    path.write_bytes(data)
+    damage(mine, 7)
     with readers.open(mine, backend=backend) as careless:
         assert bytes(careless.read(7)) != images[7], "the test damaged nothing"
     with readers.open(mine, backend=backend, verify=True) as reader:
@@ -121,6 +124,9 @@ NAMES = ("../image", "a/b", ".image", "a b", "a\0b", "a\nb", "\u202e", "")
 PATHS = ("", "/etc/passwd", "..", "../x", "a/../../x", "a\0", 5, None, ".", "\udc80")
 COUNTS = (-1, 7, "6", 6.0, None, True, 1 << 63, 10**30)
 SHARD = "splits.train.shards.0"
+RETIRED = {"path": "train.index", "since": "2026-01-01T00:00:00Z"}
+NOT_RETIRED: list[dict[str, Any]] = [{"since": since} for since in ("yesterday", "2026-02-30T00:00:00Z")]
+NOT_RETIRED += [{"path": path} for path in ("../x", "/x", "dataset.json", ".packing/lock", 5)]
 WRONG: dict[str, tuple[Any, ...]] = {  # by member; Ellipsis: it is missing
     "kind": (..., "other", None, 5, ["packer-dataset"]),
     "version": (..., 0, 3, -1, "1", 1.0, True, None, 10**30),
@@ -130,17 +136,7 @@ WRONG: dict[str, tuple[Any, ...]] = {  # by member; Ellipsis: it is missing
     "label_offset": (..., "0", 0.5, None, True, 10**30, -(10**30)),
     "edited": ("labels", {}, [5], ["colours"], None),
     "separate": ("image", {}, [5], ["depth"], None),
-    "retired": (
-        {},
-        ["train.index"],
-        [{"path": "train.index"}],
-        [{"path": "train.index", "since": "yesterday"}],
-        [{"path": "train.index", "since": "2026-02-30T00:00:00Z"}],
-        *(
-            [{"path": path, "since": "2026-01-01T00:00:00Z"}]
-            for path in ("../x", "/x", "dataset.json", ".packing/lock", 5)
-        ),
-    ),
+    "retired": ({}, ["train.index"], [{"path": "train.index"}], *([RETIRED | change] for change in NOT_RETIRED)),
     "splits": (..., [], "train", {"train": []}, {"train": None}, {"train": "x"}),
     "splits.train.samples": (..., *COUNTS, 35, 37),
     "splits.train.index": (..., *PATHS),
@@ -151,6 +147,11 @@ WRONG: dict[str, tuple[Any, ...]] = {  # by member; Ellipsis: it is missing
     f"{SHARD}.samples": (..., *COUNTS),
     f"{SHARD}.crc32c": (..., 5, None, "", "xyz", "123", "123456789", "-1234567", "0x123456", "1_234567"),
 }
+
+
+def check_refused(content: object) -> None:
+    with pytest.raises(DatasetError, match=r"dataset\.json"):
+        parse_dataset_info(json.dumps(content).encode(), "dataset.json")
 
 
 @pytest.mark.parametrize("member", WRONG)
@@ -167,16 +168,11 @@ def test_dataset_json_with_a_wrong_member(packed: Path, member: str) -> None:
         check_refused(content)
 
 
-@pytest.mark.parametrize("name", ["../up", "a/b", "", ".hidden", "a b", "a\0", "\ud800"])
-def test_splits_with_names_that_are_not_valid(packed: Path, name: str) -> None:
-    content = json.loads((packed / "dataset.json").read_text())
-    content["splits"][name] = content["splits"]["val"]
-    check_refused(content)
-
-
-def check_refused(content: object) -> None:
-    with pytest.raises(DatasetError, match=r"dataset\.json"):
-        parse_dataset_info(json.dumps(content).encode(), "dataset.json")
+def test_splits_with_names_that_are_not_valid(packed: Path) -> None:
+    for name in ("../up", "a/b", "", ".hidden", "a b", "a\0", "\ud800"):
+        content = json.loads((packed / "dataset.json").read_text())
+        content["splits"][name] = content["splits"]["val"]
+        check_refused(content)
 
 
 TEXTS = [b"", b"{", b"null", b"[]", b"5", b'"packer-dataset"', b"{}", b"\xff\xfe{\0}\0", b"\xef\xbb\xbf{}", b"\x80"]
@@ -184,11 +180,11 @@ TEXTS += [b"{} {}", b"{'kind': 1}", b"[" * 200_000, b'{"a":' * 200_000, b'{"vers
 TEXTS += [b'{"kind": "packer-dataset", "version": %s}' % value for value in (b"NaN", b"1e999")] + [b"\0" * 100]
 
 
-@pytest.mark.parametrize("text", TEXTS, ids=lambda text: repr(text[:20]))
-def test_a_dataset_json_that_is_not_one(mine: Path, text: bytes) -> None:
-    (mine / "dataset.json").write_bytes(text)
-    with pytest.raises(DatasetError, match=r"dataset\.json"):
-        readers.open(mine)
+def test_a_dataset_json_that_is_not_one(mine: Path) -> None:
+    for text in TEXTS:
+        (mine / "dataset.json").write_bytes(text)
+        with pytest.raises(DatasetError, match=r"dataset\.json"):
+            readers.open(mine)
 
 
 def test_unknown_members_of_dataset_json_are_ignored(mine: Path) -> None:
@@ -228,30 +224,13 @@ class Trap:
 
 
 GOOD = b"{'descr': '<u8', 'fortran_order': False, 'shape': (36,), }"
-SHAPES = (
-    b"(6, 6)",
-    b"()",
-    b"36",
-    b"('36',)",
-    b"(-36,)",
-    b"(%d,)" % 10**30,
-    b"(%d,)" % (2**61 + 36),
-    b"(35,)",
-    b"(37,)",
-)
+SHAPES = [b"(6, 6)", b"()", b"36", b"('36',)", b"(-36,)", b"(%d,)" % 10**30, b"(%d,)" % (2**61 + 36), b"(35,)",
+          b"(37,)"]  # fmt: skip
+KINDS = [b"'\xff\xfe\xfd'", b"'zzz'", b"{}", b"'>u8'", b"'<i8'", b"'<f8'", b"'<u4'", b"'|O'", b"[('a', '<u8')]"]
 EDITS = [(b")", b" "), (b"}", b"'x': 1}"), (b", 'shape': (36,)", b""), (b"False", b"True")]
-EDITS += [
-    (b"'<u8'", kind) for kind in (b"'\xff\xfe\xfd'", b"'zzz'", b"{}", b"'>u8'", b"'<i8'", b"'<f8'", b"'<u4'", b"'|O'")
-]
-EDITS += [(b"'<u8'", b"[('a', '<u8')]"), *((b"(36,)", shape) for shape in SHAPES)]
-HEADERS = [
-    GOOD[:30],
-    b"{'descr': '<u8",
-    b"(" * 9000,
-    b"[" * 3000 + b"]" * 3000,
-    b"__import__('os').getpid()",
-    b"[1, 2]",
-]
+EDITS += [*((b"'<u8'", kind) for kind in KINDS), *((b"(36,)", shape) for shape in SHAPES)]
+HEADERS = [GOOD[:30], b"{'descr': '<u8", b"(" * 9000, b"[" * 3000 + b"]" * 3000, b"__import__('os').getpid()",
+           b"[1, 2]"]  # fmt: skip
 HEADERS += [b"\0" * 100, *(GOOD.replace(old, new) for old, new in EDITS)]
 
 
@@ -261,12 +240,8 @@ def npy(header: bytes, data: bytes = bytes(288), version: bytes = b"\x01\x00") -
 
 
 COLUMNS = [b"", bytes(400), b"0\n1\n2\n", b"\x93NUMPY\x01\x00\xff\xff" + GOOD, *map(npy, HEADERS)]
-COLUMNS += [
-    npy(GOOD, version=b"\x02\x00"),
-    npy(GOOD, version=b"\x09\x00"),
-    npy(GOOD, bytes(286)),
-    npy(GOOD, bytes(289)),
-]
+COLUMNS += [npy(GOOD, version=version) for version in (b"\x02\x00", b"\x09\x00")]
+COLUMNS += [npy(GOOD, bytes(286)), npy(GOOD, bytes(289))]
 COLUMNS += [npy(GOOD.replace(b"36", b"35"), bytes(280)), npy(GOOD.replace(b"36", b"37"), bytes(296))]
 COLUMNS += [npy(GOOD.replace(b"<u8", b"<u4"), bytes(144)), npy(GOOD.replace(b"(36,)", b"()"), bytes(8))]
 
@@ -281,19 +256,20 @@ def test_files_that_are_not_index_columns(tmp_path: Path) -> None:
             Index(tmp_path, 36).field_column("image", "offset")
 
 
-@pytest.mark.parametrize(
-    "column", ["image.offset", "shard", "key", "key.offset", "image.name", "label", "image.crc32c"]
-)
-def test_index_columns_are_never_unpickled(mine: Path, column: str) -> None:
+def test_index_columns_are_never_unpickled(mine: Path) -> None:
     trap = mine / "sprung"
     array = np.array([Trap(str(trap)) for _ in range(36)], object)
-    np.save(mine / "train.index" / f"{column}.npy", array, allow_pickle=True)
-    with pytest.raises(DatasetError, match=column):
-        reader = readers.open(mine, verify=True)
-        reader.table.columns.check()
-    assert not trap.exists(), "a column was unpickled: opening a set ran its code"
-    np.load(mine / "train.index" / f"{column}.npy", allow_pickle=True)
-    assert trap.exists(), "the trap does not work, so this test shows nothing"
+    for column in ("image.offset", "shard", "key", "key.offset", "image.name", "label", "image.crc32c"):
+        path = mine / "train.index" / f"{column}.npy"
+        data = path.read_bytes()
+        np.save(path, array, allow_pickle=True)
+        with pytest.raises(DatasetError, match=column):
+            readers.open(mine, verify=True).table.columns.check()
+        assert not trap.exists(), "a column was unpickled: opening a set ran its code"
+        np.load(path, allow_pickle=True)
+        assert trap.exists(), "the trap does not work, so this test shows nothing"
+        trap.rmdir()
+        path.write_bytes(data)
 
 
 def test_every_column_is_missed_and_every_cut_is_noticed(mine: Path) -> None:
@@ -320,33 +296,31 @@ def edit_column(root: Path, name: str, index: int, value: int) -> None:
 
 
 @BACKENDS
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [
-        *(("image.offset", value) for value in (-1, 0, 1)),  # relative to the size of the shard
-        *(("image.offset", value) for value in (1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 2)),
-        *(("image.length", value) for value in (0, 1 << 40, 1 << 63, (1 << 64) - 1)),
-    ],
-)
-def test_extents_outside_the_shard(mine: Path, images: list[bytes], backend: Any, column: str, value: int) -> None:
+def test_extents_outside_the_shard(mine: Path, images: list[bytes], backend: Any) -> None:
     """An index is not trusted: wrapping sums and huge lengths included. Nothing is read, and no memory is taken."""
     size = shard_path(mine, 0).stat().st_size
-    edit_column(mine, column, 2, value + size if value in (-1, 0, 1) else value)
-    with readers.open(mine, backend=backend) as reader:
-        for call in [*ways_to_read(reader, 2), lambda: reader.prefetch([2])]:
-            with pytest.raises(StaleIndexError, match=r"sample 2 .*but the shard has .*packer index"):
-                call()
-        assert bytes(reader.read(1)) == images[1], "a neighbour cannot be read"
+    offsets = (size - 1, size, size + 1, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 2)
+    lengths = (size, 1 << 40, 1 << 63, (1 << 64) - 1)
+    for column, values in (("image.offset", offsets), ("image.length", lengths)):
+        before = (mine / "train.index" / f"{column}.npy").read_bytes()
+        for value in values:
+            edit_column(mine, column, 2, value)
+            with readers.open(mine, backend=backend) as reader:
+                for call in [*ways_to_read(reader, 2), lambda: reader.prefetch([2])]:
+                    with pytest.raises(StaleIndexError, match=r"sample 2 .*but the shard has .*packer index"):
+                        call()
+                assert bytes(reader.read(1)) == images[1], "a neighbour cannot be read"
+        (mine / "train.index" / f"{column}.npy").write_bytes(before)
 
 
 @BACKENDS
-@pytest.mark.parametrize("number", [6, 7, 1 << 31, (1 << 32) - 1])
-def test_shard_numbers_outside_the_split(mine: Path, backend: Any, number: int) -> None:
-    edit_column(mine, "shard", 2, number)
-    with readers.open(mine, backend=backend) as reader:
-        for call in [*ways_to_read(reader, 2), lambda: reader.prefetch([2]), lambda: reader.byte_range(2)]:
-            with pytest.raises(DatasetError, match=f"names shard {number}, the split has 6; .*packer index"):
-                call()
+def test_shard_numbers_outside_the_split(mine: Path, backend: Any) -> None:
+    for number in (6, 7, 1 << 31, (1 << 32) - 1):
+        edit_column(mine, "shard", 2, number)
+        with readers.open(mine, backend=backend) as reader:
+            for call in [*ways_to_read(reader, 2), lambda: reader.prefetch([2]), lambda: reader.byte_range(2)]:
+                with pytest.raises(DatasetError, match=f"names shard {number}, the split has 6; .*packer index"):
+                    call()
 
 
 @pytest.mark.parametrize(
@@ -367,8 +341,7 @@ def test_key_offsets_that_are_wrong(mine: Path, index: int, value: int, everythi
         assert reader.keys[20] == "dog/dog_008"
 
 
-@pytest.mark.parametrize("column", ["key", "image.name"])
-@pytest.mark.parametrize("count", [35, 37])
+@pytest.mark.parametrize(("column", "count"), [("key", 35), ("image.name", 37)])
 def test_string_columns_of_another_length(mine: Path, column: str, count: int) -> None:
     """Good in themselves, but not for this split."""
     strings = Strings.of(f"k{i}" for i in range(count))
@@ -392,3 +365,181 @@ def test_file_names_that_are_not_valid(mine: Path) -> None:
     edit_column(mine, "image.name", 0, ord("?"))
     with pytest.raises(DatasetError, match=r"stored file name .* starts with neither"):
         readers.open(mine).name(0)
+
+
+TRIALS = int(os.environ.get("TRIALS", "1000"))
+SEED = int(os.environ.get("SEED", "0"))
+VALUES: list[Any] = [None, True, -1, 0, 1, 2**31, 2**63, 2**70, 1e308, float("nan"), "", "x", "../x", "\0", "\ud800"]
+VALUES += [[], [1], ["a"], {}, {"a": 1}, "a" * 5000, [[[]]]]
+HOSTILE_MADE: list[Any] = [{"left_out": 5}, {"left_out": {"a": "b"}}, {"payload_bytes": "x"}, {"options": 7}]
+HOSTILE_MADE += [{"options": {"split": 3}}, {"plan": []}, {"by": {}, "source": ["x"]}]
+VALUES += HOSTILE_MADE
+REPORTS = [b"[]\n", b"{}\n", b"null\n", b"\xff\xfe\n", b"[" * 100_000]
+COLUMN_BYTES = [b"\xff" * 8, b"\0" * 8, b"\x01" + b"\0" * 7]
+
+
+@pytest.fixture(scope="module")
+def sets(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A set of each format; read-only."""
+    root = tmp_path_factory.mktemp("hostile")
+    return {to: convert(tree / "val", root / to, to).output for to in FORMATS}
+
+
+def edit(root: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    path = root / "dataset.json"
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def forget_checksums(content: dict[str, Any]) -> None:
+    for split in content["splits"].values():
+        split.pop("columns", None)
+
+
+def commands(root: Path, tree: Path, scratch: Path, to: str) -> dict[str, Callable[[], object]]:
+    """What users do with a set."""
+    return {
+        "inspect": lambda: packer.inspect(root).to_dict(),
+        "inspect, as text": lambda: run_cli("inspect", str(root)),
+        "verify": lambda: packer.verify(root, workers=1, deep=True),
+        "verify against": lambda: packer.verify(root, against=tree, workers=1),
+        "extract": lambda: packer.extract(root, scratch / "tree"),
+        "convert from": lambda: convert(root, scratch / "set"),
+        "convert again": lambda: convert(tree, root, to),
+        "select": lambda: list(readers.open(root).select(indices=range(2)).keys),
+        "index": lambda: packer.index([root], workers=1),
+    }
+
+
+def run_cli(*arguments: str) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([*arguments])
+    assert end.value.code in (0, 1), f"status {end.value.code}"
+
+
+def outcomes(root: Path, tree: Path, scratch: Path, to: str) -> dict[str, str]:
+    """How each command ends; any error that is not a PackerError is raised."""
+    found = {}
+    for name, command in commands(root, tree, scratch, to).items():
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir()
+        try:
+            command()
+            found[name] = "ok"
+        except readers.PackerError as error:
+            found[name] = type(error).__name__
+        except BaseException as error:
+            raise AssertionError(f"{name}: {type(error).__name__}: {error}") from error
+    return found
+
+
+def test_hostile_members_of_made_are_ignored(
+    sets: dict[str, Path], tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = Path(shutil.copytree(sets["tar"], tmp_path / "set"))
+    for made in (*HOSTILE_MADE, 7):
+        edit(root, lambda content, made=made: content.update(made=made))  # type: ignore[misc]
+        found = outcomes(root, tree / "val", tmp_path / "scratch", "tar")
+        assert found.pop("convert again") == "OutputError", "a foreign set passed for that of this conversion"
+        assert set(found.values()) == {"ok"}, found
+
+
+@pytest.mark.parametrize("name", ["key", "image.name"])
+def test_string_offsets_that_fall(sets: dict[str, Path], tree: Path, tmp_path: Path, name: str) -> None:
+    root = Path(shutil.copytree(sets["hdf5"], tmp_path / "set"))
+    edit(root, forget_checksums)
+    (path,) = root.glob(f"*.index/{name}.offset.npy")
+    offsets = np.load(path)
+    offsets[1:-1] = offsets[1:-1][::-1]
+    np.save(path, offsets)
+    assert not packer.verify(root, workers=1).ok
+    found = outcomes(root, tree / "val", tmp_path / "scratch", "hdf5")
+    assert found["extract"] == found["convert from"] == "DatasetError", found
+
+
+def test_a_hostile_report(sets: dict[str, Path], tree: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(sets["tar"], tmp_path / "set"))
+    for report in REPORTS:
+        (root / "left-out.jsonl").write_bytes(report)
+        with pytest.raises(readers.DatasetError, match=r"left-out\.jsonl"):
+            packer.verify(root, against=tree / "val", workers=1)
+
+
+def members(content: Any) -> list[tuple[Any, Any]]:
+    """(container, key) of every member, however deep."""
+    items = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    return [place for key, value in items for place in [(content, key), *members(value)]]
+
+
+def spoil_json(text: str, choice: random.Random) -> str:
+    content = json.loads(text)
+    for _ in range(choice.randint(1, 3)):
+        found = members(content)
+        inside_made = [place for place in found if place[1] == "made"]
+        container, key = choice.choice(inside_made if inside_made and choice.random() < 0.2 else found)
+        if isinstance(container, dict) and choice.random() < 0.15:
+            del container[key]
+        else:
+            container[key] = copy.deepcopy(choice.choice(VALUES))
+    return json.dumps(content)
+
+
+def spoil_bytes(data: bytes, choice: random.Random) -> bytes:
+    for _ in range(choice.randint(1, 4)):
+        at = choice.randrange(len(data) + 1)
+        flipped = bytes(byte ^ 1 << choice.randrange(8) for byte in data[at : at + 1])
+        changes = [flipped + data[at + 1 :], choice.choice(COLUMN_BYTES) + data[at + 8 :], b"zz" + data[at:], b""]
+        data = data[:at] + choice.choices(changes, [5, 2, 2, 1])[0]
+    return data
+
+
+def spoil(root: Path, choice: random.Random) -> str:
+    """Damage one file of a set; which one."""
+    if choice.random() < 0.5:
+        edit(root, forget_checksums)  # so that what is wrong with a column is met and not only its checksum
+    description, report = root / "dataset.json", root / "left-out.jsonl"
+    path = choice.choice([description] * 5 + [report] + choice.sample(sorted(root.glob("*.index/*.npy")), 4))
+    if path == report:
+        path.write_bytes(choice.choice(REPORTS))
+    elif path == description and choice.random() < 0.8:
+        path.write_text(spoil_json(path.read_text(), choice))
+    else:
+        path.write_bytes(spoil_bytes(path.read_bytes(), choice))
+    return path.name
+
+
+def test_a_label_that_is_no_class_is_refused_by_name(sets: dict[str, Path], tmp_path: Path) -> None:
+    root = Path(shutil.copytree(sets["tar"], tmp_path / "set"))
+    edit(root, forget_checksums)
+    column = root / "train.index/label.npy"
+    labels = np.load(column)
+    for label in (3, -2, 1 << 40):
+        labels[-1] = label
+        np.save(column, labels)
+        message = rf"\('owl/owl_002'\) has the label {label}, expected 0 to 2, or -1 for none"
+        for use in (lambda one: one.labels, lambda one: one[0].label, lambda one: one.select([0]).labels):
+            with pytest.raises(DatasetError, match=message), readers.open(root) as reader:
+                use(reader)
+        assert not packer.verify(root, workers=1).ok
+
+
+@pytest.mark.faults
+def test_any_damage_is_a_packer_error_or_harmless(
+    sets: dict[str, Path], tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    choice = random.Random(SEED)
+    counts: Counter[str] = Counter()
+    for trial in range(TRIALS):
+        to = FORMATS[trial % 3]
+        root = Path(shutil.copytree(sets[to], tmp_path / "set"))
+        where = spoil(root, choice)
+        try:
+            counts.update(outcomes(root, tree / "val", tmp_path / "scratch", to).values())
+        except AssertionError as error:
+            raise AssertionError(f"trial {trial} ({to}, {where}): {error}") from error
+        shutil.rmtree(root)
+        capsys.readouterr()
+    with capsys.disabled():
+        print(f"\n{TRIALS} sets spoiled, each under 9 commands: {dict(counts)}")
+    assert counts["ok"] and counts["DatasetError"], f"the trials were all alike: {counts}"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from conftest import tree_of
 from PIL import Image
-from set_cases import content, wrong
+from set_cases import content, convert, wrong
 
 import packer
 import readers
@@ -41,8 +42,7 @@ def packed(tmp_path: Path) -> Path:
         "val/a/again.jpg": first,
         "val/b/large.webp": encoded_again(second, (384, 288), format="WEBP", quality=80),
     }
-    packer.convert(tree_of(tmp_path / "images", files), "tar", tmp_path / "set", run=packer.Run(workers=1))
-    return tmp_path / "set"
+    return convert(tree_of(tmp_path / "images", files), tmp_path / "set").output
 
 
 def make_plain(colour: tuple[int, int, int]) -> bytes:
@@ -72,20 +72,22 @@ def test_the_same_bytes_are_found_in_all_splits(packed: Path, tmp_path: Path) ->
     left = {key: held for key, held in before.items() if SAME.get(key, True)}
     assert content(tmp_path / "out") == left and wrong(tmp_path / "out") == []
     assert packer.dedup(tmp_path / "out").saved is None, "nothing is left to do"
+    copy = packer.dedup(tmp_path / "out", tmp_path / "copy")  # which is made all the same
+    assert copy.saved is not None and copy.saved.linked and copy.duplicates == 0
+    assert content(tmp_path / "copy") == left and wrong(tmp_path / "copy") == []
 
 
 @pytest.mark.parametrize(
     ("options", "kept"),
     [
         ({}, ["train/a/first", "train/b/second.jpg"]),
-        ({"keep": "largest"}, ["train/a/first", "val/b/large"]),
+        ({"keep": "largest", "workers": 2}, ["train/a/first", "val/b/large"]),
         ({"prefer": "val"}, ["val/a/again", "val/b/large"]),
         ({"prefer": "train", "keep": "largest"}, ["train/a/first", "train/b/second.png"]),
     ],
 )
-@pytest.mark.parametrize("workers", [1, 2])
-def test_images_that_look_alike(packed: Path, options: dict[str, str], kept: list[str], workers: int) -> None:
-    result = packer.dedup(packed, near=8, workers=workers, **options)
+def test_images_that_look_alike(packed: Path, options: dict[str, Any], kept: list[str]) -> None:
+    result = packer.dedup(packed, near=8, **{"workers": 1, **options})
     found = groups_of(result)
     assert [set(group) for group in found] == [set(SAME), set(ALIKE)]
     assert [key for group in found for key, stays in group.items() if stays] == kept
@@ -94,7 +96,7 @@ def test_images_that_look_alike(packed: Path, options: dict[str, str], kept: lis
 
 def test_equal_checksums_are_not_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {f"train/a/{seed}.png": make_image(seed, (16, 16), format="BMP") for seed in range(3)}
-    packer.convert(tree_of(tmp_path / "images", files), "tar", tmp_path / "set", run=packer.Run(workers=1))
+    convert(tree_of(tmp_path / "images", files), tmp_path / "set")
     column = readers.Table.field_column
     monkeypatch.setattr(
         readers.Table,

@@ -8,17 +8,18 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 from conftest import Hanging, files_of, make_jpeg, tree_of
+from set_cases import FORMATS, convert, damage
+from suites.containers import tar_of, write
 
 import packer
 import readers
+from packer.testing.children import forked, killed_in_child
 from readers.staging import LabelRow, label_table
 
 
@@ -28,11 +29,9 @@ def packed(tree: Path, pack: Callable[..., Path]) -> Path:
     return pack(tree)
 
 
-@pytest.mark.parametrize("to", ["hdf5", "tfrecord", "tar"])
+@pytest.mark.parametrize("to", FORMATS)
 def test_the_tree_comes_back(tree: Path, tmp_path: Path, to: str) -> None:
-    packed = packer.convert(
-        tree, to=to, output=tmp_path / "set", run=packer.Run(workers=1), shards=packer.Shards(shuffle=3)
-    ).output
+    packed = convert(tree, tmp_path / "set", to, shuffle=3).output
     result = packer.extract(packed, tmp_path / "back")
     assert files_of(tmp_path / "back") == files_of(tree)
     assert (result.files, result.kept, result.labels_file) == (45, 0, False)
@@ -57,21 +56,15 @@ def test_files_in_the_way(tree: Path, packed: Path, tmp_path: Path) -> None:
     assert files_of(tmp_path / "back") == files_of(tree)
 
 
-def test_damage_is_never_extracted(tree: Path, tmp_path: Path) -> None:
-    packed = packer.convert(tree, to="tar", output=tmp_path / "set", run=packer.Run(workers=1)).output
-    with readers.open(packed, "train") as reader:
-        place = reader.byte_range(0)
-        assert place is not None
-    data = bytearray(place[0].read_bytes())
-    data[place[1] + 300] ^= 1
-    place[0].write_bytes(data)
+def test_damage_is_never_extracted(packed: Path, tmp_path: Path) -> None:
+    packed = Path(shutil.copytree(packed, tmp_path / "set"))
+    damage(packed, 0)
     with pytest.raises(readers.DamagedSampleError, match="cat/cat_000"):
         packer.extract(packed, tmp_path / "back")
 
 
 def test_a_hostile_set_writes_nothing_outside(tmp_path: Path) -> None:
-    source = tree_of(tmp_path / "src", {"c/xx.jpg": make_jpeg(1)})
-    packed = packer.convert(source, to="tar", output=tmp_path / "set", run=packer.Run(workers=1)).output
+    packed = convert(tree_of(tmp_path / "src", {"c/xx.jpg": make_jpeg(1)}), tmp_path / "set").output
     key = packed / "train.index" / "key.npy"
     key.write_bytes(key.read_bytes().replace(b"c/xx", b"../x"))
     content = json.loads((packed / "dataset.json").read_text())
@@ -91,21 +84,20 @@ def test_links_in_the_output_are_not_followed(tree: Path, packed: Path, tmp_path
     assert files_of(tmp_path / "elsewhere") == {}
 
 
-def test_only_files_are_overwritten(tree: Path, tmp_path: Path, hanging: Hanging) -> None:
+def test_only_files_are_overwritten(tree: Path, packed: Path, tmp_path: Path, hanging: Hanging) -> None:
     """A link, FIFO or folder under the name of a file, or of labels.csv; --overwrite or not."""
-    packed = packer.convert(
-        tree / "val", to="tar", output=tmp_path / "set", run=packer.Run(workers=1), choose=packer.Choose(split="val")
-    ).output
-    target = tmp_path / "back/cat/cat_000.JPEG"
     theirs = tmp_path / "thesis.tex"
     theirs.write_bytes(b"precious")
-    for make in (lambda: target.symlink_to(theirs), lambda: os.mkfifo(target), target.mkdir):
-        shutil.rmtree(tmp_path / "back", ignore_errors=True)
-        target.parent.mkdir(parents=True)
-        make()
-        for overwrite in (False, True):
-            with pytest.raises(readers.OutputError, match=r"cat_000.JPEG: is in the way \(a (link|FIFO|folder)\)"):
-                hanging(partial(packer.extract, packed, tmp_path / "back", overwrite=overwrite))
+    for name, source in (("train/cat/cat_000.JPEG", packed), ("labels.csv", labelled(tree, tmp_path))):
+        target = tmp_path / "back" / name
+        for make in (partial(target.symlink_to, theirs), partial(os.mkfifo, target), target.mkdir):
+            shutil.rmtree(tmp_path / "back", ignore_errors=True)
+            target.parent.mkdir(parents=True)
+            make()
+            for overwrite in (False, True):
+                says = rf"{target.name}: is in the way \(a (link|FIFO|folder)\)"
+                with pytest.raises(readers.OutputError, match=says):
+                    hanging(partial(packer.extract, source, tmp_path / "back", overwrite=overwrite))
     assert theirs.read_bytes() == b"precious"
 
 
@@ -124,7 +116,7 @@ def labelled(tree: Path, tmp_path: Path) -> Path:
     rows.append(f"{tree}/train/cat/cat_001.JPEG,cat,val")
     (tmp_path / "m.csv").write_text("\n".join(["path,label,split", *rows]) + "\n")
     source = packer.open_source(tmp_path / "m.csv", folder=tree)
-    return Path(packer.convert(source, to="tar", output=tmp_path / "set", run=packer.Run(workers=1)).output)
+    return convert(source, tmp_path / "set").output
 
 
 def rows_of(folder: Path) -> list[list[str]]:
@@ -138,24 +130,15 @@ def test_an_image_in_two_splits_comes_back_once_with_both_its_labels(tree: Path,
     assert (result.files, result.kept, result.labels_file) == (12, 1, True)
     both = [row for row in rows_of(tmp_path / "back") if row[0] == "train/cat/cat_001.JPEG"]
     assert both == [["train/cat/cat_001.JPEG", "0", "cat", "train"], ["train/cat/cat_001.JPEG", "0", "cat", "val"]]
-    again = packer.convert(tmp_path / "back/labels.csv", to="tar", output=tmp_path / "again", run=packer.Run(workers=1))
-    assert again.splits == {"train": 6, "val": 7}
-
-
-def test_splits_extracted_one_by_one_end_with_all_labels(tree: Path, tmp_path: Path) -> None:
-    packed = labelled(tree, tmp_path)
-    packer.extract(packed, tmp_path / "whole")
+    assert convert(tmp_path / "back/labels.csv", tmp_path / "again").splits == {"train": 6, "val": 7}
+    # Splits that are extracted one by one, or at once, end with all labels.
     for split in ("val", "train", "val"):
         packer.extract(packed, tmp_path / "parts", split=split)
-    assert rows_of(tmp_path / "parts") == rows_of(tmp_path / "whole") and len(rows_of(tmp_path / "parts")) == 14
-    command = "import packer, sys; packer.extract(*sys.argv[1:3], split=sys.argv[3])"
-    both = [
-        subprocess.Popen([sys.executable, "-c", command, packed, tmp_path / "at once", split])
-        for split in ("train", "val")
-    ]
-    assert [process.wait(timeout=120) for process in both] == [0, 0]
-    assert files_of(tmp_path / "at once").keys() == files_of(tmp_path / "whole").keys()
-    assert rows_of(tmp_path / "at once") == rows_of(tmp_path / "whole")
+    assert rows_of(tmp_path / "parts") == rows_of(tmp_path / "back") and len(rows_of(tmp_path / "parts")) == 14
+    with forked(partial(packer.extract, packed, tmp_path / "at once", split="train")):
+        packer.extract(packed, tmp_path / "at once", split="val")
+    assert files_of(tmp_path / "at once").keys() == files_of(tmp_path / "parts").keys()
+    assert rows_of(tmp_path / "at once") == rows_of(tmp_path / "parts")
 
 
 def test_a_foreign_table_of_labels_is_kept(tree: Path, tmp_path: Path) -> None:
@@ -171,26 +154,13 @@ def test_a_foreign_table_of_labels_is_kept(tree: Path, tmp_path: Path) -> None:
         packer.extract(packed, tmp_path / "back")
 
 
-@pytest.mark.parametrize("kind", ["link", "FIFO"])
-def test_labels_are_not_written_through_a_link_or_fifo(tree: Path, tmp_path: Path, hanging: Hanging, kind: str) -> None:
-    packed = labelled(tree, tmp_path)
-    place, theirs = tmp_path / "back/labels.csv", tmp_path / "thesis.tex"
-    place.parent.mkdir()
-    theirs.write_bytes(b"precious")
-    if kind == "link":
-        place.symlink_to(theirs)
-    else:
-        os.mkfifo(place)
-    with pytest.raises(readers.OutputError, match=rf"labels.csv: is in the way \(a {kind}\)"):
-        hanging(lambda: packer.extract(packed, tmp_path / "back"))
-    assert theirs.read_bytes() == b"precious"
-
-
 def test_what_a_killed_extraction_leaves_is_removed_by_the_next(tree: Path, packed: Path, tmp_path: Path) -> None:
-    code = "import os, sys, packer; real = os.rename; os.rename = lambda *a, **k: os.kill(os.getpid(), 9); "
-    code += "packer.extract(*sys.argv[1:], workers=1)"
-    killed = subprocess.run([sys.executable, "-c", code, packed, tmp_path / "back"], check=False, timeout=300)
-    assert killed.returncode == -signal.SIGKILL and len(files_of(tmp_path / "back")) == 2
+    def killed() -> None:
+        os.rename = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+        packer.extract(packed, tmp_path / "back", workers=1)
+
+    killed_in_child(killed)
+    assert len(files_of(tmp_path / "back")) == 2
     packer.extract(packed, tmp_path / "back")
     assert files_of(tmp_path / "back") == files_of(tree) and not (tmp_path / "back/.extracting").exists()
 
@@ -204,7 +174,7 @@ def test_a_spreadsheet_finds_no_formula_in_labels_csv_and_the_names_come_back(tm
     assert not [cell for cell in cells if cell[:1] in "=+-@\t\r"]
     tree_of(tmp_path / "tree", {"labels.csv": text} | {row.path: make_jpeg(i) for i, row in enumerate(rows)})
     source = packer.open_source(tmp_path / "tree" / "labels.csv", label_column="class")
-    packer.convert(source, "tar", tmp_path / "set", run=packer.Run(workers=1))
+    convert(source, tmp_path / "set")
     with readers.open(tmp_path / "set") as reader:
         found = {key: reader.classes[label] for key, label in zip(reader.keys, reader.labels, strict=True)}
     assert found == {f"={i}": name.strip() for i, name in enumerate(names)}
@@ -216,23 +186,14 @@ def test_a_spreadsheet_finds_no_formula_in_labels_csv_and_the_names_come_back(tm
 
 def test_labels_that_folders_do_not_show(tmp_path: Path) -> None:
     """WebDataset shards have labels but no class folders: labels.csv keeps them, and packs again."""
-    source = tmp_path / "wds"
-    source.mkdir()
-    for number in range(4):
-        (source / f"{number:04d}.jpg").write_bytes(make_jpeg(number))
-        (source / f"{number:04d}.cls").write_bytes(b"%d" % (number % 2))
-        (source / f"{number:04d}.json").write_text(json.dumps({"id": number}))
-    import tarfile
-
-    with tarfile.open(tmp_path / "train-000000.tar", "w", format=tarfile.USTAR_FORMAT) as tar:
-        for path in sorted(source.iterdir()):
-            tar.add(path, path.name)
+    samples = [(f"{i:04d}", make_jpeg(i), b"%d" % (i % 2), b'{"id": %d}' % i) for i in range(4)]
+    members = [
+        (f"{key}.{end}", one) for key, *data in samples for end, one in zip(("jpg", "cls", "json"), data, strict=True)
+    ]
+    write(tmp_path / "train-000000.tar", tar_of(*members))
     adopted = packer.index([tmp_path / "train-000000.tar"], tmp_path / "set", workers=1).output
-    result = packer.extract(adopted, tmp_path / "back")
-    assert result.labels_file
+    assert packer.extract(adopted, tmp_path / "back").labels_file
     with open(tmp_path / "back/labels.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [(row["path"], row["label"], row["split"]) for row in rows] == [
-        ("0000.jpg", "0", "train"), ("0001.jpg", "1", "train"), ("0002.jpg", "0", "train"), ("0003.jpg", "1", "train"),
-    ]  # fmt: skip
+        rows = [(row["path"], row["label"], row["split"]) for row in csv.DictReader(file)]
+    assert rows == [(f"{i:04d}.jpg", str(i % 2), "train") for i in range(4)]
     assert json.loads((tmp_path / "back/0002.json").read_text()) == {"id": 2}

@@ -107,14 +107,20 @@ def test_only_shared_cpus_are_divided_by_the_ranks(
     assert usable_cpus(environ, tmp_path, "0::/\n") == expected
 
 
-def test_a_quota_is_shared_by_the_ranks_in_it(masks: dict[str, int], tmp_path: Path) -> None:
+def test_a_mask_or_quota_that_the_launcher_has_too_is_shared(
+    masks: dict[str, int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As under taskset, or in the cpuset of a container; the smallest limit wins."""
     (tmp_path / "cpu.max").write_text("800000 100000")
-    assert usable_cpus({}, tmp_path, "0::/\n") == 8
-    assert usable_cpus(torchrun(4), tmp_path, "0::/\n") == 2
-
-
-def test_a_mask_that_the_launcher_has_too_is_shared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As under taskset, or in the cpuset of a container."""
+    for masks["own"], environ, expected in (
+        (NODE, {}, 8),
+        (NODE, torchrun(4), 2),
+        (2, {}, 2),
+        (9, {}, 8),
+        (9, {"SLURM_CPUS_PER_TASK": "2"}, 2),
+    ):
+        assert usable_cpus(environ, tmp_path, "0::/\n") == expected
+    (tmp_path / "cpu.max").unlink()
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     assert usable_cpus(torchrun(4), tmp_path, "0::/\n") == 2
 
@@ -168,40 +174,6 @@ def test_cpus_of_a_control_group(
     assert usable_cpus({}, control_files(tmp_path, **files), membership) == expected
 
 
-def test_the_smallest_limit_wins(tmp_path: Path, masks: dict[str, int]) -> None:
-    root = control_files(tmp_path, cpu_max="300000 100000")
-    for masks["own"], environ, expected in ((2, {}, 2), (9, {}, 3), (9, {"SLURM_CPUS_PER_TASK": "2"}, 2)):
-        assert usable_cpus(environ, root, "0::/\n") == expected
-
-
-def test_cpus_of_this_process() -> None:
-    assert 1 <= usable_cpus() <= (os.cpu_count() or 1)
-
-
-@pytest.mark.parametrize(
-    ("files", "membership", "expected"),
-    [
-        ({"job__memory_max": "1000000", "job__memory_current": "400000"}, "0::/job\n", 600_000),
-        ({"job__memory_max": "1000000", "job__memory_current": "2000000"}, "0::/job\n", 0),
-        ({"memory_max": "700000", "memory_current": "1", "job__memory_max": "max"}, "0::/job\n", 699_999),
-        (
-            {"memory__job__memory_limit_in_bytes": "5000", "memory__job__memory_usage_in_bytes": "4000"},
-            "9:memory:/job\n",
-            1000,
-        ),
-    ],
-)
-def test_memory_of_a_control_group(tmp_path: Path, files: dict[str, str], membership: str, expected: int) -> None:
-    assert available_memory_bytes(control_files(tmp_path, **files), membership) == expected
-
-
-def test_memory_of_the_node(tmp_path: Path) -> None:
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    unlimited = control_files(tmp_path, memory_max="max", memory_current="5")
-    assert 0 < available_memory_bytes(unlimited, "0::/\n") <= total
-    assert 0 <= available_memory_bytes() <= total
-
-
 # A group of 512 MiB that has read a file of 1 GiB and holds 40 MiB in a tmpfs: memory.stat, shortened.
 V1_STAT = """cache 518225920
 rss 2027520
@@ -223,33 +195,43 @@ active_file 270336
 """
 USED = 529_530_880
 FREE = (512 * MIB - USED) + 475_987_968 + 270_336
+V1 = {"memory__job__memory_limit_in_bytes": str(512 * MIB), "memory__job__memory_usage_in_bytes": str(USED)}
+V2 = {"job__memory_max": str(512 * MIB), "job__memory_current": str(USED)}
 
 
 @pytest.mark.parametrize(
     ("files", "membership", "expected"),
     [
-        ({"memory__job__memory_stat": V1_STAT}, "7:memory:/job\n", FREE),
-        ({"memory__job__memory_stat": V1_STAT.replace("\ninactive_file 475987968", "\ninactive_file 4096")},
-         "7:memory:/job\n", FREE),  # of a v1 group, the totals count, which include the groups below it
-        ({"memory__job__memory_notes": ""}, "7:memory:/job\n", 512 * MIB - USED),
-        ({"job__memory_stat": V2_STAT}, "0::/job\n", FREE),
-        ({"job__memory_notes": ""}, "0::/job\n", 512 * MIB - USED),
+        ({"job__memory_max": "1000000", "job__memory_current": "400000"}, "0::/job\n", 600_000),
+        ({"job__memory_max": "1000000", "job__memory_current": "2000000"}, "0::/job\n", 0),
+        ({"memory_max": "700000", "memory_current": "1", "job__memory_max": "max"}, "0::/job\n", 699_999),
+        (V1, "7:memory:/job\n", 512 * MIB - USED),
+        (V2, "0::/job\n", 512 * MIB - USED),
+        # Page cache is free, a tmpfs is not. Of a v1 group the totals count, which include the groups below it.
+        ({**V1, "memory__job__memory_stat": V1_STAT}, "7:memory:/job\n", FREE),
+        (
+            {**V1, "memory__job__memory_stat": V1_STAT.replace("\ninactive_file 475987968", "\ninactive_file 4096")},
+            "7:memory:/job\n",
+            FREE,
+        ),
+        ({**V2, "job__memory_stat": V2_STAT}, "0::/job\n", FREE),
+        # The kernel counts in batches: for a moment the parts may be more than the whole.
+        (
+            {**V2, "job__memory_current": str(5 * MIB), "job__memory_stat": f"inactive_file {20 * MIB}"},
+            "0::/job\n",
+            512 * MIB,
+        ),
     ],
-)  # fmt: skip
-def test_page_cache_is_free_memory_and_a_tmpfs_is_not(
-    tmp_path: Path, files: dict[str, str], membership: str, expected: int
-) -> None:
-    version_1 = "memory" in membership
-    names = ("memory__job__memory_limit_in_bytes", "memory__job__memory_usage_in_bytes")
-    names = names if version_1 else ("job__memory_max", "job__memory_current")
-    limits = dict(zip(names, (str(512 * MIB), str(USED)), strict=True))
-    assert available_memory_bytes(control_files(tmp_path, **limits, **files), membership) == expected
+)
+def test_memory_of_a_control_group(tmp_path: Path, files: dict[str, str], membership: str, expected: int) -> None:
+    assert available_memory_bytes(control_files(tmp_path, **files), membership) == expected
 
 
-def test_numbers_that_disagree_do_not_exceed_the_limit(tmp_path: Path) -> None:
-    """The kernel counts in batches: for a moment the parts may be more than the whole."""
-    files = {"memory_max": str(100 * MIB), "memory_current": str(5 * MIB), "memory_stat": f"inactive_file {20 * MIB}"}
-    assert available_memory_bytes(control_files(tmp_path, **files), "0::/\n") == 100 * MIB
+def test_memory_of_the_node(tmp_path: Path) -> None:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    unlimited = control_files(tmp_path, memory_max="max", memory_current="5")
+    assert 0 < available_memory_bytes(unlimited, "0::/\n") <= total and 0 <= available_memory_bytes() <= total
+    assert 1 <= usable_cpus() <= (os.cpu_count() or 1)
 
 
 @pytest.fixture
@@ -320,18 +302,15 @@ def test_dropped_pages_are_read_again(large_file: Path, monkeypatch: pytest.Monk
     if filesystem_type(large_file) in ("tmpfs", "ramfs"):
         pytest.skip("files of a tmpfs are nowhere but in memory, so they cannot be dropped")
     drop(large_file)
+    (large_file.parent / "empty").touch()
+    drop(large_file.parent / "empty")
+    with pytest.raises(FileNotFoundError):
+        drop(large_file.parent / "missing")
     assert resident_bytes(large_file) < len(data) // 4, "drop() left the file in the page cache"
     with open(large_file, "rb") as file:
         assert os.pread(file.fileno(), 10, 500_000) == data[500_000:500_010]
     assert 0 < resident_bytes(large_file) <= len(data)
     assert large_file.read_bytes() == data, "drop() lost bytes"
-
-
-def test_dropping_odd_files(tmp_path: Path) -> None:
-    (tmp_path / "empty").touch()
-    drop(tmp_path / "empty")
-    with pytest.raises(FileNotFoundError):
-        drop(tmp_path / "missing")
 
 
 def test_prefetch_and_write_behind_are_only_hints(large_file: Path) -> None:

@@ -1,4 +1,7 @@
-"""Writing to an existing folder: foreign files are not changed, moved or removed, whatever dataset.json names."""
+"""Writing to an existing folder: foreign files are not changed, moved or removed, whatever dataset.json names.
+
+And nothing waits for a FIFO that is there in place of a file.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,10 @@ from conftest import Hanging, convert, files_of, make_jpeg
 from suites.programs import Notes, run_python
 
 import packer
-from cache.errors import OutputError
+import readers
+from cache.errors import OutputError, PackerError
 from cache.messages import Silent
+from readers.staging import set_files
 
 BROKEN = b"\xff\xd8\xff no image"
 
@@ -285,3 +290,61 @@ def test_an_address_of_another_kind_becomes_no_directory(
         with pytest.raises(OutputError, match=r"is not a directory of this machine.* s3://, gs://, az://"):
             call()
     assert list(tmp_path.iterdir()) == []
+
+
+# --- a FIFO in place of a file of a set: every command fails at once, and none waits for a writer -----------------
+@pytest.fixture(scope="module")
+def whole(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A set with files that were left out; read only."""
+    root = tmp_path_factory.mktemp("fifos")
+    shutil.copytree(tree / "val", root / "source/val")
+    (root / "source/val/cat/broken.jpg").write_bytes(b"\xff\xd8\xff")
+    return convert(root / "source", root / "set", on_error="skip").output
+
+
+def read_all(root: Path) -> None:
+    with readers.open(root) as reader:
+        reader.table.columns.check()
+        for i in range(len(reader)):
+            reader.read(i)
+
+
+def checked(root: Path, against: Path | None = None) -> None:
+    result = packer.verify(root, against=against, workers=1)
+    if not result.ok:
+        raise readers.DatasetError(result.problems[0].what)
+
+
+COMMANDS: dict[str, Callable[[Path, Path], object]] = {
+    "read": lambda root, out: read_all(root),
+    "inspect": lambda root, out: packer.inspect(root),
+    "verify": lambda root, out: checked(root),
+    "extract": lambda root, out: packer.extract(root, out),
+    "convert": lambda root, out: convert(root, out, "hdf5"),
+    "overwrite": lambda root, out: convert(root.parent / "source", root, "hdf5", overwrite=True),
+    "export-index": lambda root, out: packer.export_index(root, "dali", output=out),
+    "stage": lambda root, out: set_files(root),
+}
+READ = {  # what reads which file; the others do without
+    "dataset.json": set(COMMANDS),
+    "val.index/label.npy": {"read", "verify", "extract", "convert", "inspect"},
+    "val.index/key.npy": {"read", "verify", "extract", "convert"},
+    "val-000000.tar": {"read", "verify", "extract", "convert", "export-index"},
+    "left-out.jsonl": {"against"},
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_fifo_in_a_set_is_an_error_at_once(whole: Path, tmp_path: Path, hanging: Hanging, name: str) -> None:
+    root = tmp_path / "set"
+    shutil.copytree(whole, root)
+    shutil.copytree(whole.parent / "source", tmp_path / "source")
+    (root / name).unlink()
+    os.mkfifo(root / name)
+    commands = COMMANDS | {"against": lambda root, out: checked(root, tmp_path / "source")}
+    for command, call in commands.items():
+        if command in READ[name]:
+            with pytest.raises(PackerError, match=name.rpartition("/")[2]):
+                hanging(lambda: call(root, tmp_path / command))  # noqa: B023
+        elif command not in ("overwrite", "against"):
+            hanging(lambda: call(root, tmp_path / command))  # noqa: B023

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,9 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from conftest import by_subject, files_of, make_jpeg, tree_of
+from conftest import files_of, make_jpeg, tree_of
 from remote_servers import FileServer
-from suites.programs import run_packer
+from set_cases import convert
 from torch.utils.data import DataLoader
 
 import packer
@@ -30,7 +29,7 @@ from readers.torch import ImageDataset
 
 COUNT, SIDE = 7, 24
 OPS = [Resize(SIDE), CenterCrop(SIDE)]
-RAW = Reencode("raw")
+RAW, RUN = Reencode("raw"), packer.Run(workers=1)
 
 
 @pytest.fixture(scope="module")
@@ -41,21 +40,13 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def packed(source: Path) -> Path:
-    packer.convert(
-        source,
-        "hdf5",
-        source.parent / "set",
-        images=packer.Images(ops=OPS, reencode=RAW),
-        shards=packer.Shards(samples=3),
-        run=packer.Run(workers=1),
-    )
-    return source.parent / "set"
+    return convert(source, source.parent / "set", "hdf5", ops=OPS, reencode=RAW, samples=3).output
 
 
 @pytest.fixture(scope="module")
 def truth(source: Path) -> list[torch.Tensor]:
     """What training gets of the originals."""
-    packer.convert(source, "tar", source.parent / "plain", run=packer.Run(workers=1))
+    convert(source, source.parent / "plain")
     with readers.open(source.parent / "plain") as reader:
         return [image for image, _ in (ImageDataset(reader, OPS)[i] for i in range(COUNT))]
 
@@ -102,13 +93,12 @@ def test_a_set_at_an_address(
         address = f"http://{server.address[0]}:{server.address[1]}/set"
         with readers.open(address) as reader:
             loader = ImageLoader(reader, COUNT, augment=[CenterCrop(SIDE)], shuffle=False)
-            assert torch.equal(next(iter(loader))[0], torch.stack(truth))
             by_worker = DataLoader(ImageDataset(reader), batch_size=COUNT, num_workers=1)
-            assert torch.equal(next(iter(by_worker))[0], torch.stack(truth))
+            assert all(torch.equal(next(iter(one))[0], torch.stack(truth)) for one in (loader, by_worker))
         with pytest.raises(SourceError, match=r"the source is an address.*packer stage ADDRESS"):
-            packer.convert(address, "tar", tmp_path / "png", run=packer.Run(workers=1))
+            convert(address, tmp_path / "png")
         with readers.stage(address, target=tmp_path / "node") as copy:
-            packer.convert(copy, "tar", tmp_path / "png", run=packer.Run(workers=1))
+            convert(copy, tmp_path / "png")
         with readers.open(tmp_path / "png") as reader:
             assert torch.equal(ImageDataset(reader)[3][0], truth[3])
     finally:
@@ -121,7 +111,7 @@ def test_verify_extract_convert_and_index(packed: Path, truth: list[torch.Tensor
     packer.extract(packed, tmp_path / "files")
     names = [name for name in files_of(tmp_path / "files") if name.endswith(".png")]
     assert sorted(names) == sorted(f"{'cat' if i % 2 else 'dog'}/{i}.png" for i in range(COUNT))
-    packer.convert(packed, "tar", tmp_path / "png", run=packer.Run(workers=1))
+    convert(packed, tmp_path / "png")
     before = files_of(packed)
     (packed / "dataset.json").unlink()
     packer.index(packed)
@@ -136,54 +126,38 @@ def test_verify_extract_convert_and_index(packed: Path, truth: list[torch.Tensor
 
 def test_a_changed_set_keeps_its_pixels(packed: Path, truth: list[torch.Tensor], tmp_path: Path) -> None:
     packer.subset(packed, tmp_path / "half", lambda table: table.where("label == 'cat'"))
-    with readers.open(tmp_path / "half") as reader:
-        with readers.open(packed) as whole:
-            expected = [truth[whole.table.find(key)] for key in reader.keys]
+    with readers.open(tmp_path / "half") as reader, readers.open(packed) as whole:
+        expected = [truth[whole.table.find(key)] for key in reader.keys]
         assert all(torch.equal(ImageDataset(reader)[i][0], expected[i]) for i in range(len(reader)))
     with pytest.raises(SourceError, match="its images are raw pixels, so nothing can be added"):
         packer.append(tmp_path / "half", packed, existing="skip")
-    packer.reshard(packed, tmp_path / "again", to="tar", run=packer.Run(workers=1))
+    packer.reshard(packed, tmp_path / "again", to="tar", run=RUN)
+    packer.append(tmp_path / "again", tree_of(tmp_path / "more", {"cat/x.jpg": make_jpeg(99, (40, 50))}), run=RUN)
     with readers.open(tmp_path / "again") as reader:
         assert reader.kinds["image"] == "image" and torch.equal(ImageDataset(reader)[0][0], truth[0])
-    packer.append(
-        tmp_path / "again",
-        tree_of(tmp_path / "more", {"cat/x.jpg": make_jpeg(99, (40, 50))}),
-        run=packer.Run(workers=1),
-    )
-    with readers.open(tmp_path / "again") as reader:
         assert sniff(reader.read(COUNT)) == "png"  # as the others
 
 
-def test_resharded_raw_pixels_stay_raw(packed: Path, truth: list[torch.Tensor], tmp_path: Path) -> None:
-    packer.reshard(packed, tmp_path / "again", shards=packer.Shards(size="2KiB"), run=packer.Run(workers=1))
+def test_resharded_raw_pixels_stay_raw(packed: Path, tmp_path: Path) -> None:
+    packer.reshard(packed, tmp_path / "again", shards=packer.Shards(size="2KiB"), run=RUN)
     with readers.open(packed) as before, readers.open(tmp_path / "again") as reader:
         assert reader.kinds["image"] == "pixels" and len(reader.split_info.shards) > len(before.split_info.shards)
         assert list(reader.keys) == list(before.keys)
-        for i in range(COUNT):
-            assert bytes(reader.read(i)) == bytes(before.read(i)) and torch.equal(ImageDataset(reader)[i][0], truth[i])
-    assert packer.verify(tmp_path / "again", deep=True).ok
+        assert [bytes(data) for data in reader.stream()] == [bytes(data) for data in before.stream()]
     in_place = tree_of(tmp_path / "set", files_of(packed))
-    packer.reshard(in_place, shards=packer.Shards(shuffle=1), run=packer.Run(workers=1))
+    packer.reshard(in_place, shards=packer.Shards(shuffle=1), run=RUN)
     packer.prune(in_place)
-    assert packer.verify(in_place, deep=True).ok
+    assert packer.verify(tmp_path / "again", deep=True).ok and packer.verify(in_place, deep=True).ok
     packer.extract(in_place, tmp_path / "files")
     packer.extract(packed, tmp_path / "expected")
     assert files_of(tmp_path / "files") == files_of(tmp_path / "expected")
 
 
-@pytest.mark.parametrize("count", [1, COUNT])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("count", "workers"), [(1, 1), (COUNT, 2)])
 def test_sets_of_one_size_need_no_ops(tmp_path: Path, count: int, workers: int) -> None:
     pixels = [np.full((9, 11, 3), number, np.uint8) for number in range(count)]
     samples = [{"image": image, "label": 1, "mask": image[..., 0]} for image in pixels]
-    packer.convert(
-        samples,
-        "hdf5",
-        tmp_path / "out",
-        images=packer.Images(reencode=RAW),
-        shards=packer.Shards(samples=2),
-        run=packer.Run(workers=workers),
-    )
+    convert(samples, tmp_path / "out", "hdf5", reencode=RAW, samples=2, workers=workers)
     with packer.writer(tmp_path / "by-writer", to="hdf5", images=packer.Images(reencode=RAW)) as out:
         for number, sample in enumerate(samples):
             out.write(str(number), **sample)
@@ -197,32 +171,17 @@ def test_sets_of_one_size_need_no_ops(tmp_path: Path, count: int, workers: int) 
 
 def test_other_sizes_are_refused_with_what_to_do(source: Path, tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"cat/3\.jpg: has 50 x 43 pixels, .* before it 50 x 41 .*--op Resize"):
-        packer.convert(
-            source,
-            "hdf5",
-            tmp_path / "out",
-            images=packer.Images(reencode=RAW),
-            run=packer.Run(on_error="skip", workers=1),
-        )
+        convert(source, tmp_path / "out", "hdf5", reencode=RAW, on_error="skip")
     with pytest.raises(SourceError, match=r"images in .* have 50 x 43 pixels, those in .* 50 x 41 .*--op Resize"):
-        packer.convert(
-            source,
-            "hdf5",
-            tmp_path / "two",
-            images=packer.Images(reencode=RAW),
-            shards=packer.Shards(samples=1),
-            run=packer.Run(workers=1),
-        )
+        convert(source, tmp_path / "two", "hdf5", reencode=RAW, samples=1)
     assert not (tmp_path / "two" / "dataset.json").exists()
-    ended = run_packer("convert", source, "--to", "tar", "-o", tmp_path / "tar", "--reencode", "raw")
-    assert ended.returncode == 2 and "raw pixels are for HDF5 shards, not for tar" in ended.stderr
+    with pytest.raises(ValueError, match="raw pixels are for HDF5 shards, not for tar"):
+        convert(source, tmp_path / "tar", reencode=RAW)
     with pytest.raises(ValueError, match="resize and crop them by ops"):
         Reencode("raw", max_side=9)
+    lacking = [{"image": make_jpeg(1, (9, 9))}, {"image": None}]
     with pytest.raises(BadSampleError, match="no image"):
-        lacking = [{"image": make_jpeg(1, (9, 9))}, {"image": None}]
-        packer.convert(
-            lacking, "hdf5", tmp_path / "none", images=packer.Images(reencode=RAW), run=packer.Run(workers=1)
-        )
+        convert(lacking, tmp_path / "none", "hdf5", reencode=RAW)
 
 
 @pytest.mark.parametrize("change", ["shape", "size of the index", "a pixel"])
@@ -249,14 +208,12 @@ def test_damage_is_named(packed: Path, tmp_path: Path, change: str) -> None:
 def test_staged_and_described(packed: Path, tmp_path: Path, truth: list[torch.Tensor]) -> None:
     with readers.stage(packed, tmp_path / "here") as here, readers.open(here) as reader:
         assert torch.equal(ImageDataset(reader)[3][0], truth[3])
-    described: Any = json.loads(run_packer("inspect", packed, "--json").stdout)
-    assert described["fields"] == {"image": "pixels"} or "pixels" in json.dumps(described)
+    assert packer.inspect(packed).to_dict()["fields"] == {"image": "pixels"}
     assert "data set `image`, [samples, height, width, 3]" in (packed / "README.md").read_text()
 
 
 def test_tasks_of_an_array_make_the_same_set(source: Path, packed: Path, tmp_path: Path) -> None:
-    options: Any = {"ops": OPS, "reencode": RAW, "samples_per_shard": 3, "workers": 1}
     for number in range(2):
-        packer.convert(source, "hdf5", tmp_path / "out", **by_subject(options, task=(number, 2)))
+        convert(source, tmp_path / "out", "hdf5", ops=OPS, reencode=RAW, samples=3, task=(number, 2))
     packer.commit(tmp_path / "out")
     assert files_of(tmp_path / "out") == files_of(packed)

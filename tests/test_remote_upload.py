@@ -1,10 +1,9 @@
-"""Uploading and converting to addresses, and verifying what is there."""
+"""Uploading and converting to addresses, S3 and a web server, and verifying what is there."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import urllib.request
 from collections.abc import Iterator
@@ -29,9 +28,6 @@ def target(proxy: Proxy, request: pytest.FixtureRequest) -> str:
     return f"s3://{BUCKET}/{request.node.name.replace('[', '-').replace(']', '')}/set"
 
 
-ADDRESSES: dict[Path, str] = {}  # of the folders of web servers
-
-
 def there(url: str) -> dict[str, bytes]:
     remote = Remote(url)
     return {path: remote.whole(path, 1 << 30)[0] for path, _ in remote.store.list()}
@@ -53,72 +49,6 @@ def test_upload(target: str, packed: Path, proxy: Proxy) -> None:
     assert facts.bytes == (packed / "train-000000.tar").stat().st_size
     with readers.open(target, "val") as reader, readers.open(packed, "val") as local:
         assert [bytes(reader.read(i)) for i in range(9)] == [bytes(local.read(i)) for i in range(9)]
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """The folder of a set on a web server with WebDAV."""
-    root = tmp_path / "served"
-    (root / "some" / "set").mkdir(parents=True)
-    server = FileServer(root, writable=True)
-    ADDRESSES[root / "some" / "set"] = f"http://127.0.0.1:{server.address[1]}/some/set"
-    yield root / "some" / "set"
-    server.close()
-
-
-def test_a_web_server(folder: Path, packed: Path, tree: Path, tmp_path: Path) -> None:
-    """Checksums cannot be stored there, so files are read back."""
-    url = ADDRESSES[folder]
-    done = packer.upload(packed, url)
-    assert files_of(folder) == files_of(packed) and done.sent == len(files_of(packed)) - 1
-    again = packer.upload(packed, url)
-    assert (again.sent, again.found) == (0, done.sent)
-    with readers.open(url, "val") as reader, readers.open(packed, "val") as local:
-        assert [bytes(reader.read(i)) for i in range(9)] == [bytes(local.read(i)) for i in range(9)]
-    shard = folder / "train-000000.tar"
-    data = bytearray(shard.read_bytes())
-    data[600] ^= 1
-    shard.write_bytes(data)
-    (folder / "dataset.json").unlink()
-    with pytest.raises(
-        readers.OutputError, match=r"there is an object that packer has not written .*; remove it there"
-    ):
-        packer.upload(packed, url)
-    assert not (folder / "dataset.json").exists()
-    repaired = packer.upload(packed, url, overwrite=True)
-    assert repaired.sent == 1 and files_of(folder) == files_of(packed)
-    made = packer.convert(
-        tree,
-        "tar",
-        url,
-        overwrite=True,
-        run=packer.Run(workers=1, work=tmp_path / "work"),
-        shards=packer.Shards(samples=100),
-    )
-    assert made.output == url and files_of(folder) == files_of(tmp_path / "work"), "what the old set had more is gone"
-
-
-def test_a_web_server_that_changes_what_it_gets(
-    folder: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put = ObjectStore.put
-
-    def damaged(self: Any, path: str, content: Any, **options: Any) -> None:
-        put(self, path, bytes(content.stat().st_size) if path == "train-000001.tar" else content, **options)
-
-    monkeypatch.setattr(ObjectStore, "put", damaged)
-    with pytest.raises(readers.OutputError, match=r"train-000001\.tar: is not what was uploaded"):
-        packer.upload(packed, ADDRESSES[folder])
-    assert not (folder / "dataset.json").exists()
-
-
-def test_a_web_server_that_takes_no_files(folder: Path, packed: Path, tmp_path: Path) -> None:
-    server = FileServer(tmp_path)
-    with contextlib.closing(server), pytest.raises(readers.RemoteError, match=r"PUT.*405"):
-        packer.upload(packed, f"http://127.0.0.1:{server.address[1]}/set")
-    with pytest.raises(readers.RemoteError, match=r"the server has no folder http.*/deeper/?; make it there first"):
-        packer.upload(packed, ADDRESSES[folder] + "/deeper")
-    assert list(folder.iterdir()) == []
 
 
 class Recorder:
@@ -155,30 +85,6 @@ def test_an_interrupted_upload_is_resumed(target: str, packed: Path, proxy: Prox
     assert (recorder.total, recorder.done) == (0, 0), "nothing was left to send"
 
 
-def test_a_cut_off_upload_gives_no_advice_that_replaces_what_is_there(
-    target: str, tree: Path, packed: Path, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What stands in the way is in the directory of this machine, and overwriting would be about the address too."""
-    monkeypatch.chdir(tmp_path)
-    proxy.faults.append(Fault("status", where="^PUT .*train-000002", times=99))
-    with pytest.raises(readers.RemoteError, match="train-000002"):
-        packer.convert(tree, to="tar", output=target, run=packer.Run(workers=1), shards=packer.Shards(samples=8))
-    proxy.heal()
-    (kept,) = tmp_path.glob(".packer-upload*")
-    message = rf"remove {kept.name}, or name another directory with work=DIR \(overwrite=True would also replace"
-    with pytest.raises(readers.OutputError, match=message) as caught:
-        packer.convert(tree, to="tar", output=target, run=packer.Run(workers=1), shards=packer.Shards(samples=9))
-    assert "pass overwrite=True" not in str(caught.value)
-
-
-def test_half_a_file_on_a_web_server_gives_no_such_advice(folder: Path, packed: Path, tmp_path: Path) -> None:
-    url = ADDRESSES[folder]
-    (folder / "train-000000.tar").write_bytes(b"half")
-    with pytest.raises(readers.OutputError, match=r"train-000000.tar.*remove it there, or choose another") as caught:
-        packer.upload(packed, url)
-    assert "pass overwrite=True" not in str(caught.value)
-
-
 def test_faults_that_pass(target: str, packed: Path, proxy: Proxy) -> None:
     """Also where the answer to the commit is lost: the retry finds the same dataset.json there."""
     proxy.faults += [Fault("status", where="^PUT .*train-0", times=2, status=503), Fault("reset", where="^PUT .*val-0")]
@@ -187,14 +93,13 @@ def test_faults_that_pass(target: str, packed: Path, proxy: Proxy) -> None:
     assert there(target) == files_of(packed) and all(fault.times == 0 for fault in proxy.faults)
 
 
-def other_set(packed: Path, tmp_path: Path) -> Path:
-    out = tmp_path / "other"
-    packer.convert(packed, to="tar", output=out, run=packer.Run(workers=1), shards=packer.Shards(samples=12, shuffle=3))
-    return out
+@pytest.fixture(scope="module")
+def other(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out, shards = tmp_path_factory.mktemp("other") / "set", packer.Shards(samples=12, shuffle=3)
+    return packer.convert(packed, to="tar", output=out, run=packer.Run(workers=1), shards=shards).output
 
 
-def test_another_set_is_there(target: str, packed: Path, tmp_path: Path, proxy: Proxy) -> None:
-    other = other_set(packed, tmp_path)
+def test_another_set_is_there(target: str, packed: Path, other: Path, proxy: Proxy) -> None:
     packer.upload(packed, target)
     with pytest.raises(readers.OutputError, match="holds another set; pass overwrite=True"):
         packer.upload(other, target)
@@ -216,9 +121,9 @@ def test_foreign_objects_stay(target: str, packed: Path, proxy: Proxy) -> None:
     assert there(target)["train-000000.tar"] == b"foreign" and "dataset.json" not in there(target)
 
 
-def test_two_uploads_to_one_address(target: str, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_uploads_to_one_address(target: str, packed: Path, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second one commits while the first is about to."""
-    text, put = (other_set(packed, tmp_path) / "dataset.json").read_bytes(), ObjectStore.put
+    text, put = (other / "dataset.json").read_bytes(), ObjectStore.put
 
     def commit_before(self: Any, path: str, content: Any, **options: Any) -> None:
         if path == "dataset.json":
@@ -232,7 +137,20 @@ def test_two_uploads_to_one_address(target: str, packed: Path, tmp_path: Path, m
     assert there(target)["dataset.json"] == text
 
 
-def test_what_changes_before_the_commit(target: str, packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_files_go_in_parts(target: str, packed: Path, tmp_path: Path, proxy: Proxy) -> None:
+    path = tmp_path / "large"
+    path.write_bytes(bytes(range(256)) * (18 << 12))
+    store = Remote(target).store
+    store.put("large", path, crc32c=5)
+    assert Remote(target).whole("large", 1 << 30)[0] == path.read_bytes()
+    assert sum("partNumber" in line for line in proxy.log) == 3
+    assert Remote(target).head("large")[1][CRC_ATTRIBUTE] == "00000005"
+
+
+def test_what_is_damaged_is_not_committed(
+    target: str, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the way, or here."""
     put = ObjectStore.put
 
     def replace_after(self: Any, path: str, content: Any, **options: Any) -> None:
@@ -244,92 +162,113 @@ def test_what_changes_before_the_commit(target: str, packed: Path, monkeypatch: 
         patched.setattr(ObjectStore, "put", replace_after)
         with pytest.raises(readers.OutputError, match=r"train-000000.tar: is not what was uploaded"):
             packer.upload(packed, target)
-    assert "dataset.json" not in there(target)
-
-
-def test_a_damaged_shard_is_not_uploaded(target: str, packed: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(packed, tmp_path / "copy"))
-    data = bytearray((copy / "train-000001.tar").read_bytes())
-    data[-1] ^= 1
-    (copy / "train-000001.tar").write_bytes(data)
-    with pytest.raises(
-        readers.OutputError, match=r"train-000001.tar: is not what dataset.json says; run  packer verify"
-    ):
-        packer.upload(copy, target)
+    shard = copy / "train-000001.tar"
+    shard.write_bytes(shard.read_bytes()[:-1] + b"x")
+    with pytest.raises(readers.OutputError, match=f"{shard.name}: is not what dataset.json says; run  packer verify"):
+        packer.upload(copy, f"{target}/copy")
+    assert not any(name.endswith("dataset.json") for name in there(target))
 
 
-def test_large_files_go_in_parts(target: str, packed: Path, tmp_path: Path, proxy: Proxy) -> None:
-    path = tmp_path / "large"
-    path.write_bytes(bytes(range(256)) * (18 << 12))
-    store = Remote(target).store
-    store.put("large", path, crc32c=5)
-    assert Remote(target).whole("large", 1 << 30)[0] == path.read_bytes()
-    assert sum("partNumber" in line for line in proxy.log) == 3
-    assert Remote(target).head("large")[1][CRC_ATTRIBUTE] == "00000005"
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    """The folder of a set on a web server with WebDAV, and its address."""
+    (tmp_path / "served" / "set").mkdir(parents=True)
+    server = FileServer(tmp_path / "served", writable=True)
+    yield tmp_path / "served" / "set", f"http://127.0.0.1:{server.address[1]}/set"
+    server.close()
 
 
-def test_convert_to_an_address(
-    target: str, tree: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_web_server(folder: tuple[Path, str], packed: Path, tree: Path, tmp_path: Path) -> None:
+    """Checksums cannot be stored there, so files are read back."""
+    served, url = folder
+    done = packer.upload(packed, url)
+    assert files_of(served) == files_of(packed) and done.sent == len(files_of(packed)) - 1
+    again = packer.upload(packed, url)
+    assert (again.sent, again.found) == (0, done.sent)
+    shard = served / "train-000000.tar"
+    shard.write_bytes(shard.read_bytes()[:-1] + b"x")
+    (served / "dataset.json").unlink()
+    with pytest.raises(readers.OutputError, match=r"packer has not written .*; remove it there, or choose") as caught:
+        packer.upload(packed, url)
+    assert not (served / "dataset.json").exists() and "pass overwrite=True" not in str(caught.value)
+    repaired = packer.upload(packed, url, overwrite=True)
+    assert repaired.sent == 1 and files_of(served) == files_of(packed)
+    run, shards = packer.Run(workers=1, work=tmp_path / "work"), packer.Shards(samples=100)
+    made = packer.convert(tree, "tar", url, overwrite=True, run=run, shards=shards)
+    assert made.output == url and files_of(served) == files_of(tmp_path / "work"), "what the old set had more is gone"
+
+
+def test_a_web_server_that_does_otherwise(
+    folder: tuple[Path, str], packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It takes no files, has no such folder, or changes what it gets."""
+    served, url = folder
+    server = FileServer(tmp_path)
+    with contextlib.closing(server), pytest.raises(readers.RemoteError, match=r"PUT.*405"):
+        packer.upload(packed, f"http://127.0.0.1:{server.address[1]}/set")
+    with pytest.raises(readers.RemoteError, match=r"the server has no folder http.*/deeper/?; make it there first"):
+        packer.upload(packed, url + "/some/deeper")
+    put = ObjectStore.put
+
+    def damaged(self: Any, path: str, content: Any, **options: Any) -> None:
+        put(self, path, bytes(content.stat().st_size) if path == "train-000001.tar" else content, **options)
+
+    monkeypatch.setattr(ObjectStore, "put", damaged)
+    with pytest.raises(readers.OutputError, match=r"train-000001\.tar: is not what was uploaded"):
+        packer.upload(packed, url)
+    assert not (served / "dataset.json").exists()
+
+
+# --- convert and verify ---------------------------------------------------------------------------------------------
+def test_convert_to_an_address(
+    target: str, tree: Path, packed: Path, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Resumed after failed uploads, of which no message advises to replace what is at the address."""
     monkeypatch.chdir(tmp_path)
-    done = packer.convert(tree, to="tar", output=target, run=packer.Run(workers=1), shards=packer.Shards(samples=8))
-    assert str(done.output) == target and done.uploaded_bytes > 0 and list(tmp_path.glob(".packer-upload*")) == []
-    assert {name: data for name, data in there(target).items() if name.endswith(".tar")} == {
-        name: data for name, data in files_of(packed).items() if name.endswith(".tar")
-    }
+
+    def convert(samples: int = 8, to: str = "tar", overwrite: bool = False, **run: Any) -> Any:
+        shards = packer.Shards(samples=samples)
+        return packer.convert(tree, to, target, shards=shards, run=packer.Run(workers=1, **run), overwrite=overwrite)
+
+    times = []
+    for overwrite in (False, True):
+        proxy.faults.append(Fault("status", where="^PUT .*train-000002", times=99))
+        with pytest.raises(readers.RemoteError, match="train-000002"):
+            convert(overwrite=overwrite)
+        (kept,) = tmp_path.glob(".packer-upload*")
+        times.append((kept / "train-000000.tar").stat().st_mtime_ns)
+        proxy.heal()
+    assert times[0] == times[1], "what is whole is not made again"
+    message = rf"remove {kept.name}, or name another directory with work=DIR \(overwrite=True would also replace"
+    with pytest.raises(readers.OutputError, match=message) as caught:
+        convert(9)
+    assert "pass overwrite=True" not in str(caught.value)
+    done = convert()
+    assert str(done.output) == target and done.uploaded_bytes > 0 and not kept.exists()
+    for name, data in files_of(packed).items():
+        assert not name.endswith(".tar") or there(target)[name] == data
     with pytest.raises(ValueError, match="work is for an output at an address"):
         packer.convert(tree, to="tar", output=tmp_path / "x", run=packer.Run(work=tmp_path / "y"))
     work = tmp_path / "work"
-    again = packer.convert(
-        tree, to="tar", output=target, run=packer.Run(workers=1, work=work), shards=packer.Shards(samples=8)
-    )
-    assert again.already_done and (work / "dataset.json").exists()
+    assert convert(work=work).already_done and (work / "dataset.json").exists()
     with pytest.raises(readers.OutputError, match="holds another set"):
-        packer.convert(
-            tree,
-            to="tar",
-            output=target,
-            run=packer.Run(workers=1, work=tmp_path / "work2"),
-            shards=packer.Shards(samples=9),
-        )
-    packer.convert(tree, to="hdf5", output=target, run=packer.Run(workers=1, work=work), overwrite=True)
+        convert(9, work=tmp_path / "work2")
+    convert(to="hdf5", work=work, overwrite=True)
     with readers.open(target, "train") as reader:
         assert reader.dataset.format == "hdf5" and len(reader) == 36
-
-
-def test_convert_resumes_after_a_failed_upload(
-    target: str, tree: Path, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    proxy.faults.append(Fault("status", where="^PUT .*train-000002", times=99))
-    with pytest.raises(readers.RemoteError, match="train-000002"):
-        packer.convert(tree, to="tar", output=target, run=packer.Run(workers=1), shards=packer.Shards(samples=8))
-    (kept,) = tmp_path.glob(".packer-upload*")
-    made = (kept / "train-000000.tar").stat().st_mtime_ns
-    proxy.heal()
-    proxy.faults.append(Fault("status", where="^PUT .*train-000002", times=99))
-    with pytest.raises(readers.RemoteError, match="train-000002"):
-        packer.convert(
-            tree, to="tar", output=target, run=packer.Run(workers=1), shards=packer.Shards(samples=8), overwrite=True
-        )
-    assert (kept / "train-000000.tar").stat().st_mtime_ns == made, "what is whole is not made again"
-    proxy.heal()
-    packer.convert(tree, to="tar", output=target, run=packer.Run(workers=1), shards=packer.Shards(samples=8))
-    assert "dataset.json" in there(target) and not kept.exists()
 
 
 def test_verify(target: str, packed: Path, proxy: Proxy) -> None:
     packer.upload(packed, target)
     result = packer.verify(target)
     assert result.ok and result.samples == 45 and result.shards == 7 and str(result.path) == target
-    data = bytearray((packed / "train-000001.tar").read_bytes())
-    data[-1] ^= 1
+    data = (packed / "train-000001.tar").read_bytes()
     store = Remote(target).store
-    store.put("train-000001.tar", bytes(data), crc32c=0)
-    store.put("train-000002.tar", bytes(data[:-5]), crc32c=0)
+    store.put("train-000001.tar", data[:-1] + b"x", crc32c=0)
+    store.put("train-000002.tar", data[:-5], crc32c=0)
     store.delete("train-000003.tar")
     problems = [str(problem) for problem in sorted(packer.verify(target).problems, key=str)]
-    assert len(problems) == 3
     for text, what in zip(problems, ("CRC32C of the whole file is", "bytes, ", "no such object"), strict=True):
         assert what in text
     with pytest.raises(readers.RemoteError, match="need the files here; run  packer stage"):
@@ -340,7 +279,7 @@ def test_verify(target: str, packed: Path, proxy: Proxy) -> None:
 
 
 def test_the_commands(target: str, tree: Path, tmp_path: Path, proxy: Proxy) -> None:
-    run = partial(run_packer, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(Path(packer.__file__).parent.parent)})
+    run = partial(run_packer, cwd=tmp_path)
     done = run("convert", str(tree), "--to", "tar", "-o", target, "--workers", "1", "--json")
     assert done.returncode == 0 and json.loads(done.stdout)["output"] == target, done.stderr
     done = run("verify", target)

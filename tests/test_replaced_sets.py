@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import errno
 import io
-import multiprocessing
 import os
 import pickle
 import shutil
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from cached_sources import pack_set
 from PIL import Image
+from set_cases import convert
 from torch.utils.data import DataLoader
 
 import packer
 import readers
 from cache.errors import DamagedSampleError, DatasetError, StaleIndexError
+from packer.testing.children import in_child
 from readers.augment import CenterCrop, Resize
 from readers.loader import ImageLoader
 from readers.order import Sequential
@@ -31,19 +30,29 @@ from readers.torch import EpochSampler, ImageDataset, ImageStream
 AGAIN = r"open it again when"
 
 
-@pytest.fixture
-def packed(tree: Path, tmp_path: Path) -> Path:
-    return pack_set(tree, tmp_path / "set")
-
-
-@pytest.fixture
-def other(tree: Path, tmp_path: Path) -> Path:
-    """Another set of the same splits, with fewer samples."""
-    few = tmp_path / "few"
-    shutil.copytree(tree, few)
+@pytest.fixture(scope="module")
+def base(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two sets of the same splits, the other one with fewer samples; and twins in tar and HDF5. Not to be changed."""
+    base = tmp_path_factory.mktemp("replaced")
+    few = Path(shutil.copytree(tree, base / "few"))
     for path in sorted((few / "train" / "cat").iterdir())[:5]:
         path.unlink()
-    return pack_set(few, tmp_path / "other")
+    convert(tree, base / "set", samples=7)
+    convert(few, base / "other", samples=7)
+    for to in ("tar", "hdf5"):
+        for first in (0, 1):
+            convert(shades(base / to / f"images{first}", first), base / to / f"set{first}", to, samples=4)
+    return base
+
+
+@pytest.fixture
+def packed(base: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(base / "set", tmp_path / "set"))
+
+
+@pytest.fixture
+def other(base: Path) -> Path:
+    return base / "other"
 
 
 @pytest.fixture
@@ -65,29 +74,25 @@ def stale(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
     broken.clear()
 
 
-READS: dict[str, Callable[[Any], Any]] = {
-    "read": lambda reader: reader.read(3),
-    "read_many": lambda reader: reader.read_many([3, 9]),
-    "item": lambda reader: reader[3],
-    "stream": lambda reader: list(reader.stream([3])),
-    "copy": lambda reader: pickle.loads(pickle.dumps(reader)).read(3),
-}
-
-
-@pytest.mark.parametrize("call", READS)
 @pytest.mark.parametrize("failing", [("pread", "preadv"), ("open",)], ids="-".join)
-def test_a_stale_handle_says_that_the_set_changed(
-    packed: Path, stale: set[str], call: str, failing: tuple[str, ...]
-) -> None:
-    with readers.open(packed, "train") as reader:
-        if "open" not in failing:
-            reader.read(3)
-        stale.update(failing)
-        with pytest.raises(StaleIndexError, match=rf"train-00000\d.tar: .*file server.*ESTALE.*{AGAIN}") as caught:
-            READS[call](reader)
-        assert isinstance(caught.value, readers.PackerError) and "packer index" not in str(caught.value)
-        stale.clear()
-        assert len(reader.read(3)) > 0, "the reader works again"
+def test_a_stale_handle_says_that_the_set_changed(packed: Path, stale: set[str], failing: tuple[str, ...]) -> None:
+    calls: list[Callable[[Any], Any]] = [
+        lambda reader: reader.read(3),
+        lambda reader: reader.read_many([3, 9]),
+        lambda reader: reader[3],
+        lambda reader: list(reader.stream([3])),
+        lambda reader: pickle.loads(pickle.dumps(reader)).read(3),
+    ]
+    for call in calls:
+        with readers.open(packed, "train") as reader:
+            if "open" not in failing:
+                reader.read(3)
+            stale.update(failing)
+            with pytest.raises(StaleIndexError, match=rf"train-00000\d.tar: .*file server.*ESTALE.*{AGAIN}") as caught:
+                call(reader)
+            assert isinstance(caught.value, readers.PackerError) and "packer index" not in str(caught.value)
+            stale.clear()
+            assert len(reader.read(3)) > 0, "the reader works again"
 
 
 def test_other_failures_of_a_read_name_the_shard(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,24 +160,17 @@ def shades(root: Path, first: int) -> Path:
     return root
 
 
-@pytest.fixture(params=["tar", "hdf5"])
-def twins(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]:
+@pytest.fixture
+def twins(request: pytest.FixtureRequest, base: Path, tmp_path: Path) -> tuple[Path, Path]:
     """Two sets that differ in the order of their bright and dark images, and in nothing that `stat` shows."""
-    made = []
-    for first in (0, 1):
-        source = shades(tmp_path / f"images{first}", first)
-        made.append(
-            packer.convert(
-                source,
-                request.param,
-                tmp_path / f"set{first}",
-                run=packer.Run(workers=1),
-                shards=packer.Shards(samples=4),
-            ).output
-        )
+    folder = Path(shutil.copytree(base / getattr(request, "param", "tar"), tmp_path / "twins"))
+    made = folder / "set0", folder / "set1"
     sizes = [{path.name: path.stat().st_size for path in root.glob("train-*")} for root in made]
     assert len(sizes[0]) == 5 and sizes[0] == sizes[1]
-    return made[0], made[1]
+    return made
+
+
+IN_HDF5_TOO = pytest.mark.parametrize("twins", ["tar", "hdf5"], indirect=True)
 
 
 def is_right(data: Any, label: int) -> bool:
@@ -180,8 +178,8 @@ def is_right(data: Any, label: int) -> bool:
     return (int(np.asarray(Image.open(io.BytesIO(bytes(data))))[0, 0, 0]) >= 200) == bool(label)
 
 
-@pytest.mark.parametrize("backend", ["pread", "mmap"])
-@pytest.mark.parametrize("reads", ["read", "read_many"])
+@IN_HDF5_TOO
+@pytest.mark.parametrize(("backend", "reads"), [("pread", "read"), ("mmap", "read_many")])
 def test_no_sample_of_a_replaced_set_is_taken_for_one_of_the_set_that_was_opened(
     twins: tuple[Path, Path], backend: Any, reads: str
 ) -> None:
@@ -214,25 +212,22 @@ def test_an_unpickled_reader_is_of_the_set_that_was_opened_or_an_error(twins: tu
 def test_a_forked_reader_notices_that_the_set_was_replaced(twins: tuple[Path, Path]) -> None:
     packed, other = twins
 
-    def read(found: Any) -> None:
-        try:
-            found.put(f"read {len(reader.read(9))} bytes")
-        except StaleIndexError as error:
-            found.put(str(error))
+    def read() -> None:
+        with pytest.raises(StaleIndexError, match="has been replaced"):
+            reader.read(9)
 
     with readers.open(packed) as reader:
         reader.read(0)
         replace(packed, other)
-        context = multiprocessing.get_context("fork")
-        found = context.Queue()
-        child = context.Process(target=read, args=(found,))
-        child.start()
-        assert "has been replaced" in found.get(timeout=60)
-        child.join(60)
+        in_child(read)
 
 
 def test_a_cache_hands_out_what_it_holds_and_takes_nothing_of_another_set(twins: tuple[Path, Path]) -> None:
     packed, other = twins
+    with readers.open(packed) as reader:
+        fingerprint = reader.fingerprint
+    with readers.open(other) as reader:
+        assert reader.fingerprint != fingerprint, "one cache would serve both sets"
     with readers.cached(readers.open(packed), 10 << 20, compress=False) as cached:
         cached.read_many(range(4))
         replace(packed, other)
@@ -241,27 +236,23 @@ def test_a_cache_hands_out_what_it_holds_and_takes_nothing_of_another_set(twins:
             cached.read_many(range(SAMPLES))
 
 
-@pytest.mark.parametrize("on_error", ["raise", "skip", "substitute"])
-@pytest.mark.parametrize("consumer", ["ImageLoader", "ImageDataset", "ImageStream"])
-def test_a_replaced_set_is_never_a_bad_sample(twins: tuple[Path, Path], consumer: str, on_error: Any) -> None:
-    packed, other = twins
-    reader = readers.open(packed)
-    replace(packed, other)
-    with pytest.raises(StaleIndexError, match="has been replaced"):
-        train(consumer, reader, on_error)
-
-
-@pytest.mark.parametrize("on_error", ["raise", "skip", "substitute"])
-@pytest.mark.parametrize("consumer", ["ImageLoader", "ImageDataset", "ImageStream"])
-def test_a_set_that_is_written_over_in_place_has_no_bad_samples(
-    packed: Path, other: Path, consumer: str, on_error: Any
+@pytest.mark.parametrize("is_read", [False, True])
+@pytest.mark.parametrize(
+    ("consumer", "on_error"), [("ImageLoader", "skip"), ("ImageDataset", "substitute"), ("ImageStream", "skip")]
+)
+def test_a_replaced_set_is_never_a_bad_sample(
+    packed: Path, other: Path, twins: tuple[Path, Path], is_read: bool, consumer: str, on_error: Any
 ) -> None:
-    """As `cp -r` does: what is read of shards that are open is no image then."""
+    """Also where it is written over in place, as `cp -r` does: what is read of open shards is no image then."""
+    packed, other = (packed, other) if is_read else twins
     reader = readers.open(packed, "train")
-    reader.read_many(range(len(reader)))
-    for path in other.rglob("*.*"):
-        if path.is_file() and path.suffix != ".npy":
-            (packed / path.relative_to(other)).write_bytes(path.read_bytes())
+    if is_read:
+        reader.read_many(range(len(reader)))
+        for path in other.rglob("*.*"):
+            if path.is_file() and path.suffix != ".npy":
+                (packed / path.relative_to(other)).write_bytes(path.read_bytes())
+    else:
+        replace(packed, other)
     with pytest.raises(StaleIndexError, match="has been replaced"):
         train(consumer, reader, on_error)
 
@@ -289,31 +280,25 @@ def test_a_shard_in_the_place_of_another_is_not_read(twins: tuple[Path, Path]) -
         assert is_right(reader.read(4), reader.labels[4])
 
 
-def test_one_damaged_sample_does_not_make_another_shard(twins: tuple[Path, Path]) -> None:
+def test_a_damaged_sample_does_not_make_another_shard_and_what_is_whole_can_be_read(
+    twins: tuple[Path, Path], tmp_path: Path
+) -> None:
     packed, _ = twins
     with readers.open(packed) as reader:
-        path, offset, length = reader.byte_range(7)
-        with open(path, "r+b") as file:
-            file.seek(offset + length - 1)
-            file.write(b"x")
-        assert is_right(reader.read(4), reader.labels[4]) and bytes(reader.read(7)[-1:]) == b"x"
-
-
-def test_what_is_whole_of_a_damaged_shard_can_be_read_with_checksums(twins: tuple[Path, Path], tmp_path: Path) -> None:
-    packed, _ = twins
-    with readers.open(packed) as reader:
-        ranges = [reader.byte_range(index) for index in (5, 6, 7)]
-    for path, offset, length in ranges:
-        with open(path, "r+b") as file:
-            file.seek(offset)
-            file.write(bytes(length))
+        ranges = [reader.byte_range(index) for index in (7, 5, 6)]
+        for path, offset, length in ranges:
+            with open(path, "r+b") as file:
+                file.seek(offset)
+                file.write(bytes(length))
+            if (path, offset, length) == ranges[0]:  # of four samples in the shard
+                assert is_right(reader.read(4), reader.labels[4]) and not any(reader.read(7))
     with readers.open(packed) as reader, pytest.raises(StaleIndexError, match="not the shard that was indexed"):
         reader.read(4)
     with readers.open(packed, verify=True) as reader:
         assert is_right(reader.read(4), reader.labels[4])
         with pytest.raises(DamagedSampleError, match="sample 5"):
             reader.read(5)
-    saved = packer.convert(packed, "tar", tmp_path / "saved", run=packer.Run(workers=1, on_error="skip"))
+    saved = convert(packed, tmp_path / "saved", on_error="skip")
     assert (saved.samples, saved.left_out) == (SAMPLES - 3, {"skipped": 3})
 
 
@@ -334,14 +319,6 @@ def touched(packed: Path) -> None:
         os.utime(path)
 
 
-def packed_again(packed: Path) -> None:
-    source = packed.with_name("images0")
-    container = "hdf5" if list(packed.glob("*.h5")) else "tar"
-    packer.convert(
-        source, container, packed, run=packer.Run(workers=1), shards=packer.Shards(samples=4), overwrite=True
-    )
-
-
 def appended(packed: Path) -> None:
     for name in ("more", "most"):
         shades(packed.with_name(name), 1)
@@ -359,7 +336,7 @@ SAME: dict[str, Callable[[Path], Any]] = {
     "copied": copied,
     "linked": linked,
     "touched": touched,
-    "packed again": packed_again,
+    "packed again": lambda packed: convert(packed.with_name("images0"), packed, samples=4, overwrite=True),
     "appended": appended,
     "relabelled": lambda packed: packer.relabel(packed, names={"a": "b"}),
     "resharded": resharded,
@@ -428,13 +405,6 @@ def test_opening_a_set_looks_at_no_shard(twins: tuple[Path, Path], monkeypatch: 
     with readers.open(twins[0]) as reader:
         pickle.loads(pickle.dumps(reader))
     assert any("dataset.json" in path for path in seen) and not any("train-" in path for path in seen)
-
-
-def test_an_unfinished_set_is_one_error(tmp_path: Path) -> None:
-    (tmp_path / "set" / ".packing").mkdir(parents=True)
-    with pytest.raises(DatasetError, match="an unfinished conversion") as caught:
-        readers.open(tmp_path / "set")
-    assert "".join(traceback.format_exception(caught.value)).count("Traceback") == 1
 
 
 def replace(packed: Path, other: Path) -> None:

@@ -77,16 +77,11 @@ def test_the_index_names_every_script() -> None:
 SCRIPT = """
 import sys
 sys.path.insert(0, {folder!r})
-from experiment import Check, Column, Experiment, Section, main, parser
-from harness import NotHere, contender
+from experiment import Check, Experiment, main, parser
+from harness import NotHere
 
-@contender("fast")
-def fast(arguments): return {{"ms": 2.0}}
-
-@contender("elsewhere")
+def fast(arguments, ms): return {{"ms": ms}}
 def elsewhere(arguments): raise NotHere("needs a machine of another kind")
-
-@contender("broken")
 def broken(arguments): raise RuntimeError("out of luck")
 
 def check(arguments):
@@ -94,16 +89,44 @@ def check(arguments):
     yield Check("the same labels", found="{labels} of 8", holds={labels} == 8)
 
 def measure(chosen, arguments): return chosen.function(arguments)
-def sections(arguments): yield Section("times", "Times", (Column("ms", "ms"),), base="fast")
 
-about = {{"title": "A title", "document": "A document", "about": "About it."}}
-main(Experiment("s999", measure=measure, check=check, sections=sections, **about), parser("A script."))
+main(Experiment.read(__file__, [fast, elsewhere, broken], measure=measure, check=check), parser("A script."))
+"""
+TABLE = """
+title = "A title"
+document = "A document"
+about = "About it."
+limits = ["Nothing compares."]
+claims = [
+    {what = "slow takes twice as long", row = "slow", over = "fast", key = "ms", least = 2},
+    {what = "fast takes twice as long", row = "fast", over = "slow", key = "ms", least = 2},
+    {what = "the rest takes as long", row = "elsewhere", over = "slow", key = "ms", least = 1},
+]
+rows = [
+    {name = "fast", make = "fast", with = {ms = 2.0}},
+    {name = "slow", make = "fast", with = {ms = 6.0}, note = "three times as slow"},
+    {name = "elsewhere", make = "elsewhere"},
+    {name = "broken", make = "broken"},
+]
+
+[there]
+fast = 1
+slow = 4
+
+[[sections]]
+name = "times"
+title = "Times"
+columns = [["ms", "ms"]]
+begins = ["fast", "sl"]
+base = "fast"
+there = true
 """
 
 
 def run_script(folder: Path, labels: int, *arguments: object) -> Any:
     script = folder / "s999.py"
     script.write_text(textwrap.dedent(SCRIPT).format(folder=str(FOLDER), labels=labels))
+    script.with_suffix(".toml").write_text(TABLE)
     return run_python(script, "--smoke", "--out", folder / "out", *arguments, cwd=folder)
 
 
@@ -114,11 +137,16 @@ def test_a_check_that_fails_ends_the_run_before_any_time_is_taken(tmp_path: Path
     assert "fast" not in done.stderr and not (tmp_path / "out").exists()
 
 
-def test_rows_that_do_not_run_say_why(tmp_path: Path) -> None:
+def test_the_page_has_the_tables_claims_and_figures_and_says_what_did_not_run(tmp_path: Path) -> None:
     done = run_script(tmp_path, 8, "--skip", "broken")
     assert done.returncode == 0, done.stderr
     facts = check_page(tmp_path / "out", "s999")
     assert facts["absent"] == {"elsewhere": "needs a machine of another kind"}
+    page = (tmp_path / "out" / "s999.md").read_text()
+    assert "- Holds: slow takes twice as long (3.00 times; there 4.00)" in page
+    assert "- **Does not hold**: fast takes twice as long (0.33 times; there 0.25)" in page
+    assert "the rest takes" not in page and "## What does not compare\n\nNothing compares." in page
+    assert "| slow | 6 | 3.00 | 4 | 4.00 |" in page and "- slow: three times as slow" in page
 
 
 def test_a_row_that_fails_fails_the_run(tmp_path: Path) -> None:

@@ -25,14 +25,13 @@ from readers.order import NodeLocal
 def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Masks for two of three samples, then samples dropped; tests may not write to it."""
     root = tmp_path_factory.mktemp("fields")
-    pack_tree(root / "set", "tar", {"train": {"cat": 12, "dog": 9}}, samples_per_shard=5)
+    pack_tree(root / "set", "tar", {"train": {"cat": 12, "dog": 9}}, samples=5)
     keys = packer.table(root / "set").keys("train")
     masks = {
         f"{key}.png": bytes(encode_field("mask", np.full((4, 5), i, np.uint8))) for i, key in enumerate(keys) if i % 3
     }
-    packer.add_field(
-        root / "set", tree_of(root / "masks", masks), "mask", shards=packer.Shards(size=150), run=packer.Run(workers=1)
-    )
+    shards, run = packer.Shards(size=150), packer.Run(workers=1)
+    packer.add_field(root / "set", tree_of(root / "masks", masks), "mask", shards=shards, run=run)
     packer.drop(root / "set", where="width == 48")
     return root / "set"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import pickle
 import shutil
@@ -30,7 +31,7 @@ COUNTS = {"train": {"cat": 4, "dog": 3}, "val": {"dog": 2}}
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A set, another one, and masks; tests may not write to them."""
     root = tmp_path_factory.mktemp("base")
-    pack_tree(root / "set", "tar", COUNTS, samples_per_shard=3)
+    pack_tree(root / "set", "tar", COUNTS, samples=3)
     pack_tree(root / "other", "tar", {"train": {"eel": 2}}, seed=1)
     mask = bytes(encode_field("mask", np.ones((2, 2), np.uint8)))
     tree_of(root / "masks", {"cat/cat0t1.png": mask, "dog/dog0v1.png": mask})
@@ -115,7 +116,7 @@ def killed_at_steps(name: str, base: Path, folder: Path, steps: range | itertool
 @pytest.mark.parametrize("name", CHANGES)
 def test_killed_at_some_steps(name: str, base: Path, tmp_path: Path) -> None:
     """A few kills around the middle and the end of each; the test below tries every step."""
-    assert killed_at_steps(name, base, tmp_path, range(1, 60, 13)) > 0
+    assert killed_at_steps(name, base, tmp_path, range(1, 60, 19)) > 0
 
 
 @pytest.mark.faults
@@ -126,16 +127,15 @@ def test_killed_at_every_step(name: str, base: Path, tmp_path: Path) -> None:
     assert kills > (2 if name == "prune" else 20)
 
 
-def test_twenty_appends_at_once(one: Path, tmp_path: Path) -> None:
+def test_appends_at_once(one: Path, tmp_path: Path) -> None:
     """All there once; a set that was opened before is read to its end meanwhile."""
-    expected = content(one)
+    expected, count = content(one), 8
     trees = []
-    for number in range(20):
-        files = {f"train/n{number:02d}/{number}_{i}.jpg": make_jpeg(5000 + 2 * number + i) for i in range(2)}
+    for number in range(count):
+        names = [f"train/n{number}/{number}_{i}.jpg" for i in range(2)]
+        files = {name: make_jpeg(5000 + 2 * number + i) for i, name in enumerate(names)}
         trees.append(tree_of(tmp_path / f"tree{number}", files))
-        for name, data in files.items():
-            split, label, file = name.split("/")
-            expected[f"{split}/{label}/{file[:-4]}"] = Held(label, {"image": data})
+        expected |= {name[:-4]: Held(f"n{number}", {"image": data}) for name, data in files.items()}
     with readers.open(one, "train") as early, ExitStack() as running:
         for tree in trees:
             running.enter_context(forked(partial(packer.append, one, tree, run=packer.Run(workers=1))))
@@ -145,7 +145,7 @@ def test_twenty_appends_at_once(one: Path, tmp_path: Path) -> None:
     assert keys == [key.partition("/")[2] for key in content(one) if key.startswith("train/")][: len(keys)]
     assert before == [expected[f"train/{key}"].fields["image"] for key in keys]
     history = read_dataset_info(one).history
-    assert [operation.samples for operation in history] == [(9 + 2 * n, 11 + 2 * n) for n in range(20)]
+    assert [operation.samples for operation in history] == [(9 + 2 * n, 11 + 2 * n) for n in range(count)]
     assert leftovers(one) == set()
 
 
@@ -169,7 +169,7 @@ def test_who_has_the_old_set_open_reads_the_old_set(one: Path, base: Path) -> No
     assert content(one).keys() != old.keys() and wrong(one) == []
 
 
-def test_old_indexes_are_removed_after_a_month(one: Path) -> None:
+def test_old_indexes_are_removed_after_a_month_and_what_is_in_use_never(one: Path) -> None:
     packer.relabel(one, names={"cat": "fox"})
     packer.drop(one, where="width == 32", split="train")
     (retired,) = read_dataset_info(one).retired
@@ -178,34 +178,13 @@ def test_old_indexes_are_removed_after_a_month(one: Path) -> None:
     (one / "dataset.json").write_text(text.replace(retired.since, "2020-01-01T00:00:00Z"))
     packer.relabel(one, names={"fox": "cat"})
     assert not (one / retired.path).exists() and read_dataset_info(one).retired == ()
-
-
-def test_a_retired_name_that_is_in_use_is_never_removed(one: Path) -> None:
-    """As after  packer index , which may give an index the name of a retired one."""
-    info = read_dataset_info(one)
-    text = (one / "dataset.json").read_text().rstrip().removesuffix("}")
-    used = [info.splits["train"].index, info.splits["train"].shards[0].path, "elsewhere"]
-    retired = ", ".join(f'{{"path": "{path}", "since": "2020-01-01T00:00:00Z"}}' for path in used)
-    (one / "dataset.json").write_text(f'{text}, "retired": [{retired}]}}')
+    info, content_json = read_dataset_info(one), json.loads((one / "dataset.json").read_text())
+    used = [info.splits["train"].index, info.splits["train"].shards[0].path, "elsewhere"]  # packer index  may do that
+    content_json["retired"] = [{"path": path, "since": "2020-01-01T00:00:00Z"} for path in used]
+    (one / "dataset.json").write_text(json.dumps(content_json))
     expected = content(one)
     packer.prune(one)
     check(one, expected)
-
-
-def test_a_cache_of_the_old_set_is_not_used_for_the_new_one(one: Path, place: dict[str, Any]) -> None:
-    expected = content(one)
-    with readers.open(one, "train") as reader, readers.cached(reader, **place, persist=True) as cached:
-        assert [bytes(data) for data in cached.read_many(range(len(cached)))]
-        old = cached.fingerprint
-    gone = next(key for key in expected if key.startswith("train/"))
-    packer.drop(one, keys=[gone.partition("/")[2]])
-    left = [held.fields["image"] for key, held in expected.items() if key.startswith("train/") and key != gone]
-    with readers.open(one, "train") as reader, readers.cached(reader, **place, persist=True) as cached:
-        for _ in range(2):
-            assert [bytes(data) for data in cached.read_many(range(len(cached)))] == left
-        assert cached.fingerprint != old
-    shutil.rmtree(place["directory"])
-    place["directory"].mkdir()
 
 
 def test_a_staged_copy_is_of_the_state_that_was_staged(one: Path, tmp_path: Path) -> None:
@@ -252,18 +231,17 @@ def test_a_full_disk_leaves_the_old_set_or_only_the_documents_are_missing(
                 raise OSError(28, os.strerror(28))
             rename(*arguments, **named)
 
-        monkeypatch.setattr(os, "rename", full)
         try:
-            CHANGES["append"](one, base, one)
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "rename", full)
+                CHANGES["append"](one, base, one)
         except readers.OutputError as error:
             assert "No space left" in str(error)
         else:
             break
-        monkeypatch.setattr(os, "rename", rename)
         assert content(one) == expected and leftovers(one) == set()
     else:
         pytest.fail("the append never got through")
-    monkeypatch.setattr(os, "rename", rename)
     assert failing > 4 and wrong(one) == [] and not (one / "SHA256SUMS").exists()
     packer.prune(one)
     assert unlisted(one) == set()

@@ -1,30 +1,39 @@
 """Nodes that read from each other: the source is read once by all of them together, and a node that fails, hangs or
-gives wrong bytes costs time and no sample."""
+gives wrong bytes costs time and no sample; when it is asked again, and what is said of it; nodes as processes."""
 
 from __future__ import annotations
 
+import json
+import os
 import random
+import signal
 import socket
+import subprocess
+import sys
 import threading
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from conftest import tree_of
+from remote_servers import Proxy
 from set_cases import pack_tree
+from suites.programs import run_packer
 
 import packer
 import readers
-from cache.errors import ServingError
-from cache.serving import Limits, Rendezvous, Server
-from cache.stores import Extents, StoreOver
-from cache.stores.copied import Copied
+from cache.errors import DamagedSampleError, ServingError, SlowError
+from cache.serving import Rendezvous, Server
+from cache.stores import Extents, Store, StoreOver
+from cache.stores.copied import Copied, Neighbours, RowOwners
 from readers.order import NodeLocal, Shuffled
 from readers.order.schedule import make_schedule
 from readers.reader import Reader
@@ -58,7 +67,7 @@ class Cluster:
         self.own, self.counted, self.nodes = own, counted, len(own)
         options = {**_LOCAL, "nodes": self.nodes, **options}
         self.shared = [readers.share(one, root / "job", node=node, **options) for node, one in enumerate(own)]
-        self.servers = [one.serve(Server) for one in self.shared]
+        self.servers = [] if options["serve"] else [one.serve(Server) for one in self.shared]
         self.readers = [one.__enter__() for one in self.shared]
 
     @property
@@ -127,23 +136,25 @@ def epoch(cluster: Cluster, order: Any, number: int, truth: list[bytes], batch: 
 
 
 # --- what all nodes together read from the source -------------------------------------------------------------------
-@pytest.mark.parametrize("nodes", [2, 3, 5])
-def test_caches_of_a_part_each_read_the_source_once(cluster: Any, truth: list[bytes], nodes: int) -> None:
-    """In a global shuffle, over all nodes and epochs, the first included."""
-    made = cluster(nodes)
-    for number in range(3):
+def test_caches_of_a_part_each_read_the_source_once(
+    cluster: Any, truth: list[bytes], certificates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a global shuffle, over all nodes and epochs, the first included; over TLS."""
+    monkeypatch.setenv("PACKER_HTTP_ROOT_CERTIFICATE", str(certificates / "ca.pem"))
+    made = cluster(3, certificate=certificates / "good.pem")
+    assert made.shared[0].url.startswith("https://127.0.0.1:")
+    for number in range(2):
         assert epoch(made, Shuffled(len(truth), seed=7), number, truth) == list(range(len(truth)))
         assert made.source_reads == Counter(range(len(truth)))
     for node, reader in enumerate(made.readers):
-        part = NodeLocal(len(truth), nodes).local_part(node)
+        part = NodeLocal(len(truth), 3).local_part(node)
         assert set(made.counted[node].rows) == set(part), "the owner reads it, whichever node asks first"
         stats = reader.store.stats()
         assert stats.own + stats.near > 0 == stats.far == stats.failures and stats.left_out == ()
     assert sum(reader.store.stats().near for reader in made.readers) > len(truth)
 
 
-@pytest.mark.parametrize("nodes", [2, 4])
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(("nodes", "overlap"), [(2, False), (4, True)])
 def test_staged_parts_read_the_source_once(
     cluster: Any, source: Path, truth: list[bytes], nodes: int, overlap: bool
 ) -> None:
@@ -179,13 +190,6 @@ def test_what_this_node_has_is_not_asked_for(cluster: Any, truth: list[bytes], t
     assert made.source_reads == Counter()
 
 
-def test_over_tls(cluster: Any, truth: list[bytes], certificates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PACKER_HTTP_ROOT_CERTIFICATE", str(certificates / "ca.pem"))
-    made = cluster(2, certificate=certificates / "good.pem")
-    assert epoch(made, Shuffled(len(truth), seed=7), 0, truth) == list(range(len(truth)))
-    assert made.shared[0].url.startswith("https://127.0.0.1:") and made.source_reads == Counter(range(len(truth)))
-
-
 # --- nodes that fail ------------------------------------------------------------------------------------------------
 class Wrong:
     """Another node's ranges, with other bytes of the same length; or None of them."""
@@ -194,8 +198,8 @@ class Wrong:
         self.ranges, self.how = ranges, how
 
     def size(self, name: str) -> int | None:
-        size = self.ranges.size(name)
-        return size + 1 if size and self.how == "another size" else size
+        size: int | None = self.ranges.size(name)
+        return size
 
     def read(self, name: str, start: int, stop: int) -> Any:
         pieces = [bytes(piece) for piece in self.ranges.read(name, start, stop)]
@@ -227,9 +231,7 @@ def fail(tmp_path: Path) -> Iterator[Callable[[Cluster, int, str], None]]:
                 (meeting / str(node)).unlink()
                 return
             else:
-                terms = replace(terms, token="0" * 64) if how == "another token" else terms
                 terms = replace(terms, prefix="0-0-0") if how == "another set" else terms
-                terms = replace(terms, limits=Limits(connections=0)) if how == "too many" else terms
                 other = stack.enter_context(Server(Wrong(ranges, how), replace(terms, port=0)))
                 url = f"http://127.0.0.1:{other.port}"
             Rendezvous(meeting, made.nodes).publish(node, url)
@@ -238,7 +240,7 @@ def fail(tmp_path: Path) -> Iterator[Callable[[Cluster, int, str], None]]:
 
 
 HOW = (
-    "gone", "hangs", "nowhere", "nothing", "short", "a bit", "another size", "another token", "another set", "too many",
+    "gone", "hangs", "nowhere", "nothing", "short", "a bit", "another set",
 )  # fmt: skip
 
 
@@ -282,7 +284,8 @@ def test_a_node_that_was_started_again_is_asked_again(cluster: Any, truth: list[
     assert reader.store.stats().left_out == () and made.counted[1].rows == before
 
 
-def test_nodes_killed_at_random_lose_no_sample(cluster: Any, truth: list[bytes], trials: int = 6) -> None:
+@pytest.mark.parametrize("trials", [5, pytest.param(200, marks=pytest.mark.faults)])
+def test_nodes_killed_at_random_lose_no_sample(cluster: Any, truth: list[bytes], trials: int) -> None:
     rng = random.Random(1)
     made = cluster(3, timeout_seconds=0.05)
     with warnings.catch_warnings():
@@ -294,12 +297,6 @@ def test_nodes_killed_at_random_lose_no_sample(cluster: Any, truth: list[bytes],
             assert epoch(made, Shuffled(len(truth), seed=1), number, truth) == list(range(len(truth)))
             timer.join()
             made.shared[victim].serve(Server)
-
-
-@pytest.mark.faults
-def test_nodes_killed_at_random_again_and_again(cluster: Any, truth: list[bytes]) -> None:
-    test_nodes_killed_at_random_lose_no_sample(cluster, truth, 200)
-    print("\n200 epochs of 3 nodes, of which one was killed in each: every sample came once, with its bytes")
 
 
 def test_threads_of_a_loader_meet_one_failure(cluster: Any, fail: Any, truth: list[bytes], hanging: Any) -> None:
@@ -443,3 +440,206 @@ def test_fields_of_samples_come_from_other_nodes(fields: Path, tmp_path: Path) -
         assert made.readers[1].store.stats().near > 0 == made.readers[1].store.stats().far
     finally:
         made.close()
+
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def gets(web: Proxy) -> Counter[str]:
+    return Counter(line for line in web.gets(r"\.tar") if "bytes=" in line)
+
+
+def children() -> set[int]:
+    """The processes that this one has started."""
+    found: set[int] = set()
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # it has ended
+            found.update(map(int, (thread / "children").read_text().split()))
+    return found
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(4, marks=pytest.mark.faults)])
+def test_server_processes_that_are_killed_are_started_again(
+    web: Proxy, packed: Path, tmp_path: Path, kills: int
+) -> None:
+    """The source is read once, by all nodes and in all epochs; after the servers were killed, what they would have
+    given, until they were started again."""
+    with ExitStack() as stack:
+        local = stack.enter_context(readers.open(packed, "train"))
+        truth, own = [bytes(local.read(row)) for row in range(len(local))], []
+        for node in range(2):
+            (tmp_path / f"memory-{node}").mkdir()
+            plain = stack.enter_context(readers.open(f"{web.url}/{packed.name}", "train"))
+            kept = readers.cached(plain, 1.0, partition=(node, 2), directory=tmp_path / f"memory-{node}")
+            own.append(stack.enter_context(kept))
+        before = children()
+        with pytest.warns(UserWarning, match="have not said where they listen"):  # the first meets no other
+            made = Cluster(tmp_path, own, [], serve=True, timeout_seconds=0.5)
+        stack.callback(made.close)
+        counts = lambda: [(one.near, one.far) for one in (reader.store.stats() for reader in made.readers)]  # noqa: E731
+        number = 0
+
+        def read_epoch() -> None:
+            nonlocal number
+            assert epoch(made, Shuffled(len(truth), seed=5), number, truth, 1) == list(range(len(truth)))
+            number += 1
+            assert sum(gets(web).values()) == len(truth) + sum(far for _, far in counts())
+
+        for _ in range(2):
+            read_epoch()
+        assert set(gets(web).values()) == {1} and sum(near for near, _ in counts()) >= len(truth) // 2
+        with pytest.warns(UserWarning) as said:
+            for _ in range(kills):
+                for server in children() - before:
+                    os.kill(server, signal.SIGKILL)
+                near = counts()
+                read_epoch()
+                assert all(far > 0 for _, far in counts())
+                until = time.monotonic() + 300
+                while any(now[0] == then[0] for now, then in zip(counts(), near, strict=True)):
+                    assert time.monotonic() < until
+                    read_epoch()
+        texts = [str(warning.message) for warning in said]
+        for node in range(2):
+            assert any(f"node {node} is left out" in text for text in texts)
+            started = f"the process that serves node {node} had ended: it was started again"
+            assert sum(started in text for text in texts) == kills
+    assert [path.name for path in tmp_path.glob("job/*/*")] == ["token"]
+    assert [*tmp_path.glob("memory-*/*")] == [], "no cache stays"
+
+
+def test_serve_in_the_foreground(source: Path, tmp_path: Path) -> None:
+    """Until SIGTERM, or as long as a command runs; then its address is gone, and it says what it has served."""
+    (tmp_path / "memory").mkdir()
+    command = [sys.executable, "-m", "packer", "serve", str(source), str(tmp_path / "job"), "--part", "0/2"]
+    command += ["--host", "127.0.0.1", "--cache", "100%", "--json"]
+    with ExitStack() as stack:
+        plain = stack.enter_context(readers.open(source, "train"))
+        served = stack.enter_context(
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+        )
+        assert served.stdout is not None and served.stderr is not None
+        said = json.loads("".join(iter(served.stdout.readline, "}\n")) + "}")
+        assert said["node"] == 0 and said["nodes"] == 2 and said["url"].startswith("http://127.0.0.1:")
+        shared = readers.share(plain, tmp_path / "job", node=1, nodes=2, host="127.0.0.1")
+        reader = stack.enter_context(shared)
+        part = NodeLocal(len(plain), 2).local_part(0)
+        for row in part:
+            assert bytes(reader.read(row)) == bytes(plain.read(row))
+        assert reader.store.stats().near == len(part)
+        reader.close()
+        served.send_signal(signal.SIGTERM)
+        assert served.wait(300) == 0
+        assert f"served {len(part)} ranges" in served.stderr.read()
+    assert [path.name for path in (tmp_path / "job").glob("*/*")] == ["token"]
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "message"),
+    [
+        (["--part", "0/2", "--host", "127.0.0.1", "--", "sh", "-c", "exit 3"], 3, "served 0 ranges"),
+        (["--part", "0/2", "--host", "198.51.100.1"], 1, "198.51.100.1, port 0: cannot listen there"),
+        (["--part", "2/2"], 2, "neither I/N"),
+    ],
+)
+def test_serve_ends_with_a_status(source: Path, tmp_path: Path, options: list[str], status: int, message: str) -> None:
+    done = run_packer("serve", source, tmp_path / "job", *options)
+    assert done.returncode == status and message in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+class Answers(Store):
+    """The row as bytes, or an error."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.gate: threading.Event | None = None
+        self.asked = threading.Event()
+
+    def read_one(self, row: int, shard: int, offset: int, length: int) -> bytes:
+        self.asked.set()
+        if self.gate is not None:
+            assert self.gate.wait(300)
+        if self.error is not None:
+            raise self.error
+        return b"%d" % row
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """`now` is what the store takes for the time."""
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr("cache.stores.copied.time", SimpleNamespace(monotonic=lambda: clock.now))
+    yield clock
+
+
+def rows(*numbers: int) -> Extents:
+    column = np.array(numbers, np.int64)
+    return Extents(column, column * 0, column, column * 0 + 2)
+
+
+def neighbours(connect: Callable[[int], Store | None], nodes: int = 2) -> Any:
+    """Node 0, of ten rows, and others with as many."""
+    return Neighbours(Answers(), 0, RowOwners(np.arange(nodes + 1) * 10), connect, pause_seconds=5.0)
+
+
+@pytest.mark.parametrize("error", [SlowError("slow"), DamagedSampleError("wrong"), ConnectionError("gone"), None])
+def test_pauses_double_and_the_warning_comes_once(clock: Any, error: Exception | None) -> None:
+    connected: list[float] = []
+
+    def connect(node: int) -> Store | None:
+        connected.append(clock.now - 100)
+        return Answers(error) if error is not None else None
+
+    store = neighbours(connect)
+    with pytest.warns(UserWarning, match="node 1 is left out for 5 s, .* read from the source: ") as said:
+        for _ in range(4000):
+            store.prefetch(rows(12, 3))
+            assert store.read(rows(11, 5)) == [b"11", b"5"] and store.stats().left_out == (1,)
+            clock.now += 0.125
+    assert connected == [0, 5, 15, 35, 75, 155, 235, 315, 395, 475]
+    assert len(said) == 1 and store.stats().failures == len(connected)
+    assert (store.stats().own, store.stats().near, store.stats().far) == (4000, 0, 4000)
+
+
+def test_one_reader_asks_a_node_that_has_failed(clock: Any) -> None:
+    """The others read the source until it has answered; then all ask it, and its next failure is a first one."""
+    answers: list[Answers] = [Answers(SlowError("slow"))]
+    store = neighbours(lambda node: answers[-1])
+    with pytest.warns(UserWarning, match="left out for 5 s"):
+        store.read_one(11, 0, 0, 2)
+    answers.append(Answers())
+    answers[-1].gate = threading.Event()
+    clock.now += 5
+    trial = threading.Thread(target=store.read_one, args=(12, 0, 0, 2))
+    trial.start()
+    assert answers[-1].asked.wait(300)
+    assert store.read_one(13, 0, 0, 2) == b"13" and store.stats().far == 2, "the trial is under way"
+    answers[-1].gate.set()
+    trial.join()
+    assert store.read_one(14, 0, 0, 2) == b"14" and store.stats().near == 2 and store.stats().left_out == ()
+    answers[-1].error = SlowError("slow again")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        store.read_one(15, 0, 0, 2)
+        clock.now += 4.9
+        store.read_one(15, 0, 0, 2)
+        assert store.stats().far == 4 and store.stats().failures == 2
+        answers.append(Answers())
+        clock.now += 0.1
+        store.read_one(15, 0, 0, 2)
+    assert store.stats().near == 3
+
+
+def test_many_nodes_that_fail_are_not_a_flood_of_warnings(clock: Any) -> None:
+    store = neighbours(lambda node: None, nodes=100)
+    with pytest.warns(UserWarning, match="left out") as said:
+        assert store.read(rows(*range(0, 1000, 7))) == [b"%d" % row for row in range(0, 1000, 7)]
+    assert len(said) == 8 and len(store.stats().left_out) == 99
+
+
+def test_errors_of_this_node_are_raised(clock: Any) -> None:
+    store = neighbours(lambda node: Answers())
+    store.source.error = DamagedSampleError("here")
+    with pytest.raises(DamagedSampleError, match="here"):
+        store.read(rows(1, 11))
+    assert store.read(rows(11)) == [b"11"] and store.stats().failures == 0

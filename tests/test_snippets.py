@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import gc
 import re
 import warnings
@@ -83,6 +84,12 @@ OPTIONS = {name: {"--help", "-h", "--version"} | options_of(command) for name, c
 SCRIPTS = [path for folder in ("benchmarks", "examples", "tests") for path in (ROOT / folder).rglob("*.py")]
 THEIRS = {  # options of our scripts
     option for path in SCRIPTS for option in re.findall(r'"(--[a-z][a-z0-9-]+)"', path.read_text(encoding="utf-8"))
+} | {  # as keywords of benchmarks' `main`
+    f"--{keyword.arg}".replace("_", "-")
+    for path in (ROOT / "benchmarks").glob("*.py")
+    for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "main"
+    for keyword in call.keywords
 }
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import make_jpeg
+from set_cases import convert
 from suites.programs import run_packer
 from test_sources_libraries import sample_of, write_mds
 
@@ -71,24 +73,20 @@ def image_folder(root: Path) -> Path:
     return root
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda root: table(root, ".csv"),
-        lambda root: table(root, ".tsv"),
-        lambda root: table(root, ".jsonl"),
-        lambda root: table(root, ".parquet"),
-        lambda root: hub(root, False),
-        lambda root: hub(root, True),
-        mds,
-        image_folder,
-    ],
-    ids=["csv", "tsv", "jsonl", "parquet", "hub of names", "hub of classes", "mds", "imagefolder"],
-)
+SOURCES: dict[str, Callable[[Path], Path]] = {
+    **{suffix: partial(table, suffix=suffix) for suffix in (".csv", ".tsv", ".jsonl", ".parquet")},
+    "hub of names": partial(hub, as_class=False),
+    "hub of classes": partial(hub, as_class=True),
+    "mds": mds,
+    "imagefolder": image_folder,
+}
+
+
+@pytest.mark.parametrize("make", SOURCES.values(), ids=SOURCES)
 def test_values_become_splits(tmp_path: Path, make: Callable[[Path], Path]) -> None:
     (tmp_path / "src").mkdir()
     source = packer.open_source(make(tmp_path / "src"), split_column="fold")
-    made = packer.convert(source, "tar", tmp_path / "out", run=packer.Run(workers=1))
+    made = convert(source, tmp_path / "out")
     assert made.splits == {"fold1": 2, "fold0": 2, "fold2": 1}
     for split in made.splits:
         with readers.open(tmp_path / "out", split) as reader:
@@ -97,23 +95,21 @@ def test_values_become_splits(tmp_path: Path, make: Callable[[Path], Path]) -> N
             assert reader.labels.tolist() == [i % 2 for i in rows]
             assert "json" not in reader.fields
     again = packer.open_source(source.root, split_column="fold")  # type: ignore[attr-defined]
-    assert packer.convert(
-        again, "tar", tmp_path / "one", choose=packer.Choose(split="fold0"), run=packer.Run(workers=1)
-    ).splits == {"fold0": 2}
+    assert convert(again, tmp_path / "one", split="fold0").splits == {"fold0": 2}
 
 
 def test_by_the_command_line_and_what_is_no_split(tmp_path: Path) -> None:
     source = table(tmp_path, ".csv")
     ended = run_packer("convert", source, "--to", "tar", "-o", tmp_path / "out", "--split-column", "fold", "--json")
     assert json.loads(ended.stdout)["splits"] == {"fold1": 2, "fold0": 2, "fold2": 1}, ended.stderr
-    ended = run_packer("convert", source, "--to", "tar", "-o", tmp_path / "no", "--split-column", "folds")
-    assert ended.returncode == 1 and "no column 'folds'" in ended.stderr
+    with pytest.raises(SourceError, match="no column 'folds'"):
+        convert(packer.open_source(source, split_column="folds"), tmp_path / "no")
     source.write_text(source.read_text().replace("1,fold2", "1,../x"))
     with pytest.raises(SourceError, match=r"table\.csv: line 5: column 'fold': .*\.\./x"):
-        packer.convert(packer.open_source(source, split_column="fold"), "tar", tmp_path / "no")
+        convert(packer.open_source(source, split_column="fold"), tmp_path / "no")
     with pytest.raises(SourceError, match=r"line 5: column 'fold': '' cannot be the name of a split"):
         source.write_text(source.read_text().replace("1,../x", "1,"))
-        packer.convert(packer.open_source(source, split_column="fold"), "tar", tmp_path / "no")
+        convert(packer.open_source(source, split_column="fold"), tmp_path / "no")
     with pytest.raises(SourceError, match=r"no column 'label2' of names .*splits could be in label, fold"):
         packer.open_source(hub(tmp_path, False), split_column="label2").list(None)
     with pytest.raises(SourceError, match="split_column can be given for a Hugging Face"):

@@ -47,7 +47,7 @@ class TestSmallest(StoreSuite):
         return Smallest(root)
 
 
-@pytest.mark.parametrize("options", [{}, {"mapped": True}, {"open_shards": 1}, {"mapped": True, "open_shards": 2}])
+@pytest.mark.parametrize("options", [{"open_shards": 1}, {"mapped": True, "open_shards": 2}])
 class TestFiles(StoreSuite):
     @pytest.fixture(autouse=True)
     def _options(self, options: dict[str, Any]) -> None:
@@ -57,7 +57,7 @@ class TestFiles(StoreSuite):
         return Files(root, LISTED, **self.options)
 
 
-@pytest.mark.parametrize("there", [[], [0, 2], [0, 1, 2, 3]])
+@pytest.mark.parametrize("there", [[], [0, 1]])
 class TestCopied(StoreSuite):
     """A copy that has none, some or all of the shards; one that is gone there is read from its source."""
 
@@ -148,7 +148,7 @@ class TestJoined(StoreSuite):
         return Joined([Part(store, 2, 1 << 40) for store in parts])
 
 
-@pytest.mark.parametrize("check", ["never", "first", "always"])
+@pytest.mark.parametrize("check", ["never", "always"])
 class TestCached(StoreSuite):
     """Of which some rows have a place."""
 

@@ -13,6 +13,7 @@ import pytest
 from conftest import make_jpeg, tree_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from set_cases import convert
 from suites.programs import run_packer
 from view_client import Client
 
@@ -26,16 +27,23 @@ PATIENTS = ("P0", "P0", "P1", "P1", "P1", "P2", "P3", "", "P4", "P4", "P5", "P5"
 AGES = (31, 31, 7, 8, 9, 50, 64, 12, 70, "", 40, 41)
 
 
-@pytest.fixture
-def table(tmp_path: Path) -> Path:
-    """Twelve images of six patients, one of them unknown, in a CSV file."""
-    tree_of(tmp_path / "scans", {f"{i // 4}/{i}.jpg": make_jpeg(i, (16 + i, 16)) for i in range(12)})
-    with open(tmp_path / "scans" / "scans.csv", "w", newline="") as file:
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve images of six patients, one of them unknown, in a CSV file; not to be changed."""
+    scans = tmp_path_factory.mktemp("table") / "scans"
+    tree_of(scans, {f"{i // 4}/{i}.jpg": make_jpeg(i, (16 + i, 16)) for i in range(12)})
+    with open(scans / "scans.csv", "w", newline="") as file:
         out = csv.writer(file)
         out.writerow(["path", "label", "patient", "age", "taken on"])
         for i in range(12):
             out.writerow([f"{i // 4}/{i}.jpg", ("ill", "well")[i % 2], PATIENTS[i], AGES[i], f"2024-0{1 + i % 9}-01"])
-    return tmp_path / "scans" / "scans.csv"
+    return scans / "scans.csv"
+
+
+@pytest.fixture(scope="module")
+def packed(table: Path) -> Path:
+    """It as a set; not to be changed."""
+    return convert(table, table.parent.parent / "set").output
 
 
 EXPRESSIONS: dict[str, Callable[[str, Any, int], bool]] = {
@@ -57,76 +65,48 @@ EXPRESSIONS: dict[str, Callable[[str, Any, int], bool]] = {
 
 
 @pytest.mark.parametrize("text", EXPRESSIONS)
-def test_an_expression_sees_the_columns_of_the_table(table: Path, tmp_path: Path, text: str) -> None:
-    """In a reader, a subset, and a conversion, whose listing knows them."""
+def test_an_expression_sees_the_columns_of_the_table(table: Path, packed: Path, tmp_path: Path, text: str) -> None:
+    """In a reader, a subset, and a conversion, whose listing knows them or which reads them first."""
     expected = [f"{i // 4}/{i}" for i in range(12) if EXPRESSIONS[text](PATIENTS[i], AGES[i], i)]
     assert 0 < len(expected) < 12
-    packer.convert(table, "tar", tmp_path / "set", run=packer.Run(workers=1))
-    with readers.open(tmp_path / "set") as reader:
+    with readers.open(packed) as reader:
         assert list(reader.select(where=text).keys) == expected
         assert list(reader.select(indices=np.arange(12)[::-1], where=text).keys) == expected[::-1]
-    assert packer.table(tmp_path / "set").every(1).where(text).keys("train") == expected
-    made = packer.convert(
-        table, "hdf5", tmp_path / "chosen", choose=packer.Choose(where=text), run=packer.Run(workers=1)
-    )
-    assert packer.table(tmp_path / "chosen").keys("train") == expected
-    assert made.left_out == {"not chosen": 12 - len(expected)}
-    from_set = packer.convert(
-        tmp_path / "set", "tfrecord", tmp_path / "again", choose=packer.Choose(where=text), run=packer.Run(workers=1)
-    )
-    assert packer.table(tmp_path / "again").keys("train") == expected and from_set.samples == len(expected)
+    assert packer.table(packed).every(1).where(text).keys("train") == expected
+    for name, source in (("hdf5", table), ("tfrecord", packed)):
+        made = convert(source, tmp_path / name, name, where=text)
+        assert packer.table(tmp_path / name).keys("train") == expected
+        assert made.left_out == {"not chosen": 12 - len(expected)}
 
 
 def test_a_column_of_the_listing_decides_before_anything_is_read(table: Path, tmp_path: Path) -> None:
-    planned = packer.convert(
-        table,
-        "tar",
-        tmp_path / "out",
-        choose=packer.Choose(where='patient == "P0" and width > 16'),
-        dry_run=True,
-        run=packer.Run(workers=1),
-    )
+    planned = convert(table, tmp_path / "out", where='patient == "P0" and width > 16', dry_run=True)
     assert planned.samples == 2 and planned.undecided == "(width > 16)"
 
 
-@pytest.mark.parametrize(
-    ("text", "error", "message"),
-    [
-        ('patiemt == "P0"', readers.UnknownNameError, r"'patiemt' is not known.*json: age, patient, taken on; did you"),
-        ('has("patiemt")', readers.UnknownNameError, r"patiemt"),
+def test_what_a_column_cannot_be_asked(table: Path, packed: Path, tmp_path: Path) -> None:
+    unknown: Any = readers.UnknownNameError
+    for text, error, message in (
+        ('patiemt == "P0"', unknown, r"'patiemt' is not known.*json: age, patient, taken on; did you mean patient"),
+        ('has("patiemt")', unknown, r"patiemt"),
         ("patient == 7", ValueError, r"asks for numbers in a column that has none, but values such as 'P0'"),
         ("patient == width", ValueError, r"expected a column of the table, and a number or a text"),
         ("patient in ('P0', 3)", ValueError, r"of numbers alone or of texts alone"),
         ("patient in 'P0'", ValueError, r"expected  column == value  or  column in"),
-    ],
-)
-def test_what_a_column_cannot_be_asked(table: Path, tmp_path: Path, text: str, error: Any, message: str) -> None:
-    packer.convert(table, "tar", tmp_path / "set", run=packer.Run(workers=1))
-    with readers.open(tmp_path / "set") as reader, pytest.raises(error, match=message):
-        reader.select(where=text)
-    with pytest.raises(error, match=message):
-        packer.drop(tmp_path / "set", where=text)
-    with pytest.raises(error, match=message):
-        packer.convert(table, "tar", tmp_path / "out", choose=packer.Choose(where=text), run=packer.Run(workers=1))
+    ):
+        with readers.open(packed) as reader, pytest.raises(error, match=message):
+            reader.select(where=text)
+        with pytest.raises(error, match=message):
+            packer.drop(packed, where=text)
+        with pytest.raises(error, match=message):
+            convert(table, tmp_path / "out", where=text)
+    with pytest.raises(unknown, match=r"no sample has 'patiemt' in its field json.*age, patient"):
+        convert(packed, tmp_path / "out", where='not patiemt == "P0"')  # a source that is read first
     assert not (tmp_path / "out").exists()
 
 
-def test_a_source_that_is_read_first_knows_its_columns_in_the_end(table: Path, tmp_path: Path) -> None:
-    packer.convert(table, "tar", tmp_path / "set", run=packer.Run(workers=1))
-    with pytest.raises(readers.UnknownNameError, match=r"no sample has 'patiemt' in its field json.*age, patient"):
-        packer.convert(
-            tmp_path / "set",
-            "hdf5",
-            tmp_path / "out",
-            choose=packer.Choose(where='not patiemt == "P0"'),
-            run=packer.Run(workers=1),
-        )
-    assert not (tmp_path / "out").exists()
-
-
-def test_the_viewer_finds_samples_by_a_column(table: Path, tmp_path: Path) -> None:
-    packer.convert(table, "tar", tmp_path / "set", run=packer.Run(workers=1))
-    with packer.view(tmp_path / "set") as viewing, Client(viewing.url) as client:
+def test_the_viewer_finds_samples_by_a_column(packed: Path) -> None:
+    with packer.view(packed) as viewing, Client(viewing.url) as client:
         found = client.where("train", 'patient == "P1"').json
         values = np.frombuffer(client.get(found["url"]).body, "<u4", offset=found["start"])
         assert values.tolist() == [2, 3, 4]
@@ -134,11 +114,9 @@ def test_the_viewer_finds_samples_by_a_column(table: Path, tmp_path: Path) -> No
         assert wrong.status == 400 and "did you mean patient" in wrong.error
 
 
-def test_a_merged_table_has_the_columns_of_all_its_sets(table: Path, tmp_path: Path) -> None:
-    packer.convert(table, "tar", tmp_path / "set", run=packer.Run(workers=1))
+def test_a_merged_table_has_the_columns_of_all_its_sets(packed: Path, tmp_path: Path) -> None:
     tree_of(tmp_path / "more", {"train/ill/x.jpg": make_jpeg(99)})
-    packer.convert(tmp_path / "more", "tar", tmp_path / "plain", run=packer.Run(workers=1))
-    both = packer.table(tmp_path / "set").concat(packer.table(tmp_path / "plain"))
+    both = packer.table(packed).concat(packer.table(convert(tmp_path / "more", tmp_path / "plain").output))
     assert both.where('patient == "P0"').keys("train") == ["0/0", "0/1"]
     assert len(both.where('not patient == "P0"')) == 11
 
@@ -166,71 +144,47 @@ def groups_of(root: Path) -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("stratify", [False, True])
-def test_no_group_is_in_two_splits(table: Path, tmp_path: Path, stratify: bool) -> None:
-    shares = {"train": 0.6, "val": 0.4}
-    packer.convert(table, "tar", tmp_path / "set", run=packer.Run(workers=1))
-    known = 'has("patient")'
-    packer.subset(tmp_path / "set", tmp_path / "some", lambda whole: whole.where(known))
+def test_no_group_is_in_two_splits(table: Path, packed: Path, tmp_path: Path, stratify: bool) -> None:
+    shares, known = {"train": 0.6, "val": 0.4}, 'has("patient")'
+    packer.subset(packed, tmp_path / "some", lambda whole: whole.where(known))
     options: dict[str, Any] = {"seed": 3, "stratify": stratify, "group": "patient"}
     packer.split(tmp_path / "some", shares, tmp_path / "split", **options)
-    packer.convert(
-        table,
-        "hdf5",
-        tmp_path / "dealt",
-        choose=packer.Choose(fractions=shares, where=known, **options),
-        run=packer.Run(workers=1),
-    )
+    convert(table, tmp_path / "dealt", "hdf5", fractions=shares, where=known, **options)
     for root in (tmp_path / "split", tmp_path / "dealt"):
         found = groups_of(root)
         assert found["train"] | found["val"] == {"P0", "P1", "P2", "P3", "P4", "P5"}
         assert not found["train"] & found["val"] and packer.verify(root).ok
     assert groups_of(tmp_path / "split") == groups_of(tmp_path / "dealt"), "the seed alone decides"
     assert packer.table(tmp_path / "split").counts in ({"train": 7, "val": 4}, {"train": 6, "val": 5})
-
-
-def test_the_folders_of_the_keys_are_groups_too(table: Path, tmp_path: Path) -> None:
-    packer.convert(table, "tar", tmp_path / "set", run=packer.Run(workers=1))
-    made = packer.split(tmp_path / "set", {"train": 0.7, "val": 0.3}, group="folder")
+    made = packer.split(packed, {"train": 0.7, "val": 0.3}, tmp_path / "folders", group="folder")
     assert made.splits == {"train": 8, "val": 4}
-    assert len({key.partition("/")[0] for key in packer.table(tmp_path / "set").keys("val")}) == 1
+    assert len({key.partition("/")[0] for key in packer.table(tmp_path / "folders").keys("val")}) == 1
 
 
-def test_groups_that_cannot_be_dealt(table: Path, tmp_path: Path) -> None:
-    packer.convert(table, "tar", tmp_path / "set", run=packer.Run(workers=1))
+def test_groups_that_cannot_be_dealt(table: Path, packed: Path, tmp_path: Path) -> None:
     shares = {"a": 0.5, "b": 0.5}
-    with pytest.raises(
-        readers.SourceError, match=r"1 sample of 12 without a value in the column 'patient', such as '1/7'"
-    ):
-        packer.split(tmp_path / "set", shares, group="patient")
+    without = r"1 sample of 12 without a value in the column 'patient', such as '1/7'"
+    with pytest.raises(readers.SourceError, match=without):
+        packer.split(packed, shares, group="patient")
     with pytest.raises(readers.UnknownNameError, match=r"no column 'patiemt'.*did you mean patient"):
-        packer.split(tmp_path / "set", shares, group="patiemt")
+        packer.split(packed, shares, group="patiemt")
     with pytest.raises(readers.SourceError, match=r"packer split --group age"):
-        packer.convert(
-            tmp_path / "set",
-            "tar",
-            tmp_path / "out",
-            choose=packer.Choose(fractions=shares, group="age"),
-            run=packer.Run(workers=1),
-        )
+        convert(packed, tmp_path / "out", fractions=shares, group="age")
     with pytest.raises(ValueError, match=r"give fractions, too"):
-        packer.convert(table, "tar", tmp_path / "out", choose=packer.Choose(group="patient"), run=packer.Run(workers=1))
+        convert(table, tmp_path / "out", group="patient")
     tree_of(tmp_path / "one", {"train/cat/x.jpg": make_jpeg(1), "train/cat/y.jpg": make_jpeg(2)})
-    packer.convert(tmp_path / "one", "tar", tmp_path / "single", run=packer.Run(workers=1))
+    single = convert(tmp_path / "one", tmp_path / "single").output
     with pytest.raises(readers.SourceError, match=r"no sample of 2 would be in 'b', since no folder may be in two"):
-        packer.split(tmp_path / "single", shares, group="folder")
+        packer.split(single, shares, group="folder")
 
 
 def test_the_commands_say_how_near_the_shares_are(table: Path, tmp_path: Path) -> None:
-    where = ["--where", 'has("patient")']
-    ended = run_packer(
-        *("convert", table, "--to", "tar", "-o", tmp_path / "out", "--split-fractions", "train=0.6,val=0.4"),
-        *("--group", "patient", *where),
-    )
+    out, group = tmp_path / "out", ["--group", "patient"]
+    deal = ["--split-fractions", "train=0.6,val=0.4", "--where", 'has("patient")', *group]
+    ended = run_packer("convert", table, "--to", "tar", "-o", out, *deal)
     assert ended.returncode == 0, ended.stderr
     assert "every patient is in one split: train 63.6% (asked 60.0%), val 36.4% (asked 40.0%)" in ended.stdout
-    ended = run_packer(
-        "split", tmp_path / "out", "--split", "train", "--fractions", "a=0.5,b=0.5", "--group", "patient"
-    )
+    ended = run_packer("split", out, "--split", "train", "--fractions", "a=0.5,b=0.5", *group)
     assert ended.returncode == 0 and "every patient is in one split: a " in ended.stdout
 
 

@@ -1,12 +1,17 @@
 """The runner of the scripts in this folder: options, checks before the clock, rows, and the page.
 
-A script registers rows as those of the other benchmarks do (`harness.contender`), says in `Section`s which of them a
-table and a chart show, and calls
+`s001.toml` is the table of an experiment: its texts, the sizes of its options, its rows, what the document says, and
+the tables of the page. `s001.py` has what a table cannot say: the functions that the rows name, how a row is measured,
+and what must hold before. It ends with
 
-    main(Experiment(name="s001", title=…, document=…, about=…, measure=…, check=…, sections=…), parser(__doc__))
+    main(Experiment.read(__file__, rows=[…], measure=…, check=…), parser(__doc__))
 
 which runs the checks, then the rows, each in a process of its own and in interleaved rounds, and writes `s001.md`,
 `s001-*.svg` and `s001.json` to `--out`. A check that fails ends the run before any time is measured.
+
+The table: title, document, about, limits; sizes = {option: [with --smoke, usual, help]}; rows = [{name, make: the name
+of a function, with: its further arguments, and what `harness.contender` takes}]; there = {row: figure of the document};
+claims = [{what, row, over, key, least}]: a ratio of two rows, where both ran; sections: see `Section`.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ import platform
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -28,15 +34,16 @@ _PLACE = Path(__file__).resolve().parent
 # The scripts of benchmarks/, and the packages before those of the same names that may be installed.
 sys.path[1:1] = [str(_PLACE.parent), str(_PLACE.parent.parent)]
 
-from harness import CONTENDERS, Benchmark, Contender, Results, base_parser, drive, run_one_and_exit  # noqa: E402
+import harness  # noqa: E402
+from harness import CONTENDERS, Benchmark, Contender, Results, drive, register  # noqa: E402
 from machine import has_gpu  # noqa: E402
-from report import Column  # noqa: E402
+from report import Column, ratio, reason, values_of  # noqa: E402
 
 from cache.files import atomic_write  # noqa: E402
 from cache.node import usable_cpus  # noqa: E402
 from packer.tools.report import Chart, charts, require_charts, svg_image  # noqa: E402
 
-__all__ = ["Check", "Column", "Experiment", "Page", "Section", "figure", "main", "parser", "ratio"]
+__all__ = ["Check", "Column", "Experiment", "Page", "Section", "compared", "figure", "main", "parser", "ratio"]
 
 _PAGES = _PLACE.parent.parent / "docs" / "seeds"
 # Whose versions a page names, where they are installed.
@@ -56,13 +63,14 @@ class Check:
 class Section:
     """A table of the rows that have the first of the columns, in their order, and a bar chart of the `charted` ones.
 
-    base: the row that the others are compared with, by the first column. there: the document's figures of that column.
+    begins: of the names of its rows. base: the row that the others are compared with, by the first column. there: the
+    document's figures of that column.
     """
 
     name: str
     title: str
-    columns: tuple[Column, ...]
-    begins: tuple[str, ...] = ("",)
+    columns: Sequence[Column]
+    begins: Sequence[str] = ("",)
     base: str = ""
     there: Mapping[str, float] = field(default_factory=dict)
     text: str = ""
@@ -71,29 +79,53 @@ class Section:
 
 @dataclass(frozen=True)
 class Experiment:
-    """name: of the files. document: whose experiment it is. about: what it measured, and what is run here.
+    """table: see above. measure: (row, arguments) -> figures. compare: the same in a run for the checks (`compared`).
 
-    check: what must hold before any time is measured. sections: of the page, for these options. claims: what the
-    document says, and whether it is so here. limits: what does not compare. more: adds what is not a table of rows.
-    sizes: options that --smoke makes small: name -> (small, usual, help).
+    check: what must hold before any time is measured. claims, sections, more: what the page has besides those of the
+    table. options: adds options that are no sizes.
     """
 
     name: str
-    title: str
-    document: str
-    about: str
+    table: Mapping[str, Any]
     measure: Callable[[Contender, argparse.Namespace], dict[str, Any]]
     check: Callable[[argparse.Namespace], Iterable[Check]]
-    sections: Callable[[argparse.Namespace], Iterable[Section]]
-    claims: Callable[[Results, argparse.Namespace], Iterable[Check]] = lambda results, arguments: ()
-    limits: Sequence[str] = ()
-    more: Callable[[Page, Results, argparse.Namespace], None] = lambda page, results, arguments: None
+    compare: Callable[[Contender, argparse.Namespace], dict[str, Any]] | None = None
     before: Callable[[Contender, argparse.Namespace], None] = lambda chosen, arguments: None
-    sizes: Mapping[str, tuple[float, float, str]] = field(default_factory=dict)
+    claims: Callable[[Results, argparse.Namespace], Iterable[Check]] = lambda results, arguments: ()
+    sections: Callable[[argparse.Namespace], Iterable[Section]] = lambda arguments: ()
+    more: Callable[[Page, Results, argparse.Namespace], None] = lambda page, results, arguments: None
+
+    @classmethod
+    def read(cls, script: str, rows: Iterable[Callable[..., Any]] = (), **functions: Any) -> Experiment:
+        """Of the table beside a script, whose rows are registered. rows: the functions that they name."""
+        place = Path(script).with_suffix(".toml")
+        table = tomllib.loads(place.read_text())
+        register(table.get("rows", ()), rows)
+        return cls(place.stem, table, **functions)
 
     @property
     def benchmark(self) -> Benchmark:
-        return Benchmark(self.title, (), "", (), self.measure, self.before)
+        def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
+            function = self.compare if arguments.compare and self.compare else self.measure
+            return function(chosen, arguments)
+
+        return Benchmark(self.table["title"], (), "", (), measure, self.before)
+
+    def all_sections(self, arguments: argparse.Namespace) -> Iterator[Section]:
+        for row in self.table.get("sections", ()):
+            columns, text = [Column(*column) for column in row["columns"]], row.get("text", "")
+            there = self.table.get("there", {}) if row.get("there") else {}
+            yield Section(**{**row, "columns": columns, "there": there, "text": text.format_map(vars(arguments))})
+        yield from self.sections(arguments)
+
+    def all_claims(self, results: Results, arguments: argparse.Namespace) -> Iterator[Check]:
+        there = self.table.get("there", {})
+        for claim in self.table.get("claims", ()):
+            row, over = claim["row"], claim["over"]
+            if (times := ratio(results, row, over, claim["key"])) is not None:
+                said = f"; there {there[row] / there[over]:.2f}" if {row, over} <= there.keys() else ""
+                yield Check(claim["what"], f"{times:.2f} times{said}", times >= claim["least"])
+        yield from self.claims(results, arguments)
 
 
 class Page:
@@ -119,7 +151,8 @@ class Page:
     def section(self, section: Section, results: Results) -> None:
         """What ran of it; nothing where nothing did."""
         key, there = section.columns[0].key, section.there
-        ran = [name for name in results if name.startswith(section.begins) and figure(results, name, key) is not None]
+        begins = tuple(section.begins)
+        ran = [name for name in results if name.startswith(begins) and figure(results, name, key) is not None]
         if not ran:
             return
         headings = ["", *(column.heading for column in section.columns)]
@@ -149,27 +182,28 @@ class Page:
 
 def parser(description: str | None) -> argparse.ArgumentParser:
     """The options of all benchmarks, and those of the scripts of this folder."""
-    options = base_parser(description, "folder of the page; default: docs/seeds, and with --smoke none")
+    options = harness.base_parser(description, "folder of the page; default: docs/seeds, and with --smoke none")
     options.add_argument("--smoke", action="store_true", help="everything once and small: does it run?")
     options.add_argument("--images", type=Path, metavar="DIR", help="JPEGs to make the data of; default: made ones")
     options.add_argument("--work", type=Path, metavar="DIR", help="keep the data there; default: a temporary folder")
     options.add_argument("--workers", type=int, default=usable_cpus(), help="processes or threads of each row")
+    options.add_argument("--compare", action="store_true", help=argparse.SUPPRESS)
     options.set_defaults(timeout=600.0)
     return options
 
 
 def main(experiment: Experiment, options: argparse.ArgumentParser) -> None:
     """Check, measure, publish; in the process of a row, only that row."""
-    for name, (small, usual, what) in experiment.sizes.items():
+    sizes = experiment.table.get("sizes", {})
+    for name, (small, usual, what) in sizes.items():
         kind = type(usual)
         options.add_argument(f"--{name}", type=kind, metavar="N", help=f"{what} ({usual:,}; with --smoke {small:,})")
     arguments = options.parse_args()
-    for name, (small, usual, _) in experiment.sizes.items():
-        attribute = name.replace("-", "_")
-        if getattr(arguments, attribute) is None:
-            setattr(arguments, attribute, small if arguments.smoke else usual)
+    for name, (small, usual, _) in sizes.items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, small if arguments.smoke else usual)
     if arguments.one:
-        run_one_and_exit(experiment.benchmark, arguments)
+        harness.run_one_and_exit(experiment.benchmark, arguments)
     require_charts()
     if arguments.smoke and not any(option.startswith("--rounds") for option in sys.argv):
         arguments.rounds = 1
@@ -181,16 +215,22 @@ def main(experiment: Experiment, options: argparse.ArgumentParser) -> None:
         _run(experiment, arguments)
 
 
+def compared(experiment: Experiment, arguments: argparse.Namespace, *skip: str, smoke: str = "") -> dict[str, Any]:
+    """What `experiment.compare` gives of each row that is here, run once; without `skip`, with --smoke only `smoke`."""
+    some = {"rounds": 1, "skip": ",".join(filter(None, (arguments.skip, *skip)))}
+    if arguments.smoke and not arguments.only:
+        some["only"] = smoke
+    sys.argv.append("--compare")
+    try:
+        results = drive(experiment.benchmark, argparse.Namespace(**{**vars(arguments), **some}))
+    finally:
+        sys.argv.remove("--compare")
+    return {name: runs[0] for name, runs in results.items() if runs and "missing" not in runs[0]}
+
+
 def figure(results: Results, name: str, key: str) -> float | None:
     """The median over the rounds; None for a row that did not run."""
-    values = [run[key] for run in results.get(name, ()) if run.get(key) is not None]
-    return median(values) if values else None
-
-
-def ratio(results: Results, name: str, other: str, key: str) -> float | None:
-    """The median of a row over that of another one, of the same round; None where one did not run."""
-    pairs = zip(results.get(name, ()), results.get(other, ()), strict=False)
-    values = [a[key] / b[key] for a, b in pairs if a.get(key) and b.get(key)]
+    values = values_of(results, name, key)
     return median(values) if values else None
 
 
@@ -202,21 +242,23 @@ def _run(experiment: Experiment, arguments: argparse.Namespace) -> None:
     if not checks or not all(check.holds for check in checks):
         sys.exit(f"{experiment.name}: nothing was measured: a check before the clock did not hold")
     results = drive(experiment.benchmark, arguments)
-    claims = list(experiment.claims(results, arguments))
-    absent = {name: _reason(runs) for name, runs in results.items() if not _ran(runs)}
+    claims = list(experiment.all_claims(results, arguments))
+    absent = {name: reason(runs) for name, runs in results.items() if not values_of(results, name, None)}
     page = Page(experiment.name)
-    page.text(f"# {experiment.title}", f"*{experiment.document}.* {experiment.about}")
+    table = experiment.table
+    page.text(f"# {table['title']}", f"*{table['document']}.* {table['about']}")
     page.text("\n".join(f"- {'Holds' if c.holds else '**Does not hold**'}: {c.what} ({c.found})" for c in claims))
-    for section in experiment.sections(arguments):
+    for section in experiment.all_sections(arguments):
         page.section(section, results)
     experiment.more(page, results, arguments)
-    page.text("## What does not compare" if experiment.limits else "", *experiment.limits)
+    limits = table.get("limits", ())
+    page.text("## What does not compare" if limits else "", *limits)
     page.text(*_foot(arguments, checks, results, absent))
     print(page.render())
     folder = arguments.out or (None if arguments.smoke else _PAGES)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        facts = {"name": experiment.name, "document": experiment.document, "date": _today(), "command": _command()}
+        facts = {"name": experiment.name, "document": table["document"], "date": _today(), "command": _command()}
         facts |= {"machine": _machine(), "versions": _versions(), "results": results, "absent": absent}
         facts |= {"checks": [asdict(c) for c in checks], "claims": [asdict(c) for c in claims]}
         files = {f"-{name}.svg": svg_image(chart) for name, chart in page.charts.items()}
@@ -244,15 +286,6 @@ def _foot(
     for title, items in lists.items():
         if items:
             yield f"{title}:\n\n" + "\n".join(f"- {name}: {text}" for name, text in items.items())
-
-
-def _ran(runs: Sequence[Mapping[str, Any]]) -> bool:
-    return any("missing" not in run and "error" not in run for run in runs)
-
-
-def _reason(runs: Sequence[Mapping[str, Any]]) -> str:
-    run = runs[0] if runs else {}
-    return str(run.get("missing") or f"failed: {run.get('error', 'not run')}")
 
 
 def _command() -> str:

@@ -21,30 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageEnhance, ImageOps
-
-__all__ = [
-    "CenterCrop",
-    "ColorJitter",
-    "Compose",
-    "Crop",
-    "Folder",
-    "Normalize",
-    "PILToTensor",
-    "RandomCrop",
-    "RandomHorizontalFlip",
-    "RandomResizedCrop",
-    "RandomRotation",
-    "RandomVerticalFlip",
-    "Resize",
-    "ToTensor",
-    "crop",
-    "hflip",
-    "read_image",
-    "resize",
-    "rotate",
-    "vflip",
-]
+from PIL import Image, ImageEnhance
 
 Picture = Image.Image
 Size = int | tuple[int, int]
@@ -92,6 +69,10 @@ def rotate(image: Picture, degrees: float, *, bilinear: bool = False) -> Picture
     """About the centre, counter-clockwise, in the same size; what comes into view is black."""
     method = Image.Resampling.BILINEAR if bilinear else Image.Resampling.NEAREST
     return image.rotate(degrees, method, fillcolor=(0, 0, 0))
+
+
+def _sides(size: Size) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else size
 
 
 def _uniform(low: float, high: float) -> float:
@@ -142,15 +123,12 @@ class Resize:
 
 @dataclass(frozen=True)
 class CenterCrop:
-    """The middle; a side that is too short is first padded with black."""
+    """The middle; black where it reaches beyond the image."""
 
     size: Size
 
     def __call__(self, image: Picture) -> Picture:
-        height, width = (self.size, self.size) if isinstance(self.size, int) else self.size
-        if width > image.width or height > image.height:
-            across, down = max(0, width - image.width), max(0, height - image.height)
-            image = ImageOps.expand(image, (across // 2, down // 2, (across + 1) // 2, (down + 1) // 2), fill=(0, 0, 0))
+        height, width = _sides(self.size)
         top, left = round((image.height - height) / 2), round((image.width - width) / 2)
         return crop(image, top, left, height, width)
 
@@ -162,7 +140,7 @@ class RandomCrop:
     size: Size
 
     def __call__(self, image: Picture) -> Picture:
-        height, width = (self.size, self.size) if isinstance(self.size, int) else self.size
+        height, width = _sides(self.size)
         if image.height < height or image.width < width:
             raise ValueError(f"a crop of {height} x {width} does not fit into {image.height} x {image.width} pixels")
         if (image.height, image.width) == (height, width):
@@ -180,8 +158,7 @@ class RandomResizedCrop:
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
 
     def __call__(self, image: Picture) -> Picture:
-        size = (self.size, self.size) if isinstance(self.size, int) else self.size
-        return resize(crop(image, *self.draw(image.height, image.width)), size)
+        return resize(crop(image, *self.draw(image.height, image.width)), _sides(self.size))
 
     def draw(self, height: int, width: int) -> tuple[int, int, int, int]:
         """A box (top, left, height, width) of an image of this size. After ten tries that do not fit, the largest one
@@ -287,14 +264,14 @@ class Normalize:
 class Folder:
     """A data set of a tree of class folders, as torchvision.datasets.ImageFolder: (image, label) by number.
 
-    samples: (path, label) in the order of the names. classes: names by label. transform: what to do to each image.
+    samples: (path, label) in the order of the names. transform: what to do to each image.
     """
 
-    def __init__(self, root: str | Path, transform: Callable[[Picture], Any] | None = None) -> None:
-        self.classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
+    def __init__(self, root: str | Path, transform: Callable[[Picture], Any]) -> None:
+        classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
         self.samples = [
             (os.path.join(folder, name), label)
-            for label, cls in enumerate(self.classes)
+            for label, cls in enumerate(classes)
             for folder, _, names in sorted(os.walk(os.path.join(root, cls), followlinks=True))
             for name in sorted(names)
             if name.lower().endswith(_SUFFIXES)
@@ -306,5 +283,4 @@ class Folder:
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
         path, label = self.samples[index]
-        image = read_image(path)
-        return (image if self.transform is None else self.transform(image)), label
+        return self.transform(read_image(path)), label

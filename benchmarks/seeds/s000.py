@@ -6,34 +6,28 @@
 rocAL run where it can be imported: PYTHONPATH=/opt/rocm/lib.
 
 A row's function gets a `Job` and returns batches (images, labels) without end: float32 [n, 3, 64, 64] from -1 to 1.
-Options of the rows: `bound`, how far an image may be from that of Pillow, as the mean over its values, of 255.
-`ordered`: whether it can have the order of `readers.order`, so that its batches are those of the other such rows.
-`draws`: whether its flips are drawn by `readers.augment`. `trains`: "epoch" or "model", what is trained on the batches.
 """
 
 from __future__ import annotations
 
 import argparse
 import glob
-import hashlib
 import json
 import math
 import os
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import Any
 
-from experiment import Check, Column, Experiment, Section, figure, main, parser, ratio  # isort: skip  (sets the path)
-import images
+from experiment import Check, Experiment, compared, figure, main, parser  # isort: skip  (sets the path)
 import numpy as np
 import systems
-from harness import CONTENDERS, REPOSITORY, Contender, NotHere, Results, contender, drive, slug
-from machine import cpu_seconds_of_tree, list_tree, prime, warm
+from harness import CONTENDERS, REPOSITORY, Contender, NotHere, Results, slug
+from machine import Clock, list_tree, prime, warm
 
 # Top, left, height and width of what is cut out of CelebA's images, and the side of what is made of it.
 BOX, SIZE, FACE, BATCH = (40, 15, 148, 148), 64, (178, 218), 128
@@ -42,10 +36,7 @@ COMPARED = 1024  # images of an epoch that is compared
 CELEBA = 162_770  # images of CelebA's training part
 MODEL_BATCH, AT_ONCE, SEED = 16, 64, 0
 BASELINE, LOADER = "PyTorch DataLoader, Pillow", "ours: ImageLoader"
-ROCAL_HOST, ROCAL_HIP = "rocAL, files, host", "rocAL, files, HIP"
 END_TO_END, MODEL, FAULT = ", end to end", ", model", "values from 0 to 1, model"
-# Seconds of loading there (MI250X, MI300X): with PyTorch, rocAL on the host, rocAL on the GPU.
-DOCUMENT = {BASELINE: (52.13, 49.41), ROCAL_HOST: (26.20, 21.18), ROCAL_HIP: (21.00, 18.18)}
 Batches = Iterable[tuple[Any, Any]]
 
 
@@ -74,10 +65,6 @@ def _torch_loader(job: Job, dataset: Any) -> Batches:
     return systems.data_loader(dataset, job.batch, job.workers, seed=job.seed, order=order)
 
 
-@contender(
-    BASELINE, imports="torch.utils.data pillow_transforms", bound=0.0, ordered=True,
-    note="the baseline of the document: read, decode, crop, resize, flip, to a tensor, normalise, one after the other",
-)  # fmt: skip
 def pillow(job: Job) -> Batches:
     import pillow_transforms as T
 
@@ -85,10 +72,6 @@ def pillow(job: Job) -> Batches:
     return _torch_loader(job, T.Folder(job.tree, T.Compose(steps)))
 
 
-@contender(
-    "TensorFlow, tf.data on files", imports="tensorflow", bound=3.0,
-    note="what TensorFlow Datasets hands out; decodes the box only, antialiased",
-)  # fmt: skip
 def tf_data(job: Job) -> Batches:
     import tensorflow as tf
 
@@ -105,10 +88,6 @@ def tf_data(job: Job) -> Batches:
     return batches.with_options(options).as_numpy_iterator()
 
 
-@contender(
-    "ours: ImageDataset in a DataLoader", imports="torch.utils.data readers.torch readers.augment",
-    bound=2.0, ordered=True, draws=True, note="a packed set; the same operations in worker processes of PyTorch",
-)  # fmt: skip
 def image_dataset(job: Job) -> Batches:
     from readers.augment import celeba
     from readers.torch import ImageDataset
@@ -116,19 +95,19 @@ def image_dataset(job: Job) -> Batches:
     return _torch_loader(job, ImageDataset(job.reader(), celeba(SIZE)))
 
 
-def _image_loader(job: Job, device: str) -> Batches:
+def image_loader(job: Job, device: str) -> Batches:
     from readers.augment import celeba
 
     return systems.image_loader(job.reader(), job.batch, celeba(SIZE), job.workers, device, seed=job.seed)
 
 
-def _dali_loader(job: Job, device: str) -> Batches:
+def dali_loader(job: Job, device: str) -> Batches:
     from readers.augment import celeba
 
     return systems.dali_loader(job.reader(), job.batch, celeba(SIZE), job.workers, device, seed=job.seed)
 
 
-def _dali_files(job: Job, device: str) -> Batches:
+def dali_files(job: Job, device: str) -> Batches:
     (top, left, height, width), (whole_width, whole_height) = BOX, FACE
     at = {"crop_pos_y": top / (whole_height - height), "crop_pos_x": left / (whole_width - width)}
 
@@ -153,7 +132,7 @@ def _need_rocal(device: str) -> None:
         raise NotHere("this rocAL is built for the CPU alone: needs an AMD GPU, and ROCm's (PYTHONPATH=/opt/rocm/lib)")
 
 
-def _rocal_files(job: Job, device: Any) -> Batches:
+def rocal_files(job: Job, device: Any) -> Batches:
     _need_rocal(device)
     from amd.rocal.plugin.generic import ROCALClassificationIterator
 
@@ -175,7 +154,7 @@ def _rocal_files(job: Job, device: Any) -> Batches:
         iterator.reset()
 
 
-def _rocal_loader(job: Job, device: Any) -> Batches:
+def rocal_loader(job: Job, device: Any) -> Batches:
     _need_rocal(device)
     from readers import Ranks
     from readers.rocal import RocalLoader, celeba, external_source
@@ -185,91 +164,61 @@ def _rocal_loader(job: Job, device: Any) -> Batches:
         yield from systems.endless(loader)
 
 
-_OURS, _ROCAL = {"ordered": True, "draws": True}, "crop and resize_mirror_normalize; resized without antialiasing"
-_DALI = "its file reader; only the box is decoded; antialiased; crop_mirror_normalize as one operator"
-_ON_DEVICES: tuple[tuple[Any, str, str, str, str, float, dict[str, Any]], ...] = (
-    (_image_loader, LOADER, f"{LOADER}, GPU", systems.LOADER, "a packed set; only the box is decoded, at half the size "
-     "where that is enough, then resized, flipped and normalised without a further copy", 2.0, _OURS),
-    (_dali_files, "DALI, files, CPU", "DALI, files, GPU", systems.DALI, _DALI, 2.0, {}),
-    (_dali_loader, "ours: DaliLoader, CPU", "ours: DaliLoader, GPU", systems.DALI, "a packed set, decoded by DALI", 2.0,
-     _OURS),
-    (_rocal_files, ROCAL_HOST, ROCAL_HIP, "", f"its file reader; {_ROCAL}", 24.0, {}),
-    (_rocal_loader, "ours: RocalLoader, host", "ours: RocalLoader, HIP", "", f"a packed set; {_ROCAL}", 24.0,
-     {"ordered": True}),
-)  # fmt: skip
-for _make, _cpu, _gpu, _imports, _note, _bound, _options in _ON_DEVICES:
-    contender(_cpu, imports=_imports, note=_note, bound=_bound, **_options)(lambda job, make=_make: make(job, "cpu"))
-    contender(_gpu, note=_note, bound=max(4.0, _bound), **_options)(lambda job, make=_make: make(job, "cuda"))
-
-
-def _on_gpu(job: Job, name: str) -> Batches:
-    systems.need_gpu()
-    made: Batches = CONTENDERS[name].function(job)
+def same(job: Job, row: str, on_gpu: bool = False) -> Batches:
+    """The batches of another row, to train on."""
+    if on_gpu:
+        systems.need_gpu()
+    made: Batches = CONTENDERS[row].function(job)
     return made
 
 
-for _name in (BASELINE, LOADER, f"{LOADER}, GPU", ROCAL_HOST, ROCAL_HIP):
-    contender(_name + END_TO_END, trains="epoch", note="the document's network trained on these batches, on the GPU")(
-        lambda job, name=_name: _on_gpu(job, name)
-    )
-for _name in (BASELINE, LOADER, FAULT):
-    contender(
-        _name.removesuffix(MODEL) + MODEL, trains="model", note="a model of each seed, judged after the training"
-    )(CONTENDERS[BASELINE if _name == FAULT else _name].function)
-
-
 # --- before the clock -------------------------------------------------------------------------------------------------
-def make_job(arguments: argparse.Namespace, count: int) -> Job:
-    """For the first `count` images."""
-    tree, packed = (arguments.work / f"faces-{count}{form}" for form in ("", "-hdf5"))
-    return Job(tree, packed, arguments.workers)
+def make_job(arguments: argparse.Namespace, folder: str = "all") -> Job:
+    return Job(arguments.work / folder / "tree", arguments.work / folder / "hdf5", arguments.workers)
 
 
-def _make_images(arguments: argparse.Namespace, count: int) -> Job:
-    """CelebA's aligned images are taken as they are, others are made as large. Without any the program ends."""
-    from PIL import Image
-
-    import packer
-
-    job, source = make_job(arguments, count), arguments.images
-    try:
-        first = None if source is None else next(source.rglob("*.jpg"), None)
-        are_faces = first is not None and Image.open(first).size == FACE
-        images.make(job.tree, count, size=None if are_faces else FACE, source=source, quality=60)
-    except (ValueError, OSError) as error:
-        sys.exit(f"s000: {error}")
-    packer.convert(job.tree, "hdf5", job.packed, overwrite=True)
-    warm([job.tree, job.packed])
-    return job
+def _compared_job(arguments: argparse.Namespace) -> Job:
+    """Some of the images, a class each, so that a label says which image it should be; in our order where it can be."""
+    return replace(make_job(arguments, "some"), in_order=True)
 
 
 def check(arguments: argparse.Namespace) -> Iterator[Check]:
     """Every loader's images against Pillow's; those of our order against each other."""
+    from PIL import Image
+    from pillow_transforms import crop, read_image, resize
+
+    import packer
+
     if arguments.count < BATCH or arguments.count % BATCH:
         sys.exit(f"s000: --count is {arguments.count}, expected a multiple of {BATCH}")
-    _make_images(arguments, arguments.count)
-    job = _make_images(arguments, min(arguments.count, COMPARED))
-    files = list_tree(job.tree)
-    with job.reader() as reader:
+    job, some, source = make_job(arguments), _compared_job(arguments), arguments.images
+    try:
+        first = None if source is None else next(source.rglob("*.jpg"), None)
+        are_faces = first is not None and Image.open(first).size == FACE
+        systems.make_images(job.tree, arguments.count, None if are_faces else FACE, source=source, quality=60)
+    except (ValueError, OSError) as error:
+        sys.exit(f"s000: {error}")
+    files = systems.class_each(job.tree, some.tree, min(arguments.count, COMPARED))
+    for each in (job, some):
+        packer.convert(each.tree, "hdf5", each.packed, overwrite=True)
+        warm([each.tree, each.packed])
+    with some.reader() as reader:
         rows = zip(files, reader.read_many(range(len(reader))), reader.labels, strict=False)
         same = sum(Path(path).read_bytes() == bytes(data) and label == kept for (path, label), data, kept in rows)
         holds = same == len(files) == len(reader)
     yield Check("the packed set has the bytes and labels of the files", f"{same} of {len(files)}", holds)
-    reference = Reference.of(job.tree)
-    np.savez(arguments.work / "reference.npz", **reference._asdict())
-    sys.argv.append("--compare")
-    try:
-        some = {"skip": ",".join(filter(None, (arguments.skip, END_TO_END, MODEL))), "rounds": 1}
-        if arguments.smoke and not arguments.only:
-            some["only"] = f"{BASELINE},{LOADER}"
-        results = drive(EXPERIMENT.benchmark, argparse.Namespace(**{**vars(arguments), **some}))
-    finally:
-        sys.argv.remove("--compare")
-    ran = {name: runs[0] for name, runs in results.items() if runs and "missing" not in runs[0]}
+    pixels = [np.asarray(resize(crop(read_image(path), *BOX), (SIZE, SIZE))) for path, _ in files]
+    np.save(arguments.work / "reference.npy", np.stack(pixels))
+    ran = compared(EXPERIMENT, arguments, END_TO_END, MODEL, smoke=f"{BASELINE},{LOADER}")
     for name, run in ran.items():
         yield _check_pixels(name, run, len(files))
     if not any("error" in run for run in ran.values()):
-        yield from _check_order(ran, reference, job)
+        yield from _check_order(ran, len(files), some)
+
+
+def compare(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
+    references = np.load(arguments.work / "reference.npy")
+    return systems.compare(chosen.function(_compared_job(arguments)), references, HALF, HALF)
 
 
 def _check_pixels(name: str, run: dict[str, Any], count: int) -> Check:
@@ -278,20 +227,19 @@ def _check_pixels(name: str, run: dict[str, Any], count: int) -> Check:
         return Check(what, str(run["error"]), False)
     bound = CONTENDERS[name].options["bound"]
     text = (
-        f"{run['whole']} of {count}, {run['flipped']:.0%} mirrored; {run['mean']:.2f} of 255 from Pillow's on average, "
+        f"{run['right']} of {count}, {run['flipped']:.0%} mirrored; {run['mean']:.2f} of 255 from Pillow's on average, "
         f"the worst image {run['worst']:.2f} (allowed: {bound:g}), the worst value {run['largest']:.0f}"
     )
     even = abs(run["flipped"] - 0.5) < 5 * 0.5 / math.sqrt(count)
     # A value of Pillow's own rows has passed through float32.
-    return Check(what, text, run["images"] == run["whole"] == count and even and run["worst"] <= bound + 1e-3)
+    return Check(what, text, run["images"] == run["right"] == count and even and run["worst"] <= bound + 1e-3)
 
 
-def _check_order(ran: dict[str, dict[str, Any]], reference: Reference, job: Job) -> Iterator[Check]:
+def _check_order(ran: dict[str, dict[str, Any]], count: int, job: Job) -> Iterator[Check]:
     """The rows in our order have the batches that `readers.order` says; ours have the same flips."""
     from readers.order import Shuffled
 
-    count = len(reference.labels)
-    due = _digest(reference.image_of[Shuffled(count, job.seed).indices(0, np.arange(count))])
+    due = systems.digest(Shuffled(count, job.seed).indices(0, np.arange(count)))
     ordered = [name for name in ran if CONTENDERS[name].options.get("ordered")]
     others = [name for name in ordered if ran[name]["order"] != due]
     what = f"in the same order, the same images in all {count // job.batch} batches, up to the flips"
@@ -302,85 +250,10 @@ def _check_order(ran: dict[str, dict[str, Any]], reference: Reference, job: Job)
         yield Check("the flips of readers.augment are the same", "; ".join(drawn) if same else "not the same", same)
 
 
-# --- which sample an image is -----------------------------------------------------------------------------------------
-class Reference(NamedTuple):
-    """images: Pillow's, of the different files, uint8 [m, 3, 64, 64]. image_of, labels: of the files, in order."""
-
-    images: Any
-    image_of: Any
-    labels: Any
-
-    @classmethod
-    def of(cls, tree: Path) -> Reference:
-        """Decode a tree of class folders."""
-        from pillow_transforms import crop, read_image, resize
-
-        numbers: dict[bytes, int] = {}
-        pixels, image_of, labels = [], [], []
-        for path, label in list_tree(tree):
-            data = Path(path).read_bytes()
-            if data not in numbers:
-                numbers[data] = len(pixels)
-                pixels.append(np.asarray(resize(crop(read_image(data), *BOX), (SIZE, SIZE))).transpose(2, 0, 1))
-            image_of.append(numbers[data])
-            labels.append(label)
-        return cls(np.stack(pixels), np.array(image_of), np.array(labels))
-
-
-def compare(batches: Batches, reference: Reference) -> dict[str, Any]:
-    """The first epoch of a loader: the nearest of Pillow's images, flipped or not, says which sample an image is.
-
-    images: of the epoch. whole: of them, those that are a sample, with its label, that was due once. mean, worst,
-    largest: difference to Pillow's image of 255, over all, of an image, of a value. flipped: share of the images.
-    order, flips: texts that are the same for the same images in the same order, and for the same flips.
-    """
-    both = np.concatenate([_coarse(reference.images), _coarse(reference.images[..., ::-1])])
-    squares = (both**2).sum(axis=1)
-    near: list[int] = []
-    labels: list[int] = []
-    means: list[float] = []
-    largest = 0.0
-    for some, numbers in batches:
-        pixels = (_on_host(some).astype(np.float32) + 1) * 127.5
-        closest = (squares - 2 * _coarse(pixels) @ both.T).argmin(axis=1).tolist()
-        near += closest
-        labels += _on_host(numbers).reshape(-1).astype(int).tolist()
-        for image, number in zip(pixels, closest, strict=True):
-            flipped, number = divmod(number, len(reference.images))
-            apart = np.abs(image - (reference.images[number][..., ::-1] if flipped else reference.images[number]))
-            means.append(float(apart.mean()))
-            largest = max(largest, float(apart.max()))
-        if len(labels) >= len(reference.labels):
-            break
-    flips, numbers = np.divmod(np.array(near), len(reference.images))
-    due = Counter(zip(reference.image_of.tolist(), reference.labels.tolist(), strict=True))
-    whole = (due & Counter(zip(numbers.tolist(), labels, strict=True))).total()
-    figures = {"images": len(near), "whole": whole, "mean": mean(means), "worst": max(means), "largest": largest}
-    return figures | {"flipped": float(flips.mean()), "order": _digest(numbers), "flips": _digest(flips)}
-
-
-def _digest(values: Any) -> str:
-    return hashlib.sha256(values.astype(np.int64).tobytes()).hexdigest()
-
-
-def _on_host(values: Any) -> Any:
-    return np.asarray(values.cpu() if hasattr(values, "cpu") else values)
-
-
-def _coarse(pixels: Any) -> Any:
-    """Means over 8 x 8 squares, float32 [n, 3 * 8 * 8]."""
-    n, planes, height, width = pixels.shape
-    squares = pixels.reshape(n, planes, 8, height // 8, 8, width // 8)
-    return squares.mean(axis=(3, 5), dtype=np.float32).reshape(n, -1)
-
-
 # --- the clock --------------------------------------------------------------------------------------------------------
 def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Images/s and CPU time once all is under way; with --compare the comparison of an epoch."""
-    if arguments.compare:
-        job = replace(make_job(arguments, min(arguments.count, COMPARED)), in_order=True)
-        return compare(chosen.function(job), _reference(arguments))
-    job = make_job(arguments, arguments.count)
+    """Images/s and CPU time once all is under way."""
+    job = make_job(arguments)
     if chosen.options.get("trains") == "model":
         return _model(chosen, job, arguments)
     if not arguments.smoke:
@@ -393,20 +266,13 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
     first = time.perf_counter() - started
     for _ in range(arguments.warm):
         next(batches)
-    count, cpu, started = 0, cpu_seconds_of_tree(), time.perf_counter()
+    clock, count = Clock(), 0
     while count < arguments.n:
         pixels = next(batches)[0]
         float(pixels[-1, 0, 0, 0])  # on a GPU, it is there then
         count += len(pixels)
-    seconds, cpu = time.perf_counter() - started, cpu_seconds_of_tree() - cpu
-    return {
-        "images_s": count / seconds, "first_s": first, "cpu_us": 1e6 * cpu / count, "celeba_s": CELEBA * seconds / count
-    }  # fmt: skip
-
-
-def _reference(arguments: argparse.Namespace) -> Reference:
-    with np.load(arguments.work / "reference.npz") as arrays:
-        return Reference(**arrays)
+    figures = clock.figures(count)
+    return {**figures, "first_s": first, "celeba_s": CELEBA / figures["images_s"]}
 
 
 def _learner(full: bool, seed: int) -> Any:
@@ -445,7 +311,8 @@ def _model(chosen: Contender, job: Job, arguments: argparse.Namespace) -> dict[s
     if saved.exists():
         return dict(json.loads(saved.with_suffix(".json").read_text()))
     torch.set_num_threads(1)
-    reference = torch.from_numpy(_reference(arguments).images)
+    images = np.load(arguments.work / "reference.npy").transpose(0, 3, 1, 2)
+    reference = torch.from_numpy(np.stack(list({image.tobytes(): image for image in images}.values())))
     judged, network, features = reference[: arguments.judged].float() / 127.5 - 1, feature_network(), []
     figures: dict[str, Any] = {}
     for seed in range(1 if chosen.name == FAULT else arguments.trainings):
@@ -510,10 +377,6 @@ def frechet_distance(first: Any, second: Any) -> float:
 
 # --- the page ---------------------------------------------------------------------------------------------------------
 def claims(results: Results, arguments: argparse.Namespace) -> Iterator[Check]:
-    times = {name: value for name in results if (value := ratio(results, name, BASELINE, "images_s"))}
-    for name, what in ((LOADER, "2.0 to 2.7 times less time than with PyTorch"), (ROCAL_HOST, "2.0 to 2.3 times less")):
-        if name in times:
-            yield Check(f"loading with {name} takes {what}", f"{times[name]:.2f} times less", times[name] >= 2.0)
     names = [name + MODEL for name in (BASELINE, LOADER)]
     if not all(figure(results, name, "loss") for name in (*names, FAULT)):
         return
@@ -534,57 +397,16 @@ def claims(results: Results, arguments: argparse.Namespace) -> Iterator[Check]:
     )
 
 
-def sections(arguments: argparse.Namespace) -> Iterator[Section]:
-    rate, cpu = Column("images_s", "images/s"), Column("cpu_us", "CPU µs an image")
-    there = {name: CELEBA / mean(seconds) for name, seconds in DOCUMENT.items()}
-    text = "The document's figures are for one epoch of CelebA, means of its two nodes; how many images it has is ours."
-    columns = (rate, Column("celeba_s", f"s for CelebA's {CELEBA:,}"), cpu)
-    yield Section("loading", "Loading", columns, base=BASELINE, there=there, text=text)
-    trained = Column("train_images_s", "images/s"), Column("waits_percent", "% of the time waits for data")
-    yield Section("training", "Training, end to end", trained, base=BASELINE + END_TO_END)
-    judged = Column("loss", "loss, mean of the seeds", "{:.4f}"), Column("distance", "distance to the data", "{:.3g}")
-    text = (
-        f"{arguments.steps} steps of {MODEL_BATCH} images for each of {arguments.trainings} seeds. A loss of 1 is that "
-        f"of a network that has learned nothing. Distance: Fréchet's, of {arguments.samples} samples to the images, by "
-        "features of fixed random weights, which do not compare with Inception's."
-    )
-    yield Section("model", "The model", judged, text=text, charted=0)
-
-
-EXPERIMENT = Experiment(
-    name="s000",
-    title="Loading CelebA for a diffusion model",
-    document='"Optimizing diffusion data-loading using ROCm rocAL library", AMD, 19 June 2025',
-    about=(
-        "It trains a diffusion model on CelebA and replaces PyTorch's DataLoader by rocAL, whose operators crop and "
-        "resize, or flip and normalise, at once: an epoch of loading takes 2.0 to 2.7 times less. Here the same "
-        "pipeline (crop, 64 x 64, flip, -1 to 1, batches of 128) runs in PyTorch, in ours, in DALI and in rocAL."
-    ),
+EXPERIMENT = Experiment.read(
+    __file__,
+    [pillow, tf_data, image_dataset, image_loader, dali_files, dali_loader, rocal_files, rocal_loader, same],
     measure=measure,
     check=check,
-    sections=sections,
+    compare=compare,
     claims=claims,
-    limits=(
-        "The document measured on nodes of 64 and 96 cores with eight GPUs. It does not say how many images an epoch "
-        "had, nor how many worker processes the DataLoader: ratios are what compares. The files are in the page cache; "
-        "on a parallel file system the rows that open a file for each image would lose more. rocAL resizes without "
-        "antialiasing, which is less work and makes other pixels.",
-        "On a CPU a training step would compete with the loaders for the same cores, so nothing is said of it there: "
-        "the rows end to end, and those that decode on a GPU, run where there is one.",
-    ),
-    sizes={
-        "count": (256, 2560, f"images, a multiple of {BATCH}"),
-        "n": (256, 5120, "images in the clock"),
-        "warm": (2, 8, "batches before the clock"),
-        "steps": (1, 150, "steps of each training"),
-        "trainings": (2, 3, "seeds of each loader, at least 2"),
-        "samples": (2, 64, "samples drawn after each training"),
-        "judged": (16, 128, "images that give the loss"),
-    },
 )
 
 if __name__ == "__main__":
     given = parser(__doc__)
     given.add_argument("--full", action="store_true", help="train the document's network, for a GPU")
-    given.add_argument("--compare", action="store_true", help=argparse.SUPPRESS)
     main(EXPERIMENT, given)

@@ -1,6 +1,6 @@
 """Which stage starves the training: a pipeline with two planted bottlenecks, diagnosed, repaired, diagnosed again.
 
-    python benchmarks/seeds/s001.py [--seconds 20] [--batch-size 32] [--smoke]
+    python benchmarks/seeds/s001.py [--seconds 20] [--batch 32] [--smoke]
 
 The pipeline, its repairs and the figures of the article are those of `examples/toy_pipeline.py`. A row is a diagnosis
 of one variant by `packer.diagnose`. On the CPU the step is simulated, since a network would take the cores from the
@@ -18,21 +18,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from statistics import median, mode
 from typing import Any
 
-from experiment import Check, Column, Experiment, Page, Section, main, parser, ratio
-from harness import REPOSITORY, Contender, NotHere, Results, contender
+from experiment import Check, Experiment, Page, main, parser
+from harness import REPOSITORY, Contender, NotHere, Results
 from machine import folder_bytes
 from systems import installed, need_gpu
 
 import packer
 from cache.node import usable_cpus
 from packer.tools.report import charts
-
-__all__: list[str] = []
 
 VARIANTS = ("as it is", "fix 1", "fix 1 and 2")
 ALONE = "the step alone"
@@ -49,14 +46,14 @@ def toy() -> Any:
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
-def _diagnosed(arguments: argparse.Namespace, variant: str, device: str | None = None) -> dict[str, Any]:
+def diagnosed(arguments: argparse.Namespace, variant: str, device: str | None = None) -> dict[str, Any]:
     """A diagnosis; without a device of a simulated step, which takes the same time in all rows."""
     example = toy()
     if device is None:
         how: dict[str, Any] = {"simulate_step": json.loads(_step_file(arguments).read_text())}
     else:
         how = {"step": example.make_step(device), "device": device}
-    loader = example.make_loader(variant, arguments.batch_size, usable_cpus(), pin_memory=device is not None)
+    loader = example.make_loader(variant, arguments.batch, usable_cpus(), pin_memory=device is not None)
     result = packer.diagnose(loader, seconds=arguments.seconds, **how)
     lines = {ALONE: result.step.per_second, **example.steps_per_second(variant, result)}
     return {
@@ -74,25 +71,18 @@ def _step_file(arguments: argparse.Namespace) -> Path:
     return Path(arguments.work, "step.json")
 
 
-for _variant in VARIANTS:
-    contender(_variant, imports="torch")(partial(_diagnosed, variant=_variant))
-    contender(f"GPU: {_variant}", gpu=True, note="trains a small network")(
-        partial(_diagnosed, variant=_variant, device="cuda")
-    )
-
-
-def _copied(batches: Iterable[Any]) -> Iterator[Any]:
+def copied(batches: Iterable[Any]) -> Iterator[Any]:
     for images, labels in batches:
         yield images.to("cuda", non_blocking=True), labels.to("cuda", non_blocking=True)
 
 
-def _prefetched(batches: Iterable[Any]) -> Iterable[Any]:
+def prefetched(batches: Iterable[Any]) -> Iterable[Any]:
     from readers.torch import DevicePrefetcher
 
     return DevicePrefetcher(batches, "cuda")
 
 
-def _prefetched_by_torchtnt(batches: Iterable[Any]) -> Iterable[Any]:
+def prefetched_by_torchtnt(batches: Iterable[Any]) -> Iterable[Any]:
     import torch
     from torchtnt.utils.data import CudaDataPrefetcher
 
@@ -100,15 +90,20 @@ def _prefetched_by_torchtnt(batches: Iterable[Any]) -> Iterable[Any]:
     return ahead
 
 
-def _trained(arguments: argparse.Namespace, ahead: Callable[[Iterable[Any]], Iterable[Any]]) -> dict[str, Any]:
-    """Steps/s of training on the repaired pipeline, whose batches `ahead` brings to the GPU."""
+AHEAD: dict[str, Callable[[Iterable[Any]], Iterable[Any]]] = {
+    "in the step": copied, "DevicePrefetcher": prefetched, "CudaDataPrefetcher": prefetched_by_torchtnt,
+}  # fmt: skip
+
+
+def trained(arguments: argparse.Namespace, ahead: str) -> dict[str, Any]:
+    """Steps/s of training on the repaired pipeline, whose batches the function `ahead` brings to the GPU."""
     import torch
 
     example = toy()
     step = example.make_step("cuda")
     count, started = -_WARM_STEPS, 0.0
-    loader = example.make_loader("fix 1 and 2", arguments.batch_size, usable_cpus(), pin_memory=True)
-    for batch in ahead(loader):
+    loader = example.make_loader("fix 1 and 2", arguments.batch, usable_cpus(), pin_memory=True)
+    for batch in AHEAD[ahead](loader):
         if not count:
             torch.cuda.synchronize()
             started = time.perf_counter()
@@ -120,47 +115,31 @@ def _trained(arguments: argparse.Namespace, ahead: Callable[[Iterable[Any]], Ite
     return {"steps_s": count / (time.perf_counter() - started)}
 
 
-for _name, _ahead, _needs in (
-    ("GPU: copied in the step", _copied, ()),
-    ("ours: GPU, DevicePrefetcher", _prefetched, ()),
-    ("GPU: TorchTNT's CudaDataPrefetcher", _prefetched_by_torchtnt, ("torchtnt",)),
-):
-    contender(_name, gpu=True, needs=_needs, note="trains the repaired pipeline")(partial(_trained, ahead=_ahead))
-
-
-def _downloaded(arguments: argparse.Namespace, download: Callable[[str, Path], None]) -> dict[str, Any]:
+def downloaded(arguments: argparse.Namespace, by: str) -> dict[str, Any]:
     if arguments.s3 is None:
         raise NotHere("needs a packed set in an object store: --s3 s3://BUCKET/SET")
     folder = arguments.work / "download"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     started = time.perf_counter()
-    download(arguments.s3, folder)
+    {"s5cmd": by_s5cmd, "us": by_us}[by](arguments.s3, folder)
     seconds, size = time.perf_counter() - started, folder_bytes(folder)
     shutil.rmtree(folder)
     return {"mb_s": size / 1e6 / seconds, "mb": size / 1e6}
 
 
-def _by_s5cmd(url: str, folder: Path) -> None:
+def by_s5cmd(url: str, folder: Path) -> None:
     command = ["s5cmd", "cp", f"{url.rstrip('/')}/*", f"{folder}/"]
     if endpoint := os.environ.get("AWS_ENDPOINT_URL"):
         command[1:1] = ["--endpoint-url", endpoint]
     subprocess.run(command, check=True, capture_output=True)
 
 
-def _by_us(url: str, folder: Path) -> None:
+def by_us(url: str, folder: Path) -> None:
     import readers
 
     with readers.stage(url, folder, any_filesystem=True):
         pass
-
-
-contender("s5cmd", program="s5cmd", note="s5cmd cp of all objects")(partial(_downloaded, download=_by_s5cmd))
-contender(
-    "ours: readers.stage",
-    imports="readers.opening.remote cache.staging.sources readers.staging obstore",
-    note="the same objects; each compared with its CRC32C, and synced",
-)(partial(_downloaded, download=_by_us))
 
 
 def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -212,7 +191,7 @@ def check(arguments: argparse.Namespace) -> Iterator[Check]:
         apart = max(apart, float((made[0] - made[1]).abs().max()))
     yield Check("whole transforms with the same draws", f"at most {apart:.1e} apart on 10 images", apart < 1e-5)
 
-    seconds = example.simulated_seconds(arguments.batch_size, usable_cpus())
+    seconds = example.simulated_seconds(arguments.batch, usable_cpus())
     _step_file(arguments).write_text(json.dumps(seconds))
 
 
@@ -249,8 +228,6 @@ def claims(results: Results, arguments: argparse.Namespace) -> Iterator[Check]:
             here["fix 1, raw image in memory"] > 0.85 and here["fix 1"] < 0.75,
         )
         yield Check(f"with both repairs the data keep up{suffix}", f"{here[both]:.0%}; there 94 %", here[both] > 0.85)
-    if (times := ratio(results, "ours: readers.stage", "s5cmd", "mb_s")) is not None:
-        yield Check("a set is staged as fast as s5cmd downloads it", f"{times:.2f} times", times >= 0.9)
 
 
 def ladders(page: Page, results: Results, arguments: argparse.Namespace) -> None:
@@ -272,46 +249,8 @@ def ladders(page: Page, results: Results, arguments: argparse.Namespace) -> None
         page.text("Named, by round: " + "; ".join(f"{name}: {', '.join(found)}" for name, found in named.items()) + ".")
 
 
-def sections(arguments: argparse.Namespace) -> Iterator[Section]:
-    columns = (
-        Column("steps_s", "steps/s", "{:.2f}"),
-        Column("bound", "predicted without the culprit", "{:.2f}"),
-        Column("busy", "share in which the device has work", "{:.0%}"),
-    )
-    text = (
-        "The third transform is the mask. Fix 1 repairs the transforms, fix 2 the reading, by smaller raw images, as "
-        "the article does; there the GPU had work 22 % of the time as it was. The last rows train the repaired "
-        "pipeline on a GPU, copied in the step or ahead of it."
-    )
-    yield Section("steps", "Each variant", columns, text=text, charted=0)
-    yield Section("download", "A packed set from an object store", (Column("mb_s", "MB/s"),), base="s5cmd", charted=0)
-
-
-EXPERIMENT = Experiment(
-    name="s001",
-    title="Which stage starves the training",
-    document="“PyTorch Model Performance Analysis and Optimization, part 8”, on caching as a means of diagnosis",
-    about=(
-        "The article keeps batches, samples and raw images in memory, one after the other, measures the steps a second "
-        "of each, and so finds which stage of the input starves the GPU: 0.89 steps/s as it is, 3.45 with a batch that "
-        "stays on the GPU. `packer.diagnose` climbs the same ladder by itself; here it does so on a pipeline with the "
-        "same two bottlenecks."
-    ),
-    measure=measure,
-    check=check,
-    sections=sections,
-    claims=claims,
-    more=ladders,
-    limits=(
-        "There: 256 images a batch, 4 workers and an A10G. The step here is simulated: 0.9 of the time in which the "
-        "workers load the raw images of a batch, so that the ladder has the shape of the article's on any machine. "
-        "It does not compete for the CPUs, and nothing is copied to a device: the second line cannot differ from the "
-        "first.",
-        "TorchTNT's CudaDataPrefetcher copies batches to a GPU ahead of the training, as `readers.torch."
-        "DevicePrefetcher` does. The rows that download need a set in an object store (`--s3`) and, for s5cmd, the "
-        "program; ours is done once for all processes of a node, and checks what it has copied.",
-    ),
-    sizes={"seconds": (0.4, 20.0, "seconds of each diagnosis"), "batch-size": (2, 32, "images in a batch")},
+EXPERIMENT = Experiment.read(
+    __file__, [diagnosed, trained, downloaded], measure=measure, check=check, claims=claims, more=ladders
 )
 
 if __name__ == "__main__":

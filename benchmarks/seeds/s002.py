@@ -27,11 +27,10 @@ from statistics import mean
 from typing import Any
 
 from experiment import Check, Column, Experiment, Page, Section, figure, main, parser, ratio  # isort: skip
-import images
 import numpy as np
 import systems
-from harness import CONTENDERS, Contender, Results, contender, slug
-from machine import cpu_seconds_of_tree, has_gpu, list_tree, warm
+from harness import CONTENDERS, Contender, Results, slug
+from machine import Clock, has_gpu, list_tree, warm
 
 import packer
 from packer.tools.monitor import load as load_usage
@@ -81,17 +80,18 @@ class Job:
         return readers.open(self.packed)
 
 
-def make_job(arguments: argparse.Namespace, load: int, *, ordered: bool = False) -> Job:
-    work: Path = arguments.work
-    return Job(work / "tree", work / "packed", arguments.batch, arguments.workers, load, ordered)
+def make_job(arguments: argparse.Namespace, load: int, *, compared: bool = False) -> Job:
+    """compared: of the few images of the checks, a class each, in the order of their names."""
+    work: Path = arguments.work / ("some" if compared else "all")
+    return Job(work / "tree", work / "packed", arguments.batch, arguments.workers, load, ordered=compared)
 
 
 def loads(arguments: argparse.Namespace) -> tuple[int, ...]:
     return (1, 3) if arguments.smoke else LOADS
 
 
-# --- rows: `models`, under how many it runs; `ends`, only the lowest and the highest load; `watched`, what was busy ---
-def _pytorch(job: Job, bilinear: bool) -> Iterable[Any]:
+# --- rows -------------------------------------------------------------------------------------------------------------
+def pytorch(job: Job, bilinear: bool = False) -> Iterable[Any]:
     import pillow_transforms as T
     import torch
 
@@ -102,7 +102,7 @@ def _pytorch(job: Job, bilinear: bool) -> Iterable[Any]:
     return systems.data_loader(data, job.batch, job.workers, order=job.order(), pin_memory=pinned)
 
 
-def _dali(job: Job, device: str) -> Iterable[Any]:
+def dali(job: Job, device: str) -> Iterable[Any]:
     def graph(fn: Any, decoders: str) -> Any:
         encoded, labels = fn.readers.file(file_root=str(job.tree), random_shuffle=not job.ordered)
         pixels = fn.decoders.image(encoded, device=decoders)
@@ -125,42 +125,25 @@ def ops(load: int, bilinear: bool = True) -> list[Any]:
     return [*[A.RandomHorizontalFlip(), A.RandomVerticalFlip(), rotation] * load, box, A.Normalize(MEAN, STD)]
 
 
-def _image_loader(job: Job, bilinear: bool, device: str = "cpu") -> Iterable[Any]:
+def image_loader(job: Job, bilinear: bool = True, device: str = "cpu") -> Iterable[Any]:
     how = ops(job.load, bilinear)
     return systems.image_loader(job.reader(), job.batch, how, job.workers, device, shuffle=not job.ordered)
 
 
-def _dali_loader(job: Job, device: str) -> Iterable[Any]:
+def dali_loader(job: Job, device: str) -> Iterable[Any]:
     return systems.dali_loader(job.reader(), job.batch, ops(job.load), job.workers, device, shuffle=not job.ordered)
-
-
-_PILLOW = "Pillow, by the functions that torchvision's transforms call; worker processes"
-_DALI = "its file reader; whole images decoded; one operator flips both ways, and turns are bilinear, its default"
-_TURNS = "every turn is made by itself, in float32, and rounded after the last one"
-_WATCHED: dict[str, Any] = {"watched": True}
-for _name, _imports, _make, _note, _options in (
-    (PYTORCH, "torch PIL", lambda job: _pytorch(job, False), f"{_PILLOW}; turns by the nearest pixel, its default",
-     _WATCHED),
-    (PYTORCH_LINEAR, "torch PIL", lambda job: _pytorch(job, True), "the same; turns are bilinear", _WATCHED),
-    (DALI, systems.DALI, lambda job: _dali(job, "cpu"), _DALI, {"models": 1, "ends": True}),
-    (DALI_GPU, "", lambda job: _dali(job, "cuda"), f"{_DALI}; decoded there too", _WATCHED),
-    (OURS, systems.LOADER, lambda job: _image_loader(job, True), f"a packed set; bilinear; {_TURNS}", _WATCHED),
-    (OURS_NEAREST, systems.LOADER, lambda job: _image_loader(job, False), "the same; the nearest pixel", _WATCHED),
-    (OURS_GPU, "", lambda job: _image_loader(job, True, "cuda"), "as far as its decoder can", _WATCHED),
-    (DALI_LOADER, systems.DALI, lambda job: _dali_loader(job, "cpu"), "a packed set; our draws, made by DALI",
-     {"models": 0, "ends": True}),
-    ("ours: DaliLoader, GPU", "", lambda job: _dali_loader(job, "cuda"), "as on the CPU", _WATCHED),
-):  # fmt: skip
-    contender(_name, imports=_imports, note=_note, **_options)(_make)
 
 
 # --- before the clock -------------------------------------------------------------------------------------------------
 def check(arguments: argparse.Namespace) -> Iterator[Check]:
     """Make the data; compare samples, labels and pixels; find out how long steps are."""
     first = make_job(arguments, 1)
-    images.make(first.tree, arguments.count, size=(160, 120) if arguments.smoke else None, source=arguments.images)
-    if not first.packed.exists():
-        packer.convert(first.tree, "tar", first.packed)
+    some, size = make_job(arguments, 0, compared=True), (160, 120) if arguments.smoke else None
+    systems.make_images(first.tree, arguments.count, size, source=arguments.images)
+    systems.class_each(first.tree, some.tree, arguments.compared + -arguments.compared % arguments.batch)
+    for job in (first, some):
+        if not job.packed.exists():
+            packer.convert(job.tree, "tar", job.packed)
     warm([first.tree, first.packed])
     for name in (PYTORCH, DALI, OURS, DALI_LOADER):
         if systems.installed(CONTENDERS[name].imports):
@@ -179,17 +162,15 @@ def _same_samples(name: str, arguments: argparse.Namespace) -> Check:
     """Whether a row gives the samples of the files, in their order, where it only resizes them."""
     from pillow_transforms import read_image, resize
 
-    job = make_job(arguments, 0, ordered=True)
-    files = list_tree(job.tree)[: arguments.compared]
-    pixels, labels = _pixels(name, job, len(files))
-    same = sum(label == expected for label, (_, expected) in zip(labels, files, strict=True))
-    worst = max(
-        float(np.abs(image - np.asarray(resize(read_image(path), (SIZE, SIZE)), np.float32)).mean())
-        for image, (path, _) in zip(pixels, files, strict=True)
+    job = make_job(arguments, 0, compared=True)
+    references = [np.asarray(resize(read_image(path), (SIZE, SIZE))) for path, _ in list_tree(job.tree)]
+    run, count = systems.compare(CONTENDERS[name].function(job), np.stack(references), MEAN, STD), len(references)
+    text = (
+        f"{run['right']} of {count} labels; pixels differ from Pillow's by {run['worst']:.2f} of 255 on the worst image"
     )
-    text = f"{same} of {len(files)} labels; pixels differ from Pillow's by {worst:.2f} of 255 on the worst image"
-    what = f"{name}: samples and labels as the files have them"
-    return Check(what, text, same == len(files) and worst < _LARGEST["samples"])
+    in_order = run["order"] == systems.digest(range(run["images"])) and not run["flipped"]
+    right = run["right"] == count and in_order and run["worst"] < _LARGEST["samples"]
+    return Check(f"{name}: samples and labels as the files have them", text, right)
 
 
 def _same_draws(load: int, arguments: argparse.Namespace) -> Iterator[Check]:
@@ -198,7 +179,7 @@ def _same_draws(load: int, arguments: argparse.Namespace) -> Iterator[Check]:
 
     from readers.augment import Recipe
 
-    job, count = make_job(arguments, load, ordered=True), arguments.compared
+    job, count = make_job(arguments, load, compared=True), arguments.compared
     files = [read_image(path) for path, _ in list_tree(job.tree)[:count]]
     sizes = np.array([(image.height, image.width) for image in files])
     plan = Recipe(ops(load)).plan(1, 0, np.arange(count), sizes[:, 0], sizes[:, 1])
@@ -209,18 +190,16 @@ def _same_draws(load: int, arguments: argparse.Namespace) -> Iterator[Check]:
         f"turns of an image: {turns}; flips behind the first of them: {flips}",
         (turns, flips) == (load, 2 * load - 2),
     )
-    for name, bilinear, bound in (
-        (OURS, True, 1 + _LARGEST["turn"] * load),
-        (OURS_NEAREST, False, _LARGEST["nearest"]),
-    ):
-        ours, _ = _pixels(name, job, count)
+    turned = {True: (OURS, 1 + _LARGEST["turn"] * load), False: (OURS_NEAREST, _LARGEST["nearest"])}
+    for bilinear, (name, bound) in turned.items():
+        ours = _pixels(name, job, count)
         pairs = zip(ours, (_by_plan(image, plan, i, bilinear) for i, image in enumerate(files)), strict=True)
         apart = float(np.mean([np.abs(a - np.asarray(b, np.float32)).mean() for a, b in pairs]))
         how = "bilinear" if bilinear else "nearest pixel"
         what = f"load {load}: ours against Pillow with the same draws, {how}"
         yield Check(what, f"{apart:.2f} of 255 on average", apart < bound)
     if systems.installed(CONTENDERS[DALI_LOADER].imports):
-        apart = float(np.abs(_pixels(OURS, job, count)[0] - _pixels(DALI_LOADER, job, count)[0]).mean())
+        apart = float(np.abs(_pixels(OURS, job, count) - _pixels(DALI_LOADER, job, count)).mean())
         what = f"load {load}: ImageLoader against DaliLoader, both with their own draws, which are the same"
         yield Check(what, f"{apart:.2f} of 255 on average", apart < _LARGEST["dali"])
 
@@ -242,15 +221,11 @@ def _by_plan(image: Any, plan: Any, number: int, bilinear: bool) -> Any:
     return resize(crop(image, *edges), (SIZE, SIZE))
 
 
-def _pixels(name: str, job: Job, count: int) -> tuple[Any, list[int]]:
-    """The first images of a row as float32 [count, height, width, 3], 0 to 255, and their labels."""
-    pixels, labels = [], []
-    for batch, numbers in CONTENDERS[name].function(job):
-        pixels.append(batch.cpu().numpy().transpose(0, 2, 3, 1))
-        labels += numbers.tolist()
-        if len(labels) >= count:
-            break
-    return 255 * (np.concatenate(pixels)[:count] * np.float32(STD) + np.float32(MEAN)), labels[:count]
+def _pixels(name: str, job: Job, count: int) -> Any:
+    """The first images of a row as float32 [count, height, width, 3], 0 to 255."""
+    batches = itertools.islice(CONTENDERS[name].function(job), -(-count // job.batch))
+    pixels = np.concatenate([systems.on_host(batch).transpose(0, 2, 3, 1) for batch, _ in batches])[:count]
+    return 255 * (pixels * np.float32(STD) + np.float32(MEAN))
 
 
 # --- the clock --------------------------------------------------------------------------------------------------------
@@ -299,14 +274,13 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
 
 def time_batches(batches: Iterator[Any], step: Step, seconds: float, least: int) -> tuple[float, float]:
     """(ms a step, CPU ms an image of all processes) over `seconds`, and at least so many batches."""
-    count = images_seen = 0
-    cpu, started = cpu_seconds_of_tree(), time.perf_counter()
-    while count < least or time.perf_counter() - started < seconds:
+    clock, count, images = Clock(), 0, 0
+    while count < least or clock.seconds < seconds:
         pixels, labels = next(batches)
         step(pixels, labels)
-        count, images_seen = count + 1, images_seen + len(pixels)
-    elapsed = time.perf_counter() - started
-    return 1e3 * elapsed / count, 1e3 * (cpu_seconds_of_tree() - cpu) / images_seen
+        count, images = count + 1, images + len(pixels)
+    figures = clock.figures(images)
+    return 1e3 * images / figures["images_s"] / count, figures["cpu_us"] / 1e3
 
 
 def _record(name: str, arguments: argparse.Namespace) -> Path:
@@ -409,41 +383,14 @@ def heat_maps(page: Page, results: Results, arguments: argparse.Namespace) -> No
         page.chart(f"busy-{slug(name.lower())}", chart, f"What was busy: {name}")
 
 
-EXPERIMENT = Experiment(
-    name="s002",
-    title="Heavy augmentation: PyTorch, DALI and ours under three models",
-    document="Accelerate computer vision training using GPU preprocessing with NVIDIA DALI on Amazon SageMaker, AWS "
-    "Machine Learning Blog",
-    about="It trained ResNet-18, -50 and -152 on imagenette2 (13,395 JPEGs of 144 kB on average, batches of 32, 8 CPUs "
-    "and one V100), with images flipped and turned 1, 4, 8 or 12 times before they are resized: by PyTorch's "
-    "DataLoader on the CPU, and by DALI on the GPU, which took 28 to 73 % less time. Here PyTorch, DALI and ours do "
-    "the same work.",
+EXPERIMENT = Experiment.read(
+    __file__,
+    [pytorch, dali, image_loader, dali_loader],
     measure=measure,
     check=check,
     sections=sections,
     claims=claims,
     more=heat_maps,
-    limits=(
-        "Where a step sleeps, it takes no core and no GPU; a real one keeps up to one core busy to launch its kernels. "
-        "DALI on a GPU shares the GPU with the model, which is one reason why its gain falls with the model. Loading "
-        "that is hidden costs nothing, so a gain like the 28 to 34 % of ResNet-152 there, whose step took longer than "
-        "a batch took to load, is not to be expected from a faster loader alone.",
-        "The augmentation is that of the sample code that was published with the document. In that code DALI flipped "
-        "every image and turned each by exactly 5 degrees, on a canvas that grew with each turn; here all rows draw, "
-        "and keep the size. torchvision turned by nearest neighbour and DALI bilinearly, their defaults; here PyTorch "
-        "has a row for each. Its epochs also hold a validation without the load, so that milliseconds a step, which "
-        "follow from seconds an epoch, are too many there.",
-        "No row merges turns, since that would change pixels. Ours turns in float32 and rounds once; Pillow turns "
-        "bytes, and is fastest where it only copies them. All files are in the page cache; PyTorch and DALI read "
-        "files, ours a packed set of the same bytes.",
-    ),
-    sizes={
-        "count": (64, 1280, "images"),
-        "batch": (8, 32, "images in a batch"),
-        "compared": (16, 16, "images that the checks compare"),
-        "seconds": (0.2, 1.0, "seconds of each figure"),
-        "watched": (1.0, 6.0, "seconds of utilisation"),
-    },
 )
 
 if __name__ == "__main__":

@@ -37,12 +37,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiment import Check, Column, Experiment, Section, main, parser, ratio  # isort: skip  (it sets the path)
-import images
+from experiment import Check, Experiment, main, parser, ratio  # isort: skip  (it sets the path)
 import numpy as np
 import systems
-from harness import CONTENDERS, REPOSITORY, Contender, NotHere, Results, contender
-from machine import chill, cpu_seconds_of_tree, folder_bytes, list_tree, prime, warm
+from harness import CONTENDERS, REPOSITORY, Contender, NotHere, Results, keep_rows
+from machine import Clock, chill, folder_bytes, list_tree, prime, warm
 
 from readers.augment import IMAGENET_MEAN as MEAN
 from readers.augment import IMAGENET_STD as STD
@@ -51,14 +50,7 @@ from readers.order.quality import shuffle_quality
 
 _CHECKED = 512
 _WARM_BATCHES, _AHEAD_BATCHES = 4, 6  # ahead: more than any row makes before the page cache is emptied
-FILES, ARRAY, SHARED = "DataLoader: files", "DataLoader: byte array", "DataLoader: files in /dev/shm"
-MADE, TRAINED = "JAX: made on the device", "JAX: made and trained on"
-# Images/s in the document, by the rows here that do the same.
-DOCUMENT = {
-    FILES: 308, ARRAY: 388, "ours: DataLoader, byte cache": 388, SHARED: 370, "read: byte array": 12_000,
-    "ours: read, byte cache": 12_000, "read: files in /dev/shm": 40_000, "GPU: files": 1450, "GPU: byte array": 2100,
-    "GPU: files in /dev/shm": 1920, MADE: 40_000, TRAINED: 8000,
-}  # fmt: skip
+FILES, MADE, TRAINED = "DataLoader: files", "JAX: made on the device", "JAX: made and trained on"
 
 
 # --- where the bytes come from: a source reads inside its `with`; what fills a memory is done before it is entered ----
@@ -111,7 +103,7 @@ def prepare(job: Job, count: int, source: Path | None, stack: ExitStack) -> None
 
     job.root.mkdir(parents=True, exist_ok=True)
     if source is not None:
-        images.make(job.tree, count, size=(224, 224), classes=2, source=source)
+        systems.make_images(job.tree, count, (224, 224), classes=2, source=source)
     elif not job.tree.exists():
         example("make_text").write_text(job.tree, count)
     if not job.packed.exists():
@@ -169,20 +161,16 @@ def cached(job: Job, capacity: float = 1.0, keep: str = "encoded") -> Iterator[A
         yield reader
 
 
-@contextmanager
-def packed(job: Job) -> Iterator[Any]:
+def packed(job: Job) -> Any:
     import readers
 
-    with readers.open(job.packed) as reader:
-        yield reader
+    return readers.open(job.packed)
 
 
-@contextmanager
-def folder(job: Job) -> Iterator[Any]:
+def folder(job: Job) -> Any:
     import readers
 
-    with readers.open_folder(job.tree) as reader:
-        yield reader
+    return readers.open_folder(job.tree)
 
 
 def _of(opened: Callable[[Job], Any]) -> Callable[[Job], Any]:
@@ -194,6 +182,29 @@ def _of(opened: Callable[[Job], Any]) -> Callable[[Job], Any]:
     return source
 
 
+@contextmanager
+def _stochastic(job: Job) -> Iterator[Source]:
+    """stocaching, with half of the pixels."""
+    import torch
+    from stocaching import SharedCache
+
+    with job.source("files") as source:
+        count = len(source.labels)
+        room = count // 2 * 3 * 224 * 224 / (1 << 30)
+        kept = SharedCache(size_limit_gib=room, dataset_len=count, data_dims=(224, 224, 3), dtype=torch.uint8)
+
+        def read(index: int) -> Any:
+            pixels = kept.get_slot(index)
+            if pixels is None:
+                pixels = torch.from_numpy(simplejpeg(source.read(index)))
+                kept.set_slot(index, pixels, allow_overwrite=True)
+            return pixels
+
+        for index in range(count):
+            read(index)
+        yield Source(read, source.labels)
+
+
 SOURCES: dict[str, Callable[[Job], Any]] = {
     "files": _files,
     "files in /dev/shm": _shared_files,
@@ -201,32 +212,28 @@ SOURCES: dict[str, Callable[[Job], Any]] = {
     "packed set": _of(packed),
     "byte cache": _of(cached),
     "half in the byte cache": _of(lambda job: cached(job, 0.5)),
+    "half of the pixels": _of(lambda job: cached(job, 0.5, "decoded:224")),
+    "stocaching": _stochastic,
 }
+OF_BYTES = [*SOURCES][:6]
+OPENED = {"files": folder, "packed set": packed, "byte cache": cached,
+          "pixels": lambda job: cached(job, keep="decoded:224")}  # fmt: skip
+
 
 # --- rows that read ---------------------------------------------------------------------------------------------------
-for _name, _source, _options in (
-    ("read: files", "files", {"smoke": True}),
-    ("read: files, cold", "files", {"cold": True}),
-    ("read: files in /dev/shm", "files in /dev/shm", {"smoke": True, "note": "made by `packer stage --as files`"}),
-    ("read: byte array", "byte array", {"smoke": True, "note": "all bytes end to end, and an array of their ends"}),
-    ("ours: read, packed set", "packed set", {"smoke": True}),
-    ("ours: read, packed set, cold", "packed set", {"cold": True}),
-    ("ours: read, byte cache", "byte cache", {"smoke": True, "note": "`readers.cached` over the files"}),
-    ("ours: read, half in the byte cache, cold", "half in the byte cache", {"cold": True}),
-):
-    contender(_name, kind="read", **_options)(lambda job, source=_source: job.source(source))
+def read(job: Job, source: str) -> AbstractContextManager[Source]:
+    return job.source(source)
 
 
-def ranks(job: Job, mode: str) -> Any:
-    """What the first of two ranks prints; see `s003_mpi`. Raises NotHere without MPI."""
+def mpi(job: Job, mode: str) -> Any:
+    """What the first of two ranks prints; see `rank`. Raises NotHere without MPI."""
     mpiexec = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
     if mpiexec is None:
         raise NotHere("needs MPI: mpiexec is not installed (pip install mpich mpi4py)")
     # An MPI that pip has installed is next to its mpiexec.
     libraries = f"{Path(mpiexec).resolve().parent.parent / 'lib'}:{os.environ.get('LD_LIBRARY_PATH', '')}"
-    script = Path(__file__).with_name("s003_mpi.py")
-    command = [mpiexec, "-n", "2", sys.executable, str(script), str(job.packed), mode]
-    command += ["--seconds", str(job.seconds), "--batch", str(job.batch)]
+    command = [mpiexec, "-n", "2", sys.executable, __file__, "--rank", str(job.packed), mode]
+    command += [str(job.batch), str(job.seconds)]
     how: Any = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": 120}
     done = subprocess.run(command, env={**os.environ, "LD_LIBRARY_PATH": libraries}, check=False, **how)
     if "cannot load MPI library" in done.stderr:
@@ -236,52 +243,89 @@ def ranks(job: Job, mode: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-_MPI: dict[str, Any] = {"imports": "mpi4py", "kind": "own"}
-contender("ours: read, MPI window", smoke=True, note="two ranks at once, both counted", **_MPI)(
-    lambda job: ranks(job, "read")
-)
-contender("ours: decoded, MPI window", note="two ranks, each decodes into batches", **_MPI)(
-    lambda job: ranks(job, "decode")
-)
+def rank(packed: str, mode: str, batch: int, seconds: float) -> None:
+    """One of the ranks, which share one byte cache in an MPI window: together they fill it, then each reads its own
+    part in random order. The first prints what they did: images/s of all of them, or with `check` the checksums of each
+    image and of its pixels, and the label."""
+    from mpi4py import MPI
+
+    import readers
+
+    world, pixels, done = MPI.COMM_WORLD, np.empty((batch, 224, 224, 3), np.uint8), 0
+    with readers.cached(readers.open(packed), 1.0, backend="mpi", comm=world) as reader:
+        reader.prefill()
+        world.Barrier()
+        if (present := reader.stats().present) != len(reader):
+            raise RuntimeError(f"{present} of {len(reader)} images are in the window")
+        indices = list(range(world.rank, len(reader), world.size))
+        random.Random(world.rank).shuffle(indices)
+
+        def decode(index: int) -> bytes:
+            nonlocal done
+            pixels[done % batch] = simplejpeg(reader.read(index))
+            done += 1
+            return b""
+
+        if mode == "check":
+            images = [(reader.read(index), int(reader.labels[index])) for index in indices]
+            result: Any = [(zlib.crc32(data), zlib.crc32(simplejpeg(data)), label) for data, label in images]
+        else:
+            count, taken = timed_reads(decode if mode == "decode" else reader.read, indices, seconds)
+            result = count / taken
+        everything = world.gather(result)
+        if everything is not None:
+            all_of_them = [one for part in everything for one in part] if mode == "check" else sum(everything)
+            print(json.dumps(all_of_them if mode == "check" else {"images_s": all_of_them}))
+        world.Barrier()
 
 
 # --- rows in torch's DataLoader ---------------------------------------------------------------------------------------
-def _simplejpeg(data: Any) -> Any:
-    import simplejpeg
+def simplejpeg(data: Any) -> Any:
+    from simplejpeg import decode_jpeg
 
-    return simplejpeg.decode_jpeg(data, "RGB")
+    return decode_jpeg(data, "RGB")
 
 
-def _pillow(data: Any) -> Any:
+def pillow(data: Any) -> Any:
     from PIL import Image
 
     return np.array(Image.open(io.BytesIO(data)).convert("RGB"))
 
 
-def _torchvision(data: Any) -> Any:
+def torchvision(data: Any) -> Any:
     from torchvision.io import ImageReadMode, decode_jpeg
 
-    return decode_jpeg(_tensor(data), ImageReadMode.RGB)
+    return decode_jpeg(tensor(data), ImageReadMode.RGB)
 
 
-def _tensor(data: Any) -> Any:
+def tensor(data: Any) -> Any:
     import torch
 
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
-def _augmented(data: Any) -> Any:
+def augmented(data: Any) -> Any:
     """As torchvision's transforms do it."""
     import pillow_transforms as T
 
     return T.Compose([T.RandomHorizontalFlip(), T.ToTensor(), T.Normalize(MEAN, STD)])(T.read_image(bytes(data)))
 
 
-def _albumented(data: Any) -> Any:
+def albumented(data: Any) -> Any:
     import albumentations as A
 
     change = A.Compose([A.HorizontalFlip(p=0.5), A.Normalize(MEAN, STD)])
-    return change(image=_simplejpeg(data))["image"]
+    return change(image=simplejpeg(data))["image"]
+
+
+def kept(data: Any) -> Any:
+    from readers.decode import decode_image
+
+    return np.array(decode_image(data))
+
+
+DECODERS = {function.__name__: function for function in (simplejpeg, pillow, torchvision, augmented, albumented, kept)}
+DECODERS["none"] = lambda pixels: pixels
 
 
 class _Samples:
@@ -304,63 +348,13 @@ def _planes(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 @contextmanager
-def _decoded(job: Job, source: Callable[[Job], Any], decode: Callable[[Any], Any]) -> Iterator[Iterator[Any]]:
-    with source(job) as opened:
-        yield _planes(systems.data_loader(_Samples(opened, decode), job.batch, job.workers))
+def decoded(job: Job, source: str, decode: str = "simplejpeg") -> Iterator[Iterator[Any]]:
+    with job.source(source) as opened:
+        yield _planes(systems.data_loader(_Samples(opened, DECODERS[decode]), job.batch, job.workers))
 
 
 @contextmanager
-def _stochastic(job: Job) -> Iterator[Source]:
-    """stocaching, with half of the pixels."""
-    import torch
-    from stocaching import SharedCache
-
-    with job.source("files") as source:
-        count = len(source.labels)
-        room = count // 2 * 3 * 224 * 224 / (1 << 30)
-        kept = SharedCache(size_limit_gib=room, dataset_len=count, data_dims=(224, 224, 3), dtype=torch.uint8)
-
-        def read(index: int) -> Any:
-            pixels = kept.get_slot(index)
-            if pixels is None:
-                pixels = torch.from_numpy(_simplejpeg(source.read(index)))
-                kept.set_slot(index, pixels, allow_overwrite=True)
-            return pixels
-
-        for index in range(count):
-            read(index)
-        yield Source(read, source.labels)
-
-
-def _kept(data: Any) -> Any:
-    from readers.decode import decode_image
-
-    return np.array(decode_image(data))
-
-
-_HALF_OF_THE_PIXELS = _of(lambda job: cached(job, 0.5, "decoded:224"))
-for _name, _source, _decode, _imports, _options in (
-    (FILES, "files", _simplejpeg, "simplejpeg", {"smoke": True, "note": "by simplejpeg, as all that name no other"}),
-    (f"{FILES}, Pillow", "files", _pillow, "PIL.Image", {}),
-    (f"{FILES}, torchvision", "files", _torchvision, "torchvision.io", {"note": "decode_jpeg on the CPU"}),
-    (f"{FILES}, cold", "files", _simplejpeg, "simplejpeg", {"cold": True, "note": "the rest of one epoch"}),
-    (SHARED, "files in /dev/shm", _simplejpeg, "simplejpeg", {}),
-    (ARRAY, "byte array", _simplejpeg, "simplejpeg", {"note": "in memory that the workers share"}),
-    ("ours: DataLoader, byte cache", "byte cache", _simplejpeg, "simplejpeg", {}),
-    ("ours: DataLoader, half in the byte cache, cold", "half in the byte cache", _simplejpeg, "", {"cold": True}),
-    ("stocaching: half of the pixels", _stochastic, lambda pixels: pixels, "stocaching", {"note": "kept decoded"}),
-    ("ours: DataLoader, half of the pixels", _HALF_OF_THE_PIXELS, _kept, "", {"note": "kept decoded"}),
-    ("augmented: Pillow", "files", _augmented, "PIL.Image", {"floats": True}),
-    ("augmented: albumentations", "files", _albumented, "albumentations", {"floats": True}),
-):
-    _opened: Any = SOURCES[_source] if isinstance(_source, str) else _source
-    contender(_name, imports=f"torch.utils.data {_imports}", kind="batches", **_options)(
-        lambda job, opened=_opened, decode=_decode: _decoded(job, opened, decode)
-    )
-
-
-@contextmanager
-def _decoded_on_gpu(job: Job, source: str) -> Iterator[Iterator[Any]]:
+def decoded_on_gpu(job: Job, source: str) -> Iterator[Iterator[Any]]:
     """Read by the workers; decode_jpeg of torchvision, a list at a time."""
     systems.need_gpu()
     import torch
@@ -375,43 +369,19 @@ def _decoded_on_gpu(job: Job, source: str) -> Iterator[Iterator[Any]]:
         return tuple(zip(*samples, strict=True))
 
     with job.source(source) as opened:
-        samples = _Samples(opened, _tensor)
+        samples = _Samples(opened, tensor)
         yield decode(systems.data_loader(samples, job.batch, job.workers, collate_fn=pairs))
-
-
-for _source in ("files", "byte array", "files in /dev/shm"):
-    contender(f"GPU: {_source}", kind="batches", smoke=True)(lambda job, source=_source: _decoded_on_gpu(job, source))
 
 
 # --- rows in our loader, and in JAX -----------------------------------------------------------------------------------
 @contextmanager
-def _loaded(job: Job, opened: Callable[[Job], Any], **options: Any) -> Iterator[Iterator[Any]]:
-    systems.need_gpu(options.get("device", "cpu"))
-    with opened(job) as reader:
-        yield systems.image_loader(reader, job.batch, options.pop("augment", ()), job.workers, **options)
-
-
-def _mirrored() -> list[Any]:
+def loaded(job: Job, opened: str, mirrored: bool = False, **options: Any) -> Iterator[Iterator[Any]]:
     from readers.augment import Normalize, RandomHorizontalFlip
 
-    return [RandomHorizontalFlip(), Normalize(MEAN, STD)]
-
-
-for _name, _opened, _more, _options in (
-    ("ours: ImageLoader, files", folder, {}, {}),
-    ("ours: ImageLoader, packed set", packed, {}, {"smoke": True}),
-    ("ours: ImageLoader, packed set, cold", packed, {}, {"cold": True}),
-    ("ours: ImageLoader, byte cache", cached, {}, {"smoke": True}),
-    ("ours: ImageLoader, all pixels kept", lambda job: cached(job, keep="decoded:224"), {},
-     {"note": "nine times the bytes in memory"}),
-    ("ours: augmented, ImageLoader", folder, {"augment": _mirrored()}, {"floats": True}),
-    ("ours: GPU, ImageLoader, files", folder, {"device": "cuda"}, {"smoke": True}),
-    ("ours: GPU, ImageLoader, byte cache", cached, {"device": "cuda"}, {"smoke": True}),
-):  # fmt: skip
-    _needed = "" if "GPU" in _name else systems.LOADER
-    contender(_name, imports=_needed, kind="batches", **_options)(
-        lambda job, opened=_opened, more=_more: _loaded(job, opened, **more)
-    )
+    systems.need_gpu(options.get("device", "cpu"))
+    ops = [RandomHorizontalFlip(), Normalize(MEAN, STD)] if mirrored else ()
+    with OPENED[opened](job) as reader:
+        yield systems.image_loader(reader, job.batch, ops, job.workers, **options)
 
 
 def _rate(job: Job, count: int, call: Callable[[int], Any]) -> dict[str, Any]:
@@ -419,15 +389,13 @@ def _rate(job: Job, count: int, call: Callable[[int], Any]) -> dict[str, Any]:
     import jax
 
     jax.block_until_ready(call(0))
-    cpu, started, calls = cpu_seconds_of_tree(), time.perf_counter(), 0
-    while not calls or time.perf_counter() - started < job.seconds:
+    clock, calls = Clock(), 0
+    while not calls or clock.seconds < job.seconds:
         calls += 1
         jax.block_until_ready(call(calls))
-    seconds, cpu, done = time.perf_counter() - started, cpu_seconds_of_tree() - cpu, calls * count
-    return {"images_s": done / seconds, "cpu_us": 1e6 * cpu / done, "jax": jax.default_backend()}
+    return {**clock.figures(calls * count), "jax": jax.default_backend()}
 
 
-@contender(MADE, imports="jax", kind="own", smoke=True)
 def jax_alone(job: Job) -> dict[str, Any]:
     import jax
 
@@ -436,7 +404,6 @@ def jax_alone(job: Job) -> dict[str, Any]:
     return _rate(job, job.batch, lambda call: make(task, made.new_key(call), job.batch))
 
 
-@contender(TRAINED, imports="jax", kind="own", note="`examples/generate_jax.py`, two steps a call")
 def jax_trained(job: Job) -> dict[str, Any]:
     made = example("generate_jax")
     task = made.Task(batch=job.batch)
@@ -444,7 +411,6 @@ def jax_trained(job: Job) -> dict[str, Any]:
     return _rate(job, 2 * job.batch, lambda call: made.train(task, state, made.new_key(call), 2))
 
 
-@contender("ours: packed set, trained on in JAX", imports=f"{systems.LOADER} jax", kind="own", note="the same step")
 def jax_loaded(job: Job) -> dict[str, Any]:
     import jax
     import jax.numpy as jnp
@@ -452,7 +418,7 @@ def jax_loaded(job: Job) -> dict[str, Any]:
     made = example("generate_jax")
     task = made.Task(batch=job.batch)
     step, state = jax.jit(made.step, static_argnums=0), made.begin(task, 0)
-    with _loaded(job, packed, layout="NHWC") as batches:
+    with loaded(job, "packed set", layout="NHWC") as batches:
 
         def call(number: int) -> Any:
             pixels, labels = next(batches)
@@ -484,18 +450,13 @@ class _View:
         return self.order.indices(epoch, positions)
 
 
-def _mixing(job: Job, nodes: int) -> dict[str, float]:
+def mixing(job: Job, nodes: int) -> dict[str, float]:
     count = len(list_tree(job.tree))
     if nodes == 1:
         return {"all_nodes": shuffle_quality(Shuffled(count)), "one_node": 1.0}
     order = NodeLocal(count, nodes)
     views: list[Any] = [_View(order, False), _View(order, False, 0), _View(order, True, 0)]
     return dict(zip(("all_nodes", "one_node", "exchange"), map(shuffle_quality, views), strict=True))
-
-
-for _nodes in (1, 2, 8):
-    _name = f"order: NodeLocal, {_nodes} nodes" if _nodes > 1 else "order: Shuffled"
-    contender(_name, kind="own")(lambda job, nodes=_nodes: _mixing(job, nodes))
 
 
 # --- what is measured -------------------------------------------------------------------------------------------------
@@ -514,21 +475,28 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _read(source: Source, job: Job, cold: bool) -> dict[str, Any]:
-    """One image after the other, in random order, copied into a buffer that is there."""
+    """One image after the other, in random order."""
     order = list(range(len(source.labels)))
     random.Random(1).shuffle(order)
-    target = memoryview(bytearray(1 << 22))
     figures: dict[str, Any] = {"cache": chill([job.tree, job.packed])} if cold else {}
-    cpu, started, count, seconds = cpu_seconds_of_tree(), time.perf_counter(), 0, 0.0
-    while seconds < job.seconds and not (cold and count):
-        for index in order:
-            data = source.read(index)
+    clock = Clock()
+    count, _ = timed_reads(source.read, order, job.seconds, once=cold)
+    return {**clock.figures(count), **figures}
+
+
+def timed_reads(read: Callable[[int], Any], indices: list[int], limit: float, once: bool = False) -> tuple[int, float]:
+    """Images and seconds, each copied into a buffer that is there, until the time is over; once: or all are read."""
+    target = memoryview(bytearray(1 << 22))
+    started, count, seconds = time.perf_counter(), 0, 0.0
+    while seconds < limit and not (once and count):
+        for index in indices:
+            data = read(index)
             target[: len(data)] = data
             count += 1
-            if not count % 64 and time.perf_counter() - started > job.seconds:
+            if not count % 64 and time.perf_counter() - started > limit:
                 break
         seconds = time.perf_counter() - started
-    return {"images_s": count / seconds, "cpu_us": 1e6 * (cpu_seconds_of_tree() - cpu) / count, **figures}
+    return count, seconds
 
 
 def _consume(batches: Iterator[Any], job: Job, cold: bool) -> dict[str, Any]:
@@ -544,11 +512,10 @@ def _consume(batches: Iterator[Any], job: Job, cold: bool) -> dict[str, Any]:
         for _ in range(_AHEAD_BATCHES):
             _look(next(batches))
         limit = len(list_tree(job.tree)) - (_WARM_BATCHES + 2 * _AHEAD_BATCHES) * job.batch
-    cpu, started, count, seconds = cpu_seconds_of_tree(), time.perf_counter(), 0, 0.0
-    while not count or (seconds < job.seconds and count < limit):
+    clock, count = Clock(), 0
+    while not count or (clock.seconds < job.seconds and count < limit):
         count += _look(next(batches))
-        seconds = time.perf_counter() - started
-    return {"images_s": count / seconds, "cpu_us": 1e6 * (cpu_seconds_of_tree() - cpu) / count, **figures}
+    return {**clock.figures(count), **figures}
 
 
 def _look(batch: Any) -> int:
@@ -569,19 +536,17 @@ def before(chosen: Contender, arguments: argparse.Namespace) -> None:
 def check(arguments: argparse.Namespace) -> Iterator[Check]:
     """The same bytes from every source, the same pixels and labels from every row, every image once."""
     if arguments.smoke and not arguments.only:
-        for name in [name for name, row in CONTENDERS.items() if not row.options.get("smoke")]:
-            del CONTENDERS[name]
+        keep_rows(lambda row: bool(row.options.get("smoke")))
     stack = ExitStack()
     atexit.register(stack.close)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the copy in /dev/shm is removed then, too
     arguments.count += -arguments.count % arguments.batch
-    job = job_of(arguments)
+    job, some = job_of(arguments), job_of(arguments, "some")
     prepare(job, arguments.count, arguments.images, stack)
-    small = job if arguments.count <= _CHECKED else job_of(arguments, "small")
-    if small is not job:
-        prepare(small, _CHECKED + -_CHECKED % small.batch, arguments.images, stack)
+    files = systems.class_each(job.tree, some.tree, min(arguments.count, _CHECKED + -_CHECKED % job.batch))
+    prepare(some, 0, None, stack)
     expected: list[Any] = []
-    for name in SOURCES:
+    for name in OF_BYTES:
         with job.source(name) as source:
             items = sorted((zlib.crc32(source.read(i)), label) for i, label in enumerate(source.labels))
         if not expected:  # were they the same, the next checks would not see which image is where
@@ -590,47 +555,31 @@ def check(arguments: argparse.Namespace) -> Iterator[Check]:
             text = f"{len(items):,} of {size:.1f} kB, {different:,} of them different"
             yield Check("JPEGs of 224 x 224 pixels", text, different == len(items) or arguments.images is not None)
         yield _compared(f"bytes and labels, {name}", items, expected)
-    yield from _same_pixels(small)
+    yield from _same_pixels(some, np.stack([simplejpeg(Path(path).read_bytes()) for path, _ in files]))
     yield _same_drawing()
 
 
-def _same_pixels(job: Job) -> Iterator[Check]:
-    """An epoch of every row that can run here. Of a mirrored image the smaller of the two checksums counts."""
-    with job.source("files") as source:
-        decoded = [(_simplejpeg(source.read(i)), label) for i, label in enumerate(source.labels)]
-    expected = {f: sorted((_checksum(pixels, f), label) for pixels, label in decoded) for f in (False, True)}
+def _same_pixels(job: Job, references: Any) -> Iterator[Check]:
+    """An epoch of every row that can run here, over images of a class each."""
     try:
-        pixels = sorted((decoded, label) for _, decoded, label in ranks(job, "check"))
-        yield _compared("pixels and labels, MPI window", pixels, expected[False])
+        pixels = sorted((decoded, label) for _, decoded, label in mpi(job, "check"))
+        yield _compared("pixels and labels, MPI window", pixels,
+                        sorted((zlib.crc32(image), label) for label, image in enumerate(references)))  # fmt: skip
     except NotHere as reason:
         yield Check("pixels and labels, MPI window", f"not compared: {reason}", True)
     for name, row in CONTENDERS.items():
-        floats = row.options.get("floats", False)
         if row.options["kind"] == "batches" and systems.installed(row.imports):
             try:
                 with row.function(job) as batches:
-                    items = _epoch(batches, len(decoded), floats)
+                    run = systems.compare(batches, references, MEAN, STD)
+                    batches.close()
             except NotHere:
                 continue  # the row says why
-            yield _compared(f"pixels and labels, {name}", items, expected[floats])
-
-
-def _epoch(batches: Any, count: int, floats: bool) -> list[tuple[int, int]]:
-    items: list[tuple[int, int]] = []
-    for some, labels in batches:
-        for image, label in zip(some, labels, strict=True):
-            pixels = np.asarray(image.cpu() if hasattr(image, "cpu") else image).transpose(1, 2, 0)
-            if floats:
-                pixels = (255 * (pixels * np.array(STD) + np.array(MEAN))).round().astype(np.uint8)
-            items.append((_checksum(pixels, floats), int(label)))
-        if len(items) >= count:
-            break
-    batches.close()
-    return sorted(items)
-
-
-def _checksum(pixels: Any, mirrored: bool) -> int:
-    return min(zlib.crc32(np.ascontiguousarray(one)) for one in ((pixels, pixels[:, ::-1]) if mirrored else (pixels,)))
+            # Floats are normalised, and some of their images mirrored.
+            floats = row.options.get("floats", False)
+            same = run["images"] == run["right"] == len(references) and run["largest"] <= (0.5 if floats else 0)
+            text = f"{run['right']:,} of {len(references):,}, at most {run['largest']:.2g} of 255 apart"
+            yield Check(f"pixels and labels, {name}", text, same and (floats or not run["flipped"]))
 
 
 def _compared(what: str, items: list[Any], expected: list[Any]) -> Check:
@@ -660,76 +609,29 @@ def _same_drawing() -> Check:
 
 # --- the page ---------------------------------------------------------------------------------------------------------
 def claims(results: Results, arguments: argparse.Namespace) -> Iterator[Check]:
-    """What the document's figures say, as far as both sides ran here."""
+    """Those of rows in JAX, where it has a device of its own."""
+    there = EXPERIMENT.table["there"]
     on_device = any(run.get("jax") not in (None, "cpu") for run in results.get(MADE, ()))
-    for what, row, other, least in (
-        ("decoded images come faster from a byte cache than from files", ARRAY, FILES, 1),
-        ("and faster from files in /dev/shm than from files", SHARED, FILES, 1),
-        ("bytes come many times faster from a cache than decoded images do", "read: byte array", ARRAY, 5),
-        ("a GPU decodes images from files several times faster than a CPU", "GPU: files", FILES, 2),
-        ("a cache gains more where a GPU decodes", "GPU: byte array", "GPU: files", 1.1),
-        ("images are made on the device faster than they are read and decoded", MADE, FILES, 1),
-        ("training on images made on the device is faster than reading and decoding", TRAINED, FILES, 1),
+    for what, row in (
+        ("images are made on the device faster than they are read and decoded", MADE),
+        ("training on images made on the device is faster than reading and decoding", TRAINED),
     ):
-        times = ratio(results, row, other, "images_s")
-        if times is not None and (on_device or not row.startswith("JAX")):
-            yield Check(what, f"{times:.2f} times; there {DOCUMENT[row] / DOCUMENT[other]:.2f}", times > least)
+        times = ratio(results, row, FILES, "images_s")
+        if times is not None and on_device:
+            yield Check(what, f"{times:.2f} times; there {there[row] / there[FILES]:.2f}", times > 1)
 
 
-def sections(arguments: argparse.Namespace) -> Iterator[Section]:
-    columns = Column("images_s", "images/s"), Column("cpu_us", "CPU µs an image")
-    for name, title, begins, text in (
-        ("read", "Reading, without decoding", ("read: ", "ours: read, "),
-         "One process reads one image after the other in random order. The two ranks of the MPI window read at once."),
-        ("decoded", "Read and decoded on the CPU",
-         ("DataLoader: ", "stocaching: ", "ours: DataLoader, ", "ours: decoded, ", "ours: ImageLoader, "),
-         "Batches of uint8 images. A DataLoader takes them from as many worker processes as ImageLoader has threads."),
-        ("augmented", "Mirrored at random and normalised, as float32", ("augmented: ", "ours: augmented, "),
-         "Files, decoded with simplejpeg; with Pillow in the row of its name."),
-        ("gpu", "Decoded on a GPU", ("GPU: ", "ours: GPU, "), "Batches on the GPU."),
-        ("jax", "Made on the device", ("JAX: ", "ours: packed set, trained"),
-         "JAX draws the images from random bytes, and trains a small network on them in one compiled program; the last "
-         "row trains it on a packed set, lent to JAX by DLPack. On a CPU all of it shares the same cores: these rows "
-         "say what it costs to do without files there, and nothing of a GPU."),
-    ):  # fmt: skip
-        charted = int(name in ("read", "decoded", "jax"))
-        yield Section(name, title, columns, begins, base=FILES, there=DOCUMENT, text=text, charted=charted)
-    mixing = ("all_nodes", "all nodes"), ("one_node", "one node"), ("exchange", "one node, eighth epoch")
-    text = (
-        "`readers.order.NodeLocal` keeps each node to its own part of the samples, and exchanges all parts in every "
-        "eighth epoch. How well a batch of 256 mixes the set, next to a global shuffle (1), by `readers.order.quality`."
-    )
-    columns = tuple(Column(key, heading, "{:.2f}") for key, heading in mixing)
-    yield Section("order", "Shuffling on each node, and over all nodes sometimes", columns, text=text, charted=0)
-
-
-EXPERIMENT = Experiment(
-    name="s003",
-    title="Files, caches, decoders, and data made on the device",
-    document="“Working with Data on GPUs: I/O, Data Transfer & Generation”, Florian Kaspar, 9 October 2025",
-    about=(
-        "The talk reads 64,000 generated JPEGs of 224 x 224 pixels, about 1 GB, from a file system, /dev/shm and a "
-        "cache of their bytes, decodes them on the CPU or the GPU, and finally makes them on the GPU. Here fewer such "
-        "images of random text take every one of these ways that the machine has, and ours."
-    ),
+EXPERIMENT = Experiment.read(
+    __file__,
+    [read, mpi, decoded, decoded_on_gpu, loaded, jax_alone, jax_trained, jax_loaded, mixing],
     measure=measure,
     check=check,
     before=before,
-    sections=sections,
     claims=claims,
-    limits=(
-        "The talk measured on nodes of a computing centre with a shared file system and GPUs; here the files are on a "
-        "local disk, and only ratios mean anything. Its rows decode with torchvision, in one process as it seems; all "
-        "rows here decode with libjpeg-turbo, and with all CPUs. Rows that are not cold find the files in memory, as "
-        "every epoch but the first does where the set fits into it; on a shared file system it often does not. ROOT, "
-        "nvCOMP and parallel HDF5, which it names without figures, have a paragraph in [README.md](README.md).",
-    ),
-    sizes={
-        "count": (256, 8192, "images"),
-        "seconds": (0.2, 1.5, "seconds of the clock of a row"),
-        "batch": (64, 64, "images in a batch"),
-    },
 )
 
 if __name__ == "__main__":
-    main(EXPERIMENT, parser(__doc__))
+    if sys.argv[1:2] == ["--rank"]:
+        rank(sys.argv[2], sys.argv[3], int(sys.argv[4]), float(sys.argv[5]))
+    else:
+        main(EXPERIMENT, parser(__doc__))

@@ -15,12 +15,10 @@ compared with what Pillow makes of that file.
 from __future__ import annotations
 
 import argparse
-import functools
 import importlib.util
 import itertools
 import json
 import shutil
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,12 +26,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from experiment import Check, Column, Experiment, Section, figure, main, parser, ratio  # isort: skip  (sets the path)
-import images
+from experiment import Check, Column, Experiment, Section, compared, figure, main, parser, ratio  # isort: skip
 import numpy as np
 import systems
-from harness import Contender, NotHere, Results, contender, drive, slug
-from machine import cpu_seconds_of_tree, has_gpu, list_tree, prime, warm
+from harness import Contender, NotHere, Results, slug
+from machine import Clock, has_gpu, list_tree, prime, warm
 
 FEW, EXTENSIVE, CENTRE = "few", "extensive", "centre"  # centre: resize, the middle; nothing is random
 LOADS, JITTER, SHARDS = (FEW, EXTENSIVE), 0.4, 4
@@ -112,12 +109,8 @@ def make_sets(arguments: argparse.Namespace, task: str) -> None:
     count, partial = int(job.folder.name.rpartition("-")[2]), job.folder.with_name(job.folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    items = list_tree(images.make(partial / "tree", count, size=job.task.size, source=arguments.images))
-    checked = job.check().batch * SHARDS
-    for number in range(checked):
-        target = partial / f"check/tree/class{number:03d}/0.jpg"
-        target.parent.mkdir(parents=True)
-        shutil.copyfile(items[number * len(items) // checked][0], target)
+    systems.make_images(partial / "tree", count, job.task.size, source=arguments.images)
+    systems.class_each(partial / "tree", partial / "check" / "tree", job.check().batch * SHARDS)
     for folder in (partial, partial / "check"):
         _pack(folder, job.task)
     partial.rename(job.folder)
@@ -196,30 +189,33 @@ class _Hdf5:
         return self._transform(self._read(self._file["images"][index])), self._labels[index]
 
 
-def files(job: Job) -> Any:
+def _files(job: Job) -> Any:
     import pillow_transforms as T
 
     return T.Folder(job.folder / "tree", transforms(job))
 
 
-def hdf5(job: Job) -> Any:
+def _hdf5(job: Job) -> Any:
     return _Hdf5(job.folder / "images.h5", lambda data: _read(data.tobytes()), transforms(job))
 
 
-def pixels(job: Job) -> Any:
+def _pixels(job: Job) -> Any:
     from PIL import Image
 
     return _Hdf5(job.folder / "pixels.h5", Image.fromarray, transforms(job, resized=True))
 
 
-def image_dataset(job: Job) -> Any:
+def _dataset(job: Job) -> Any:
     from readers.torch import ImageDataset
 
     return ImageDataset(_open(job, "hdf5"), operations(job))
 
 
-def _mapped(dataset: Callable[[Job], Any]) -> Callable[[Job], Batches]:
-    return lambda job: systems.data_loader(dataset(job), job.batch, job.workers, persistent_workers=True)
+DATASETS = {"files": _files, "HDF5 of JPEGs": _hdf5, "HDF5 of pixels": _pixels, "ours": _dataset}
+
+
+def mapped(job: Job, dataset: str) -> Batches:
+    return systems.data_loader(DATASETS[dataset](job), job.batch, job.workers, persistent_workers=True)
 
 
 def tfrecord(job: Job) -> Batches:
@@ -259,18 +255,6 @@ def tar(job: Job) -> Batches:
     return systems.endless(webdataset.WebLoader(dataset, batch_size=None, **workers))
 
 
-_TORCH = "torch.utils.data pillow_transforms"
-for _name, _make, _imports, _note in (
-    (FILES, _mapped(files), _TORCH, "a file opened for each image; Pillow; torchvision's transforms"),
-    (HDF5, _mapped(hdf5), f"{_TORCH} h5py", "the dedicated reader, if it kept JPEGs: one file, h5py; Pillow as above"),
-    (PIXELS, _mapped(pixels), f"{_TORCH} h5py", "the dedicated reader, if it kept pixels, resized and cut beforehand"),
-    ("PyTorch from TFRecord", tfrecord, f"{_TORCH} tfrecord", f"our shards, tfrecord, a buffer of {_SHUFFLED}; Pillow"),
-    ("PyTorch from tar", tar, f"{_TORCH} webdataset", f"our shards, webdataset, a buffer of {_SHUFFLED}; Pillow"),
-    (DATASET, _mapped(image_dataset), "torch.utils.data readers.torch", "our reader, decoder and ops, in a DataLoader"),
-):
-    contender(_name, imports=_imports, exact=True, note=_note)(_make)
-
-
 # --- rows in DALI, and in our loaders ---------------------------------------------------------------------------------
 def _source(fn: Any, form: str, job: Job) -> tuple[Any, Any]:
     """Encoded images and labels, by DALI's reader of a container."""
@@ -293,7 +277,7 @@ def _source(fn: Any, form: str, job: Job) -> tuple[Any, Any]:
     return records[image], records[label]
 
 
-def _dali(form: str, device: str, job: Job) -> Batches:
+def dali(job: Job, form: str, device: str) -> Batches:
     """By DALI's own operators: whole images decoded, resized with antialiasing, ColorTwist on the crop, normalised."""
     task, side = job.task, (job.task.crop, job.task.crop)
 
@@ -303,10 +287,8 @@ def _dali(form: str, device: str, job: Job) -> Batches:
         made = fn.resize(made, resize_shorter=task.resize, subpixel_scale=False)
         crop, mirror = {"crop_pos_x": 0.5, "crop_pos_y": 0.5}, {}
         if job.is_random:
-            crop, mirror = (
-                {name: fn.random.uniform(range=(0.0, 1.0)) for name in crop},
-                {"mirror": fn.random.coin_flip()},
-            )
+            crop = {name: fn.random.uniform(range=(0.0, 1.0)) for name in crop}
+            mirror = {"mirror": fn.random.coin_flip()}
         # Truncated: the middle of an odd number of pixels.
         made = fn.crop(made, crop=side, rounding="truncate", **crop)
         if job.load == EXTENSIVE:
@@ -324,32 +306,14 @@ def _open(job: Job, name: str) -> Any:
     return readers.open_folder(job.folder / "tree") if name == "files" else readers.open(job.folder / name)
 
 
-def _image_loader(form: str, device: str, job: Job) -> Batches:
+def image_loader(job: Job, form: str, device: str) -> Batches:
     return systems.image_loader(_open(job, form.lower()), job.batch, operations(job), job.workers, device)
 
 
-def _dali_loader(form: str, device: str, job: Job) -> Batches:
+def dali_loader(job: Job, form: str, device: str) -> Batches:
     return systems.dali_loader(_open(job, form.lower()), job.batch, operations(job), job.workers, device)
 
 
-def _register(title: str, make: Callable[[str, str, Job], Batches], form: str, imports: str, **options: Any) -> None:
-    """A row on the CPU and, but for our loader's other containers, one on a GPU."""
-    for device, where in (("cpu", "on the CPU"), ("cuda", "on a GPU")):
-        name = f"{title} {where} from {form}".replace("ours: ImageLoader on the CPU", "ours: ImageLoader")
-        name = name.replace("ours: DaliLoader on the CPU", "ours: DaliLoader")
-        contender(name, imports=imports if device == "cpu" else "", **options)(functools.partial(make, form, device))
-
-
-# DALI's graphs have no end: what is counted as an epoch may hold the end of one and the beginning of the next.
-for _form in ("files", "HDF5", "TFRecord", "tar"):
-    _register("DALI", _dali, _form, systems.DALI, exact=False, note="its own graph; ExternalSource over ours for HDF5")
-    _register(
-        "ours: ImageLoader", _image_loader, _form, systems.LOADER, exact=True, note="threads; our crops and colours"
-    )
-_register("ours: DaliLoader", _dali_loader, "HDF5", systems.DALI, exact=True, note="our draws, executed by DALI")
-
-
-@contender(RESNET, exact=False, note="the step alone, on one batch of noise")
 def resnet(job: Job) -> Batches:
     if not has_resnet():
         raise NotHere("needs an NVIDIA GPU and torchvision; here the step is a sleep")
@@ -371,8 +335,6 @@ def _step_file(arguments: argparse.Namespace) -> Path:
 
 def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
     """All tasks and loads of a row, one after the other: "TASK LOAD batch_ms", epoch_s, wait_s, waits, cpu_us."""
-    if arguments.compare:
-        return _compared(chosen, arguments)
     if not arguments.smoke:
         prime(1 << 30)
     figures: dict[str, Any] = {}
@@ -383,7 +345,7 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
             batches = iter(chosen.function(job))
             count = len(job.items) // job.batch
             load_epoch(batches, count)
-            load_s, cpu_s, labels = load_epoch(batches, count)
+            loading, labels = load_epoch(batches, count)
             _check_labels(labels, job, chosen.options["exact"])
             wait_s, started = 0.0, time.perf_counter()
             for _ in range(count):
@@ -392,21 +354,20 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
                 wait_s += time.perf_counter() - asked
                 step(*batch)
             epoch_s = time.perf_counter() - started
-            found = {"batch_ms": 1e3 * load_s / count, "epoch_s": epoch_s, "wait_s": wait_s, "waits": wait_s / epoch_s}
-            found |= {"cpu_us": 1e6 * cpu_s / len(labels)}
-            figures |= {f"{task} {load} {name}": value for name, value in found.items()}
+            each = {"batch_ms": 1e3 * job.batch / loading["images_s"], "cpu_us": loading["cpu_us"]}
+            each |= {"epoch_s": epoch_s, "wait_s": wait_s, "waits": wait_s / epoch_s}
+            figures |= {f"{task} {load} {name}": value for name, value in each.items()}
             del batches  # its processes and threads end before the next one's begin
     return figures
 
 
-def load_epoch(batches: Iterator[Any], count: int) -> tuple[float, float, list[int]]:
-    """Seconds and CPU seconds of so many batches that are looked at and dropped, and their labels."""
-    labels: list[int] = []
-    cpu, started = cpu_seconds_of_tree(), time.perf_counter()
+def load_epoch(batches: Iterator[Any], count: int) -> tuple[dict[str, float], list[int]]:
+    """Images/s and CPU time of so many batches that are looked at and dropped, and their labels."""
+    clock, labels = Clock(), list[int]()
     for made, numbers in itertools.islice(batches, count):
         made[:, 0, 0, 0]  # looked at, not copied
         labels += numbers.tolist()
-    return time.perf_counter() - started, cpu_seconds_of_tree() - cpu, labels
+    return clock.figures(len(labels)), labels
 
 
 def _check_labels(labels: list[int], job: Job, exact: bool) -> None:
@@ -423,13 +384,7 @@ def check(arguments: argparse.Namespace) -> Iterator[Check]:
         make_sets(arguments, task)
     if arguments.smoke and not arguments.only:
         arguments.only = ",".join(_SMOKE)
-    sys.argv.append("--compare")
-    try:
-        some = {"skip": ",".join(filter(None, (arguments.skip, RESNET))), "rounds": 1}
-        results = drive(EXPERIMENT.benchmark, argparse.Namespace(**{**vars(arguments), **some}))
-    finally:
-        sys.argv.remove("--compare")
-    ran = {name: runs[0] for name, runs in results.items() if runs and "missing" not in runs[0]}
+    ran = compared(EXPERIMENT, arguments, RESNET)
     for name, run in ran.items():
         largest, mean = next(bound for begin, bound in BOUNDS.items() if name.startswith(begin))
         what = f"{name}: each sample once, under its label; resize and middle against Pillow"
@@ -453,39 +408,30 @@ def check(arguments: argparse.Namespace) -> Iterator[Check]:
     _step_file(arguments).write_text(json.dumps(steps))
 
 
-def _compared(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
+def compare(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
     """Of a row without anything random: whether each sample was there once, and how far it is from Pillow's. The
     baseline says what a batch takes; two rows leave what they make of the same random numbers."""
     import pillow_transforms as T
 
-    complete, apart, figures = True, [], {}
+    runs, figures = [], {}
     for task in arguments.task:
         job = job_of(arguments, task, CENTRE).check()
         middle = T.Compose([T.Resize(job.task.resize), T.CenterCrop(job.task.crop)])
-        references = [np.asarray(middle(T.read_image(path)), float).transpose(2, 0, 1) for path, _ in job.items]
-        made, labels = _epoch(chosen, job)
-        complete &= sorted(labels.tolist()) == list(range(len(references)))
-        apart += [np.abs(image - references[label]) for image, label in zip(made, labels, strict=True)]
+        references = np.stack([np.asarray(middle(T.read_image(path))) for path, _ in job.items])
+        run = systems.compare(chosen.function(job), references, job.task.mean, job.task.std)
+        runs.append({**run, "complete": run["images"] == run["right"] == len(references) and not run["flipped"]})
         if chosen.name in (DALI_LOADER, LOADER):
             for load in LOADS:
-                made, labels = _epoch(chosen, replace(job, load=load))
+                some = itertools.islice(chosen.function(replace(job, load=load)), len(job.items) // job.batch)
+                made, labels = (np.concatenate([*map(systems.on_host, each)]) for each in zip(*some, strict=True))
                 np.savez(_draws(arguments, chosen.name, task, load), made=made, labels=labels)
         if chosen.name == FILES:
             whole = job_of(arguments, task, EXTENSIVE)
             batches, count = iter(chosen.function(whole)), len(whole.items) // whole.batch
             load_epoch(batches, count)
-            figures[f"{task} batch_s"] = load_epoch(batches, count)[0] / count
-    largest, mean = max(float(one.max()) for one in apart), float(np.mean([one.mean() for one in apart]))
-    return {"complete": complete, "largest": largest, "mean": mean, **figures}
-
-
-def _epoch(chosen: Contender, job: Job) -> tuple[Any, Any]:
-    """Images as float64, 0 to 255, and labels."""
-    some = list(itertools.islice(chosen.function(job), len(job.items) // job.batch))
-    parts = ([np.array(v.cpu() if hasattr(v, "cpu") else v) for v in values] for values in zip(*some, strict=True))
-    made, labels = map(np.concatenate, parts)
-    mean, std = (np.reshape(values, (3, 1, 1)) for values in (job.task.mean, job.task.std))
-    return 255 * (made * std + mean), labels
+            figures[f"{task} batch_s"] = whole.batch / load_epoch(batches, count)[0]["images_s"]
+    largest, mean = max(run["largest"] for run in runs), float(np.mean([run["mean"] for run in runs]))
+    return {"complete": all(run["complete"] for run in runs), "largest": largest, "mean": mean, **figures}
 
 
 def _draws(arguments: argparse.Namespace, *names: str) -> Path:
@@ -494,7 +440,8 @@ def _draws(arguments: argparse.Namespace, *names: str) -> Path:
 
 def _same_draws(arguments: argparse.Namespace, task: str, load: str) -> Check:
     with np.load(_draws(arguments, DALI_LOADER, task, load)) as a, np.load(_draws(arguments, LOADER, task, load)) as b:
-        same, apart = np.array_equal(a["labels"], b["labels"]), np.abs(a["made"] - b["made"])
+        std = np.reshape(TASKS[task].std, (3, 1, 1))
+        same, apart = np.array_equal(a["labels"], b["labels"]), 255 * std * np.abs(a["made"] - b["made"])
     (largest, mean), order = OTHER_COLOURS, "the same labels in the same order" if same else "other labels"
     return Check(
         f"{task}: DaliLoader and ImageLoader, {load}: order, crops, flips and colours of one seed",
@@ -550,34 +497,15 @@ def sections(arguments: argparse.Namespace) -> Iterator[Section]:
         yield Section(f"{task}-{load}", f"{task}, {load} augmentation", columns, base=FILES, text=text)
 
 
-EXPERIMENT = Experiment(
-    name="s004",
-    title="Containers, DALI and ImageLoader for ResNet-50: loading and epoch time",
-    document="Importance of Data Loading Pipeline in Training Deep Neural Networks (arXiv:2005.02130, April 2020)",
-    about=(
-        "It trained ResNet-50 on ImageNet (8 V100) and on a part of InsightFace (4 TITAN), from JPEG files and "
-        "from a dedicated reader (HDF5, TFRecord), with and without DALI, with few and extensive augmentation, and "
-        "took the time of loading and of an epoch: 2,200 s became 1,300 s with DALI, 1,800 s did with a dedicated "
-        "reader alone. Here: the same containers and systems, and tar, on one machine."
-    ),
+EXPERIMENT = Experiment.read(
+    __file__,
+    [mapped, tfrecord, tar, dali, image_loader, dali_loader, resnet],
     measure=measure,
     check=check,
+    compare=compare,
     before=lambda chosen, arguments: warm(job_of(arguments, task, FEW).folder for task in arguments.task),
     sections=sections,
     claims=claims,
-    limits=(
-        "**The step.** Where no GPU is, it is a sleep of 1300/2200 of what a batch takes PyTorch from files with "
-        "extensive augmentation, so that this row has the document's share of loading by construction. A sleep leaves "
-        "all CPUs to the loader, and there is no copy to a device, no launch of kernels and no decoding on the GPU "
-        "that training has to share.",
-        "**The 100×** was measured with GPUs that decode. Here the same few CPU cores decode in all rows.",
-        "**Reading.** All files are in the page cache, so a file for each costs little more than a shard; what a "
-        "dedicated reader saves elsewhere is in [the table of cold reads]"
-        "(../performance.md#reading-from-a-cold-page-cache).",
-        "**Colours.** DALI's own ColorTwist has other formulas (contrast about a fixed value, another colour space); "
-        "`DaliLoader` executes this project's draws and formulas in DALI. torchvision draws the order of the three.",
-    ),
-    sizes={"batch": (8, 32, "images in a batch")},
 )
 
 
@@ -592,6 +520,5 @@ if __name__ == "__main__":
     given = parser(__doc__)
     given.add_argument("--task", type=_tasks, default=list(TASKS), help="imagenet, faces, or both with a comma")
     given.add_argument("--step", type=float, metavar="MS", help="length of the step; default: see the page")
-    given.add_argument("--compare", action="store_true", help=argparse.SUPPRESS)
     given.set_defaults(rounds=2)
     main(EXPERIMENT, given)

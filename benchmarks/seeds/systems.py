@@ -1,32 +1,25 @@
-"""The loaders that several of the experiments run: PyTorch's, ours, and DALI's by our draws or its own; without end."""
+"""What several of the experiments share: trees of JPEGs, of real images where a folder of them is given, else made;
+loaders without end (PyTorch's, ours, and DALI's by our draws or its own); how far their images are from Pillow's."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import io
+import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import experiment  # noqa: F401  (it sets the path)
+import numpy as np
 from harness import NotHere
-from machine import has_gpu
+from machine import has_gpu, list_tree
 
-__all__ = [
-    "DALI",
-    "LOADER",
-    "check_batch",
-    "dali",
-    "dali_loader",
-    "data_loader",
-    "endless",
-    "image_loader",
-    "installed",
-    "need_gpu",
-    "normalized",
-    "resnet_step",
-    "sleep_step",
-]
-
+_DIFFERENT = 200  # made images are repeated after so many; files of their own
 LOADER = "torch readers.loader readers.augment"  # what to import for `image_loader`
 DALI = "torch nvidia.dali.plugin.pytorch readers.dali"
 _MANY_EPOCHS = 1000  # for samplers that continue by themselves, so that a small set has no pauses between epochs
@@ -154,3 +147,114 @@ def resnet_step(name: str, classes: int) -> Callable[[Any, Any], None]:
 def sleep_step(seconds: float) -> Callable[[Any, Any], None]:
     """A step that takes no CPU and no GPU from the loader."""
     return lambda images, labels: time.sleep(seconds)
+
+
+# --- against Pillow ---------------------------------------------------------------------------------------------------
+def class_each(tree: Path, into: Path, count: int) -> list[tuple[str, int]]:
+    """A tree of `count` of the images of another, each in a class of its own, so that a label says which it is."""
+    items = list_tree(tree)
+    for number in range(count):
+        target = into / f"class{number:05d}" / "0.jpg"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(items[number * len(items) // count][0], target)
+    return list_tree(into)
+
+
+def compare(batches: Iterable[Any], references: Any, mean: Any, std: Any) -> dict[str, Any]:
+    """An epoch of a loader against Pillow's images, uint8 [count, height, width, 3], by label; or mirrored.
+
+    images: of the epoch. right: of them, those that are there once. mean, worst, largest: difference to Pillow's, of
+    255, over all, of an image, of a value. flipped: share of the images. order, flips: digests of the labels, and of
+    which are mirrored.
+    """
+    labels: list[int] = []
+    flips, means, largest = [], [], 0.0
+    for some, numbers in batches:
+        pixels, numbers = on_host(some).transpose(0, 2, 3, 1), on_host(numbers).reshape(-1).astype(int).tolist()
+        if pixels.dtype == np.float32:
+            pixels = 255 * (pixels * np.float32(std) + np.float32(mean))
+        for image, number in zip(pixels, numbers, strict=True):
+            there = references[number].astype(np.float32)
+            ways = [np.abs(image - other) for other in (there, there[:, ::-1])]
+            flips.append(int(ways[1].mean() < ways[0].mean()))
+            means.append(float(ways[flips[-1]].mean()))
+            largest = max(largest, float(ways[flips[-1]].max()))
+        labels += numbers
+        if len(labels) >= len(references):
+            break
+    right = (Counter(labels) & Counter(range(len(references)))).total()
+    figures = {"images": len(labels), "right": right, "mean": fmean(means), "worst": max(means), "largest": largest}
+    return figures | {"flipped": fmean(flips), "order": digest(labels), "flips": digest(flips)}
+
+
+def on_host(values: Any) -> Any:
+    return np.asarray(values.cpu() if hasattr(values, "cpu") else values)
+
+
+def digest(values: Any) -> str:
+    return hashlib.sha256(np.asarray(values, np.int64).tobytes()).hexdigest()
+
+
+# --- trees of JPEGs ---------------------------------------------------------------------------------------------------
+def make_images(
+    folder: Path,
+    count: int,
+    size: tuple[int, int] | None = None,
+    *,
+    classes: int = 10,
+    source: Path | None = None,
+    quality: int = 90,
+) -> None:
+    """`count` JPEGs in class folders, "class0" and so on; a folder that is there already is taken as it is.
+
+    size: width and height; None: real images keep theirs, byte for byte, and made ones are 500 x 375.
+    source: a folder of JPEGs at any depth, the first again after the last. Real images are scaled so that they just
+        cover the size, and cropped in the middle.
+
+    Raises ValueError for a source without JPEGs.
+    """
+    if folder.exists():
+        return
+    real = sorted(p for p in source.rglob("*") if p.suffix.lower() in (".jpg", ".jpeg")) if source else []
+    if source and not real:
+        raise ValueError(f"{source}: no .jpg or .jpeg files")
+    partial = folder.with_name(folder.name + ".partial")
+    encoded: dict[int, bytes] = {}
+    for number in range(count):
+        key = number % (len(real) or _DIFFERENT)
+        if key not in encoded:
+            if real and size is None:
+                encoded[key] = real[key].read_bytes()
+            else:
+                image = _covering(real[key], size) if real and size else _made(key, size or (500, 375))
+                encoded[key] = _jpeg(image, quality)
+        path = partial / f"class{number % classes}" / f"{number:06d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encoded[key])
+    partial.rename(folder)
+
+
+def _covering(path: Path, size: tuple[int, int]) -> Any:
+    from PIL import Image, ImageOps
+
+    with Image.open(path) as image:
+        return ImageOps.fit(image.convert("RGB"), size, Image.Resampling.BICUBIC)
+
+
+def _made(number: int, size: tuple[int, int]) -> Any:
+    """Noise at several scales, which takes about as many bytes as a photograph of the size does."""
+    from PIL import Image
+
+    draw = np.random.default_rng(number)
+    pixels = np.zeros((size[1], size[0], 3))
+    for scale, weight in ((64, 70.0), (16, 40.0), (4, 30.0), (1, 26.0)):
+        coarse = draw.random((size[1] // scale + 2, size[0] // scale + 2, 3)).astype(np.float32)
+        planes = [np.asarray(Image.fromarray(coarse[..., i]).resize(size, Image.Resampling.BICUBIC)) for i in range(3)]
+        pixels += weight * 2 * (np.stack(planes, -1) - 0.5)
+    return Image.fromarray((128 + pixels).clip(0, 255).astype(np.uint8))
+
+
+def _jpeg(image: Any, quality: int) -> bytes:
+    memory = io.BytesIO()
+    image.save(memory, "JPEG", quality=quality)
+    return memory.getvalue()

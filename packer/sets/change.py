@@ -58,7 +58,6 @@ class Change:
     """The directory `root`, locked until the end of a `with` block.
 
     new: whether a set is made there. Otherwise there is one, whose description is `info`.
-    wait_seconds: how long to wait for another command that writes there.
 
     moves: new name of each file or folder of the working folder that is of the set.
     links: for new names, the shard of another set that is linked there.
@@ -68,14 +67,14 @@ class Change:
     Raises OutputError (locked, unfinished conversion, not empty where a new set is to be made), DatasetError.
     """
 
-    def __init__(self, root: Path, watcher: Watcher, *, new: bool = False, wait_seconds: float = float("inf")) -> None:
+    def __init__(self, root: Path, watcher: Watcher, *, new: bool = False) -> None:
         self.root, self._watcher = root, watcher
         self._is_made = new and not root.exists()
         self.moves: dict[str, str] = {}
         self.links: dict[str, tuple[Path, ShardInfo]] = {}
         self.completed = ""
         before = None if new else read_dataset_info(root)
-        self._journal = self._locked(watcher, wait_seconds)
+        self._journal = self._locked(watcher)
         try:
             with output_errors():
                 self._clean()
@@ -192,14 +191,14 @@ class Change:
                 with suppress(OSError):  # it is empty if nothing was made
                     self.root.rmdir()
 
-    def _locked(self, watcher: Watcher, wait_seconds: float) -> Journal:
+    def _locked(self, watcher: Watcher) -> Journal:
         try:
             return Journal(self.root, beside_shards=True, changes=True)
         except OutputError as error:
-            if getattr(error.__cause__, "errno", None) != errno.EAGAIN or not wait_seconds:
+            if getattr(error.__cause__, "errno", None) != errno.EAGAIN:
                 raise
         watcher.note(f"waiting for another command that writes {self.root}")
-        return Journal(self.root, beside_shards=True, changes=True, wait_seconds=wait_seconds)
+        return Journal(self.root, beside_shards=True, changes=True, wait_seconds=float("inf"))
 
     def _check_empty(self) -> None:
         names = [name for name in self.place.names() if name != WORK_FOLDER]

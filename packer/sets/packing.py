@@ -66,18 +66,7 @@ from readers.layout import PIXELS, AdoptedKeys, DatasetInfo, FieldName, ShardInf
 from readers.table import ABSENT, NO_LABEL, Buffer, Strings
 from readers.where import ERASED, parse_where
 
-__all__ = [
-    "EXISTING",
-    "NewShards",
-    "add_field",
-    "append",
-    "extended_index",
-    "options_like",
-    "pack",
-    "recorded_options",
-    "reshard",
-    "result_of",
-]
+__all__ = ["EXISTING", "add_field", "append", "reshard"]
 
 
 # --- new shards, packed by the workers of a conversion into the working folder of a change --------------------------

@@ -392,8 +392,7 @@ def mapped_classes(
         raise ValueError("a class cannot have an empty name")
     renamed = [names.get(name, name) for name in classes]
     new = tuple(dict.fromkeys(renamed))
-    numbers = {name: number for number, name in enumerate(new)}
-    return new, np.array([*(numbers[name] for name in renamed), NO_LABEL], np.int64)
+    return new, renumbering(renamed, new)
 
 
 def labels_by_key(

@@ -33,7 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.checksums import crc32c
-from cache.errors import BadSampleError, MissingExtraError, PackerError, SourceError
+from cache.errors import BadNameError, BadSampleError, MissingExtraError, PackerError, SourceError
 from cache.files import read_regular
 from cache.messages import listed
 from packer.formats.base import Arena, key_by_number
@@ -59,6 +59,7 @@ __all__ = [
     "SplitListing",
     "StrayReader",
     "check_names",
+    "checked_name",
     "choose_split",
     "file_stamp",
     "in_child",
@@ -157,6 +158,7 @@ def size_and_time(path: str | os.PathLike[str]) -> tuple[int, int]:
 
 
 T = TypeVar("T")
+N = TypeVar("N", bound=str)
 
 
 def wanted_split(split: str | None, names: Collection[str], where: str) -> str | None:
@@ -661,6 +663,14 @@ def numbered(
         NumberPlaces(places),
         np.zeros(count, np.int64),
     )
+
+
+def checked_name(kind: Callable[[str], N], name: str, where: object) -> N:
+    """A name of this kind, such as `readers.layout.RelativePath`. Raises SourceError where it is none."""
+    try:
+        return kind(name)
+    except BadNameError as error:
+        raise SourceError(f"{where}: {error}") from error
 
 
 def check_names(names: Iterable[str], where: str) -> None:

@@ -34,9 +34,9 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from cache.errors import BadNameError, BadSampleError, SourceError
+from cache.errors import BadSampleError, SourceError
 from cache.files import open_regular
-from packer.sources.base import SourceListing, refusing, wanted_split
+from packer.sources.base import SourceListing, checked_name, refusing, wanted_split
 from packer.sources.layouts import COCO_KINDS, COCO_NAME, ROBOFLOW, coco_files
 from packer.sources.objects import (
     AnnotatedSource,
@@ -204,11 +204,9 @@ class _Part:
     def add(self, part: JsonPart, path: Path, file: int, is_known: bool) -> None:
         """An image of a file; is_known: which says of each of its images what is in it."""
         number = _id(part, "id", path)
-        try:
-            name = part.value.get("file_name")
-            name = str(RelativePath(name if isinstance(name, str) else ""))
-        except BadNameError as error:
-            raise _bad(path, part, f"file_name {error}") from error
+        name = part.value.get("file_name")
+        where = f"{path}: byte {part.offset}: {part.member}: file_name"
+        name = str(checked_name(RelativePath, name if isinstance(name, str) else "", where))
         row = self.rows.setdefault(number, len(self.names))
         if row == len(self.names):
             self.names.append(name)

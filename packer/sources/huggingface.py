@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cache.errors import BadNameError, BadSampleError, SourceError
+from cache.errors import BadSampleError, SourceError
 from cache.messages import listed, quoted
-from packer.sources.base import plain_yaml, read_text, refusing, safe_name
+from packer.sources.base import checked_name, plain_yaml, read_text, refusing, safe_name
 from packer.sources.columns import CAPTION_COLUMNS, ColumnSource, Row, Rows, Targets, is_mask, targets_of
 from packer.sources.layouts import head_of, parquet_files
 from packer.sources.shards import split_of_name
@@ -109,10 +109,7 @@ def _place(root: Path, path: Path) -> tuple[str, HubFile]:
         file = HubFile(path, named or last or "train")
         if last:
             folders.pop()
-    try:
-        return "/".join(folders), file._replace(split=SplitName(file.split))
-    except BadNameError as error:
-        raise SourceError(f"{path}: {error}") from error
+    return "/".join(folders), file._replace(split=checked_name(SplitName, file.split, path))
 
 
 def _of_name(stem: str) -> str:

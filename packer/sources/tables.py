@@ -34,10 +34,10 @@ from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
-from cache.errors import BadNameError, MissingExtraError, PackerError, SourceError
+from cache.errors import MissingExtraError, PackerError, SourceError
 from cache.files import open_regular
 from cache.messages import plural, quoted
-from packer.sources.base import SplitListing, refusing
+from packer.sources.base import SplitListing, checked_name, refusing
 from readers.layout import FIELD_KINDS, SplitName
 from readers.staging import LABELS_HEADER, without_apostrophe
 from readers.table import NO_LABEL
@@ -443,10 +443,7 @@ def splits_by_value(part: SplitListing, values: Sequence[Any], where: str) -> di
 
 def split_of_value(value: Any, where: str) -> str:
     """The split that a value of a column names. Raises SourceError."""
-    try:
-        return SplitName("" if is_missing(value) else str(value).strip())
-    except BadNameError as error:
-        raise SourceError(f"{where}: {error}") from error
+    return checked_name(SplitName, "" if is_missing(value) else str(value).strip(), where)
 
 
 # ------------------------------------------------------------------------------

@@ -35,11 +35,11 @@ from urllib.parse import urljoin, urlsplit
 
 import numpy as np
 
-from cache.errors import BadNameError, BadSampleError, MissingExtraError, SourceError
+from cache.errors import BadSampleError, MissingExtraError, SourceError
 from cache.remote import is_public
 from packer.formats.base import Arena
 from packer.registry import HEAD_BYTES
-from packer.sources.base import FileSource, ListingBuilder, SourceListing, check_names
+from packer.sources.base import FileSource, ListingBuilder, SourceListing, check_names, checked_name
 from packer.sources.contents import NOT_FETCHED, is_stray
 from packer.sources.tables import (
     LABEL_COLUMNS,
@@ -453,7 +453,10 @@ class UrlListSource(FileSource):
             text = None if is_missing(words) else " ".join(str(words).split()).encode("utf-8", "replace")
             record = json_payload({**row, url: without_query(address.strip())}, metadata)
             place = (address.strip(), *([] if caption is None else [text]), record)
-            own = f"{len(lines):09d}" if key is None else _checked_key(row.get(key), f"{where}: column {key!r}")
+            own = f"{len(lines):09d}"
+            if key is not None:
+                value = row.get(key)
+                own = checked_name(RelativePath, "" if value is None else str(value), f"{where}: column {key!r}")
             # The label follows when those of all rows are known; until then, it is the position of the row.
             builder = parts.setdefault(name, ListingBuilder(len(fields)))
             builder.add([""] * len(fields), place, 0, key=own, label=len(lines))
@@ -488,13 +491,6 @@ class UrlListSource(FileSource):
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_fetcher": None}
-
-
-def _checked_key(value: Any, where: str) -> str:
-    try:
-        return RelativePath("" if value is None else str(value))
-    except BadNameError as error:
-        raise SourceError(f"{where}: {error}") from error
 
 
 class UrlReader:

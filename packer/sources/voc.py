@@ -28,9 +28,9 @@ from typing import Any
 
 import numpy as np
 
-from cache.errors import BadNameError, BadSampleError, SourceError
+from cache.errors import BadSampleError, SourceError
 from cache.files import read_regular
-from packer.sources.base import SourceListing, of_sample, read_text, refusing
+from packer.sources.base import SourceListing, checked_name, of_sample, read_text, refusing
 from packer.sources.objects import MAX_XML_BYTES, AnnotatedSource, Grid, grid_of, parse_objects
 from readers.fields import decode_field
 from readers.headers import read_header
@@ -104,10 +104,7 @@ class VocSource(AnnotatedSource):
 
     def _lists(self, images: Sequence[str], split: str | None) -> dict[str, Sequence[str]]:
         """The names of the images of each split."""
-        try:
-            wanted = None if self.image_sets is None else RelativePath(self.image_sets)
-        except BadNameError as error:
-            raise SourceError(f"image_sets: {error}") from error
+        wanted = None if self.image_sets is None else checked_name(RelativePath, self.image_sets, "image_sets")
         folders = [self.root / SETS / name for name in ((wanted,) if wanted else ("Main", "Segmentation"))]
         folder = next((folder for folder in folders if folder.is_dir()), folders[0])
         found = [name for name in SPLIT_NAMES if (folder / f"{name}.txt").is_file()]
@@ -161,10 +158,7 @@ def _names_of(path: Path) -> Sequence[str]:
         words = content.split()
         if not words:
             continue
-        try:
-            name = str(RelativePath(words[0]))
-        except BadNameError as error:
-            raise SourceError(f"{path}: line {line}: {error}") from error
+        name = str(checked_name(RelativePath, words[0], f"{path}: line {line}"))
         if "/" in name or len(words) > 1:
             raise SourceError(f"{path}: line {line}: {content!r:.80} is not the name of an image")
         if found.setdefault(name, line) != line:

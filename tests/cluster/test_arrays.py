@@ -5,16 +5,14 @@ and staging by array tasks and by eight ranks. See two_nodes.py.
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster_report import Trial
 from conversions import OPTIONS, Conversion
 from jobs import running
 from services import need
-from two_nodes import NODES, Cluster
+from two_nodes import Cluster
 
 from packer.testing.samples import files_of
 
@@ -59,27 +57,16 @@ def shards(cluster: Cluster, conversion: Conversion, out: Path, count: int, job:
     cluster.wait(lambda: conversion.shards(out) >= count, 200, f"{count} shards", lambda: cluster.output(job))
 
 
-def test_an_array_converts(cluster: Cluster, conversion: Conversion, tmp_path: Path, trial: Trial) -> None:
-    for number in range(3):
-        with trial:
-            out = tmp_path / str(number)
-            committed(cluster, out, array(cluster, conversion, out))
-            assert files_of(out) == conversion.files
-
-
-def test_two_jobs_convert_to_one_folder_at_once(
-    cluster: Cluster, conversion: Conversion, tmp_path: Path, trial: Trial
-) -> None:
+def test_two_jobs_convert_to_one_folder_at_once(cluster: Cluster, conversion: Conversion, tmp_path: Path) -> None:
     """Each task runs twice, mostly at the same time."""
     for number in range(2):
-        with trial:
-            out = tmp_path / str(number)
-            jobs = [array(cluster, conversion, out) for _ in range(2)]
-            committed(cluster, out, *jobs)
-            assert files_of(out) == conversion.files
+        out = tmp_path / str(number)
+        jobs = [array(cluster, conversion, out) for _ in range(2)]
+        committed(cluster, out, *jobs)
+        assert files_of(out) == conversion.files
 
 
-def test_tasks_are_requeued(cluster: Cluster, conversion: Conversion, tmp_path: Path, trial: Trial) -> None:
+def test_tasks_are_requeued(cluster: Cluster, conversion: Conversion, tmp_path: Path) -> None:
     """Four of them, in the middle."""
     out, draws = tmp_path / "out", random.Random(2)
     job = array(cluster, conversion, out)
@@ -89,62 +76,30 @@ def test_tasks_are_requeued(cluster: Cluster, conversion: Conversion, tmp_path: 
         cluster.run("scontrol", "requeue", f"{job}_{task}")
     committed(cluster, out, job)
     for task in lost:
-        with trial:
-            assert "Restarts=1" in cluster.run("scontrol", "show", "job", f"{job}_{task}")
-            assert files_of(out) == conversion.files
+        assert "Restarts=1" in cluster.run("scontrol", "show", "job", f"{job}_{task}")
+        assert files_of(out) == conversion.files
 
 
-def test_a_node_fails(cluster: Cluster, conversion: Conversion, tmp_path: Path, trial: Trial) -> None:
+def test_a_node_fails(cluster: Cluster, conversion: Conversion, tmp_path: Path) -> None:
     """Its tasks run again."""
-    with trial:
-        out = tmp_path / "out"
-        job = array(cluster, conversion, out)
-        shards(cluster, conversion, out, 6, job)
-        cluster.switch_off("n10")
-        try:
-            committed(cluster, out, job)
-        finally:
-            cluster.switch_on("n10")
-            cluster.wait(lambda: "n10 idle" in cluster.run("sinfo", "-hNo", "%N %T"), 90, "the node")
-        assert files_of(out) == conversion.files
-
-
-def test_a_commit_without_all_tasks_names_them(
-    cluster: Cluster, conversion: Conversion, tmp_path: Path, trial: Trial
-) -> None:
     out = tmp_path / "out"
-    with trial:
-        job = array(cluster, conversion, out, "0,1,3-7")
-        states = [cluster.ended(f"{job}_{task}", 300) for task in (0, 1, 3, 4, 5, 6, 7)]
-        assert states == ["COMPLETED"] * 7, cluster.output(job)
-        said = cluster.run("packer", "commit", out, check=False)
-        assert "Traceback" not in said and "2" in said and not (out / "dataset.json").exists(), said
-        committed(cluster, out, array(cluster, conversion, out, "2"))
-        assert files_of(out) == conversion.files
+    job = array(cluster, conversion, out)
+    shards(cluster, conversion, out, 6, job)
+    cluster.switch_off("n10")
+    try:
+        committed(cluster, out, job)
+    finally:
+        cluster.switch_on("n10")
+        cluster.wait(lambda: "n10 idle" in cluster.run("sinfo", "-hNo", "%N %T"), 90, "the node")
+    assert files_of(out) == conversion.files
 
 
-def test_stage_by_tasks_of_an_array(cluster: Cluster, source: Path, trial: Trial) -> None:
-    """Eight at a time on two nodes; the last one of a node removes the copy."""
-    for _ in range(2):
-        with trial:
-            script = cluster.work / "stage.sbatch"
-            script.write_text(
-                f"#!/bin/bash\npacker stage {source} --target {cluster.local} --cleanup atexit -- "
-                "sh -c 'packer verify $PACKER_STAGED'\n"
-            )
-            job = cluster.submit("--array=0-7", "--cpus-per-task=8", script)
-            states = [cluster.ended(f"{job}_{task}", 200) for task in range(8)]
-            assert states == ["COMPLETED"] * 8, cluster.output(job)
-            left = [path for node in NODES for path in cluster.left(node)]
-            assert [path for path in left if Path(path).name not in (".packer-staged", "lock")] == []
-
-
-def test_eight_ranks_on_two_nodes_stage_once_a_node(cluster: Cluster, source: Path, trial: Trial) -> None:
-    for number in range(2):
-        with trial:
-            target = cluster.local / str(number)
-            tasks = ("srun", "-N2", "--ntasks-per-node=4", "-c8", "-l")
-            make = f"mkdir -p {target} && packer stage {source} --target {target} --verify"
-            said = cluster.run(*tasks, "sh", "-c", make, seconds=200)
-            copied = [int(count) for count in re.findall(r" in (\d+) files copied", said)]
-            assert len([count for count in copied if count]) == 2, said
+def test_a_commit_without_all_tasks_names_them(cluster: Cluster, conversion: Conversion, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    job = array(cluster, conversion, out, "0,1,3-7")
+    states = [cluster.ended(f"{job}_{task}", 300) for task in (0, 1, 3, 4, 5, 6, 7)]
+    assert states == ["COMPLETED"] * 7, cluster.output(job)
+    said = cluster.run("packer", "commit", out, check=False)
+    assert "Traceback" not in said and "2" in said and not (out / "dataset.json").exists(), said
+    committed(cluster, out, array(cluster, conversion, out, "2"))
+    assert files_of(out) == conversion.files

@@ -15,11 +15,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from cluster_report import Trial
 from conversions import Conversion, kill, processes_of
 from nodes import Nodes
 from services import begin, end, need, wait
-from test_shared_cache_mpi import RANKS as SHARED_CACHE
+from test_shared_cache import RANKS as SHARED_CACHE
 
 import readers
 from packer.testing.samples import files_of
@@ -120,36 +119,34 @@ def nodes(mpi: Mpi, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]
 
 @pytest.mark.parametrize("part", [False, True])
 def test_eight_ranks_stage_once_a_node_and_read(
-    mpi: Mpi, nodes: Nodes, source: Path, tmp_path: Path, part: bool, request: pytest.FixtureRequest, trial: Trial
+    mpi: Mpi, nodes: Nodes, source: Path, tmp_path: Path, part: bool, request: pytest.FixtureRequest
 ) -> None:
     script = tmp_path / "read.py"
     script.write_text(READ)
     with readers.open(source, "train") as local:
         expected = {str(i): hashlib.sha256(local.read(i)).hexdigest() for i in range(len(local))}
     for number in range(3):
-        with trial:
-            target = nodes.local / f"{part}-{number}"
-            for node in nodes:
-                node.run("mkdir", target)
-            out = mpi.run(nodes, 8, *PYTHON, script, source, target, len(mpi.hosts), *["part"] * part)
-            library, said = json.loads(next(line for line in out.splitlines() if line.startswith("FOUND"))[5:])
-            assert library.startswith("Open") == ("openmpi" in request.node.name), "this MPI was to be tested"
-            assert sorted(rank["host"] for rank in said) == sorted(mpi.hosts * (8 // len(mpi.hosts)))
-            assert {name: digest for rank in said for name, digest in rank["read"].items()} == expected
-            assert sum(len(rank["read"]) for rank in said) == len(expected)
-            copied = [[rank["copied"] for rank in said if rank["host"] == host] for host in mpi.hosts]
-            assert [sum(count > 0 for count in counts) for counts in copied] == [1] * len(mpi.hosts)
-            assert part or len({max(counts) for counts in copied}) == 1, "the same files on each node"
+        target = nodes.local / f"{part}-{number}"
+        for node in nodes:
+            node.run("mkdir", target)
+        out = mpi.run(nodes, 8, *PYTHON, script, source, target, len(mpi.hosts), *["part"] * part)
+        library, said = json.loads(next(line for line in out.splitlines() if line.startswith("FOUND"))[5:])
+        assert library.startswith("Open") == ("openmpi" in request.node.name), "this MPI was to be tested"
+        assert sorted(rank["host"] for rank in said) == sorted(mpi.hosts * (8 // len(mpi.hosts)))
+        assert {name: digest for rank in said for name, digest in rank["read"].items()} == expected
+        assert sum(len(rank["read"]) for rank in said) == len(expected)
+        copied = [[rank["copied"] for rank in said if rank["host"] == host] for host in mpi.hosts]
+        assert [sum(count > 0 for count in counts) for counts in copied] == [1] * len(mpi.hosts)
+        assert part or len({max(counts) for counts in copied}) == 1, "the same files on each node"
 
 
-def test_the_shared_cache_in_a_window_of_a_node(mpi: Mpi, nodes: Nodes, tmp_path: Path, trial: Trial) -> None:
+def test_the_shared_cache_in_a_window_of_a_node(mpi: Mpi, nodes: Nodes, source: Path, tmp_path: Path) -> None:
     """Three ranks of each node, with a child each; each node's window is its own."""
     script = tmp_path / "ranks.py"
     script.write_text(SHARED_CACHE.replace("MPI.COMM_WORLD", "MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)"))
     for _ in range(3):
-        with trial:
-            out = mpi.run(nodes, 3 * len(mpi.hosts), *PYTHON, script)
-            assert out.count("good") == 3 * len(mpi.hosts), out
+        out = mpi.run(nodes, 3 * len(mpi.hosts), *PYTHON, script, source)
+        assert out.count("good") == 3 * len(mpi.hosts), out
 
 
 @pytest.fixture(scope="module")
@@ -160,32 +157,30 @@ def conversion(tmp_path_factory: pytest.TempPathFactory) -> Conversion:
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_convert_as_the_local_engine_does(
-    mpi: Mpi, nodes: Nodes, conversion: Conversion, tmp_path: Path, ranks: int, trial: Trial
+    mpi: Mpi, nodes: Nodes, conversion: Conversion, tmp_path: Path, ranks: int
 ) -> None:
     for number in range(2):
-        with trial:
-            mpi.run(nodes, ranks, *conversion.command(tmp_path / str(number), "--engine", "mpi"))
-            assert files_of(tmp_path / str(number)) == conversion.files
+        mpi.run(nodes, ranks, *conversion.command(tmp_path / str(number), "--engine", "mpi"))
+        assert files_of(tmp_path / str(number)) == conversion.files
 
 
 def test_a_rank_that_is_killed_ends_the_job_and_the_same_command_continues(
-    mpi: Mpi, nodes: Nodes, conversion: Conversion, tmp_path: Path, trial: Trial
+    mpi: Mpi, nodes: Nodes, conversion: Conversion, tmp_path: Path
 ) -> None:
     """Any rank, at a random number of shards."""
     draws = random.Random(0)
     for number in range(5):
-        with trial:
-            out = tmp_path / str(number)
-            command = conversion.command(out, "--engine", "mpi")
-            job = mpi.start(nodes, 4, tmp_path / f"{number}.log", *command)
-            wanted = draws.randrange(1, 40)
-            wait(partial(_has_shards, conversion, out, wanted, job), f"{wanted} shards")
-            ranks = [pid for pid in processes_of(*command[1:]) if _program(pid) == Path(sys.executable).resolve()]
-            assert ranks, "the conversion was over before a rank was killed"
-            kill(draws.choice(ranks))
-            end(job)
-            mpi.run(nodes, 4, *command)
-            assert files_of(out) == conversion.files
+        out = tmp_path / str(number)
+        command = conversion.command(out, "--engine", "mpi")
+        job = mpi.start(nodes, 4, tmp_path / f"{number}.log", *command)
+        wanted = draws.randrange(1, 40)
+        wait(partial(_has_shards, conversion, out, wanted, job), f"{wanted} shards")
+        ranks = [pid for pid in processes_of(*command[1:]) if _program(pid) == Path(sys.executable).resolve()]
+        assert ranks, "the conversion was over before a rank was killed"
+        kill(draws.choice(ranks))
+        end(job)
+        mpi.run(nodes, 4, *command)
+        assert files_of(out) == conversion.files
 
 
 def _has_shards(conversion: Conversion, out: Path, wanted: int, job: subprocess.Popen[bytes]) -> bool:

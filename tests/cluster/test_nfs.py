@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster_report import Trial
 from conversions import OPTIONS, Conversion
 from nfs import Client, server
 from services import wait
@@ -32,7 +31,7 @@ def clients(export: Path) -> Iterator[dict[str, Client]]:
         yield {"a": a, "b": b}
 
 
-def test_two_clients_stage(clients: dict[str, Client], export: Path, source: Path, trial: Trial) -> None:
+def test_two_clients_stage(clients: dict[str, Client], export: Path, source: Path) -> None:
     """At the same time, with checksums; the second run finds the copy."""
     shutil.copytree(source, export / "set")
     for number in range(2):
@@ -41,14 +40,13 @@ def test_two_clients_stage(clients: dict[str, Client], export: Path, source: Pat
             for name, client in clients.items()
         }
         for name, job in jobs.items():
-            with trial:
-                status, said = clients[name].ended(job)
-                assert status == 0, said
-                assert ("0 B in 0 files copied" in said) == (number > 0), said
+            status, said = clients[name].ended(job)
+            assert status == 0, said
+            assert ("0 B in 0 files copied" in said) == (number > 0), said
 
 
 def test_a_set_is_replaced_while_a_client_knows_the_old_one(
-    clients: dict[str, Client], export: Path, tree: Path, tmp_path: Path, trial: Trial
+    clients: dict[str, Client], export: Path, tree: Path, tmp_path: Path
 ) -> None:
     """By the server, behind the client's cache of attributes: the client's copy is the old set or the new one, or there
     is an error that says what changed; after the cache's time it is the new one."""
@@ -64,44 +62,38 @@ def test_a_set_is_replaced_while_a_client_knows_the_old_one(
         place.rename(export / "old")
         (export / "next").rename(place)
         shutil.rmtree(export / "old")
-        with trial:
-            status, said = client.ended(client.start(command % number + "sh -c 'packer verify $PACKER_STAGED'"))
-            assert status == 0 or ("Traceback" not in said and "changing" in said), said
-    with trial:
-        compare = command % "last" + f"sh -c 'cmp $PACKER_STAGED/dataset.json {sets[0]}/dataset.json'"
-        wait(lambda: client.ended(client.start(compare))[0] == 0, "the client to see the new set")
+        status, said = client.ended(client.start(command % number + "sh -c 'packer verify $PACKER_STAGED'"))
+        assert status == 0 or ("Traceback" not in said and "changing" in said), said
+    compare = command % "last" + f"sh -c 'cmp $PACKER_STAGED/dataset.json {sets[0]}/dataset.json'"
+    wait(lambda: client.ended(client.start(compare))[0] == 0, "the client to see the new set")
 
 
-def test_two_clients_convert_to_one_folder(
-    clients: dict[str, Client], export: Path, conversion: Conversion, trial: Trial
-) -> None:
+def test_two_clients_convert_to_one_folder(clients: dict[str, Client], export: Path, conversion: Conversion) -> None:
     for number in range(2):
         out = f"shared-{number}"
-        with trial:
-            jobs = {name: client.start(_task(client, out, task)) for task, (name, client) in enumerate(clients.items())}
-            for name, job in jobs.items():
-                status, said = clients[name].ended(job)
-                assert status == 0, f"{name}: {said}"
-            last = clients["ab"[number % 2]]
-            last.run(f"packer commit {last.mount}/{out}")
-            assert files_of(export / out) == conversion.files
+        jobs = {name: client.start(_task(client, out, task)) for task, (name, client) in enumerate(clients.items())}
+        for name, job in jobs.items():
+            status, said = clients[name].ended(job)
+            assert status == 0, f"{name}: {said}"
+        last = clients["ab"[number % 2]]
+        last.run(f"packer commit {last.mount}/{out}")
+        assert files_of(export / out) == conversion.files
 
 
 def test_the_same_task_on_both_clients_at_once(
-    clients: dict[str, Client], export: Path, conversion: Conversion, trial: Trial
+    clients: dict[str, Client], export: Path, conversion: Conversion
 ) -> None:
     for task in range(TASKS):
-        with trial:
-            jobs = {name: client.start(_task(client, "twice", task)) for name, client in clients.items()}
-            results = {name: clients[name].ended(job) for name, job in jobs.items()}
-            assert all(status == 0 for status, _ in results.values()), results
+        jobs = {name: client.start(_task(client, "twice", task)) for name, client in clients.items()}
+        results = {name: clients[name].ended(job) for name, job in jobs.items()}
+        assert all(status == 0 for status, _ in results.values()), results
     clients["b"].run(f"packer commit {clients['b'].mount}/twice")
     assert files_of(export / "twice") == conversion.files
 
 
-def test_a_client_is_switched_off_in_its_task(export: Path, conversion: Conversion, trial: Trial) -> None:
+def test_a_client_is_switched_off_in_its_task(export: Path, conversion: Conversion) -> None:
     """Another one does the task, when the server has given up the locks."""
-    with trial, Client("c", export.parent) as lost, Client("d", export.parent) as other:
+    with Client("c", export.parent) as lost, Client("d", export.parent) as other:
         out = export / "lost"
         lost.start(_task(lost, "lost", 0))
         wait(lambda: conversion.shards(out) >= 3, "three shards", 120)

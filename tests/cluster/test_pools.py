@@ -15,7 +15,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from cluster_report import Trial
 from conversions import Conversion, kill, processes_of
 from nodes import Nodes
 from services import answers, free_port, need, service
@@ -117,43 +116,38 @@ def ended(job: subprocess.Popen[str], seconds: float = 240) -> str:
     return out
 
 
-def test_convert_as_the_local_engine_does(pool: Pool, conversion: Conversion, tmp_path: Path, trial: Trial) -> None:
+def test_convert_as_the_local_engine_does(pool: Pool, conversion: Conversion, tmp_path: Path) -> None:
     for number in range(2):
-        with trial:
-            out = tmp_path / str(number)
-            ended(conversion.start(out, *pool.options))
-            assert files_of(out) == conversion.files
+        out = tmp_path / str(number)
+        ended(conversion.start(out, *pool.options))
+        assert files_of(out) == conversion.files
 
 
-def test_workers_killed_at_random_moments(pool: Pool, conversion: Conversion, tmp_path: Path, trial: Trial) -> None:
-    """Each of these trials is a worker that was killed; all of a conversion pass when its files are the local ones."""
+def test_workers_killed_at_random_moments(pool: Pool, conversion: Conversion, tmp_path: Path) -> None:
     draws = random.Random(1)
     for number in range(CONVERSIONS):
         out = tmp_path / str(number)
         job, killed = conversion.start(out, *pool.options), 0
-        with contextlib.ExitStack() as trials:
-            while job.poll() is None and killed < KILLS // CONVERSIONS:
-                time.sleep(draws.uniform(0.1, 1.0))
-                workers = pool.workers()
-                if workers and conversion.shards(out) and kill(draws.choice(workers)):
-                    trials.enter_context(trial)
-                    killed += 1
-            ended(job)
-            assert files_of(out) == conversion.files
+        while job.poll() is None and killed < KILLS // CONVERSIONS:
+            time.sleep(draws.uniform(0.1, 1.0))
+            workers = pool.workers()
+            if workers and conversion.shards(out) and kill(draws.choice(workers)):
+                killed += 1
+        ended(job)
+        assert files_of(out) == conversion.files
         assert killed, "the conversion was over before any worker was killed"
 
 
-def test_a_node_fails(pool: Pool, conversion: Conversion, tmp_path: Path, trial: Trial) -> None:
+def test_a_node_fails(pool: Pool, conversion: Conversion, tmp_path: Path) -> None:
     """Its plug is pulled; of Ray its processes end and its network stays, since Ray waits for minutes otherwise."""
-    with trial:
-        out = tmp_path / "out"
-        job = conversion.start(out, *pool.options)
-        while job.poll() is None and conversion.shards(out) < 5:
-            time.sleep(0.1)
-        if "ray" in pool.options:
-            pool.nodes["n2"].kill_processes()
-        else:
-            pool.nodes["n2"].switch_off()
-        assert job.poll() is None, "it was to be in the middle"
-        ended(job)
-        assert files_of(out) == conversion.files
+    out = tmp_path / "out"
+    job = conversion.start(out, *pool.options)
+    while job.poll() is None and conversion.shards(out) < 5:
+        time.sleep(0.1)
+    if "ray" in pool.options:
+        pool.nodes["n2"].kill_processes()
+    else:
+        pool.nodes["n2"].switch_off()
+    assert job.poll() is None, "it was to be in the middle"
+    ended(job)
+    assert files_of(out) == conversion.files

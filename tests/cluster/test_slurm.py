@@ -210,21 +210,6 @@ def test_time_limits_of_an_array_leave_nothing(source: Path) -> None:
         assert_clean(cluster)
 
 
-def test_two_signals_at_once(cluster: Cluster, source: Path) -> None:
-    """Eight times two SIGTERM 3 ms apart to all processes of a step; not to srun, which would kill them."""
-    kills = "for p in $(pgrep -f '^[^ ]*python[^ ]* [^ ]*packer stage'; pgrep -x sleep); do kill -TERM $p; done"
-    for trial in range(8):
-        job = cluster.submit(
-            *("--nodes=1", "--nodelist=n9"),
-            f"--wrap=srun packer stage {source} --target {cluster.local} --cleanup atexit -- sleep 600",
-        )
-        cluster.wait(lambda: cluster.on("n9", "pgrep", "-x", "sleep", check=False), 60, "the command")
-        cluster.on("n9", "bash", "-c", f"{kills}; sleep 0.003; {kills}", check=False)
-        cluster.ended(job, 60)
-        assert_clean(cluster)
-        assert "Traceback" not in cluster.output(job), (trial, cluster.output(job))
-
-
 def test_a_requeued_job_goes_on_where_it_was(cluster: Cluster, source: Path) -> None:
     """The last checkpoint is saved, the copies are found again, no sample is lost or comes twice."""
     epochs = 60

@@ -11,6 +11,6 @@ is tested next to it, outside of the suite.
     formats   FormatSuite   what a writer says it wrote is what `locate` finds
     shared_caches   SharedCacheSuite   memory that processes share
 
-What they have in common: samples (what they read, with what is true of it), children (forked processes) and programs
-(commands, run as users run them).
+What they have in common: samples (what they read, with what is true of it), layouts (small sets of sources, each with
+what it has, on which SourceSuite runs), children (forked processes) and programs (commands, run as users run them).
 """

@@ -1,0 +1,816 @@
+"""Packed sets at addresses, read and staged: the bytes, the number of requests, what changes meanwhile, servers that
+fail, and messages that name the cause and the variable that fixes it, and no secret."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import pickle
+import re
+import ssl
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import files_of
+from crc32c import crc32c
+from remote_servers import Fault, FileServer, Proxy
+from remote_suite import BUCKET, put_files
+from suites.programs import run_packer, run_python
+from suites.staging import Notes, staged, staged_files_of
+
+import packer
+import readers
+from cache.errors import (
+    AddressError,
+    CertificateError,
+    DeniedError,
+    MissingError,
+    RemoteError,
+    SlowError,
+    TruncatedError,
+)
+from cache.remote import Courier, Patience, Remote, Span, parse_url, translated
+from cache.staging import sources as staging_remote
+from cache.stores.remote import Ahead
+from packer.testing.children import in_child
+from readers.order import staged_first
+from readers.torch import ImageDataset
+
+
+def everything(reader: readers.Reader) -> list[bytes]:
+    return [bytes(reader.read(i)) for i in range(len(reader))]
+
+
+@pytest.fixture
+def local(packed: Path) -> readers.Reader:
+    return readers.open(packed, "train")
+
+
+@pytest.fixture
+def reader(address: str) -> Iterator[readers.Reader]:
+    with readers.open(address, "train") as reader:
+        yield reader
+
+
+@pytest.fixture(scope="module")
+def other(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same samples in other shards."""
+    out, shards = tmp_path_factory.mktemp("other") / "set", packer.Shards(samples=12, shuffle=3)
+    return packer.convert(packed, to="tar", output=out, run=packer.Run(workers=1), shards=shards).output
+
+
+def flipped(path: Path, step: int = 0) -> bytes:
+    """The bytes of a file, of which every so many, or the last one, is another."""
+    data = bytearray(path.read_bytes())
+    for place in range(0, len(data), step) if step else (-1,):
+        data[place] ^= 1
+    return bytes(data)
+
+
+# --- reading --------------------------------------------------------------------------------------------------------
+def test_a_remote_set_is_the_local_one_by_few_requests(address: str, proxy: Proxy, local: Any, place: Any) -> None:
+    with readers.open(f"{address}/", "train") as reader:
+        opened = len(proxy.log)
+        assert opened == 1 + 15 + 1, "dataset.json, a GET for each column, and a look whether dataset.json is the same"
+        assert reader.fingerprint == local.fingerprint and reader[3] == local[3]
+        assert len(proxy.gets()) == 1 and len(proxy.log) == opened + 1 and "bytes=" in proxy.log[-1]
+        assert reader.byte_range(9) == (f"{address}/{local.split_info.shards[1].path}", *local.byte_range(9)[1:])
+        proxy.log.clear()
+        backwards = list(range(36))[::-1]
+        assert list(map(bytes, reader.read_many(backwards))) == everything(local)[::-1]
+        assert len(proxy.log) == len(reader.split_info.shards) == 5, "neighbours are fetched together"
+        some = reader.select(labels=["dog"])
+        assert [bytes(data) for data in some.read_many([3, 1])] == [bytes(data) for data in local.read_many([15, 13])]
+        with readers.cached(reader, **place) as kept:
+            kept.read_many(range(36))
+            proxy.log.clear()
+            assert [bytes(data) for data in kept.read_many(range(36))] == everything(local) and proxy.log == []
+    with readers.open(address, "train") as reader:
+        assert len(proxy.log) == 1, "the index is here already"
+
+
+def test_what_is_announced_is_read_once(reader: Any, proxy: Proxy, local: Any) -> None:
+    proxy.log.clear()
+    reader.prefetch(range(0, 36, 2))
+    assert list(map(bytes, reader.read_many(range(0, 36, 2)))) == list(map(bytes, local.read_many(range(0, 36, 2))))
+    assert len(proxy.gets()) == 5, "one range a shard, and none again for the reading"
+    reader.prefetch([1, 3, 1])
+    assert bytes(reader.read(3)) == bytes(local.read(3)) and bytes(reader.read(1)) == bytes(local.read(1))
+    assert len(proxy.gets()) == 6
+    assert bytes(reader.read(1)) == bytes(local.read(1)) and len(proxy.gets()) == 7
+
+
+def test_what_was_announced_is_bounded(address: str, local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Above the cap the oldest go; they are read again when they are wanted."""
+    monkeypatch.setattr("cache.stores.remote._CAP_BYTES", 1)
+    monkeypatch.setattr(Ahead.__init__, "__defaults__", (20_000,))
+    with readers.open(address, "train") as reader:
+        reader.prefetch(range(36))
+        held = reader.store.source._announced  # type: ignore[attr-defined]
+        first = tuple(int(column[0]) for column in reader.table.extents([0])[1:])
+        assert 0 < held._held_bytes <= 30_000 and first not in held._of
+        assert everything(reader) == everything(local)
+        assert not held and held._held_bytes == 0 and not held._runs
+
+
+def test_a_forked_child_meets_the_same_errors(reader: Any, proxy: Proxy) -> None:
+    """And gets what its parent has announced."""
+    expected = bytes(reader.read(0))
+    reader.prefetch([3, 4, 5])
+
+    def child() -> None:
+        assert bytes(reader.read(0)) == expected and len(reader.read(3)) > 0
+        with pytest.raises(DeniedError, match=r"train-000001.tar, bytes.*access was denied"):
+            reader.read(9)
+
+    proxy.faults.append(Fault("status", where="train-000001", times=9, status=403))
+    in_child(child)
+    assert len(reader.read(5)) > 0
+
+
+def test_pickled_without_the_index(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: Path, local: Any
+) -> None:
+    """As on another machine: it is fetched again; but not another set."""
+    with readers.open(address, "train") as reader:
+        data = pickle.dumps(reader)
+    assert len(data) < 8000 and b"not-a-secret" not in data
+    monkeypatch.setenv("PACKER_CACHE_DIR", str(tmp_path / "elsewhere"))
+    os.rename(tmp_path / "index-cache", tmp_path / "gone")
+    with pickle.loads(data) as again:
+        assert again.path.is_relative_to(tmp_path / "elsewhere")
+        assert bytes(again.read(1)) == bytes(local.read(1))
+    os.rename(tmp_path / "elsewhere", tmp_path / "gone too")
+    put_files(other, address)
+    with pytest.raises(readers.StaleIndexError, match="changed since this reader was opened"):
+        pickle.loads(data)
+
+
+def test_where_the_index_goes(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a file").touch()
+    monkeypatch.setenv("PACKER_CACHE_DIR", str(tmp_path / "a file"))
+    with pytest.raises(readers.OutputError, match="PACKER_CACHE_DIR"):
+        readers.open(address, "train")
+    monkeypatch.delenv("PACKER_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    with readers.open(address, "train") as reader:
+        assert reader.path.parent == tmp_path / "xdg/packer/sets"
+        assert sorted(path.name for path in reader.path.iterdir()) == [".lock", "dataset.json", "train.index"]
+
+
+def test_what_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for options, kind, message in [
+        ({"backend": "mmap"}, ValueError, "backend 'mmap' is for local sets"),
+        ({"fallback": address}, ValueError, "fallback is for local copies"),
+        ({"patience_seconds": 1}, ValueError, "patience_seconds is for a local copy"),
+        ({"split": "test"}, readers.UnknownNameError, "no split 'test'"),
+    ]:
+        with pytest.raises(kind, match=message):  # type: ignore[call-overload]
+            readers.open(address, **options)  # type: ignore[call-overload]
+    for path, message in [
+        ("bucket/no", r"s3://bucket/no: no packed set \(no dataset.json\)"),
+        ("none/x", "no such bucket"),
+    ]:
+        with pytest.raises(readers.PackerError, match=message):
+            readers.open(f"s3://{path}")
+    for name, value in [("TIMEOUT", "0"), ("TIMEOUT", "soon"), ("TIMEOUT", "nan"), ("RETRIES", "-1")]:
+        with monkeypatch.context() as patch, pytest.raises(ValueError, match="PACKER_REMOTE_TIMEOUT or"):
+            patch.setenv(f"PACKER_REMOTE_{name}", value)
+            Patience.from_environment()
+    monkeypatch.setitem(__import__("sys").modules, "obstore", None)
+    with pytest.raises(readers.MissingExtraError, match=r"pip install 'packer-vision\[remote\]'"):
+        readers.open(f"s3://{BUCKET}/other")
+
+
+# --- what changes meanwhile -----------------------------------------------------------------------------------------
+def test_a_changed_set_has_another_index(address: str, other: Path) -> None:
+    with readers.open(address, "train") as old:
+        put_files(other, address)
+        with readers.open(address, "train") as new, readers.open(other, "train") as expected:
+            assert new.path != old.path and list(new.keys) == list(expected.keys)
+            assert everything(new) == everything(expected)
+        with pytest.raises(readers.StaleIndexError, match=r"bytes, .* expected|no longer the object|changed while"):
+            everything(old)
+
+
+def test_a_shard_that_changes_while_it_is_read(reader: Any, address: str, packed: Path) -> None:
+    """Same size, other bytes: detected by the ETag and, before one is known, by the checksum."""
+    name = "train-000000.tar"
+    with readers.open(address, "train") as fresh:
+        reader.read(0)
+        Remote(address).store.put(name, flipped(packed / name, 100), crc32c=0)
+        Remote(address).store.put("train-000001.tar", b"short", crc32c=0)
+        message = re.escape(f"{address}/{name}, bytes") + ".*no longer the object"
+        reader.prefetch([2])
+        for call in (lambda: reader.read(1), lambda: reader.read_many([1, 2]), lambda: reader.read(2)):
+            with pytest.raises(readers.StaleIndexError, match=message):
+                call()
+        for call in (lambda: fresh.read(1), lambda: fresh.read_many([1])):
+            with pytest.raises(readers.DamagedSampleError, match=f"CRC32C.*packer verify {address}"):
+                call()
+        with pytest.raises(readers.StaleIndexError):
+            fresh.store.check(1)
+        fresh.store.check(2)
+
+
+@pytest.mark.parametrize("state", ["under way", "done"])
+def test_samples_of_a_replaced_set_are_not_bad_ones(reader: Any, address: str, packed: Path, state: str) -> None:
+    """Shards of the same sizes, of which this process has not seen one."""
+    name = "train-000000.tar"
+    changed = flipped(packed / name, 1)
+    text = json.loads((packed / "dataset.json").read_text())
+    text["splits"]["train"]["shards"][0]["crc32c"] = f"{crc32c(changed):08x}"
+    dataset = ImageDataset(reader, on_error="skip")
+    Remote(address).store.put(name, changed, crc32c=0)
+    if state == "done":
+        Remote(address).store.put("dataset.json", json.dumps(text).encode(), crc32c=0)
+    else:
+        Remote(address).store.delete("dataset.json")
+    message = f"^{address}: the set (has been|is being) replaced.*open it again"
+    for read in (lambda: reader.read(1), lambda: reader.read_many([1]), lambda: dataset[1]):
+        with pytest.raises(readers.StaleIndexError, match=message):
+            read()
+    assert len(reader.read(9)) > 0, "of a shard that is the same"
+
+
+def test_a_set_that_changes_while_it_is_opened(address: str, tmp_path: Path) -> None:
+    text, _ = Remote(address).whole("dataset.json", 1 << 20)
+    each = Remote.each
+
+    def meanwhile(self: Remote, work: object, items: object) -> object:
+        done = each(self, work, items)  # type: ignore[type-var,arg-type]
+        Remote(address).store.put("dataset.json", text + b"\n", crc32c=0)
+        return done
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Remote, "each", meanwhile)
+        with pytest.raises(readers.StaleIndexError, match="was changed while its index was fetched; open it again"):
+            readers.open(address, "train")
+    assert not list(tmp_path.rglob("*.npy"))
+    with readers.open(address, "train") as reader:
+        assert len(reader.read(0)) > 0
+
+
+# --- servers that fail ----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("status", status=503, times=2),
+        Fault("status", status=429),
+        Fault("reset", times=2),
+        Fault("reset-body"),
+        Fault("truncate"),
+        Fault("stall", seconds=2.5),
+    ],
+    ids=lambda fault: f"{fault.kind}-{fault.status}",
+)
+def test_faults_that_pass(fault: Fault, reader: Any, proxy: Proxy, local: Any) -> None:
+    times = fault.times
+    proxy.faults.append(fault)
+    assert bytes(reader.read(3)) == bytes(local.read(3)) and fault.times == 0
+    if fault.kind == "stall":  # it costs seconds
+        return
+    fault.times = times
+    assert list(map(bytes, reader.read_many([9, 1]))) == list(map(bytes, local.read_many([9, 1])))
+    fault.times = times
+    reader.prefetch([5])
+    assert bytes(reader.read(5)) == bytes(local.read(5)) and fault.times == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "message"),
+    [
+        (Fault("status", status=500), readers.RemoteError, r"after 2 retries.*500.*check the network"),
+        (Fault("status", status=403), readers.RemoteError, "access was denied; check credentials"),
+        (Fault("status", status=401), readers.RemoteError, "credentials are missing or wrong"),
+        (Fault("status", status=404), readers.StaleIndexError, "there is no such object"),
+        (Fault("status", status=412), readers.StaleIndexError, "no longer the object that was read before"),
+        (Fault("reset"), readers.RemoteError, "error sending request"),
+        (Fault("truncate"), readers.RemoteError, "the answer broke off"),
+        (Fault("slow", seconds=3), readers.RemoteError, "no whole answer in time.*PACKER_REMOTE_TIMEOUT"),
+    ],
+    ids=lambda value: f"{value.kind}-{value.status}" if isinstance(value, Fault) else "",
+)
+def test_faults_that_stay(
+    fault: Fault, kind: type[Exception], message: str, proxy: Proxy, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message names the object and the range; the reader works again afterwards."""
+    if fault.kind == "slow":
+        monkeypatch.setenv("PACKER_REMOTE_RETRIES", "0")
+    with readers.open(address, "train") as reader:
+        fault.times = 99
+        proxy.faults.append(fault)
+        with pytest.raises(kind, match=f"(?s){message}") as caught:
+            reader.read(3)
+        start = reader.byte_range(3)[1]  # type: ignore[index]
+        assert f"{address}/train-000000.tar, bytes {start} to" in str(caught.value)
+        assert "not-a-secret" not in str(caught.value) and "\n" not in str(caught.value)
+        if fault.kind != "slow":
+            with pytest.raises(kind):
+                reader.read_many([3, 30])
+            reader.prefetch([4])
+            with pytest.raises(kind):
+                reader.read(4)
+        proxy.heal()
+        assert len(reader.read(3)) > 0 and len(reader.read(4)) > 0
+
+
+@pytest.mark.parametrize("what", ["dataset.json", "train.index/label.npy"])
+def test_faults_while_opening(what: str, address: str, proxy: Proxy, tmp_path: Path) -> None:
+    """A partly fetched index is never used."""
+    proxy.faults.append(Fault("status", where=what, times=99))
+    with pytest.raises(readers.RemoteError, match=what):
+        readers.open(address, "train")
+    assert not list(tmp_path.rglob("*.npy"))
+    proxy.heal()
+    proxy.faults.append(Fault("truncate", where=what, times=1))
+    with readers.open(address, "train") as reader:
+        assert len(reader.labels) == 36
+
+
+def test_a_hostile_index(address: str, tmp_path: Path) -> None:
+    """Of the wrong length, no array at all, too large, missing: the set cannot be opened, and nothing is kept."""
+    remote = Remote(address)
+    good, _ = remote.whole("train.index/label.npy", 1 << 20)
+    for bad, message in [
+        (good[:-8], "train.index.*label.npy"),
+        (b"x" * 500, "train.index.*label.npy"),
+        (bytes(36 * (1 << 16) + (2 << 20)), "label.npy: has 4456448 bytes, dataset.json says"),
+        (None, "missing index column"),
+    ]:
+        remote.store.delete("train.index/label.npy")
+        if bad is not None:
+            remote.store.put("train.index/label.npy", bad, crc32c=0)
+        with pytest.raises(readers.DatasetError, match=message):
+            readers.open(address, "train")
+        assert not list(tmp_path.rglob("*.npy"))
+    remote.store.put("dataset.json", b'{"kind": "other"}', crc32c=0)
+    with pytest.raises(readers.DatasetError, match=f"{address}/dataset.json: kind is 'other'"):
+        readers.open(address, "train")
+
+
+def test_a_server_that_sends_too_much_or_too_little(reader: Any, proxy: Proxy, address: str) -> None:
+    """What is collected is bounded by the range, not by what the server says."""
+    fault = Fault("flood", times=99)
+    proxy.faults.append(fault)
+    with pytest.raises(readers.RemoteError, match=r"sends more than the [\d,]+ bytes that were requested"):
+        reader.read(3)
+    assert fault.sent < 64 << 20, f"{fault.sent:,} bytes were taken for a read of some thousand"
+    proxy.heal()
+    proxy.faults.append(Fault("flood", where="label.npy", times=99))
+    with pytest.raises(readers.RemoteError, match=r"label.npy: the server sends more than"):
+        readers.open(address, "val")
+    proxy.heal()
+    remote = Remote(address)
+    size = remote.head("train-000000.tar")[0].bytes
+    with pytest.raises(TruncatedError, match="came; try again"):
+        remote.read(Span("train-000000.tar", size - 5, size + 5))
+    before = len(proxy.log)
+    assert bytes(remote.read(Span("train-000000.tar", 7, 7))[0]) == b"" and len(proxy.log) == before
+
+
+def test_a_web_server_without_ranges(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACKER_CACHE_DIR", str(tmp_path))
+    refused = pytest.raises(readers.RemoteError, match="the server ignores ranges")
+    with closing(FileServer(packed.parent, ranges=False)) as server, refused:
+        readers.open(f"http://127.0.0.1:{server.address[1]}/set", "train")
+
+
+def test_a_web_server_without_etags(packed: Path, local: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes and checksums must do, and a body that breaks off is requested again."""
+    monkeypatch.setenv("PACKER_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("PACKER_REMOTE_TIMEOUT", "2")
+    with closing(FileServer(packed.parent, etags=False)) as server, closing(Proxy(server.address)) as proxy:
+        with readers.open(f"{proxy.url}/set", "train") as reader:
+            proxy.faults.append(Fault("truncate"))
+            assert bytes(reader.read(7)) == bytes(local.read(7)) and len(proxy.gets()) == 2
+        with readers.stage(f"{proxy.url}/set", tmp_path / "to", splits=("val",)) as copy:
+            names = {name for name in data_of(copy) if not name.startswith("val.index/")}
+            assert names == {"dataset.json", "val-000000.tar", "val-000001.tar"}
+
+
+def test_a_courier_that_dies_or_does_not_answer(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its callers get an error, and the next call starts another."""
+    courier = Courier()
+    url, patience = parse_url(address), Patience(2, 0)
+    data, facts = courier.ask(url, patience, "whole", "dataset.json", 1 << 20)
+    assert data.startswith(b"{") and facts.bytes == len(data)
+    courier._process.kill()
+    with pytest.raises(RemoteError, match="has ended; try again"):
+        while True:  # until the kill is seen
+            courier.ask(url, patience, "head", "dataset.json")
+    assert not courier.alive
+    courier.close()
+    monkeypatch.setattr("cache.remote._BOOT", "import time; time.sleep(60)")
+    monkeypatch.setattr("cache.remote._START_SECONDS", -15.9)
+    courier = Courier()
+    with pytest.raises(SlowError, match="did not answer and was ended"):
+        courier.ask(url, Patience(1, 0), "head", "dataset.json")
+    assert not courier.alive
+
+
+def test_a_courier_ends_with_its_process(address: str) -> None:
+    script = (
+        "import os, sys, readers\n"
+        "reader = readers.open(sys.argv[1], 'train'); reader.read(0)\n"
+        "if os.fork() == 0:\n"
+        "    reader.read(1)\n"
+        "    from cache import remote\n"
+        "    print(remote._process.courier._process.pid, flush=True)\n"
+        "    os.kill(os.getpid(), 9)\n"
+        "os.wait()\n"
+    )
+    done = run_python("-c", script, address)
+    assert done.returncode == 0, done.stderr
+    stat, until = Path(f"/proc/{int(done.stdout)}/stat"), time.monotonic() + 300
+    while stat.exists() and stat.read_text().split()[2] != "Z":
+        assert time.monotonic() < until, "the courier outlived its process"
+
+
+# --- staging --------------------------------------------------------------------------------------------------------
+def data_of(copy: Path) -> dict[str, bytes]:
+    return {name: data for name, data in files_of(copy).items() if not name.startswith(".staging/")}
+
+
+def test_staging_the_whole_set(address: str, packed: Path, proxy: Proxy, tmp_path: Path, other: Path) -> None:
+    with (staging := readers.stage(address, tmp_path)) as copy:
+        assert data_of(copy) == staged_files_of(packed)
+        assert staging.counts.copied == len(staged_files_of(packed))
+        assert len(proxy.gets(r"\.tar")) == 7, "one GET a shard"
+    proxy.log.clear()
+    with (staging := readers.stage(address, tmp_path)) as again:
+        assert again == copy and staging.counts.copied == 0 and len(proxy.log) == 1
+    assert [copy.source for copy in packer.staged_copies(tmp_path)] == [address]
+    put_files(other, address)
+    notes = Notes()
+    with readers.stage(address, tmp_path, watcher=notes) as second:
+        assert second != copy and data_of(second) == staged_files_of(other)
+    assert "its source has changed" in notes and not copy.exists()
+    assert [copy.path for copy in packer.clean_staged(address, tmp_path).removed] == [str(second)]
+
+
+def test_part_of_it_with_the_address_behind(
+    address: str, packed: Path, local: Any, proxy: Proxy, tmp_path: Path, other: Path
+) -> None:
+    copy = staged(packed, tmp_path, part=(1, 2), splits=("train",))
+    assert not (copy / "train-000000.tar").exists() and (copy / "train-000004.tar").exists()
+    with readers.open(copy, "train", fallback=address, patience_seconds=1000) as reader:
+        assert proxy.log == [], "nothing is asked of the source before a shard is missing"
+        assert everything(reader) == everything(local), "nothing waits for the other half, which does not arrive"
+        assert {line.split()[1][-16:] for line in proxy.gets()} == {"train-000000.tar", "train-000001.tar"}
+        counted = reader.store.stats()
+        assert counted.local + counted.source == 36 and counted.local > 0 < counted.source
+    put_files(other, address)
+    with readers.open(copy, "train", fallback=address) as reader:
+        reader.read(35)
+        with pytest.raises(readers.StaleIndexError, match="a copy of another state of"):
+            reader.read(0)
+
+
+def test_staging_in_the_order_of_training(address: str, local: Any, proxy: Proxy, tmp_path: Path) -> None:
+    """Everything is fetched once: reads wait for the shard and fetch no samples of it."""
+    order = staged_first(local.split_info, seed=5)
+    with (
+        readers.stage(address, tmp_path, splits=("train",), background=True, order=order) as copy,
+        readers.open(copy, "train", fallback=address, patience_seconds=60) as reader,
+    ):
+        indices = order.indices(0, np.arange(36)).tolist()
+        reader.prefetch(indices)
+        assert [bytes(reader.read(i)) for i in indices] == [bytes(local.read(i)) for i in indices]
+        assert pickle.loads(pickle.dumps(reader)).store.source.patience_seconds == 60
+    assert len(proxy.gets(r"train-.*\.tar")) == 5, "one GET a shard"
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"), [(Fault("status", status=403), "access was denied"), (Fault("truncate"), "broke off")]
+)
+def test_staging_through_faults(
+    fault: Fault, message: str, address: str, packed: Path, proxy: Proxy, tmp_path: Path
+) -> None:
+    """Whole files stay, and the same call continues with the rest once the server is well, or well again meanwhile."""
+    fault.where, fault.times = "train-000003", 99
+    proxy.faults.append(fault)
+    with pytest.raises(readers.StagingError, match=message) as caught:
+        staged(address, tmp_path, threads=1)
+    assert f"{address}/train-000003.tar" in str(caught.value) and "bytes 0 to" in str(caught.value)
+    store = next(tmp_path.glob("packer-staged-*"))
+    assert {path.name for path in store.rglob("*.tar")} == {f"train-00000{i}.tar" for i in range(3)}
+    assert not list(store.rglob("part-*")) and not list(store.rglob("dataset.json")), "nothing half-copied looks whole"
+    proxy.heal()
+    proxy.faults.append(Fault("truncate", times=2))
+    with (staging := readers.stage(address, tmp_path)) as copy:
+        assert data_of(copy) == staged_files_of(packed) and staging.counts.found >= 3
+    assert proxy.faults[0].times == 0 and not any("train-000000" in line for line in proxy.gets()), "fetched once"
+
+
+def test_staging_objects_that_change(
+    address: str, packed: Path, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large one goes in parts of one object; one that was replaced before has not the checksum of dataset.json."""
+    monkeypatch.setattr(staging_remote, "_GET_BYTES", 4096)
+    assert data_of(staged(address, tmp_path / "good")) == staged_files_of(packed)
+    size = (packed / "train-000000.tar").stat().st_size
+    assert len(proxy.gets("train-000000.tar")) == -(-size // 4096) > 2
+    changed = flipped(packed / "train-000001.tar")
+
+    def swap() -> None:
+        while not proxy.gets("train-000001.tar"):
+            time.sleep(0.001)
+        Remote(address).store.put("train-000001.tar", changed, crc32c=0)
+
+    proxy.log.clear()
+    proxy.delay = 0.05
+    thread = threading.Thread(target=swap)
+    thread.start()
+    with pytest.raises(readers.StagingError, match=r"train-000001.tar.*(no longer the object|changed|CRC32C)"):
+        staged(address, tmp_path / "meanwhile", threads=1)
+    thread.join()
+    with pytest.raises(readers.StagingError, match=r"train-000001.tar: the CRC32C of its bytes"):
+        staged(address, tmp_path / "before")
+
+
+def test_the_commands(address: str, packed: Path, tmp_path: Path) -> None:
+    with readers.stage(address, tmp_path / "slow", background=True, bytes_per_second=20_000) as copy:
+        assert not (copy / "train-000004.tar").exists() and (copy / "dataset.json").exists()
+    done = run_packer("stage", address, "--target", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert data_of(Path(done.stdout.strip())) == staged_files_of(packed)
+    for wrong, status, message in [
+        ("s3://user:secret@bucket/x", 2, "credentials do not belong"),
+        ("s3://no-such-bucket/x", 1, "no such bucket"),
+    ]:
+        done = run_packer("stage", wrong, "--target", str(tmp_path))
+        assert done.returncode == status and message in done.stderr and "secret" not in done.stderr
+        assert "Traceback" not in done.stderr and done.stdout == ""
+    done = run_packer("inspect", address)
+    assert done.returncode == 0 and done.stdout.startswith(f"{address}: tar set") and "36 samples" in done.stdout
+    done = run_packer("order", address, "--split", "train", "--json")
+    assert done.returncode == 0 and "global shuffle" in done.stdout
+
+
+# --- TLS and credentials --------------------------------------------------------------------------------------------
+@pytest.fixture
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """No credentials, no proxies, little patience; sets variables of the environment."""
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "GOOGLE_", "AZURE_", "PACKER_")) or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+
+    def setting(prefix: str, **variables: object) -> None:
+        for name, value in variables.items():
+            monkeypatch.setenv(f"{prefix}{name}", str(value))
+
+    setting("PACKER_", REMOTE_TIMEOUT=2, REMOTE_RETRIES=0, CACHE_DIR=tmp_path / "index-cache")
+    return setting
+
+
+KEYS = {"ACCESS_KEY_ID": "test", "SECRET_ACCESS_KEY": "not-a-secret", "REGION": "us-east-1"}
+
+
+@pytest.fixture
+def serving(packed: Path, certificates: Path) -> Iterator[Callable[[str], str]]:
+    """Serves the folder above `packed` with a certificate of that name ("": without TLS); returns host and port."""
+    servers: list[FileServer] = []
+
+    def serve(name: str) -> str:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) if name else None
+        if context is not None:
+            context.load_cert_chain(certificates / f"{name}.pem")
+        servers.append(FileServer(packed.parent, tls=context))
+        return f"127.0.0.1:{servers[-1].address[1]}"
+
+    yield serve
+    for server in servers:
+        server.close()
+
+
+@pytest.mark.parametrize("given", ["path", "text"])
+def test_a_root_certificate_is_a_path_or_text(
+    bare: Any, serving: Any, certificates: Path, local: Any, given: str
+) -> None:
+    ca, host = certificates / "ca.pem", serving("good")
+    for prefix in ("PACKER_HTTP_", "AWS_"):
+        bare(prefix, ROOT_CERTIFICATE=ca if given == "path" else ca.read_text())
+    with readers.open(f"https://{host}/set", "train") as reader:
+        assert bytes(reader.read(3)) == bytes(local.read(3))
+    bare("AWS_", **KEYS, ENDPOINT_URL=f"https://{host}")
+    with pytest.raises(MissingError):  # it speaks HTTP through TLS, and has no such bucket
+        Remote("s3://bucket/nothing").head("a")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "certificate", "trusted", "message"),
+    [
+        *(
+            (scheme, "good", False, "no authority that this machine trusts.*private one, set {}ROOT_CERTIFICATE to")
+            for scheme in ("https", "s3", "az", "gs")
+        ),
+        ("s3", "expired", True, "the server's certificate has expired.*clock"),
+        ("az", "other", True, "certificate is for another host; check the endpoint"),
+        ("gs", "", True, "the server does not speak TLS there; check the port"),
+        ("https", "", True, "the server does not speak TLS there; check the port"),
+    ],
+)
+def test_failures_of_tls_say_so(
+    bare: Any, serving: Any, certificates: Path, scheme: str, certificate: str, trusted: bool, message: str
+) -> None:
+    host = serving(certificate)
+    prefix = {"https": "PACKER_HTTP_", "s3": "AWS_", "az": "AZURE_", "gs": "GOOGLE_"}[scheme]
+    account = {"gcs_base_url": f"https://{host}", "disable_oauth": True, "client_email": "", "private_key": ""}
+    bare("AWS_", **KEYS, ENDPOINT_URL=f"https://{host}")
+    bare("AZURE_STORAGE_", ACCOUNT_NAME="a", ACCOUNT_KEY="bm90IGEgc2VjcmV0", ENDPOINT=f"https://{host}")
+    bare("GOOGLE_", SERVICE_ACCOUNT_KEY=json.dumps({**account, "private_key_id": "", "type": "service_account"}))
+    if trusted:
+        bare(prefix, ROOT_CERTIFICATE=certificates / "ca.pem")
+    address = f"https://{host}/set" if scheme == "https" else f"{scheme}://bucket/set"
+    with pytest.raises(CertificateError, match=f"TLS: .*{message.format(prefix)}") as caught:
+        Remote(address).head("dataset.json")
+    assert "check the network" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("address", "variables", "kind", "message"),
+    [
+        ("az://box/set", {}, DeniedError, "set AZURE_STORAGE_ACCOUNT_NAME"),
+        (
+            "az://box/set",
+            {"AZURE_STORAGE_ACCOUNT_NAME": "a", "AZURE_STORAGE_ACCOUNT_KEY": "not base64!"},
+            DeniedError,
+            "the key in AZURE_STORAGE_ACCOUNT_KEY is not base64",
+        ),
+        (
+            "gs://box/set",
+            {"GOOGLE_APPLICATION_CREDENTIALS": "no.json"},
+            DeniedError,
+            "APPLICATION_CREDENTIALS.*missing",
+        ),
+        (
+            "gs://box/set",
+            {"GOOGLE_APPLICATION_CREDENTIALS": "bad"},
+            DeniedError,
+            "GOOGLE_APPLICATION_CREDENTIALS names is",
+        ),
+        (
+            "s3://box/set",
+            {"AWS_ROOT_CERTIFICATE": "none.pem"},
+            CertificateError,
+            "nor a file that can be read.*No such",
+        ),
+        ("s3://box/set", {"AWS_ROOT_CERTIFICATE": "bad"}, CertificateError, "AWS_ROOT_CERTIFICATE.*no PEM certificate"),
+        (
+            "s3://box/set",
+            {"AWS_ROOT_CERTIFICATE": "-----BEGIN CERTIFICATE-----\nxx\n-----END CERTIFICATE-----\n"},
+            CertificateError,
+            "no PEM certificate",
+        ),
+        (
+            "s3://box/set",
+            {"AWS_ENDPOINT_URL": "http://127.0.0.1:1"},
+            AddressError,
+            "allow that with AWS_ALLOW_HTTP=true",
+        ),
+        (
+            "s3://box/set",
+            {"AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_ALLOW_HTTP": "true"},
+            RemoteError,
+            "nothing listens there; check the endpoint and its port",
+        ),
+    ],
+)
+def test_variables_that_are_not_valid_are_named(
+    bare: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, variables: Any, kind: Any, message: str
+) -> None:
+    (tmp_path / "bad").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    if address.startswith("s3"):
+        bare("AWS_", **KEYS)
+    bare("", **variables)
+    with pytest.raises(kind, match=f"(?s){message}") as caught:
+        Remote(address).head("dataset.json")
+    if kind is DeniedError:
+        assert "check the network" not in str(caught.value) and "AWS_" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "own", "others"),
+    [
+        ("s3", "AWS_SECRET_ACCESS_KEY", ("GOOGLE_", "AZURE_")),
+        ("gs", "GOOGLE_APPLICATION_CREDENTIALS", ("AWS_", "AZURE_")),
+        ("az", "AZURE_STORAGE_ACCOUNT_KEY", ("AWS_", "GOOGLE_")),
+        ("https", "https://user:password@host/path", ("AWS_", "GOOGLE_", "AZURE_")),
+    ],
+)
+def test_messages_name_the_variables_of_the_kind_of_store(scheme: str, own: str, others: tuple[str, ...]) -> None:
+    """Without any, obstore asks the services that machines of a cloud have, of which the user has asked nothing."""
+    for kind, says in [
+        ("GenericError", "Error performing PUT http://169.254.169.254/latest/api/token in 1ms"),
+        ("GenericError", "Error performing PUT http://metadata.google.internal/x in 1ms - Server returned 403"),
+        ("UnauthenticatedError", "Server returned 401"),
+        ("PermissionDeniedError", "403"),
+    ]:
+        error = translated(type(kind, (OSError,), {})(says), f"{scheme}://bucket/set (GET)", says)
+        assert isinstance(error, DeniedError) and f"{scheme}://bucket/set (GET)" in str(error) and own in str(error)
+        assert not any(other in str(error) for other in (*others, "169.254")), str(error)
+        assert kind != "GenericError" or scheme != "s3" or "AWS_SKIP_SIGNATURE=true" in str(error)
+
+
+# --- secrets --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("ftp://host/set", "not an address of the kinds s3://"),
+        ("s3://", "names no bucket"),
+        ("s3://user:SECRET@bucket/set", "credentials do not belong in the address"),
+        ("https://host/set?sig=SECRET", "has a query after it"),
+        ("s3://bucket/a/../b", "dotted"),
+        ("https://user:HALF@SECRET@host/set", "."),
+        ("https://user:SECRET@SECRET@host:80/set", "."),
+        ("https://user:HALF/SECRET@host/set", "."),
+        ("https://user:80/SECRET@host/set", "."),
+        ("https://user:SECRET@@host/set", "."),
+        ("ftp://user:HALF@SECRET@host/set", "."),
+        ("ftp://user:HALF/SECRET@host/set", "."),
+        ("s3://AKIA:HALF/SECRET@bucket/set", "."),
+    ],
+)
+def test_no_part_of_a_password_is_printed(address: str, message: str) -> None:
+    for call in (parse_url, readers.open):
+        with pytest.raises((AddressError, readers.PackerError), match=message) as caught:
+            call(address)
+        text = f"{caught.value!r} {caught.value}"
+        assert not any(part in text for part in ("SECRET", "HALF", ":80")), text
+
+
+def test_addresses_that_are_parsed_unchanged() -> None:
+    for text, host, path in [
+        ("https://user:p%40ss@host:8080/a/b", "host:8080", "a/b"),
+        ("https://[::1]:8080/set", "[::1]:8080", "set"),
+        ("https://host/@scope/set", "host", "@scope/set"),
+        ("s3://bucket/a@b:c/set", "bucket", "a@b:c/set"),
+    ]:
+        url = parse_url(text)
+        assert (url.host, url.path) == (host, path) and "p%40ss" not in str(url)
+
+
+def test_a_password_is_used_and_never_printed(bare: Any, packed: Path, tmp_path: Path) -> None:
+    login = "Basic " + base64.b64encode(b"user:hunter2").decode()
+    with closing(FileServer(packed.parent, password=login)) as server:
+        url = f"http://user:hunter2@127.0.0.1:{server.address[1]}/set"
+        with readers.open(url, "train") as reader:
+            assert len(reader.read(0)) > 0 and "hunter2" not in f"{reader!r} {reader.byte_range(0)}"
+        staged(url, tmp_path / "to")
+        kept = [path for path in tmp_path.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()]
+        assert not kept and "hunter2" not in str(list(tmp_path.rglob("*")))
+        texts = []
+        for wrong in (url + "x", url.replace("hunter2", "hunter22"), "http://user:hunter2@127.0.0.1:1/set"):
+            with pytest.raises(readers.PackerError) as caught:
+                readers.open(wrong, "train")
+            texts.append("".join(traceback.format_exception(caught.value)))
+        assert "hunter2" not in "".join(texts) and "credentials are missing or wrong" in texts[1]
+        done = run_packer("inspect", url)
+        assert done.returncode == 0 and "hunter2" not in done.stdout + done.stderr
+
+
+def test_a_session_token_follows_no_redirect(bare: Any) -> None:
+    seen: list[str] = []
+
+    class Redirecting(BaseHTTPRequestHandler):
+        """Sends everybody to another name of its host; what arrives there is in `seen`."""
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            """Silent."""
+
+        def do_HEAD(self) -> None:
+            there = self.headers["Host"].startswith("localhost")
+            if there:
+                seen.append(str(self.headers).lower())
+            self.send_response(404 if there else 307)
+            self.send_header("Location", f"http://localhost:{server.server_address[1]}{self.path}")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_GET = do_HEAD
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Redirecting) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        bare("AWS_", **KEYS, ENDPOINT_URL=f"http://127.0.0.1:{server.server_address[1]}", ALLOW_HTTP="true")
+        with pytest.raises(MissingError):
+            Remote("s3://bucket/set").head("a")
+        assert seen and not any("authorization" in headers for headers in seen), "without a token it is followed"
+        seen.clear()
+        bare("AWS_", SESSION_TOKEN="a-token")
+        with pytest.raises(DeniedError, match="redirects to another host, which must not get the session token"):
+            Remote("s3://bucket/set").head("a")
+        server.shutdown()
+        thread.join()
+    assert seen == []
