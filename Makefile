@@ -73,13 +73,13 @@ LOWEST_PYTHON ?= python3.11
 # Of the files named below, those that need PyTorch or a server of an object store.
 NEED_MORE = tests/test_convert_ops.py tests/test_index_checksums.py tests/test_order_mixed.py
 LOWEST_TESTS = $(filter-out $(NEED_MORE),$(wildcard tests/test_formats.py tests/test_format_*.py tests/test_source*.py tests/test_sets*.py \
-  tests/test_convert*.py tests/test_index_*.py tests/test_hostile_*.py tests/test_order_*.py tests/test_view.py \
+  tests/test_convert*.py tests/test_index_*.py tests/test_hostile_*.py tests/test_order*.py tests/test_view.py \
   tests/test_view_*er.py tests/test_view_export.py tests/test_readers.py tests/test_reader_contract.py \
   tests/test_writer.py tests/test_verify.py tests/test_fields.py tests/test_headers.py tests/test_decode.py \
   tests/test_extract.py tests/test_staging.py tests/test_damaged_sets.py tests/test_cli.py tests/test_unusual_images.py \
   tests/test_report.py tests/test_selection.py tests/test_split_column.py tests/test_table_columns.py \
   tests/test_tree_layouts.py tests/test_foreign_shards.py tests/test_recordio.py \
-  tests/test_dedup.py tests/test_names.py tests/test_strings.py tests/test_saved_listing.py tests/test_listing.py \
+  tests/test_dedup.py tests/test_names.py tests/test_saved_listing.py tests/test_listing.py \
   tests/test_pixel_sources.py tests/test_adoption.py \
   tests/test_reencode.py tests/test_nothing_vanishes.py tests/test_outputs.py))
 test-lowest: $(LOWEST)/.ready

@@ -204,14 +204,6 @@ def test_what_the_kernels_cannot_decode_the_cpu_does(
         assert (ours.stats().device_images, ours.stats().failed_images) == (2, 1)
 
 
-def test_the_cpu_takes_its_share(base: readers.Reader, double: Double, place: dict[str, Any]) -> None:
-    with readers.cached(base, keep="coefficients", **place) as reader:
-        ours, plain = loaders(reader, base, cpu_share=1)
-        compare(ours, plain)
-        assert (ours.stats().device_images, ours.stats().shared_images) == (0, 3)
-        assert ours.decoder == "torchvision/cpu, coefficients/cpu, cpu_share=1.0, exact colours"
-
-
 def test_a_damaged_copy_is_made_again(base: readers.Reader, double: Double, place: dict[str, Any], spoil: Any) -> None:
     with readers.cached(base, keep="coefficients", **place) as reader:
         reader.prefill()

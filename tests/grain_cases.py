@@ -1,5 +1,5 @@
 """Grain itself over `GrainSource`: its orders, shards, worker processes, checkpoints, and what a source gives.
-Not collected: `test_grain.py` runs it in a process of its own."""
+Not collected: `test_training_kills.py` runs it in a process of its own."""
 
 from __future__ import annotations
 

@@ -112,13 +112,6 @@ def test_a_box_that_is_not_resized_is_a_copy() -> None:
     assert torch.equal(out[1], images[1].pixels[:, 0:30, 34:64].flip((1, 2)))
 
 
-def test_a_crop_after_the_resize() -> None:
-    images = pictures([(60, 80)])
-    jobs = [job((0, 0, 60, 80), (30, 40), (3, 8), 3)]
-    whole = render("triton", images, [job((0, 0, 60, 80), (30, 40), (0, 0))], (30, 40))[0]
-    assert torch.equal(render("triton", images, jobs, (24, 24))[0], whole[:, 3:27, 8:32].flip(2))
-
-
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_orientation_moves_no_pixel(orientation: int) -> None:
     for image in pictures([(20, 31), (31, 20)]):
@@ -145,14 +138,6 @@ def test_dtypes_layouts_and_normalisation() -> None:
         normal = render("triton", images, jobs, (24, 24), normalize=Normalize(MEAN, STD), **options)
         assert torch.allclose(normal.to(torch.float32), (raw / 255 - mean) / std, rtol=close, atol=4 * close)
     assert torch.equal(render("triton", images, jobs, (24, 24), planar=True).to(torch.float32), raw)
-
-
-@pytest.mark.parametrize("tiling", [(32, 32, 32, 32, 4), (16, 16, 16, 16, 4), (16, 64, 32, 64, 8)])
-def test_the_tiling_changes_nothing(tiling: tuple[int, int, int, int, int]) -> None:
-    images = pictures()
-    jobs = plan_jobs(images, [RandomResizedCrop((21, 37)), RandomHorizontalFlip()])
-    default = render("triton", images, jobs, (21, 37))
-    assert difference(render("triton", images, jobs, (21, 37), tiling=tiling), default)[0] <= 1
 
 
 def test_large_reductions_and_large_enlargements() -> None:

@@ -120,26 +120,6 @@ def test_the_central_box_is_used_where_no_box_fits() -> None:
     assert (boxes.height[0], boxes.width[0]) == (10, 13) and boxes.left[0] == (400 - 13) // 2
 
 
-@pytest.mark.parametrize(
-    ("ops", "size"),
-    [
-        ([RandomResizedCrop(224)], (224, 224)),
-        ([Resize(256), CenterCrop(224)], (224, 224)),
-        ([Resize((64, 96))], (64, 96)),
-        ([CenterCrop(40), Resize(32)], (32, 32)),
-        ([Crop(0, 0, 30, 40), Resize(32)], None),
-        ([Resize(32)], None),
-        ([Resize(40), RandomCrop((20, 30))], (20, 30)),
-        ([], None),
-    ],
-)
-def test_the_size_of_results(ops: list[Op], size: tuple[int, int] | None) -> None:
-    assert Recipe(ops).out_size == size
-    boxes = plan_for(ops, IMAGES).boxes
-    if size is not None:
-        assert {*zip(boxes.out_height.tolist(), boxes.out_width.tolist(), strict=True)} == {size}
-
-
 def test_random_crops_reach_every_place_of_the_padded_image() -> None:
     boxes = plan_for([RandomCrop((44, 50), padding=(2, 8))], [np.zeros((48, 40, 3))] * 400).boxes
     assert {*boxes.crop_top.tolist()} == {*range(-2, 7)} and {*boxes.crop_left.tolist()} == {*range(-8, -1)}

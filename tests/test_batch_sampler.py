@@ -1,4 +1,4 @@
-"""`EpochBatchSampler`: one shape a step on every rank, in DataLoaders and trainers, and stops that lose nothing."""
+"""`EpochBatchSampler`: one shape a step on every rank, and stops that lose nothing. `test_trainers` has trainers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from conftest import make_jpeg, tree_of
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
-from trainer_cases import QUIET, module_of, on_ranks, reports, trainer_of
+from trainer_cases import QUIET
 
 import readers
 from cache.errors import TrainerError
@@ -77,11 +77,12 @@ def test_workers_make_batches_of_one_shape_on_every_rank(reader: Any, batch: Any
         samplers[0].state_dict()
 
 
+@pytest.mark.parametrize("wanted", [50, pytest.param(1000, marks=pytest.mark.faults)])
 @pytest.mark.parametrize("tail", ["pad", "drop_last"])
-def test_stops_with_other_ranks_and_batches(reader: Any, tail: str) -> None:
-    """Again and again in the same epoch, 300 stops of each kind: 0 lost, 0 twice."""
+def test_stops_with_other_ranks_and_batches(reader: Any, tail: str, wanted: int) -> None:
+    """Again and again in the same epoch: 0 lost, 0 twice."""
     draw, stops = random.Random(7), 0
-    while stops < 300:
+    while stops < wanted:
         epoch, seen, state = draw.randint(0, 3), [], None
         while True:
             sizes = draw.choice([draw.randint(1, 4), [draw.randint(1, 4) for _ in range(3)]])
@@ -177,80 +178,3 @@ def test_a_stream_takes_single_samples(reader: Any) -> None:
     dataset = ImageDataset(reader, OPS)
     with pytest.raises(ValueError, match="give it an EpochSampler"):
         ImageStream(dataset, EpochBatchSampler(order_of(reader), dataset), 3)  # type: ignore[arg-type]
-
-
-# --- trainers -----------------------------------------------------------------------------------------------------
-def loader_of(reader: Any, workers: int, world_size: int = 1, **options: Any) -> Any:
-    dataset = ImageDataset(reader, OPS, fields=FIELDS)
-    sampler = EpochBatchSampler(order_of(reader, 3, world_size, "pad"), dataset, **options)
-    return DataLoader(dataset, batch_sampler=sampler, num_workers=workers)
-
-
-def steps_of(order: Bucketed, epochs: int) -> list[list[int]]:
-    """The batches of one rank."""
-    sampler = EpochBatchSampler(order, rank=0, world_size=1)
-    return [[int(row) for row in batch] for _ in range(epochs) for batch in sampler]
-
-
-@pytest.mark.parametrize(("kind", "stop"), [(StatefulDataLoader, 17), (StatefulDataLoader, 24), (DataLoader, 17)])
-def test_lightning_resumes(lightning: Any, reader: Any, tmp_path: Path, kind: Any, stop: int) -> None:
-    """After 5 of 12 batches of epoch 1, and after its last one."""
-
-    def make() -> Any:
-        plain = loader_of(reader, 0)
-        return kind(plain.dataset, batch_sampler=plain.batch_sampler, num_workers=2)
-
-    first, second, trainer = module_of(lightning), module_of(lightning), trainer_of(lightning, tmp_path)
-    trainer_of(lightning, tmp_path, stop).fit(first, make())
-    if kind is DataLoader:
-        with pytest.raises(TrainerError, match=r"StatefulDataLoader\(dataset, batch_sampler=sampler"):
-            trainer.fit(second, make(), ckpt_path=tmp_path / "stopped.ckpt")
-        return
-    trainer.fit(second, make(), ckpt_path=tmp_path / "stopped.ckpt")
-    seen = first.seen + second.seen
-    assert [batch for _, batch in seen] == steps_of(order_of(reader, 3, 1, "pad"), 3)
-    assert [epoch for epoch, _ in seen] == [i // 12 for i in range(36)]
-
-
-def test_lightning_on_two_ranks(lightning: Any, reader: Any, tmp_path: Path) -> None:
-    class Report(lightning.Callback):  # type: ignore[misc]
-        def on_train_end(self, trainer: Any, module: Any) -> None:
-            (tmp_path / f"ranks-{trainer.global_rank}.json").write_text(json.dumps(module.seen))
-
-    order, options = order_of(reader, 3, 2, "pad"), {"devices": 2, "strategy": "ddp_fork", "max_epochs": 2}
-    dataset = ImageDataset(reader, OPS, fields=FIELDS)
-    trainer = trainer_of(lightning, tmp_path, use_distributed_sampler=False, **options)
-    trainer.callbacks.append(Report())
-
-    class Module(type(module_of(lightning))):  # type: ignore[misc]
-        def train_dataloader(self) -> Any:  # made on each rank, whose number it takes
-            return DataLoader(dataset, batch_sampler=EpochBatchSampler(order, dataset), num_workers=2)
-
-    trainer.fit(Module())
-    parts = reports(tmp_path, "ranks")
-    for epoch in range(2):
-        mine = [[batch for number, batch in part if number == epoch] for part in parts]
-        assert {*check_steps(reader, list(zip(*mine, strict=True)))} == {*range(COUNT)}
-
-
-def test_accelerate_deals_out_the_batches_of_all_ranks(accelerate: Any, reader: Any, tmp_path: Path) -> None:
-    def work(rank: int) -> Any:
-        accelerator = accelerate.Accelerator(cpu=True)
-        with pytest.raises(TrainerError, match=r"2 processes.*EpochBatchSampler\(order, dataset, all_ranks=True\)"):
-            next(iter(accelerator.prepare(loader_of(reader, 0, 2))))
-        prepared = accelerator.prepare(loader_of(reader, 2, 2, all_ranks=True))
-        seen = [[batch[0].tolist() for batch in prepared] for _ in range(2)]
-        assert len(seen[0]) == len(prepared)
-        with pytest.raises(TrainerError, match="batches of 2 ranks in turn, and accelerate deals them out to 1"):
-            next(iter(loader_of(reader, 0, 2, all_ranks=True)))
-        again = loader_of(reader, 0, 2, all_ranks=True)
-        again.batch_sampler.load_state_dict({**again.batch_sampler.state_after(4), "epoch": 1})
-        prepared = accelerator.prepare(again)
-        prepared.set_epoch(1)
-        return seen, [batch[0].tolist() for batch in prepared]
-
-    parts = on_ranks(work, tmp_path)
-    for epoch in range(2):
-        steps = list(zip(*(part[0][epoch] for part in parts), strict=True))
-        assert {*check_steps(reader, steps)} == {*range(COUNT)}
-    assert all(part[1] == part[0][1][4:] for part in parts), "resumed in mid-epoch"

@@ -24,7 +24,6 @@ from torch.utils.data import DataLoader
 
 import readers
 from cache.errors import BadSampleError
-from packer.tools.diagnose.tiers import Tiers
 from readers import Decode, Ranks, Views
 from readers.augment import CenterCrop, Normalize, Op, RandomHorizontalFlip, RandomResizedCrop, RandomRotation, Resize
 from readers.coefficients import unsupported_reason
@@ -276,15 +275,6 @@ def test_the_sources_of_dali_and_rocal_are_given_jpegs(packed_base: Any, place: 
         for make in (dali_source, rocal_source):
             ours, theirs = make(reader), make(good)
             assert len(ours) == len(good) and ours == theirs
-
-
-def test_a_diagnosis_reads_what_the_loader_decodes(packed_base: Any, place: dict[str, Any]) -> None:
-    """Its tiers are the samples as they are, what is decoded, and pixels."""
-    with readers.cached(packed_base, keep=KEEP, **place) as reader:
-        tiers = Tiers.of(reader, range(6)).readers
-        for tier, kept in zip(tiers[1:], (readers.Coefficients(), readers.Decoded()), strict=True):
-            assert tier.prefill() == 6 and tier.keep == kept
-            tier.close()
 
 
 # --- runs ---------------------------------------------------------------------------------------------------------

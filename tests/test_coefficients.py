@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -41,7 +39,6 @@ from readers.decode import Region, decode_image
 if unsupported_reason():
     pytest.skip(unsupported_reason(), allow_module_level=True)
 
-TRIALS = int(os.environ.get("TRIALS", "100000"))
 ROOT = Path(__file__).resolve().parent.parent
 ZIGZAG = sorted(range(64), key=lambda n: (n // 8 + n % 8, n // 8 if (n // 8 + n % 8) % 2 else n % 8))
 COLOUR = [(2, 2), (1, 1), (1, 1)]
@@ -213,38 +210,6 @@ def test_a_region_or_memory_that_does_not_fit_is_an_error() -> None:
     for out in (np.zeros((20, 30, 4), np.uint8), np.zeros((20, 30, 3), np.int8), np.zeros((19, 30, 3), np.uint8)):
         with pytest.raises(ValueError, match="out: expected writable"):
             decode(kept, out=out)
-
-
-@pytest.mark.corpora
-def test_boxes_of_the_corpora_have_their_pixels() -> None:
-    """Every JPEG of the folders in CORPORA; TRIALS (default 100,000) boxes at all scales, shared among them."""
-    folders = os.environ.get("CORPORA", "").split()
-    paths = sorted(path for folder in folders for path in Path(folder).rglob("*") if path.is_file())
-    jpegs = [path for path in paths if path.read_bytes()[:3] == b"\xff\xd8\xff"]
-    assert jpegs, "CORPORA='DIR DIR' names no folders of JPEGs"
-    rng, counts, boxes = np.random.default_rng(1), Counter[str](), 0
-    for path in jpegs:
-        data = path.read_bytes()
-        try:
-            kept = encode_strictly(data, max_ratio=20)
-        except Refused as error:
-            counts[re.sub(r"\d+", "N", str(error))] += 1
-            continue
-        height, width = parse_coefficients(kept).header.upright_size
-        scaled = {
-            n: decode_image(data, Region(0, 0, height, width, n)) for n in (1, 2, 4, 8) if min(height, width) >= n
-        }
-        for factor, pixels in scaled.items():
-            assert np.array_equal(decode(kept, Region(0, 0, height, width, factor)), pixels), (path, factor)
-        for _ in range(-(-TRIALS // len(jpegs))):
-            factor = int(rng.choice(list(scaled)))
-            region = random_region(rng, (height, width), scaled[factor].shape[:2], factor)
-            top, left = region.top // factor, region.left // factor
-            found = decode(kept, region)
-            assert np.array_equal(found, scaled[factor][top : top + len(found), left : left + found.shape[1]]), region
-            boxes += 1
-        counts["the same pixels"] += 1
-    print(f"\n{len(jpegs)} JPEGs, {boxes:,} boxes: {dict(counts)}")
 
 
 # --- what is kept, and what is not --------------------------------------------------------------------------------

@@ -29,13 +29,10 @@ from packer.testing.samples import make_image
 from readers import Decode, Ranks
 from readers.augment import (
     CenterCrop,
-    Crop,
     MixUp,
     Normalize,
-    RandomCrop,
     RandomHorizontalFlip,
     RandomResizedCrop,
-    RandomVerticalFlip,
     Resize,
 )
 from readers.dali import (
@@ -44,7 +41,6 @@ from readers.dali import (
     PipelineOptions,
     SampleSource,
     Source,
-    celeba,
     classification,
     external_source,
     pipeline,
@@ -113,23 +109,6 @@ def test_whole_images_are_ours_to_the_bit(reader: readers.Reader) -> None:
         with pytest.raises(StopIteration):
             pipe.run()
         pipe.reset()
-
-
-@pytest.mark.parametrize(
-    "ops",
-    [
-        classification(32, train=False),
-        [CenterCrop(40), Resize((24, 30)), RandomVerticalFlip(), RandomHorizontalFlip()],
-        [Resize((40, 44)), RandomCrop((30, 35))],
-        [Crop(3, 5, 40, 41), RandomVerticalFlip(1.0)],
-        celeba(28, crop=Crop(7, 3, 40, 40)),
-    ],
-    ids=lambda ops: "-".join(type(op).__name__ for op in ops),
-)
-def test_lists_of_ops(reader: readers.Reader, ops: list[Any]) -> None:
-    scale = 255 * 0.225 if isinstance(ops[-1], Normalize) else 1.0
-    ours = ImageLoader(reader, 8, augment=ops, seed=5, decode=Decode(layout="NCHW"), threads=1)
-    same_epochs(ours, DaliLoader(reader, 8, augment=ops, seed=5, output="numpy"), epochs=1, scale=scale)
 
 
 def test_layouts_and_dtypes(reader: readers.Reader) -> None:
@@ -447,15 +426,6 @@ def small(tree: Path, pack: Callable[..., Path]) -> Iterator[readers.Reader]:
 def info(epoch: int, step: int, row: int = 0) -> Any:
     """Like DALI's BatchInfo and SampleInfo."""
     return SimpleNamespace(epoch_idx=epoch, iteration=step, idx_in_batch=row)
-
-
-def test_a_batch_is_views_of_the_readers_memory(small: readers.Reader) -> None:
-    source = Source(small, 4, seed=1)
-    arrays, labels = source.batch(0, 2)
-    _, wanted = source.samples_of(0, 2)
-    assert [a.tobytes() for a in arrays] == [bytes(small.read(i)) for i in wanted.tolist()]
-    assert labels.dtype == np.int64 and labels.ravel().tolist() == small.labels[wanted].tolist()
-    assert all(a.dtype == np.uint8 and not a.flags.owndata and not a.flags.writeable for a in arrays)
 
 
 def test_the_memory_of_batches_under_way_is_not_reused(small: readers.Reader) -> None:

@@ -216,36 +216,6 @@ def test_buckets(shapes: Path, ops: list[Any]) -> None:
         assert {*seen} == {*range(29)} and len(found) == 3
 
 
-def test_buckets_resumed_on_other_ranks(shapes: Path) -> None:
-    with readers.open(shapes) as reader:
-
-        def loader(batch: Any, rank: int, world_size: int) -> DaliLoader:
-            order = Bucketed(SHAPES.of(reader.info), batch, world_size, "drop_last", seed=3)
-            options: dict[str, Any] = {
-                "augment": [ResizeToBucket(SHAPES)],
-                "fields": ("image", "index"),
-                "options": TWO,
-            }
-            return DaliLoader(
-                reader,
-                order.largest_batch,
-                order=order,
-                **grouped({"ranks": Ranks(rank=rank, world_size=world_size), **options}),
-            )
-
-        began = [loader(1, rank, 2) for rank in range(2)]
-        loops = [iter(rank) for rank in began]
-        seen = [row for _ in range(4) for loop in loops for row in next(loop)[1].tolist()]
-        state = began[0].state_dict()
-        ended = [loader((2, 3, 1), rank, 3) for rank in range(3)]
-        for rank in ended:
-            rank.load_state_dict(state)
-        for batches in zip(*ended, strict=True):
-            assert len({images.shape for images, _ in batches}) == 1
-            seen += [row for _, rows in batches for row in rows.tolist()]
-        assert len(seen) == len({*seen}) > 15
-
-
 def test_buckets_of_something_else_are_named(shapes: Path) -> None:
     with readers.open(shapes) as reader:
         loader = DaliLoader(reader, 4, augment=[ResizeToBucket(SHAPES)], order=Bucketed([0] * 29, 4, 1), options=TWO)

@@ -18,6 +18,7 @@ from readers import Ranks, augment
 from readers.augment import (
     CenterCrop,
     ColorJitter,
+    Crop,
     CutMix,
     GaussianBlur,
     MixUp,
@@ -36,7 +37,7 @@ from readers.augment import (
     Stage,
     TrivialAugmentWide,
 )
-from readers.dali import DaliLoader, PipelineOptions, Source, pipeline
+from readers.dali import DaliLoader, PipelineOptions, Source, celeba, classification, pipeline
 from readers.loader import ImageLoader
 
 EVERY_CHANGE = TrivialAugmentWide()
@@ -54,6 +55,8 @@ CASES: dict[str, tuple[list[Op], float, float]] = {
     "padded": ([RandomCrop(70, padding=12), RandomVerticalFlip()], 0, 0.0),
     "resized": ([Resize(44), RandomCrop((30, 50), padding=(2, 12)), RandomHorizontalFlip(), RandomGrayscale()], 6, 0.5),
     "bicubic": ([RandomResizedCrop(48, (0.6, 1.0), interpolation="bicubic"), RandomVerticalFlip()], 6, 0.5),
+    "evaluation": (classification(32, train=False), 6.1, 0.5),
+    "celeba": (celeba(28, crop=Crop(7, 3, 40, 40)), 6.1, 0.5),
     "load before a crop": ([*LOAD * 2, RandomCrop(50)], 1, 0.01),
     "load before a resize": ([*LOAD * 4, Resize(48), CenterCrop(40)], 6, 0.5),
     "three parts": (

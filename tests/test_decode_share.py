@@ -25,8 +25,7 @@ from test_loader_timers import Clock
 import packer
 import readers
 from cache.errors import BadSampleError
-from packer.tools.diagnose.imageloader import ImageLoaderPipeline
-from readers import Decode, Ranks
+from readers import Decode
 from readers.augment import RandomHorizontalFlip, RandomResizedCrop, cpu
 from readers.decode.batch import PROBE, routes
 from readers.decode.device import DecodeStream, Share, Spent
@@ -37,7 +36,7 @@ CROP = [RandomResizedCrop(50, (0.5, 1.0)), RandomHorizontalFlip()]
 FIELDS = ("image", "label", "key", "index")
 COUNT = 96
 OPTIONS: dict[str, Any] = {"augment": CROP, "seed": 3, "tail": "exact", "fields": FIELDS, "decoder": "torchcodec"}
-SHARES = (0, 0.25, 0.5, 1, "auto")
+SHARES, REFUSED = (0, 0.25, 1, "auto"), (0, 6, 30, 31)
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +79,7 @@ def listen(monkeypatch: pytest.MonkeyPatch, double: Double, does: Callable[[byte
 
 
 # --- which images -------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("share", [0, 0.03, 0.25, 1 / 3, 0.5, 0.9, 1])
-@pytest.mark.parametrize("step", [1, 2, 8])
+@pytest.mark.parametrize(("share", "step"), [(0, 1), (0.03, 1), (1 / 3, 1), (0.9, 2), (0.25, 8), (1, 8)])
 def test_the_cpu_gets_its_share_of_any_positions_in_a_row(share: float, step: int) -> None:
     """step: an order whose positions belong to nodes gives a rank every second or every eighth, less evenly."""
     chosen = Share(share).choose(7, 2, step * np.arange(20_000))
@@ -101,14 +99,13 @@ def test_it_follows_from_seed_epoch_and_position_alone() -> None:
     assert not (chosen & ~Share(0.3).choose(7, 2, positions)).any(), "a larger share adds images"
 
 
-@pytest.mark.parametrize("share", [-0.1, 1.5, math.nan, math.inf, "half", "0.5", True, None, [0.5]])
+@pytest.mark.parametrize("share", [-0.1, 1.5, math.nan, "0.5", True, None, [0.5]])
 def test_what_is_no_share(reader: readers.Reader, double: Double, share: Any) -> None:
     with pytest.raises(ValueError, match=r"^cpu_share is 'auto' or a number from 0 to 1, not "):
         ImageLoader(reader, 4, **grouped({"decode": Decode(cpu_share=share), **OPTIONS}))
 
 
-@pytest.mark.parametrize("share", [0.25, "auto"])
-@pytest.mark.parametrize("decoder", ["auto", "cpu"])
+@pytest.mark.parametrize(("share", "decoder"), [(0.25, "auto"), ("auto", "cpu")])
 def test_there_is_nothing_to_share_where_the_cpu_decodes(reader: readers.Reader, share: Any, decoder: Any) -> None:
     with pytest.raises(ValueError, match=rf"^cpu_share='?{share}'? is .* device='cpu' and decoder='{decoder}'"):
         ImageLoader(reader, 4, augment=CROP, decode=Decode(decoder=decoder, cpu_share=share))
@@ -117,8 +114,7 @@ def test_there_is_nothing_to_share_where_the_cpu_decodes(reader: readers.Reader,
 
 # --- nothing else changes -----------------------------------------------------------------------------------------
 @pytest.mark.filterwarnings("ignore:the device cpu failed on .* of the first:UserWarning")
-@pytest.mark.parametrize("share", SHARES)
-@pytest.mark.parametrize("refused", [(), (0, 6, 30, 31)], ids=["", "some refused"])
+@pytest.mark.parametrize(("share", "refused"), [*((share, ()) for share in SHARES), (0, REFUSED), ("auto", REFUSED)])
 def test_the_same_batches_for_each_share(
     reader: readers.Reader, double: Double, share: Any, refused: tuple[int, ...]
 ) -> None:
@@ -151,13 +147,8 @@ def test_a_number_gives_the_same_pixels_after_a_resume(
     seen.clear()
     resumed: list[torch.Tensor] = []
     for rank in range(2):
-        other = ImageLoader(
-            reader,
-            4,
-            **grouped(
-                {"decode": Decode(cpu_share=0.4), "threads": 1, "ranks": Ranks(rank=rank, world_size=2), **OPTIONS}
-            ),
-        )
+        ranks = {"rank": rank, "world_size": 2}
+        other = ImageLoader(reader, 4, **grouped({"decode": Decode(cpu_share=0.4), "threads": 1, **ranks, **OPTIONS}))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             other.load_state_dict(state)
@@ -178,13 +169,6 @@ def test_states_name_the_share(reader: readers.Reader, double: Double, share: An
             loader.with_options(decode=Decode(decoder="torchcodec", cpu_share=other)).load_state_dict(state)
         began = [f"began with the decoder 'torchcodec/cpu{name}'" in str(warning.message) for warning in warned]
         assert began == ([] if other == share else [True])
-
-
-def test_a_diagnosis_names_the_share(reader: readers.Reader, double: Double) -> None:
-    pipeline = ImageLoaderPipeline(
-        ImageLoader(reader, 8, **grouped({"decode": Decode(cpu_share="auto"), **OPTIONS})), distinct=1
-    )
-    assert [stage.what for stage in pipeline.stages if stage.name == "decode"] == ["torchcodec/cpu, cpu_share=auto"]
 
 
 def test_an_image_of_its_share_that_the_cpu_cannot_decode_is_a_bad_sample(
@@ -251,7 +235,6 @@ def run(share: Share, machine: Machine, batches: int, ahead: int = 6) -> list[fl
 MS = 1e6
 MACHINES: dict[str, tuple[float, float, int, tuple[float, float]]] = {
     "equal": (10, 10, 1, (0, 0)),
-    "a device as fast as 4 threads, with 8": (2, 8, 8, (0, 0)),
     "a device as fast as 30 threads, with 2": (1, 30, 2, (0, 0)),
     "a slow device": (30, 10, 4, (0, 0)),
     "much else for the threads": (2, 8, 4, (5 * MS, 80 * MS)),
@@ -259,16 +242,32 @@ MACHINES: dict[str, tuple[float, float, int, tuple[float, float]]] = {
 }
 
 
-@pytest.mark.parametrize("machine", MACHINES.values(), ids=list(MACHINES))
 @pytest.mark.parametrize("ahead", [0, 6, 20])
-def test_auto_lets_both_finish_together(machine: tuple[Any, ...], ahead: int) -> None:
-    where = Machine(*machine)
-    share = Share("auto", where.threads)
-    shares = run(share, where, 120, ahead)
-    assert abs(where.apart(share.value)) < 0.08, share.value
-    moves = np.sign(np.diff(shares))
-    moves = moves[moves != 0]
-    assert (moves == moves[0]).all() and len(moves) <= 6, "it goes there, and not to and fro"
+def test_auto_lets_both_finish_together(ahead: int) -> None:
+    for name, machine in MACHINES.items():
+        where = Machine(*machine)
+        share = Share("auto", where.threads)
+        shares = run(share, where, 120, ahead)
+        assert abs(where.apart(share.value)) < 0.08, (name, share.value)
+        moves = np.sign(np.diff(shares))
+        moves = moves[moves != 0]
+        assert (moves == moves[0]).all() and len(moves) <= 6, f"{name}: it goes there, and not to and fro"
+
+
+@pytest.mark.parametrize("change", [{"device": 8.0}, {"cpu": 2.0}], ids=str)
+def test_auto_follows_rates_and_no_noise(change: dict[str, float]) -> None:
+    machine = Machine(2, 8, 4)
+    machine.spread = 0.25
+    share = Share("auto", machine.threads)
+    settled = np.array(run(share, machine, 600)[100:])
+    assert np.ptp(settled) <= 0.08 and np.count_nonzero(np.diff(settled)) <= 20
+    machine.spread = 0
+    assert abs(machine.apart(float(settled.mean()))) < 0.05
+    for name, ns in change.items():
+        setattr(machine, name, ns)
+    assert abs(machine.apart(share.value)) > 0.3
+    run(share, machine, 100)
+    assert abs(machine.apart(share.value)) < 0.08
 
 
 @pytest.mark.parametrize(("device", "cpu", "bound"), [(0.01, 100, 1 / 32), (100, 0.01, 31 / 32)])
@@ -279,30 +278,7 @@ def test_auto_leaves_each_of_them_some_images(device: float, cpu: float, bound: 
     assert share.value == bound
 
 
-def test_auto_does_not_follow_noise() -> None:
-    machine = Machine(2, 8, 4)
-    machine.spread = 0.25
-    share = Share("auto", machine.threads)
-    shares = run(share, machine, 1000)
-    settled = np.array(shares[100:])
-    machine.spread = 0
-    assert abs(machine.apart(float(settled.mean()))) < 0.05
-    assert np.ptp(settled) <= 0.08 and np.count_nonzero(np.diff(settled)) <= 20
-
-
-@pytest.mark.parametrize("change", [{"device": 8.0}, {"device": 0.5}, {"cpu": 32.0}, {"cpu": 2.0}], ids=str)
-def test_auto_recovers_when_a_rate_changes(change: dict[str, float]) -> None:
-    machine = Machine(2, 8, 4)
-    share = Share("auto", machine.threads)
-    run(share, machine, 100)
-    for name, ns in change.items():
-        setattr(machine, name, ns)
-    assert abs(machine.apart(share.value)) > 0.3
-    run(share, machine, 100)
-    assert abs(machine.apart(share.value)) < 0.08
-
-
-def test_one_stalled_batch_moves_it_little() -> None:
+def test_a_stalled_or_a_small_batch_moves_it_little() -> None:
     machine = Machine(2, 8, 4, (5 * MS, 5 * MS))
     share = Share("auto", machine.threads)
     run(share, machine, 100)
@@ -310,18 +286,10 @@ def test_one_stalled_batch_moves_it_little() -> None:
     usual = machine.batch(before)
     share.add(usual._replace(cpu=usual.cpu + 60 * 1000 * MS, device=100 * usual.device))
     assert share.value == pytest.approx(before, abs=0.05)
-
-
-def test_smaller_batches_count_for_less() -> None:
-    """The last one of an epoch may have three images."""
-    machine = Machine(2, 8, 4, (5 * MS, 5 * MS))
-    share = Share("auto", machine.threads)
-    run(share, machine, 100)
-    before = share.value
-    for _ in range(10):
+    for _ in range(10):  # the last one of an epoch may have three images, which count for less
         share.add(Spent(3, 10, 1, 100, 5_000, 4_000, 100))
         run(share, machine, 10, 0)
-    assert share.value == pytest.approx(before, abs=0.04)
+    assert share.value == pytest.approx(before, abs=0.05)
 
 
 @pytest.mark.parametrize("empty", [{"device_bytes": 0, "decoded": 0}, {"shared_bytes": 0, "shared": 0}], ids=str)
@@ -357,16 +325,10 @@ def expected(rates: dict[str, int], threads: int) -> float:
     return (device - cpu / 5) / (device + cpu)
 
 
-@pytest.mark.parametrize(
-    ("device", "cpu_rate", "threads"), [(100, 100, 1), (100, 300, 2), (100, 100, 3)], ids=["1:1", "2:3", "3:1"]
-)
-def test_a_loader_finds_the_share(
-    reader: readers.Reader, double: Double, monkeypatch: pytest.MonkeyPatch, device: int, cpu_rate: int, threads: int
-) -> None:
-    rates = {"device": device, "cpu": cpu_rate}
+def test_a_loader_finds_the_share(reader: readers.Reader, double: Double, monkeypatch: pytest.MonkeyPatch) -> None:
+    rates, threads = {"device": 100, "cpu": 300}, 2
     plant(monkeypatch, double, rates)
     loader = ImageLoader(reader, 24, **grouped({"decode": Decode(cpu_share="auto"), "threads": threads, **OPTIONS}))
-    loader.stats()
     for epoch in range(12):
         assert sum(len(batch[0]) for batch in loader) == COUNT
         stats = loader.stats()
@@ -403,10 +365,3 @@ def test_a_device_that_works_on_after_the_call_says_itself_how_long_it_took(
     for _ in range(12):
         list(loader)
     assert loader.stats().cpu_share == pytest.approx(expected({"device": 300, "cpu": 100}, 1), abs=0.06)
-
-
-def test_stats_say_nothing_of_a_share_without_one(reader: readers.Reader, double: Double) -> None:
-    for decoder, share in (("cpu", None), ("torchcodec", 0)):
-        loader = ImageLoader(reader, 24, **grouped({**OPTIONS, "decoder": decoder}))
-        list(loader)
-        assert loader.stats().cpu_share == share and "share" not in str(loader.stats())

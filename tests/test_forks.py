@@ -102,7 +102,7 @@ def test_a_child_reads_while_threads_of_its_parent_open_shards(
         reader = open_copied(tmp_path / "copy", fallback=packed, open_shards=3)
     slow_opens(monkeypatch)
     with threads_that(lambda: read_all(reader)):
-        for _ in range(15):
+        for _ in range(6):
             assert ends_in_child(lambda: read_all(reader)), "a child waits for a lock that no thread of it holds"
 
 
@@ -110,17 +110,17 @@ def test_a_child_reads_while_a_cache_is_filled(
     packed: Path, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow_opens(monkeypatch)
-    for _ in range(3):
+    for _ in range(2):
         with cached(open_packed(packed, open_shards=2), 1 << 20, **place) as reader:
             reader.fill_ahead(Shuffled(COUNT, 1), epoch=0)
-            for _ in range(4):
+            for _ in range(2):
                 assert ends_in_child(lambda: (read_all(reader), reader.read_many(np.arange(COUNT)))), "a child hangs"
 
 
 def test_workers_start_while_a_loader_is_under_way(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow_opens(monkeypatch)
     reader = open_packed(packed, open_shards=2)
-    for seed in range(4):
+    for seed in range(2):
         under_way = iter(ImageLoader(reader, 2, threads=Threads(3, prefetch=4), seed=seed))
         next(under_way)
         with threads_that(lambda: read_all(reader), 1):
@@ -140,7 +140,7 @@ def test_a_child_does_not_wait_for_the_loop_of_its_parent(packed: Path) -> None:
             next(under_way)
         assert sum(1 for _ in loader) == COUNT // 2
 
-    for _ in range(10):
+    for _ in range(4):
         assert ends_in_child(continue_in_child), "a child waits for threads that it does not have"
     assert sum(1 for _ in under_way) == COUNT // 2 - 1, "the parent continues"
 

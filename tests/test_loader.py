@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import inspect
+import io
 import os
 import shutil
 import signal
@@ -18,18 +20,22 @@ import pytest
 import torch
 from conftest import make_jpeg, tree_of
 from loader_options import grouped
-from suites.programs import run_python
+from PIL import Image
 
 import packer
 import readers
-from cache.errors import BadSampleError, TrainerError
-from packer.testing.children import in_child
+from cache.errors import BadSampleError
 from packer.testing.samples import Samples, overwrite
-from readers import Ranks, Threads
-from readers.augment import CenterCrop, ColorJitter, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize
+from readers import Decode, FieldOptions, Ranks, Threads, Views
+from readers.augment import CenterCrop, ColorJitter, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize, cpu
+from readers.dali import DaliLoader, Source
+from readers.dali import external_source as dali_source
 from readers.decode import decode_image
+from readers.headers import parse_header
 from readers.loader import ImageLoader
-from readers.order import ClassBalanced, NodeLocal, Shuffled
+from readers.order import NodeLocal, Shuffled
+from readers.rocal import external_source as rocal_source
+from readers.torch import EpochBatchSampler, EpochSampler, ImageDataset, ImageStream
 
 SIZES = [(40, 32), (32, 40), (57, 33), (64, 64)]  # width, height
 CROP = [RandomResizedCrop(24), RandomHorizontalFlip()]
@@ -132,7 +138,7 @@ def test_an_image_follows_from_seed_epoch_and_sample_alone(reader: readers.Reade
         )
 
     one = by_number(first := loader(threads=1, prefetch=1))
-    for threads, prefetch in ((2, 1), (3, 2), (8, 5)):
+    for threads, prefetch in ((2, 1), (8, 5)):
         assert same(by_number(loader(threads=threads, prefetch=prefetch)), one)
     assert same(by_number(loader(1, threads=4)), one), "another batch size"
     assert same(by_number(*(loader(4, rank=r, world_size=3, tail="exact") for r in range(3))), one), "several ranks"
@@ -156,13 +162,6 @@ def test_only_images_of_one_size_need_no_augmentation(reader: readers.Reader) ->
     assert torch.equal(images[1], planar(decode_image(same_size.read(1))))
     with pytest.raises(BadSampleError, match=r"differ in size: .* begin augment= with RandomResizedCrop"):
         list(ImageLoader(reader, 8))
-
-
-def test_orders_and_selections(reader: readers.Reader) -> None:
-    balanced = ImageLoader(reader, 10, augment=CROP, order=ClassBalanced(reader.labels, seed=1), fields=("label",))
-    assert all(sorted(labels.tolist()) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4] for (labels,) in balanced)
-    chosen = reader.select(labels=["class2"])
-    assert all((labels == 2).all() for _, labels in ImageLoader(chosen, 5, augment=CROP))
 
 
 def test_other_fields_are_lists_with_none_for_samples_without(samples: Samples) -> None:
@@ -189,16 +188,6 @@ def test_the_last_batch_of_a_rank_may_be_empty(reader: readers.Reader) -> None:
 
 
 # --- resume -------------------------------------------------------------------------------------------------------
-def test_a_state_can_be_loaded_in_the_middle_of_a_loop(reader: readers.Reader) -> None:
-    loader = ImageLoader(reader, 10, augment=CROP)
-    stream = iter(loader)
-    next(stream)
-    state = loader.state_dict()
-    next(stream)
-    loader.load_state_dict(state)
-    with pytest.raises(TrainerError, match="the position of this loader was set, which ended this loop"):
-        next(stream)
-    assert len(list(loader)) == 4 and not loader_threads()
 
 
 def test_an_epoch_of_other_nodes_is_finished_as_it_began(reader: readers.Reader) -> None:
@@ -219,8 +208,13 @@ def test_an_epoch_of_other_nodes_is_finished_as_it_began(reader: readers.Reader)
 # --- bad samples --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("on_error", ["raise", "skip", "substitute"])
 def test_images_that_are_not_those_of_the_index(damaged: Path, on_error: Any) -> None:
+    """Also where the checksum says so."""
+    with readers.open(damaged, verify=True) as checked:
+        loader = ImageLoader(checked, 10, augment=CROP, shuffle=False, on_error="skip", fields=("index", "image"))
+        with pytest.warns(UserWarning, match="CRC32C"):
+            assert [int(i) for indices, _ in loader for i in indices] == [i for i in range(COUNT) if i not in BAD]
     reader, results = readers.open(damaged), []
-    for threads, batch in ((1, 10), (4, 10), (2, 1)):
+    for threads, batch in ((1, 10), (4, 10)):
         options: dict[str, Any] = {"augment": CROP, "fields": ("image", "index", "label"), "threads": threads}
         loader = ImageLoader(reader, batch, shuffle=False, on_error=on_error, **grouped(options))
         if on_error == "raise":
@@ -235,7 +229,7 @@ def test_images_that_are_not_those_of_the_index(damaged: Path, on_error: Any) ->
         assert len(images) == len(labels) and labels.tolist() == reader.labels[indices.numpy()].tolist()
         good = [i for i in range(COUNT) if i not in BAD]
         if on_error == "skip":
-            assert batch == 1 or [len(part) for part, *_ in batches] == [9, 8, 10, 10, 9]
+            assert [len(part) for part, *_ in batches] == [9, 8, 10, 10, 9]
             assert indices.tolist() == good
         else:
             assert not {*indices.tolist()} & {*BAD} and indices[good].tolist() == good and len(indices) == COUNT
@@ -253,35 +247,24 @@ def test_crops_that_do_not_fit_are_bad_samples(reader: readers.Reader) -> None:
     assert len(images) == 24 and {decode_image(reader.read(i)).shape[0] for i in indices.tolist()} == {33, 64}
 
 
-def test_a_wrong_checksum_is_a_bad_sample(damaged: Path) -> None:
-    with readers.open(damaged, verify=True) as reader:
-        loader = ImageLoader(reader, 10, augment=CROP, shuffle=False, on_error="skip", fields=("index", "image"))
-        with pytest.warns(UserWarning, match="CRC32C"):
-            assert [int(i) for indices, _ in loader for i in indices] == [i for i in range(COUNT) if i not in BAD]
-
-
-@pytest.mark.parametrize("augment", [CROP, [Resize(40), CenterCrop(24)], []], ids=["crop", "centre", "none"])
+@pytest.mark.parametrize("augment", [CROP, []], ids=["crop", "none"])
 def test_files_that_are_not_images(tmp_path: Path, augment: list[Any]) -> None:
     """Nothing is known of their size before they are decoded."""
     files = {f"{i:02d}.jpg": make_jpeg(i, (64, 64) if i == 7 and augment else (40, 32)) for i in range(12)}
     reader = readers.open_folder(tree_of(tmp_path, {**files, "00.jpg": b"not an image", "05.jpg": b""}))
     options: dict[str, Any] = {"augment": augment, "shuffle": False}
     with pytest.warns(UserWarning, match="2 bad samples were skipped, the first is sample 0"):
-        assert [len(images) for images, _ in ImageLoader(reader, 4, on_error="skip", **grouped(options))] == [3, 3, 4]
+        assert [len(images) for images, _ in ImageLoader(reader, 4, on_error="skip", **options)] == [3, 3, 4]
     with pytest.warns(UserWarning, match="2 bad samples were replaced"):
-        assert [len(images) for images, _ in ImageLoader(reader, 4, on_error="substitute", **grouped(options))] == [
-            4,
-            4,
-            4,
-        ]
+        assert [len(images) for images, _ in ImageLoader(reader, 4, on_error="substitute", **options)] == [4, 4, 4]
     with pytest.raises(BadSampleError, match=r"sample 0 \(00\): image, byte 0"):
-        list(ImageLoader(reader, 4, **grouped(options)))
+        list(ImageLoader(reader, 4, **options))
 
 
 def test_a_substitute_has_the_size_of_its_batch(tmp_path: Path) -> None:
     files = {f"{i}.jpg": make_jpeg(i, (64, 48) if i % 2 else (40, 32)) for i in range(8)}
     reader = readers.open_folder(tree_of(tmp_path, {**files, "0.jpg": files["0.jpg"][:-200]}))
-    for seed in range(5):
+    for seed in range(2):
         loader = ImageLoader(reader.select(indices=[0, 2, 4, 1]), 1, on_error="substitute", seed=seed)
         with pytest.warns(UserWarning, match="replaced"):
             assert len(list(loader)) == 4
@@ -337,23 +320,25 @@ def test_torch_keeps_its_threads(reader: readers.Reader) -> None:
         torch.set_num_threads(before)
 
 
-SCRIPT = """
+def test_control_c_ends_the_program_at_once_which_imports_nothing_for_gpus(packed: Path) -> None:
+    script = """
 import sys, readers
 from readers.loader import ImageLoader
 from readers.augment import RandomResizedCrop
-reader = readers.open(sys.argv[1])
+reader, first = readers.open(sys.argv[1]), True
+for_gpus = ("triton", "torchcodec", "torchvision", "readers.augment.fused", "readers.augment.kernel",
+            "readers.loader.device", "readers.decode.batch")
 while True:
-    for images, labels in ImageLoader(reader, 2, augment=[RandomResizedCrop(24)], threads=3):
-        print("batch", flush=True)
+    for images, labels in ImageLoader(reader, 2, augment=[RandomResizedCrop(24)], threads=3, device="cpu"):
+        if first:
+            print([name for name in for_gpus if name in sys.modules], flush=True)
+        first = False
 """
-
-
-def test_control_c_ends_the_program_at_once(packed: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(packer.__file__).parent.parent)}
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment}
-    with subprocess.Popen([sys.executable, "-c", SCRIPT, str(packed)], **pipes) as process:
+    with subprocess.Popen([sys.executable, "-c", script, str(packed)], **pipes) as process:
         try:
-            assert process.stdout is not None and process.stdout.readline() == "batch\n"
+            assert process.stdout is not None and process.stdout.readline() == "[]\n"
             process.send_signal(signal.SIGINT)
             _, errors = process.communicate(timeout=300)
         finally:
@@ -361,26 +346,14 @@ def test_control_c_ends_the_program_at_once(packed: Path) -> None:
     assert "KeyboardInterrupt" in errors and process.returncode in (1, -signal.SIGINT, 130)
 
 
-def test_a_forked_child_has_loaders_of_its_own(reader: readers.Reader) -> None:
-    loader = ImageLoader(reader, 10, augment=CROP, seed=1, fields=("image", "index"))
-    expected = by_number(loader)
-
-    def child() -> None:
-        loader.set_epoch(0)
-        assert same(by_number(loader), expected)
-
-    in_child(child)
-
-
 # --- wrong use ----------------------------------------------------------------------------------------------------
-NOT_DEVICES = ("mps", "meta", "xpu", "mps:0", "gpu", "")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"layout": "CHWN"}, "layout is one of"),
-        *(({"device": name}, f"device is 'cpu' or 'cuda' .*, not '{name}'; .* images.to") for name in NOT_DEVICES),
+        ({"device": "mps:0"}, "device is 'cpu' or 'cuda' .*, not 'mps:0'; .* images.to"),
         ({"device": torch.device("meta")}, "device is 'cpu' or 'cuda' .*, not 'meta'"),
         ({"on_error": "ignore"}, "on_error is one of"),
         ({"threads": 0}, "at least 1"),
@@ -393,28 +366,197 @@ NOT_DEVICES = ("mps", "meta", "xpu", "mps:0", "gpu", "")
         ({"order": Shuffled(9)}, "the order is of 9 samples, and the reader has"),
         ({"augment": CROP[0]}, r"expected a list of ops, not one: write  \[RandomResizedCrop"),
         ({"rank": 2, "world_size": 2}, "outside the world"),
+        ({"order": Shuffled(COUNT, 3), "seed": 4}, "seed=4, but the order has the seed 3"),
     ],
 )
 def test_wrong_options(reader: readers.Reader, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ImageLoader(reader, **grouped({"batch_size": 4, "augment": CROP, **options}))
-
-
-def test_a_path_is_not_a_reader() -> None:
     with pytest.raises(TypeError, match=r"write  readers.open\('some-set', split=…\)"):
         ImageLoader("some-set", 4)  # type: ignore[arg-type]
 
 
-def test_a_loader_on_the_cpu_imports_nothing_for_gpus(packed: Path) -> None:
-    script = f"""
-import sys, readers
-from readers.loader import ImageLoader
-from readers.augment import RandomResizedCrop
-with readers.open({str(packed)!r}) as reader:
-    images, labels = next(iter(ImageLoader(reader, 4, augment=[RandomResizedCrop(8)], device="cpu")))
-for_gpus = ("triton", "torchcodec", "torchvision", "readers.augment.fused", "readers.augment.kernel",
-            "readers.loader.device", "readers.decode.batch")
-print([name for name in for_gpus if name in sys.modules])
-"""
-    done = run_python("-c", script)
-    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+OPS = [CenterCrop(32), RandomHorizontalFlip()]
+PUBLIC = [ImageLoader, DaliLoader, Source, dali_source, rocal_source, ImageDataset, ImageStream]
+OLD_AND_NEW: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "ranks": ({"rank": 1, "world_size": 2, "tail": "pad"}, {"ranks": Ranks(1, 2, "pad")}),
+    "decode": (
+        {"dtype": torch.float16, "layout": "NHWC", "exact_colours": True},
+        {"decode": Decode(dtype=torch.float16, layout="NHWC", exact_colours=True)},
+    ),
+    "threads": ({"threads": 1, "prefetch": 2, "pin_memory": False}, {"threads": Threads(1, 2, False)}),
+    "views": ({"augment": OPS, "views": 2}, {"augment": Views(OPS, 2)}),
+    "views of ops each": ({"views": [OPS, OPS[:1]]}, {"augment": Views([OPS, OPS[:1]])}),
+    "fields": (
+        {"fields": ("image", "index"), "field_options": FieldOptions(mask_fill=7)},
+        {"fields": FieldOptions(names=("image", "index"), mask_fill=7)},
+    ),
+}
+
+
+def batches_with(reader: readers.Reader, options: dict[str, Any]) -> list[Any]:
+    return [
+        list(batch) for batch in ImageLoader(reader, 8, **({} if "views" in options else {"augment": OPS}) | options)
+    ]
+
+
+def alike(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
+    return len(one) == len(other) and all(map(alike, one, other))
+
+
+@pytest.mark.parametrize("case", OLD_AND_NEW)
+def test_old_names_warn_and_mean_the_same(reader: readers.Reader, case: str) -> None:
+    old, new = OLD_AND_NEW[case]
+    with pytest.warns(DeprecationWarning, match="= is deprecated: write  ") as warned:
+        before = batches_with(reader, old)
+    assert {Path(one.filename).name for one in warned} == {Path(__file__).name}
+    assert alike(before, batches_with(reader, new))
+
+
+def test_old_names_and_new_ones_mix(reader: readers.Reader) -> None:
+    with pytest.warns(DeprecationWarning):
+        loader = ImageLoader(reader, 8, augment=OPS, ranks=Ranks(0, 2), tail="exact")
+    assert alike(list(loader), batches_with(reader, {"ranks": Ranks(0, 2, "exact")}))
+
+
+def test_an_option_of_one_value_is_no_option(reader: readers.Reader) -> None:
+    with pytest.warns(DeprecationWarning, match="prefetch= is deprecated: leave it out"):
+        rocal_source(reader, 4, prefetch=2).close()
+    with pytest.raises(ValueError, match="prefetch is always 2"):
+        rocal_source(reader, 4, prefetch=3)
+
+
+@pytest.mark.parametrize("public", [*PUBLIC, EpochSampler, EpochBatchSampler], ids=lambda one: one.__name__)
+def test_public_names_have_twelve_parameters_at_most(public: Any) -> None:
+    assert len(inspect.signature(public).parameters) <= 12
+
+
+def test_a_name_that_never_was_is_refused(reader: readers.Reader) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
+        ImageLoader(reader, 8, colour="RGB")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("options", [{"ops": OPS, "count": 0}, {"ops": [OPS, OPS], "count": 2}, {"ops": [*OPS, OPS]}])
+def test_views_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"count of views|not both"):
+        Views(**options)
+
+
+# --- images of one size are resized together, with the same pixels as one by one ------------------------------------
+FACE_SIZE = (89, 109)  # width, height
+FACES: list[Any] = [CenterCrop(74), Resize((32, 32)), RandomHorizontalFlip()]
+FACE_COUNT = 24
+
+
+@pytest.fixture
+def faces(tmp_path: Path) -> Path:
+    for i in range(FACE_COUNT):
+        (tmp_path / f"{i:02d}.jpg").write_bytes(make_jpeg(i, FACE_SIZE))
+    return tmp_path
+
+
+def turned_face(seed: int) -> bytes:
+    """A JPEG that is upright at FACE_SIZE after its EXIF orientation."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    return make_jpeg(seed, FACE_SIZE[::-1], exif=exif)
+
+
+def converted(kind: str, **options: Any) -> Callable[[int], bytes]:
+    def make(seed: int) -> bytes:
+        memory = io.BytesIO()
+        Image.open(io.BytesIO(make_jpeg(seed, FACE_SIZE))).save(memory, kind, **options)
+        return memory.getvalue()
+
+    return make
+
+
+ODD_ONES: dict[str, Callable[[int], bytes]] = {
+    "turned": turned_face,
+    "progressive": converted("JPEG", progressive=True),
+    "png": converted("PNG"),
+    "other size": lambda seed: make_jpeg(seed, (100, 90)),
+}
+
+
+def faces_of(folder: Path, **options: Any) -> list[torch.Tensor]:
+    """By libjpeg: the codec resizes each image in the call that decodes it."""
+    options = {"augment": FACES, "seed": 3, "decode": Decode(decoder="cpu"), **options}
+    return [images.clone() for images, _ in ImageLoader(readers.open_folder(folder), 12, **options)]
+
+
+def one_by_one(monkeypatch: pytest.MonkeyPatch, folder: Path, **options: Any) -> list[torch.Tensor]:
+    with monkeypatch.context() as patch:
+        patch.setattr(cpu, "alike", lambda jobs, sizes: False)
+        return faces_of(folder, **options)
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many images each call resizes, from now on."""
+    calls: list[int] = []
+    resize = cpu._resize_into
+
+    def counted(image: torch.Tensor, *arguments: Any, **named: Any) -> Any:
+        calls.append(len(image))
+        return resize(image, *arguments, **named)
+
+    monkeypatch.setattr(cpu, "_resize_into", counted)
+    return calls
+
+
+@pytest.mark.parametrize(
+    "augment",
+    [
+        FACES,
+        [Resize((16, 20))],
+        [Resize(32), CenterCrop(24), RandomHorizontalFlip()],
+        [CenterCrop(64)],
+        [*FACES, Normalize((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))],
+        [*FACES, ColorJitter(0.4, 0.4, 0.4)],
+        [RandomResizedCrop(24), RandomHorizontalFlip()],
+        [],
+    ],
+    ids=["faces", "reduced", "cropped after", "not resized", "floats", "colours", "random boxes", "as they are"],
+)
+def test_the_same_pixels(monkeypatch: pytest.MonkeyPatch, faces: Path, augment: list[Any], threads: int = 3) -> None:
+    expected = one_by_one(monkeypatch, faces, augment=augment, threads=threads)
+    assert all(map(torch.equal, faces_of(faces, augment=augment, threads=threads), expected)) and len(expected) == 2
+
+
+def test_one_call_for_many(monkeypatch: pytest.MonkeyPatch, faces: Path) -> None:
+    calls = count_calls(monkeypatch)
+    faces_of(faces, threads=1)
+    assert calls == [12, 12]
+    calls.clear()
+    monkeypatch.setattr(cpu, "MAX_STACK_BYTES", 5 * FACE_SIZE[0] * FACE_SIZE[1] * 3)
+    faces_of(faces, threads=1)
+    assert calls == [5, 5, 2] * 2
+    calls.clear()
+    monkeypatch.setattr(cpu, "MAX_STACK_BYTES", 2 * FACE_SIZE[0] * FACE_SIZE[1] * 3 - 1)
+    faces_of(faces, threads=1)
+    assert calls == [1] * FACE_COUNT
+
+
+@pytest.mark.parametrize("kind", ODD_ONES)
+def test_an_odd_one_among_them(monkeypatch: pytest.MonkeyPatch, faces: Path, kind: str) -> None:
+    for number in (0, 7, 13):
+        (faces / f"{number:02d}.jpg").write_bytes(ODD_ONES[kind](100 + number))
+    assert all(map(torch.equal, faces_of(faces), one_by_one(monkeypatch, faces)))
+
+
+@pytest.mark.parametrize("on_error", ["skip", "substitute"])
+def test_a_bad_one_among_them(monkeypatch: pytest.MonkeyPatch, faces: Path, on_error: str) -> None:
+    """The header is whole and so is its size; the pixels are another matter."""
+    data = bytearray(make_jpeg(5, FACE_SIZE))
+    header = parse_header(bytes(data))
+    (faces / "05.jpg").write_bytes(b"\xff\xd8" + data[2:].replace(b"\xff\xda", b"\xff\xdc", 1))
+    (faces / "11.jpg").write_bytes(b"not an image")
+    assert (header.width, header.height) == FACE_SIZE
+    with pytest.warns(UserWarning, match="2 bad samples"):
+        expected = one_by_one(monkeypatch, faces, on_error=on_error)
+    with pytest.warns(UserWarning, match="2 bad samples"):
+        found = faces_of(faces, on_error=on_error)
+    assert [len(images) for images in found] == [len(images) for images in expected]
+    assert all(map(torch.equal, found, expected))

@@ -285,15 +285,17 @@ def test_the_gpu_is_that_of_the_rank(
     visible: int, current: int, local_rank: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that was chosen with torch.cuda.set_device counts; a rank that sees one GPU has that one."""
-    ranks = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8"}
-    for name in ranks:
+    for name, value in {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8"}.items():
         monkeypatch.delenv(name, raising=False)
         if local_rank is not None:
-            monkeypatch.setenv(name, ranks[name])
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+            monkeypatch.setenv(name, value)
+    for name, result in {
+        "is_available": 1,
+        "is_initialized": 1,
+        "current_device": current,
+        "device_count": visible,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, lambda result=result: result)
     assert find_device("cuda") == torch.device("cuda", expected) and own_gpu(visible) == expected
     assert find_device("cuda:7") == torch.device("cuda", 7)
 

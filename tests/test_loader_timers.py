@@ -1,5 +1,5 @@
 """`ImageLoader.stats()`: what was planted is found, by clocks that only the planted work moves; sums are
-right however a loop ends."""
+right however a loop ends. Traces have what happened, in the Trace Event Format, and nothing else."""
 
 from __future__ import annotations
 
@@ -10,26 +10,25 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock, call
 
 import pytest
-import torch
 from conftest import make_jpeg, tree_of
+from diagnosis_loaders import plain_loader
 from gpu_doubles import install
 from loader_options import grouped
+from suites.programs import run_packer
 
+import packer
 import readers
 from cache.errors import BadSampleError
 from cache.stores import Extents, StoreOver
-from packer.testing.children import in_child
-from readers import Ranks, Threads, Views
+from readers import Decode, Ranks, Threads, Views
 from readers.augment import GaussianBlur, MixUp, RandomHorizontalFlip, RandomResizedCrop, Resize, cpu
 from readers.caching.store import Cached
-from readers.decode.device import DecodeStream
 from readers.loader import ImageLoader, LoaderStats
 from readers.loader.stats import LoopTimers
 from readers.table import Buffer
-from readers.trace import TraceSlot
+from readers.trace import Trace, TraceSlot
 
 COUNT, BATCH = 60, 5
 CROP = [RandomResizedCrop(24), RandomHorizontalFlip()]
@@ -49,7 +48,7 @@ class Clock(threading.local):
 
 
 class OneClock:
-    """A clock for all threads that only planted work moves."""
+    """The same of all threads."""
 
     def __init__(self) -> None:
         self._lock, self._ns = threading.Lock(), 1
@@ -113,10 +112,9 @@ def seconds(stats: LoaderStats) -> dict[str, float]:
 
 
 # --- what was planted is found ------------------------------------------------------------------------------------
-@pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize(
-    ("decode", "augment", "views"),
-    [(7 * MS, 2 * MS, 1), (7 * MS, 2 * MS, 2), (3_000, 1_000, 1)],
+    ("threads", "decode", "augment", "views"),
+    [(1, 7 * MS, 2 * MS, 1), (3, 7 * MS, 2 * MS, 2), (3, 3_000, 1_000, 1)],
     ids=["slow", "two views", "so fast that images are sampled"],
 )
 def test_each_stage_has_its_time(
@@ -213,7 +211,6 @@ def check(stats: LoaderStats, batches: int, images: int) -> None:
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "many threads": {"threads": 5, "prefetch": 4},
     "alike": {"augment": [Resize((24, 24))], "shuffle": False},
     "views": {"views": 2},
     "mixed": {"augment": [*CROP, MixUp()]},
@@ -278,20 +275,6 @@ def test_bad_samples(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch, on
     return check(loader.stats(), COUNT // BATCH, COUNT - (on_error == "skip"))
 
 
-def test_a_forked_child_counts_its_own(reader: readers.Reader) -> None:
-    loader = ImageLoader(reader, BATCH, augment=CROP, threads=2)
-    batches = iter(loader)
-    next(batches)
-
-    def child() -> None:
-        mine = ImageLoader(reader, BATCH, augment=CROP, threads=2)
-        assert sum(1 for _ in mine) == mine.stats().batches == COUNT // BATCH
-        assert loader.stats().batches == 1
-
-    in_child(child)
-    assert sum(1 for _ in batches) == COUNT // BATCH - 1 and loader.stats().batches == COUNT // BATCH
-
-
 # --- a device -----------------------------------------------------------------------------------------------------
 def test_copies_to_a_device_have_the_time_that_the_device_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread waits 10 ms for the device, which copied for 4 ms of them, or for 12, most of them earlier."""
@@ -309,15 +292,86 @@ def test_copies_to_a_device_have_the_time_that_the_device_says(monkeypatch: pyte
         )
 
 
-def test_the_time_between_two_moments_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    moments = iter([MagicMock(), MagicMock()])
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: "stream")
-    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: next(moments) if enable_timing else None)
-    stream = DecodeStream(torch.device("cuda", 0))
-    start, end = stream.tick(), stream.tick()
-    start.elapsed_time.return_value = 1.5  # ms
-    assert stream.elapsed(start, end) == 1_500_000
-    assert start.elapsed_time.call_args == call(end) and start.record.call_args == end.record.call_args == call(
-        "stream"
+# --- traces -------------------------------------------------------------------------------------------------------
+def events_of(path: Path) -> dict[str, list[dict[str, Any]]]:
+    """The events of a file by track, after checks of what the format demands."""
+    content = json.loads(path.read_text())
+    names = {e["tid"]: e["args"]["name"] for e in content["traceEvents"] if e["name"] == "thread_name"}
+    tracks: dict[str, list[dict[str, Any]]] = {name: [] for name in names.values()}
+    for event in content["traceEvents"]:
+        assert event["ph"] in "MX" and {"name", "pid", "tid"} <= event.keys()
+        if event["ph"] == "X":
+            assert event["ts"] >= 0 and event["dur"] >= 0
+            tracks[names[event["tid"]]].append(event)
+    for events in tracks.values():
+        ends: list[float] = []
+        for event in sorted(events, key=lambda e: (e["ts"], -e["dur"])):
+            while ends and ends[-1] <= event["ts"] + 1e-3:
+                ends.pop()
+            assert not ends or event["ts"] + event["dur"] <= ends[-1] + 1e-3, "inside the one before, or after it"
+            ends.append(event["ts"] + event["dur"])
+    return tracks
+
+
+@pytest.mark.parametrize("decoder", ["cpu", "torchcodec"])
+def test_a_trace_has_what_the_threads_did(
+    reader: readers.Reader, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, decoder: Any
+) -> None:
+    install(monkeypatch, "torchcodec")
+    loader = ImageLoader(reader, BATCH, augment=CROP, threads=2, decode=Decode(decoder=decoder))
+    list(loader)
+    with loader.trace(tmp_path / "trace.json") as trace:
+        assert not trace.events, "nothing of before"
+        list(loader)
+        assert not any(tmp_path.iterdir())
+    list(loader)
+    tracks = events_of(tmp_path / "trace.json")
+    crew = [event for name, events in tracks.items() if name[:-1] == "packer-loader-" for event in events]
+    steps = COUNT // BATCH
+    assert sum(e["args"]["images"] for e in crew if e["name"] == "render") == COUNT
+    assert sorted(e["args"]["batch"] for e in crew if e["name"] == "plan") == list(range(steps))
+    counts = {name: sum(e["name"] == name for e in tracks["training"]) for name in ("wait for data", "step", "collate")}
+    assert counts == {"wait for data": steps, "step": steps - 1, "collate": steps}
+    assert ("packer-loader-device" in tracks) == (decoder == "torchcodec")
+    assert [path.name for path in tmp_path.iterdir()] == ["trace.json"]
+
+
+def test_a_trace_keeps_the_last_events(reader: readers.Reader, tmp_path: Path) -> None:
+    loader = ImageLoader(reader, BATCH, augment=CROP, threads=2)
+    with loader.trace(tmp_path / "trace.json", limit=10) as trace, pytest.raises(ValueError, match="already"):
+        list(loader)
+        assert len(trace.events) == 10 < trace.dropped
+        with loader.trace(tmp_path / "other.json"):
+            pass
+    assert sum(map(len, events_of(tmp_path / "trace.json").values())) == 10
+    assert json.loads((tmp_path / "trace.json").read_text())["otherData"]["dropped"] == trace.dropped
+    with pytest.raises(ZeroDivisionError), loader.trace(tmp_path / "failed.json"):
+        _ = len(next(iter(loader))) / 0
+    assert len(events_of(tmp_path / "failed.json")["training"]) == 2
+    with pytest.raises(ValueError, match="at least 1"):
+        Trace(limit=0)
+
+
+def test_a_diagnosis_of_any_loader_has_lines_waits_copies_and_steps(tmp_path: Path) -> None:
+    trace, copied = Trace(), []
+    result = packer.diagnose(
+        plain_loader(), lambda batch: None, copy=lambda batch: copied.append(0) or batch, seconds=0.3, trace=trace
     )
-    assert DecodeStream(torch.device("cpu")).tick() is None and stream.elapsed(None, None) == 0
+    trace.save(tmp_path / "trace.json")
+    tracks = events_of(tmp_path / "trace.json")
+    lines = {event["name"]: event for event in tracks["diagnosis: lines"]}
+    assert {rung.stage for rung in result.rungs if rung.measured} <= lines.keys()
+    assert 0 < len(tracks["diagnosis: copy"]) <= len(copied)
+    whole = [lines[name] for name in ("storage", "storage again") if name in lines]  # on busy CPUs the shorter counts
+    for kind in ("wait", "step"):
+        starts = [event["ts"] for event in tracks[f"diagnosis: {kind}"]]
+        inside = [sum(line["ts"] <= start < line["ts"] + line["dur"] for start in starts) for line in whole]
+        assert max(inside) >= result.full.steps
+
+
+def test_the_command_writes_a_trace(packed: Path, tmp_path: Path) -> None:
+    arguments = ("--simulate-step", "1ms", "--batch-size", 5, "--threads", 1, "--trace", tmp_path / "trace.json")
+    done = run_packer("diagnose", packed, *arguments, "--seconds", 0.2)
+    assert done.returncode == 0, done.stderr
+    tracks = events_of(tmp_path / "trace.json")
+    assert {"diagnosis: lines", "diagnosis: step", "packer-loader-0", "training"} <= tracks.keys()

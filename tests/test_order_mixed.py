@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from conftest import make_jpeg, tree_of
 
 import readers
@@ -23,8 +21,6 @@ from readers.augment import AspectBuckets, RandomHorizontalFlip, ResizeToBucket
 from readers.loader import ImageLoader
 from readers.order import Bucketed, Mixed, Order, ResumeToken
 from readers.order.schedule import Schedule, make_schedule
-
-STOPS = 340  # of each of three kinds
 
 
 def schedules(order: Order, epoch: int, batch: int, world_size: int) -> list[Schedule]:
@@ -74,21 +70,6 @@ def test_no_sample_of_a_set_comes_twice_before_all_others_have_come() -> None:
     assert len({tuple(whole(order, epoch)) for epoch in range(8)}) == 8
 
 
-def test_a_mixture_of_readers_with_classes_of_one_name(tmp_path: Path, pack: Callable[..., Path]) -> None:
-    cats = tree_of(tmp_path / "a", {f"{n}/{i}.jpg": make_jpeg(i, (16, 16)) for n in ("cat", "dog") for i in (0, 1, 2)})
-    dogs = tree_of(
-        tmp_path / "b", {f"{n}/{i}.jpg": make_jpeg(90 + i, (16, 16)) for n in ("dog", "eel") for i in (0, 1)}
-    )
-    with readers.open(pack(cats)) as a, readers.open(pack(dogs)) as b:
-        both = readers.concat([a, b])
-        loader = ImageLoader(both, 6, order=Mixed([len(a), len(b)], [0.5, 0.5], 12), fields=("index", "label"))
-        for _ in range(2):
-            rows, labels = (torch.cat(column) for column in zip(*loader, strict=True))
-            assert Counter((rows >= len(a)).tolist()) == {False: 6, True: 6}
-            names = [both.classes[label] for label in labels.tolist()]
-            assert names == [both.keys[row].split("/")[0] for row in rows.tolist()]
-
-
 # --- buckets ------------------------------------------------------------------------------------------------------
 def test_every_step_is_of_one_bucket_on_all_ranks() -> None:
     buckets = np.random.default_rng(0).integers(0, 5, 1000)
@@ -108,17 +89,16 @@ def test_every_step_is_of_one_bucket_on_all_ranks() -> None:
             assert sorted({*seen, *left}) == list(range(1000)) and not {*seen} & {*left}
             assert (len(seen) == len({*seen}) and left) if tail == "drop_last" else not left
             assert len(seen) - len({*seen}) < 5 * 8 * 3
-    assert (
-        Bucketed(buckets, 8, 3, "drop_last").left_out(0).tolist()
-        != Bucketed(buckets, 8, 3, "drop_last").left_out(1).tolist()
-    )
+    left_out = [Bucketed(buckets, 8, 3, "drop_last").left_out(epoch).tolist() for epoch in range(2)]
+    assert left_out[0] != left_out[1]
 
 
+@pytest.mark.parametrize("wanted", [60, pytest.param(2000, marks=pytest.mark.faults)])
 @pytest.mark.parametrize("kind", ["mixed", "pad", "drop_last"])
-def test_stopping_anywhere_and_resuming_in_another_world(kind: str) -> None:
+def test_stopping_anywhere_and_resuming_in_another_world(kind: str, wanted: int) -> None:
     """Again and again in the same epoch, with other numbers of ranks and other batches: 0 lost, 0 twice."""
     draw, stops = random.Random(11), 0
-    while stops < STOPS:
+    while stops < wanted:
         n, epoch, seed = draw.randint(1, 400), draw.randint(0, 3), draw.randint(0, 1 << 40)
         buckets = np.array([draw.randint(0, 3) ** 2 // 3 for _ in range(n)])
 
@@ -167,23 +147,10 @@ def test_a_loop_of_another_size_than_the_order() -> None:
         make_schedule(order, 0, 2, 0, 1, "exact").steps(1)
 
 
-@pytest.mark.parametrize(
-    "steps",
-    [
-        "",
-        "0:2*1;3:1*1",
-        "1:2*1",
-        "0:2*1;0:1*1",
-        "0:0*1",
-        "0:2*0",
-        "0:2,2,2*1",
-        "0:2",
-        f"0:{1 << 31}*1",
-        "0:٢*1",
-        7,
-        None,
-    ],
-)
+SPECS = ["", "0:2*1;3:1*1", "1:2*1", "0:2*1;0:1*1", "0:0*1", "0:2*0", "0:2,2,2*1", "0:2", f"0:{1 << 31}*1", 7, None]
+
+
+@pytest.mark.parametrize("steps", SPECS)
 def test_specs_that_no_run_has_written(steps: Any) -> None:
     order = Bucketed([0, 0, 1, 1], 2, 1)
     with pytest.raises(ResumeError, match=r"cannot continue with|no step of this order ends"):
@@ -253,35 +220,6 @@ def test_a_loader_makes_each_batch_of_one_shape(mixed_shapes: Path, crop: Any) -
             assert {len(images) for images, _ in batches} == {4}
             seen += [row for _, rows in batches for row in rows.tolist()]
         assert {*seen} == {*range(32)}
-
-
-def test_a_loader_resumes_with_buckets_on_fewer_ranks(mixed_shapes: Path) -> None:
-    with readers.open(mixed_shapes) as reader:
-        of = SHAPES.of(reader.info)
-
-        def loader(batch: Any, rank: int, world_size: int) -> ImageLoader:
-            order = Bucketed(of, batch, world_size, "drop_last", seed=3)
-            options: Any = {"fields": ("image", "index"), "augment": [ResizeToBucket(SHAPES)]}
-            largest = order.largest_batch
-            return ImageLoader(reader, largest, order=order, ranks=Ranks(rank=rank, world_size=world_size), **options)
-
-        began = [loader(1, rank, 3) for rank in range(3)]
-        seen = []
-        loops = [iter(rank) for rank in began]
-        for _ in range(4):
-            seen += [row for loop in loops for row in next(loop)[1].tolist()]
-        state = began[0].state_dict()
-        assert all(rank.state_dict() == state for rank in began)
-        ended = [loader((2, 3, 1), rank, 2) for rank in range(2)]
-        for rank in ended:
-            rank.load_state_dict(state)
-        for batches in zip(*ended, strict=True):
-            assert len({images.shape for images, _ in batches}) == 1
-            seen += [row for _, rows in batches for row in rows.tolist()]
-        assert len(seen) == len({*seen}) > 20
-        again = loader(1, 0, 3)
-        with pytest.raises(ResumeError, match=re.escape("cannot continue with")):
-            again.load_state_dict({**state, "order": {**state["order"], "buckets": "0" * 16}})
 
 
 def test_a_bad_sample_is_replaced_by_one_of_its_shape(tmp_path: Path) -> None:

@@ -74,14 +74,6 @@ def test_all_ranks_together_see_every_position(
     assert [rank.samples(cursor) for rank in ranks] == counted
 
 
-def test_slices_of_a_step() -> None:
-    ranks = world(Sequential(100), 4, 3, "drop_last")
-    assert dealt(ranks, 0, 0) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-    assert dealt(ranks, 2, 5) == [[29, 30, 31, 32], [33, 34, 35, 36], [37, 38, 39, 40]]
-    assert ranks[0].steps() == 8 and ranks[0].cursor_after(7) == 96
-    assert ranks[1].positions(0).dtype == np.int64
-
-
 def test_tails() -> None:
     def last(tail: str, n: int = 17) -> list[list[int]]:
         ranks = world(Sequential(n), 4, 3, tail)
@@ -93,6 +85,9 @@ def test_tails() -> None:
     assert last("exact", 13) == [[], [], [12]]
     assert last("pad", 1) == [[0], [0], [0]]
     assert last("pad", 2) == [[0], [1], [0]]
+    ranks = world(Sequential(100), 4, 3, "drop_last")
+    assert dealt(ranks, 2, 5) == [[29, 30, 31, 32], [33, 34, 35, 36], [37, 38, 39, 40]]
+    assert ranks[0].steps() == 8 and ranks[0].cursor_after(7) == 96 and ranks[1].positions(0).dtype == np.int64
     assert world(Sequential(11), 4, 3, "drop_last")[0].steps() == 0
 
 

@@ -81,23 +81,18 @@ def rendered(image: Pixels, job: Job, interpolation: Any = None) -> Made:
 
 GEOMETRY: dict[str, list[Op]] = {
     "nothing": [],
-    "horizontal flip": [RandomHorizontalFlip(1.0)],
-    "vertical flip": [RandomVerticalFlip(1.0)],
+    "flips": FLIPS,
     "crop": [Crop(7, 11, 60, 50)],
     "central crop": [CenterCrop(61)],
     "random crop": [RandomCrop((50, 70))],
     "crop beyond the edges": [RandomCrop((120, 150), padding=20)],
-    "flipped, then cropped": [*FLIPS, RandomCrop((50, 70))],
     "resize": [Resize((64, 200))],
-    "resize of the short side": [Resize(70)],
     "bicubic": [Resize((150, 90), interpolation="bicubic")],
     "larger": [Resize(240), RandomCrop(128)],
     "resized crop": [RandomResizedCrop(64), RandomHorizontalFlip()],
     "bicubic resized crop": [RandomResizedCrop((40, 90), interpolation="bicubic"), RandomVerticalFlip()],
-    "a small part of a large image": [RandomResizedCrop(24, scale=(0.3, 1.0))],
     "resized, then cropped beyond the edges": [Resize(60), RandomCrop((70, 90), padding=16), RandomHorizontalFlip()],
     "rotation": [RandomRotation(40)],
-    "half a turn": [RandomRotation(180)],
     "rotated, then cropped": [RandomRotation(30), RandomResizedCrop(64), RandomHorizontalFlip()],
     "cropped, then rotated": [RandomResizedCrop(80), RandomHorizontalFlip(), RandomRotation(45)],
     "turned back": [RandomRotation(90), GREY, RandomCrop(60), RandomRotation(90), Resize((90, 70))],
@@ -107,8 +102,7 @@ GEOMETRY: dict[str, list[Op]] = {
 
 
 @pytest.mark.parametrize("name", GEOMETRY)
-@pytest.mark.parametrize("seed", range(2))
-def test_a_mask_stays_on_its_image(name: str, seed: int) -> None:
+def test_a_mask_stays_on_its_image(name: str, seed: int = 1) -> None:
     mask = painted(seed, 110, 133)
     image, placement = made(GEOMETRY[name], image_of(mask), seed)
     found = placement.mask(mask, OUTSIDE)
@@ -119,23 +113,15 @@ def test_a_mask_stays_on_its_image(name: str, seed: int) -> None:
     assert not wrong.any(), f"{wrong.sum()} of {clear.sum()} clear pixels"
 
 
-@pytest.mark.parametrize("name", ["nothing", "horizontal flip", "vertical flip", "crop", "random crop", "central crop"])
+@pytest.mark.parametrize("name", ["nothing", "flips", "crop", "random crop", "central crop"])
 def test_without_a_resize_every_pixel_is_exact(name: str) -> None:
     mask = np.random.default_rng(1).integers(1, 8, (110, 133)).astype(np.int32)
     image, placement = made(GEOMETRY[name], image_of(mask), 5)
     np.testing.assert_array_equal(placement.mask(mask), shown(image)[0])
 
 
-@pytest.mark.parametrize("degrees", [17.0, 90.0, 180.0])
-def test_a_nearest_rotation_takes_the_same_pixels(degrees: float) -> None:
-    mask, op = painted(3, 90, 90), RandomRotation(180, interpolation="nearest")
-    job = Job(Pass(Region(0, 0, 90, 90), (90, 90), (0, 0), (), ((op, [degrees]),), (90, 90)))
-    image, placement = rendered(image_of(mask), job)
-    assert (placement.mask(mask) == shown(image)[0]).mean() > 0.998, "all but ties"
-
-
 @pytest.mark.parametrize("op", [RandAugment(), TrivialAugmentWide()], ids=lambda op: type(op).__name__)
-@pytest.mark.parametrize("change", [(1, 0.3), (2, -0.25), (3, 17.3), (4, -20.0), (5, 33.0)])
+@pytest.mark.parametrize("change", [(1, 0.3), (3, 17.3), (5, 33.0)])
 def test_changes_that_move_pixels_move_masks(op: Op, change: tuple[int, float]) -> None:
     mask = painted(4, 100, 120)
     job = Job(Pass(Region(0, 0, 100, 120), (100, 120), (0, 0), (3,), ((op, [*change]),), (100, 120)))
@@ -174,8 +160,7 @@ BOXES = np.float32([[10, 20, 40, 50], [60, 5, 130, 60], [0, 0, 133, 110], [90, 8
 
 
 @pytest.mark.parametrize("name", GEOMETRY)
-@pytest.mark.parametrize("seed", range(2))
-def test_boxes_hold_what_is_visible_of_them(name: str, seed: int) -> None:
+def test_boxes_hold_what_is_visible_of_them(name: str, seed: int = 1) -> None:
     """Each is painted alone, so that the pixels of its mask say where it must be."""
     image = image_of(painted(seed, 110, 133))
     placement = made(GEOMETRY[name], image, seed).placement

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import os
 import pickle
@@ -16,16 +17,16 @@ import numpy as np
 import pytest
 from conftest import make_jpeg
 from crc32c import crc32c
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from suites.programs import run_python
 
 import cache.errors
-import packer
 import readers
 from cache.errors import CacheError, DatasetError, PackerError, SourceError, StaleIndexError, UnknownNameError
-from packer.formats import format_named
-from packer.formats.base import PackedSample, ShardSpec
+from cache.stores.ranges import plan_reads
 from readers.opening.packed import open_packed
-from readers.table import COLUMNS, column_names
+from readers.table import COLUMNS, Strings, column_names
 
 
 @pytest.fixture(scope="module")
@@ -91,17 +92,6 @@ def test_neighbours_are_fetched_together(packed: Path, images: list[bytes], read
         assert list(reader.read_many([])) == [] and reads == []
 
 
-def test_distant_neighbours_are_not(tmp_path: Path, reads: list[int]) -> None:
-    writer = format_named("tar").open_writer(tmp_path / "train-0.tar", ShardSpec("train", {"image": "image"}))
-    for key, payload in (("a", b"first"), ("b", bytes(3 << 20)), ("c", b"last")):
-        writer.add(PackedSample(key, 0, (payload,), ("",), None))
-    writer.finish()
-    packer.index([tmp_path / "train-0.tar"], workers=1)
-    with readers.open(tmp_path) as reader:
-        assert [bytes(view) for view in reader.read_many([2, 0])] == [b"last", b"first"]
-        assert sorted(reads) == [4, 5], "the large sample between was read too"
-
-
 def test_few_shards_open_at_a_time(packed: Path, images: list[bytes]) -> None:
     reader = open_packed(packed, open_shards=1)
     order = [i % 36 for i in range(0, 36 * 7, 7)]
@@ -117,8 +107,7 @@ def test_few_shards_open_at_a_time(packed: Path, images: list[bytes]) -> None:
     assert open_descriptors(packed) == [], "a dropped reader left descriptors open"
 
 
-@pytest.mark.parametrize("backend", ["pread", "mmap"])
-def test_more_shards_than_files_may_be_open(packed: Path, images: list[bytes], backend: str) -> None:
+def test_more_shards_than_files_may_be_open(packed: Path, images: list[bytes], backend: str = "mmap") -> None:
     """In a process that may hardly open any: shards opened first make room, and the bytes are the same."""
     script = (
         "import resource, sys, readers, crc32c, os\n"
@@ -169,11 +158,6 @@ def test_every_key_finds_its_sample(monkeypatch: pytest.MonkeyPatch) -> None:
             few.find(missing)
 
 
-def test_an_unknown_backend(packed: Path) -> None:
-    with pytest.raises(ValueError, match="backend must be 'pread' or 'mmap', not 'magic'"):
-        readers.open(packed, backend="magic")  # type: ignore[arg-type]
-
-
 def test_an_empty_split(tmp_path: Path) -> None:
     split = {"samples": 0, "root": "", "index": "train.index", "shards": []}
     content = {"kind": "packer-dataset", "version": 1, "format": "tfrecord", "fields": {"image": "image"}}
@@ -215,14 +199,10 @@ def test_split_names(packed: Path, tmp_path: Path) -> None:
         readers.open(root, "val")
     with pytest.raises(UnknownNameError, match="say which split you want: first, test") as caught:
         readers.open(root)
+    assert readers.open(packed).dataset.to_json() == (packed / "dataset.json").read_text(encoding="utf-8")
+    with pytest.raises(ValueError, match="backend must be 'pread' or 'mmap', not 'magic'"):
+        readers.open(packed, backend="magic")  # type: ignore[arg-type]
     assert isinstance(caught.value, LookupError) and isinstance(caught.value, DatasetError)
-
-
-@pytest.mark.parametrize("name", ["to_json", "fingerprint"])
-def test_dataset_info_is_reproducible(packed: Path, name: str) -> None:
-    first, second = (readers.open(packed).dataset for _ in range(2))
-    assert getattr(first, name)() == getattr(second, name)()
-    assert first.to_json() == (packed / "dataset.json").read_text(encoding="utf-8")
 
 
 # --- folders ------------------------------------------------------------------------------------------------------
@@ -256,3 +236,130 @@ def test_errors_are_also_builtins() -> None:
         if isinstance(error, type) and issubclass(error, Exception) and error not in (PackerError, CacheError):
             builtin = {kind for kind in error.__mro__ if kind.__module__ == "builtins"}
             assert issubclass(error, PackerError) and builtin - {Exception, BaseException, object}, error
+
+
+# --- string columns -----------------------------------------------------------------------------------------------
+TEXTS = st.lists(st.text(max_size=12), max_size=30)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(texts=TEXTS, data=st.data())
+def test_string_columns_behave_like_lists(texts: list[str], data: st.DataObject) -> None:
+    column = Strings.of(texts)
+    assert len(column) == len(texts) and list(column) == texts and column == texts
+    assert column.blob.tobytes() == "".join(texts).encode() and column.offsets.dtype == np.uint64
+    part = data.draw(st.slices(len(texts)))
+    assert column[part] == texts[part]
+    for i in range(-len(texts), len(texts)):
+        assert column[i] == texts[i]
+    for i in (len(texts), -len(texts) - 1):
+        with pytest.raises(IndexError, match=f"index {i} is outside the {len(texts)} items"):
+            column[i]
+    assert list(reversed(column)) == texts[::-1]
+    if texts:
+        picked = data.draw(st.lists(st.integers(0, len(texts) - 1)))
+        assert column.take(np.array(picked, np.int64)) == [texts[i] for i in picked]
+        assert texts[0] in column and column.index(texts[-1]) == texts.index(texts[-1])
+    other = data.draw(TEXTS)
+    assert (column == Strings.of(other)) == (texts == other) == (column == other)
+    assert column != "".join(texts)
+
+
+def test_string_columns_longer_than_a_block() -> None:
+    texts = [str(i) for i in range(70_000)]
+    column = Strings.of(texts)
+    assert list(column) == texts and column[69_999] == "69999"
+
+
+def test_offsets_that_are_wrong() -> None:
+    blob = np.frombuffer(b"abcdef", np.uint8)
+
+    def column(*offsets: int) -> Strings:
+        return Strings(blob, np.array(offsets, np.uint64))
+
+    for offsets in ((), (0, 5), (1, 6), (0, 7), (0, 2**64 - 1)):
+        with pytest.raises(DatasetError, match="offset"):
+            column(*offsets)
+    falling = column(0, 4, 2, 6)
+    with pytest.raises(DatasetError, match="fall instead of rising"):
+        list(falling)
+    with pytest.raises(DatasetError, match="string 1 has the offsets 4 to 2"):
+        falling[1]
+    with pytest.raises(DatasetError, match="string 0 has the offsets 0 to 99"):
+        column(0, 99, 6)[0]
+    with pytest.raises(UnicodeEncodeError):
+        Strings.of(["\ud800"])
+
+
+# --- which ranges of which shards are fetched together -------------------------------------------------------------
+SIZE = 200
+RANGES = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, SIZE), st.integers(0, 60)).map(
+        lambda r: (r[0], r[1], min(r[2], SIZE - r[1]))
+    ),
+    max_size=25,
+)
+
+
+@given(wanted=RANGES, gap=st.integers(0, 40), limit=st.integers(1, 120), repeat=st.booleans())
+def test_read_plans(wanted: list[tuple[int, int, int]], gap: int, limit: int, repeat: bool) -> None:
+    """Carry a plan out on random bytes: every wanted range must be where the plan says."""
+    wanted = wanted * 2 if repeat else wanted
+    shards = [np.random.default_rng(number).bytes(SIZE) for number in range(3)]
+    shard, offset, length = np.array(wanted, np.int64).reshape(-1, 3).T
+    plan = plan_reads(shard.astype(np.uint32), offset, length, gap, limit)
+    runs = list(zip(plan.run_shard.tolist(), plan.run_offset.tolist(), plan.run_length.tolist(), strict=True))
+    buffer = bytearray(plan.total_bytes)
+    for (s, o, n), place in zip(runs, plan.run_place.tolist(), strict=True):
+        assert 0 <= o <= o + n <= SIZE and 0 <= place <= place + n <= len(buffer), (
+            "a run leaves its shard or the buffer"
+        )
+        buffer[place : place + n] = shards[s][o : o + n]
+    for (s, o, n), place in zip(wanted, plan.place.tolist(), strict=True):
+        assert buffer[place : place + n] == shards[s][o : o + n], f"range {(s, o, n)} is not at {place}"
+    assert len(buffer) == sum(n for _, _, n in runs), "the buffer is not filled exactly"
+    assert runs == sorted(runs), "runs are not in the order of the disk"
+    for (s, o, n), (t, p, _) in itertools.pairwise(runs):
+        assert s < t or o + n <= p, "bytes are read twice"
+    for s, o, n in runs:
+        spare = widest_gap([(p, p + m) for t, p, m in wanted if t == s and o <= p <= p + m <= o + n])
+        assert spare <= gap, f"a run bridges {spare} unwanted bytes"
+        if n > limit:
+            check_not_cuttable(s, o, n, wanted, limit)
+
+
+def widest_gap(ranges: list[tuple[int, int]]) -> int:
+    """Between neighbours, an empty range being one as well."""
+    widest, reach = 0, min(start for start, _ in ranges)
+    for start, stop in sorted(ranges):
+        widest, reach = max(widest, start - reach), max(reach, stop)
+    return widest
+
+
+def check_not_cuttable(shard: int, begin: int, length: int, wanted: list[tuple[int, int, int]], limit: int) -> None:
+    """A run over the limit may have no place to cut, beyond the limit, that splits no wanted range."""
+    inside = sorted((o, o + n) for s, o, n in wanted if s == shard and begin <= o < begin + length)
+    for o in {o for o, _ in inside if o > begin}:
+        splits_none = all(end <= o for p, end in inside if p < o)
+        beyond = all(end - begin > limit for p, end in inside if p == o)
+        assert not (splits_none and beyond), f"[{begin}, {begin + length}) could be cut at {o}"
+
+
+def test_a_plan_of_nothing() -> None:
+    empty_column = np.zeros(0, np.int64)
+    plan = plan_reads(empty_column, empty_column, empty_column)
+    assert plan.total_bytes == 0 and all(len(part) == 0 for part in plan[:-1])
+
+
+@pytest.mark.parametrize(("gap", "limit", "runs"), [(9, 100, 2), (10, 100, 1), (11, 100, 1), (10, 19, 2), (10, 20, 1)])
+def test_the_widest_gap_and_the_longest_run(gap: int, limit: int, runs: int) -> None:
+    """Two ranges of 5 bytes, 10 apart: one run of 20 bytes where both limits allow it."""
+    plan = plan_reads(np.zeros(2, np.uint32), np.array([0, 15], np.int64), np.array([5, 5], np.int64), gap, limit)
+    assert len(plan.run_offset) == runs
+
+
+def test_plans_of_large_offsets() -> None:
+    offset = np.array([1 << 45, 5, (1 << 45) + 100], np.int64)
+    plan = plan_reads(np.zeros(3, np.uint32), offset, np.array([100, 7, 50], np.int64))
+    assert plan.run_offset.tolist() == [5, 1 << 45] and plan.run_length.tolist() == [7, 150]
+    assert plan.place.tolist() == [7, 0, 107]

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
+import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 from conftest import make_jpeg, tree_of
 from PIL import Image
-from torch.utils.data import ConcatDataset, DataLoader, Subset, random_split
+from torch.utils.data import ConcatDataset, DataLoader, Subset, default_collate, random_split
+from torchdata import nodes
 
 import packer
 import readers
 from cache.errors import BadSampleError, ResumeError
 from packer.testing.samples import overwrite
-from readers.augment import Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize
+from readers.augment import Normalize, Op, RandomHorizontalFlip, RandomResizedCrop, Resize, Stage
 from readers.decode import decode_image
 from readers.loader import ImageLoader
 from readers.order import Sequential, Shuffled, Weighted
-from readers.torch import EpochSampler, ImageDataset, ImageStream, Place
+from readers.torch import EpochSampler, ImageDataset, ImageStream
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
@@ -74,6 +81,9 @@ def test_what_a_sample_is(reader: readers.Reader) -> None:
     assert ImageDataset(reader, decode=None)[0][0] == bytes(reader.read(0))
     with pytest.raises(IndexError):
         dataset[COUNT]
+    dataset.load_state_dict(dataset.state_dict())
+    with pytest.raises(ResumeError, match="another set"):
+        dataset.load_state_dict({"fingerprint": "other"})
 
 
 def test_plain_functions(reader: readers.Reader) -> None:
@@ -91,27 +101,6 @@ def test_albumentations_are_called_with_image(reader: readers.Reader, monkeypatc
     monkeypatch.setattr(Transpose, "__module__", "albumentations.core.transforms_interface")
     image, _ = ImageDataset(reader, Transpose())[0]
     assert np.array_equal(image.transpose(2, 1, 0), whole(reader, 0))
-
-
-def test_our_ops_are_those_of_the_loader(reader: readers.Reader) -> None:
-    order = Shuffled(COUNT, 11)
-    ops = [*CROP, Normalize((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))]
-    loader = ImageLoader(reader, 8, augment=ops, order=order, seed=11)
-    ours = torch.cat([images for images, _ in loader])
-    for workers in (0, 2):
-        sampler = EpochSampler(order, reader)
-        batches = DataLoader(ImageDataset(reader, ops), 8, sampler=sampler, num_workers=workers)
-        assert torch.allclose(torch.cat([images for images, _ in batches]), ours, atol=1e-6)
-
-
-def test_a_spawned_worker_gives_the_same_items(reader: readers.Reader) -> None:
-    dataset = ImageDataset(reader, CROP)
-    dataset[0]  # with what a thread keeps to itself
-    sampler = EpochSampler(Shuffled(COUNT, 3), dataset)
-    loader = DataLoader(dataset, 8, sampler=sampler, num_workers=1, multiprocessing_context="spawn")
-    items = dataset.__getitems__(list(EpochSampler(Shuffled(COUNT, 3))))
-    for given, expected in zip(zip(*loader, strict=True), zip(*items, strict=True), strict=True):
-        assert torch.equal(torch.cat(given), torch.stack(list(map(torch.as_tensor, expected))))
 
 
 def test_without_our_sampler_ops_follow_torchs_generator(reader: readers.Reader) -> None:
@@ -146,8 +135,9 @@ def test_a_bad_sample_alone_raises(damaged: readers.Reader) -> None:
         ImageDataset(damaged, on_error="skip")[5]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize(("on_error", "done"), [("skip", "skipped"), ("substitute", "replaced by others")])
+@pytest.mark.parametrize(
+    ("on_error", "done", "workers"), [("skip", "skipped", 0), ("substitute", "replaced by others", 2)]
+)
 def test_bad_samples_are_skipped_or_replaced_and_reported(
     damaged: readers.Reader, on_error: Any, done: str, workers: int
 ) -> None:
@@ -166,40 +156,6 @@ def test_bad_samples_are_skipped_or_replaced_and_reported(
     with pytest.warns(UserWarning, match=f"epoch 0: 2 bad samples were {done}, the first is sample (5|21) "):
         next(iter(sampler))
     assert dataset.report() == "" and dataset.bad_samples == 0
-
-
-# --- the sampler --------------------------------------------------------------------------------------------------
-def test_ranks_take_positions_in_turn() -> None:
-    order = Shuffled(10_001, 3)  # more than are computed at once
-    expected = order.indices(1, np.arange(10_001)).tolist()
-    for tail, lengths in (("drop_last", [3333] * 3), ("pad", [3334] * 3), ("exact", [3333, 3334, 3334])):
-        parts = []
-        for rank, length in enumerate(lengths):
-            sampler = EpochSampler(order, rank=rank, world_size=3, tail=tail)
-            sampler.set_epoch(1)
-            parts.append(list(sampler))
-            assert len(parts[rank]) == len(sampler) == length and sampler.epoch == 2
-            place = pickle.loads(pickle.dumps(parts[rank][5]))
-            assert isinstance(place, Place) and (place.seed, place.epoch, place.position) == (3, 1, 15 + rank)
-        assert [part[i] for i in range(3333) for part in parts] == expected[:9999]
-        assert tail == "drop_last" or {*expected} == {number for part in parts for number in part}
-
-
-def test_a_state_of_another_set(reader: readers.Reader) -> None:
-    state = EpochSampler(Shuffled(COUNT, 1), reader).state_dict()
-    with pytest.raises(ResumeError, match="data set"):
-        EpochSampler(Shuffled(COUNT, 1)).load_state_dict(state)
-    with pytest.raises(ResumeError, match="another set"):
-        ImageDataset(reader).load_state_dict({"fingerprint": "other"})
-    ImageDataset(reader).load_state_dict(ImageDataset(reader).state_dict())
-
-
-# --- streams ------------------------------------------------------------------------------------------------------
-def test_the_last_batch_of_a_stream(reader: readers.Reader) -> None:
-    for drop_last, sizes in ((True, [12, 12, 12]), (False, [12, 12, 12, 4])):
-        stream = ImageStream(ImageDataset(reader, CROP), EpochSampler(Shuffled(COUNT), reader), 12, drop_last=drop_last)
-        loader = DataLoader(stream, batch_size=None, num_workers=2)
-        assert len(stream) == len(sizes) and [len(images) for images, _ in loader] == sizes
 
 
 # --- unchanged ---------------------------------------------------------------------------------------------------
@@ -244,10 +200,10 @@ class Wrapped(torch.utils.data.Dataset[Any]):
 
 
 WRAPPERS: dict[str, Callable[[ImageDataset], Any]] = {
-    "Subset": lambda dataset: Subset(dataset, list(range(10, 30))),
     "random_split": lambda dataset: random_split(dataset, [20, COUNT - 20])[0],
-    "a subset in ConcatDataset": lambda dataset: ConcatDataset([Subset(dataset, list(range(20)))]),
-    "a subset of a subset": lambda dataset: Subset(Subset(dataset, list(range(30))), list(range(20))),
+    "a subset of a subset in ConcatDataset": lambda dataset: ConcatDataset(
+        [Subset(Subset(dataset, list(range(30))), list(range(20)))]
+    ),
     "Wrapped": lambda dataset: Wrapped(dataset, list(range(20))),
 }
 
@@ -270,24 +226,18 @@ def test_a_wrapper_that_loses_the_place_in_the_epoch_is_named(reader: readers.Re
             list(DataLoader(WRAPPERS[name](ImageDataset(reader, transform)), 5, sampler=sampler))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_what_select_gives_in_place_of_a_subset_is_reproducible(reader: readers.Reader, workers: int) -> None:
-    dataset = ImageDataset(reader.select(indices=range(10, 30)), CROP)
-    runs = []
-    for _ in range(2):
-        loader = DataLoader(dataset, 5, sampler=EpochSampler(Shuffled(20, 1), dataset), num_workers=workers)
-        runs.append(torch.cat([images for images, _ in loader]))
-    expected = ImageLoader(dataset.reader, 5, order=Shuffled(20, 1), augment=CROP)
-    assert torch.equal(*runs) and torch.equal(runs[0], torch.cat([images for images, _ in expected]))
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_concatenated_data_sets_keep_the_place_in_the_epoch(reader: readers.Reader, workers: int) -> None:
+@pytest.mark.parametrize("kind", ["selected", "concatenated"])
+def test_what_keeps_the_place_in_the_epoch(reader: readers.Reader, kind: str) -> None:
+    """A selection in place of a subset, and data sets in ConcatDataset: the images of the loader, for any workers."""
     first, second = reader.select(indices=range(15)), reader.select(indices=range(15, COUNT))
-    both = ConcatDataset([ImageDataset(first, CROP), ImageDataset(second, CROP)])
-    loader = DataLoader(both, 10, sampler=EpochSampler(Shuffled(COUNT, 7)), num_workers=workers)
-    expected = ImageLoader(readers.concat([first, second]), 10, order=Shuffled(COUNT, 7), augment=CROP)
-    assert torch.equal(torch.cat([i for i, _ in loader]), torch.cat([i for i, _ in expected]))
+    chosen = first if kind == "selected" else readers.concat([first, second])
+    both: Any = ConcatDataset([ImageDataset(first, CROP), ImageDataset(second, CROP)])
+    dataset = ImageDataset(first, CROP) if kind == "selected" else both
+    order = Shuffled(len(chosen), 7)
+    expected = torch.cat([images for images, _ in ImageLoader(chosen, 5, order=order, augment=CROP)])
+    for workers in (0, 2):
+        loader = DataLoader(dataset, 5, sampler=EpochSampler(order), num_workers=workers)
+        assert torch.equal(torch.cat([images for images, _ in loader]), expected)
 
 
 def test_concatenated_data_sets_replace_bad_samples_by_their_own_of_the_order(damaged: readers.Reader) -> None:
@@ -298,3 +248,132 @@ def test_concatenated_data_sets_replace_bad_samples_by_their_own_of_the_order(da
     keys = [key for _, some in DataLoader(ConcatDataset(sets), 10, sampler=EpochSampler(order)) for key in some]
     allowed = {damaged.keys[i] for i in range(COUNT) if i % 20 < 10 and i not in BAD}
     assert len(keys) == 200 and {*keys} <= allowed and all(one.bad_samples for one in sets)
+
+
+# --- in threads ---------------------------------------------------------------------------------------------------
+# torchdata's nodes, executors, and what torch's own thread workers will need: the items of processes, on any thread.
+BATCH, ORDER = 4, Shuffled(COUNT, 1)
+
+
+def dataset_of(reader: readers.Reader) -> ImageDataset:
+    return ImageDataset(reader, CROP, fields=("index", "image"))
+
+
+def threaded(reader: readers.Reader, threads: int = 3, batch_size: int = BATCH) -> nodes.Loader[Any]:
+    """torchdata's pipeline of nodes: batches of indices, each made by one of some workers."""
+    dataset = dataset_of(reader)
+    indices = nodes.Batcher(nodes.SamplerWrapper(EpochSampler(ORDER, dataset)), batch_size, drop_last=True)
+
+    def load(batch: list[int]) -> Any:
+        return default_collate(dataset.__getitems__(batch))
+
+    return nodes.Loader(nodes.ParallelMapper(indices, load, num_workers=threads, method="thread"))
+
+
+def by_processes(reader: readers.Reader, workers: int = 2) -> DataLoader[Any]:
+    dataset = dataset_of(reader)
+    sampler = EpochSampler(ORDER, dataset)
+    return DataLoader(dataset, BATCH, sampler=sampler, num_workers=workers, drop_last=True)
+
+
+def same(found: Any, expected: Any) -> bool:
+    return all(
+        torch.equal(a, b) for one, other in zip(found, expected, strict=True) for a, b in zip(one, other, strict=True)
+    )
+
+
+def test_threads_make_the_batches_of_processes(reader: readers.Reader) -> None:
+    """Also in the second epoch: what is drawn depends neither on the worker nor on how many there are."""
+    processes, threads = by_processes(reader), threaded(reader)
+    for _ in range(2):
+        expected = list(processes)
+        assert len(expected) == COUNT // BATCH and same(list(threads), expected)
+
+
+@pytest.mark.parametrize(("stop", "batch_size"), [(3, 4), (10, 4), (13, 3), (23, 4)])
+def test_nodes_resume_exactly(reader: readers.Reader, stop: int, batch_size: int) -> None:
+    """In mid-epoch, and at an epoch's end, with and without a rest; with another number of threads."""
+    loader, epochs = threaded(reader, 3, batch_size), 4
+    whole = [copy.copy(batch) for _ in range(epochs) for batch in loader]
+    loader = threaded(reader, 3, batch_size)
+    seen: list[Any] = []
+    while len(seen) < stop:
+        seen += islice(loader, stop - len(seen))
+    resumed = threaded(reader, 1, batch_size)
+    resumed.load_state_dict(loader.state_dict())
+    while len(seen) < len(whole):
+        seen += list(resumed)
+    assert same(seen, whole)
+
+
+def test_many_threads_share_a_data_set(reader: readers.Reader) -> None:
+    """An executor's threads, which ask for single items and for many at once, and a copy that is pickled meanwhile."""
+    dataset = dataset_of(reader)
+    places = [list(batch) for batch in torch.utils.data.BatchSampler(EpochSampler(ORDER, dataset), BATCH, True)]
+    expected = [[item[1] for item in dataset.__getitems__(batch)] for batch in places]
+
+    def one(number: int) -> bool:
+        batch = places[number % len(places)]
+        items = [dataset[place] for place in batch] if number % 2 else dataset.__getitems__(batch)
+        return all(
+            torch.equal(item[1], image) for item, image in zip(items, expected[number % len(places)], strict=True)
+        )
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(one, range(60)))
+
+
+def test_a_stream_in_a_thread_is_that_of_the_loader(reader: readers.Reader) -> None:
+    dataset = dataset_of(reader)
+    stream = ImageStream(dataset, EpochSampler(ORDER, dataset), BATCH)
+    expected = list(DataLoader(ImageStream(dataset, EpochSampler(ORDER, dataset), BATCH), batch_size=None))
+    loader = nodes.Loader(nodes.Prefetcher(nodes.IterableWrapper(stream), 2))
+    assert same(list(loader), expected)
+
+
+def test_threads_may_all_be_the_first_to_read(reader: readers.Reader, request: pytest.FixtureRequest) -> None:
+    expected = [bytes(data) for data in reader.read_many(range(8))]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    request.addfinalizer(lambda: sys.setswitchinterval(before))
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(30):
+            fresh, together = pickle.loads(pickle.dumps(reader)), threading.Barrier(8)
+
+            def read(index: int, reader: readers.Reader = fresh, together: threading.Barrier = together) -> bytes:
+                together.wait(300)
+                return bytes(reader.read(index))
+
+            assert list(pool.map(read, range(8))) == expected
+
+
+@dataclass(frozen=True)
+class Threads(Op):
+    """Notes how many cores torch's operations may use."""
+
+    noted: list[int]
+    stage: ClassVar[Stage] = Stage.PIXELS
+
+    def plan(self, planner: Any, u: Any) -> None:
+        planner.step(self, np.zeros((len(u), 1)))
+
+    def apply(self, images: torch.Tensor, rows: Any) -> torch.Tensor:
+        self.noted.append(torch.get_num_threads())
+        return images
+
+
+def test_an_item_is_made_on_one_core_and_torch_keeps_its_threads(reader: readers.Reader) -> None:
+    """Threads of torch that wait for each other made an item take eight times as long."""
+    noted: list[int] = []
+    dataset, before = ImageDataset(reader, [RandomResizedCrop(16), Threads(noted)]), torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        dataset[0], dataset.__getitems__([1, 2])
+        assert noted == [1] * 3 and torch.get_num_threads() == 3
+        in_thread: list[int] = []
+        thread = threading.Thread(target=lambda: (dataset[0], in_thread.append(torch.get_num_threads())))
+        thread.start()
+        thread.join()
+        assert noted == [1] * 4 and in_thread == [3]
+    finally:
+        torch.set_num_threads(before)

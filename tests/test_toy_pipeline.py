@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from suites.programs import run_python
 
 import packer
 
@@ -27,13 +28,19 @@ def toy() -> ModuleType:
     return module
 
 
-def run(*arguments: object) -> str:
-    done = run_python(SCRIPT, *arguments, cwd=SCRIPT.parent.parent)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return str(done.stdout)
+@pytest.fixture
+def run(toy: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Callable[..., str]:
+    """What the script prints."""
+
+    def run(*arguments: object) -> str:
+        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, arguments)])
+        toy.main()
+        return str(capsys.readouterr().out)
+
+    return run
 
 
-def test_three_diagnoses_and_the_figures_of_the_article() -> None:
+def test_three_diagnoses_and_the_figures_of_the_article(run: Callable[..., str]) -> None:
     printed = run("--seconds", 0.2, "--batch-size", 2, "--workers", 1)
     assert printed.count("the device has work") == 3 and len(printed.splitlines()[-1].split(",")) == 3
     lines = re.findall(r"^(.+?) +([\d.]+) +([\d.]+) +\d+% +\d+%$", printed, re.MULTILINE)
@@ -42,7 +49,7 @@ def test_three_diagnoses_and_the_figures_of_the_article() -> None:
 
 
 @pytest.mark.timing
-def test_both_bottlenecks_are_named_and_then_none() -> None:
+def test_both_bottlenecks_are_named_and_then_none(run: Callable[..., str]) -> None:
     assert run().splitlines()[-1] == "culprits: transform 3, read, none"
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-__all__ = ["QUIET", "Seen", "module_of", "on_ranks", "reports", "trainer_of"]
+__all__ = ["EPOCHS", "QUIET", "Seen", "module_of", "on_ranks", "reports", "trainer_of"]
 
 EPOCHS = 3
 Seen = list[tuple[int, list[int]]]  # (the framework's epoch, samples of a batch), in the order of training

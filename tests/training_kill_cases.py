@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from conftest import make_jpeg, tree_of
 from suites.trainings import Step, continues_at, disturb, run_ranks
 from trainer_cases import QUIET
@@ -43,6 +44,32 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tree_of(root / "images", files | {f"val/class{i:02d}/{i:02d}.jpg": make_jpeg(i, (8, 8)) for i in range(8)})
     packer.convert(root / "images", to="tar", output=root / "set", run=packer.Run(workers=1))
     return root / "set"
+
+
+def test_a_classifier_of_two_ranks_is_finished_by_one(packed: Path, tmp_path: Path) -> None:
+    program, checkpoint = EXAMPLES / "train_imagenette.py", tmp_path / "run.pt"
+    options = ["--model", "small", "--size", "8", "--batch-size", str(BATCH), "--epochs", "1"]
+    arguments = [str(packed), *options, "--checkpoint", str(checkpoint)]
+    first = run_ranks(program, [*arguments, "--stop-after", "1", "--trace", str(tmp_path / "traced")], 2)
+    state = torch.load(checkpoint, weights_only=True)
+    assert (state["step"], state["loader"]["epoch"], state["loader"]["cursor"]) == (1, 0, 2 * BATCH)
+    rest = run_ranks(program, arguments, 1)
+    order = Shuffled(COUNT, 0).indices(0, np.arange(5 * BATCH)).tolist()
+    assert [sample for step in [*first, *rest] for sample in step.samples] == order
+    traced = sorted(line for path in tmp_path.glob("traced.*") for line in path.read_text().splitlines())
+    assert traced == sorted(f"0 {sample}" for sample in order[: 2 * BATCH])
+
+
+def test_a_diffusion_model_of_two_ranks_is_continued_by_one(packed: Path, tmp_path: Path) -> None:
+    program, losses = EXAMPLES / "train_ddpm.py", tmp_path / "losses.txt"
+    options = ["--tiny", "--crop", "middle", "--size", "8", "--epochs", "1", "--samples", "0", "--losses", str(losses)]
+    arguments = [str(packed), *options, "--batch-size", str(BATCH), "--checkpoint", str(tmp_path / "run.pt")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(EXAMPLES))
+        run_ranks(program, [*arguments, "--stop-after", "1"], 2)
+        assert torch.load(tmp_path / "run.pt", weights_only=True)["loader"]["cursor"] == 2 * BATCH
+        run_ranks(program, arguments, 1)
+    assert [line.split()[0] for line in losses.read_text().splitlines()] == ["1", "2", "3", "4"], "the 36 that are left"
 
 
 @pytest.fixture(params=list(NEEDS))
@@ -75,17 +102,15 @@ def undisturbed(framework: str, packed: Path, folder: Path, ranks: int) -> list[
 
 
 def test_an_example_continues_where_it_was_killed(framework: str, packed: Path, tmp_path: Path) -> None:
-    """Killed twice on two ranks, and finished by one."""
+    """Killed on two ranks, and finished by one."""
     program = EXAMPLES / f"train_{framework}.py"
     assert len(program.read_text(encoding="utf-8").splitlines()) < 60
     arguments, whole = arguments_of(framework, packed, tmp_path / "kept"), undisturbed(framework, packed, tmp_path, 2)
     first = run_ranks(program, arguments, 2, kill=(7, 0.0))
-    second = run_ranks(program, arguments, 2, kill=(4, 0.0))
-    third = run_ranks(program, arguments, 1)
     assert continues_at(whole, first, 0) == 0
-    middle = continues_at(whole, second, len(first))
-    end = continues_at(whole, third, middle + len(second), exact=False)
-    assert 0 < middle <= end and end + len(third) == STEPS
+    rest = run_ranks(program, arguments, 1)
+    end = continues_at(whole, rest, len(first), exact=False)
+    assert end > 0 and end + len(rest) == STEPS
 
 
 @pytest.mark.faults

@@ -106,6 +106,8 @@ class Epochs(Position, ABC, Generic[_Unit]):
         refused, self._refused = self._refused, None
         if refused is not None:
             raise refused
+        if calling_package() == "torchdata" and epoch < self._place.next.epoch:
+            return  # its nodes count one epoch less after a state from the end of one
         trainer = find_trainer()
         if trainer.processes > 1:
             self._check_sharing(trainer)  # here on all of them; to the first batch come only those that load

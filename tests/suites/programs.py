@@ -43,14 +43,14 @@ def run_packer(*arguments: object, **options: Any) -> subprocess.CompletedProces
     return run_python("-m", "packer", *arguments, **options)
 
 
-def run_cases(cases: Path, which: str = "not faults", seconds: float | None = 600) -> None:
-    """The tests of a file that is not collected, in a process of its own: those with the mark, or without it.
+def run_cases(*cases: Path, which: str = "not faults", seconds: float | None = 600) -> None:
+    """The tests of files that are not collected, in a process of their own: those with the mark, or without it.
 
     For what leaves threads and state in its process, which forks of other tests would inherit, or which theirs would
     spoil. Raises AssertionError.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     options = ("-q", "-s", "-rs", "-p", "no:cacheprovider", "-m", which)
-    done = run_python("-m", "pytest", *options, cases, env=environment, cwd=cases.parent.parent, timeout=seconds)
+    done = run_python("-m", "pytest", *options, *cases, env=environment, cwd=cases[0].parent.parent, timeout=seconds)
     print(done.stdout)
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-6000:] + done.stderr[-2000:]

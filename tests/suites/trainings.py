@@ -208,6 +208,8 @@ def _one_rank(
         sys.argv = [str(program), *arguments]
         runpy.run_path(str(program), run_name="__main__")
         status = 0
+    except SystemExit as ended:
+        status = int(ended.code or 0)
     except BaseException:
         sender.send({"failure": f"rank {rank}: {traceback.format_exc()[-3000:]}"})
     finally:

@@ -1,4 +1,4 @@
-"""Every order: its law (each sample once, each class equally often, …), random access, pickling, frozen numbers."""
+"""Every order, the keyed permutation below them, and what they cost: laws, random access, frozen numbers, figures."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from conftest import make_jpeg, tree_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+import packer
+import readers
 from cache.errors import ResumeError
 from readers.order import (
     BlockShuffled,
@@ -25,11 +29,16 @@ from readers.order import (
     Permutation,
     Sequential,
     Shuffled,
+    ShuffleReport,
     StagedFirst,
     Weighted,
+    block_shuffled,
+    describe,
+    read_amplification,
+    shuffle_quality,
 )
+from readers.order.base import KEYS, counter_hash, derive_keys, mix64, permute_each, uniform
 from readers.order.local import block_starts
-from readers.order.quality import shuffle_quality
 
 N = 200
 LABELS = np.array([0] * 120 + [1] * 50 + [3] * 20 + [-1] * 10)
@@ -73,7 +82,14 @@ def test_the_promises_of_an_order(kind: str) -> None:
             assert np.array_equal(np.sort(epoch_order), np.arange(N)), f"epoch {epoch} loses or repeats samples"
         some = np.random.default_rng(epoch).integers(0, len(order), (4, 9))
         assert np.array_equal(order.indices(epoch, some), epoch_order[some]), "random access gives another order"
+        for wrong in (-1, 10**6):
+            with pytest.raises(IndexError, match="not all inside the"):
+                order.indices(epoch, np.array([0, wrong]))
     assert order.indices(0, np.zeros(0, np.int64)).shape == (0,)
+    assert order.resumed(spec) is order
+    for other in ({**spec, "samples": N + 1}, {**spec, "kind": "other"}, {}, {"nodes": "3"}):
+        with pytest.raises(ResumeError, match=r"the epoch began with .* cannot continue with kind="):
+            order.resumed(other)
 
 
 @pytest.mark.parametrize("kind", ORDERS)
@@ -90,23 +106,6 @@ def test_seeds_epochs_and_copies(kind: str) -> None:
         order.with_seed(-1)
     with pytest.raises(FrozenInstanceError):
         order.seed = 3  # type: ignore[misc]
-
-
-@pytest.mark.parametrize("kind", ORDERS)
-@pytest.mark.parametrize("wrong", [-1, 10**6])
-def test_positions_outside_the_epoch(kind: str, wrong: int) -> None:
-    for epoch in (0, 1):
-        with pytest.raises(IndexError, match="not all inside the"):
-            ORDERS[kind]().indices(epoch, np.array([0, wrong]))
-
-
-@pytest.mark.parametrize("kind", ORDERS)
-def test_an_epoch_continues_with_the_order_it_began_with(kind: str) -> None:
-    order = ORDERS[kind]()
-    assert order.resumed(order.spec()) is order
-    for wrong in ({**order.spec(), "samples": N + 1}, {**order.spec(), "kind": "other"}, {}, {"nodes": "3"}):
-        with pytest.raises(ResumeError, match=r"the epoch began with .* cannot continue with kind="):
-            order.resumed(wrong)
 
 
 def test_empty_orders() -> None:
@@ -253,12 +252,6 @@ def test_epochs_that_follow_the_staging() -> None:
     assert order.shards().tolist() == order.shards(3).tolist() != order.shards(4).tolist()
 
 
-def test_how_well_staged_shards_mix() -> None:
-    """Better than shard by shard, the better the more shards are in the window."""
-    quality = [shuffle_quality(staged([500] * 64, window), batch_size=64) for window in (1, 8, 32)]
-    assert quality[0] < 0.1 and quality[0] < quality[1] < quality[2]
-
-
 # --- nodes --------------------------------------------------------------------------------------------------------
 @given(n=st.integers(0, 90), nodes=st.integers(1, 12), every=st.integers(1, 4), epoch=st.integers(0, 9))
 def test_nodes_keep_to_their_parts(n: int, nodes: int, every: int, epoch: int) -> None:
@@ -354,3 +347,258 @@ def test_numbers_of_staged_shards_that_never_change() -> None:
     order = staged([3, 5, 2, 4], 2, seed=1)
     assert order.shards().tolist() == [3, 1, 2, 0]
     assert whole(order).tolist() == [10, 11, 6, 13, 12, 3, 7, 5, 4, 9, 1, 8, 2, 0]
+
+
+SEEDS = st.integers(0, 2**64 - 1)
+
+
+def every(n: int) -> np.ndarray:
+    return np.arange(n, dtype=np.int64)
+
+
+# --- a permutation ------------------------------------------------------------------------------------------------
+def test_every_small_n_exhaustively() -> None:
+    for n in range(2001):
+        permutation = Permutation(n, seed=n * 7919, epoch=n % 5)
+        out = permutation.forward(every(n))
+        assert out.dtype == np.int64 and np.array_equal(np.sort(out), every(n)), f"no permutation of {n}"
+        assert np.array_equal(permutation.inverse(out), every(n)), f"the inverse for {n} is not one"
+
+
+@given(n=st.integers(1, 2**62 - 1) | st.integers(10**12 - 5, 10**12 + 5), seed=SEEDS, data=st.data())
+def test_large_n_there_and_back(n: int, seed: int, data: st.DataObject) -> None:
+    edges = {0, n - 1, n // 2, max(0, n - 2)}
+    positions = sorted(edges | set(data.draw(st.lists(st.integers(0, n - 1), max_size=20))))
+    permutation = Permutation(n, seed, epoch=seed % 1000)
+    samples = permutation.forward(np.array(positions, np.int64))
+    assert len(set(samples.tolist())) == len(positions), "two positions have the same sample"
+    assert samples.min() >= 0 and samples.max() < n
+    assert permutation.inverse(samples).tolist() == positions
+    assert [int(permutation.forward(np.int64(p))) for p in positions] == samples.tolist(), "alone it is another"
+
+
+def test_impossible_permutations() -> None:
+    for n in (-1, 2**62):
+        with pytest.raises(ValueError, match=r"expected 0 to 2\^62 - 1"):
+            Permutation(n, 0)
+    for seed in (-1, 2**64, 0.5, True):
+        with pytest.raises(ValueError, match="seed"):
+            Permutation(10, seed)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="epoch is -1, expected 0"):
+        Permutation(10, 0, -1)
+    for permutation, wrong in ((Permutation(0, 0), 0), *((Permutation(10, 0), wrong) for wrong in (-1, 10, -(2**63)))):
+        for method in (permutation.forward, permutation.inverse):
+            with pytest.raises(IndexError, match="not all inside the"):
+                method(np.array([wrong]))
+
+
+# --- many small ones at once --------------------------------------------------------------------------------------
+@given(sizes=st.lists(st.integers(1, 300), min_size=1, max_size=12), seed=SEEDS)
+def test_permutations_of_many_sizes_at_once(sizes: list[int], seed: int) -> None:
+    keys = derive_keys(seed, 0, "test")
+    n = np.repeat(sizes, sizes)
+    tweaks = np.repeat(np.arange(len(sizes)), sizes)
+    positions = np.concatenate([np.arange(size) for size in sizes])
+    shuffled = np.random.default_rng(0).permutation(len(n))
+    out = np.empty(len(n), np.int64)
+    out[shuffled] = permute_each(positions[shuffled], n[shuffled], tweaks[shuffled], keys)
+    for number, size in enumerate(sizes):
+        assert sorted(out[tweaks == number].tolist()) == list(range(size))
+    assert int(permute_each(positions[-1:], n[-1:], tweaks[-1:], keys)[0]) == out[-1], "alone it is another"
+
+
+def test_sizes_where_float64_cannot_take_the_root() -> None:
+    roots = np.array([2**31 - 1, 2**30 + 1, 94_906_267], np.int64)
+    sizes = np.concatenate([roots * roots + d for d in (-1, 0, 1)])
+    out = permute_each(sizes - 1, sizes, np.arange(9), derive_keys(0, 0, "test"))
+    assert ((out >= 0) & (out < sizes)).all()
+
+
+# --- statistics ---------------------------------------------------------------------------------------------------
+def chi_square(counts: np.ndarray, expected: float) -> float:
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+def excess(counts: np.ndarray, expected: float) -> float:
+    """Chi-square in standard deviations above its mean."""
+    degrees = counts.size - 1
+    return (chi_square(counts, expected) - degrees) / (2 * degrees) ** 0.5
+
+
+def draws(n: int, seeds: int) -> np.ndarray:
+    """[seeds, n]: one permutation of range(n) per seed, by the vectorised form."""
+    tweaks = np.repeat(np.arange(seeds), n)
+    positions = np.tile(np.arange(n), seeds)
+    return permute_each(positions, np.full(len(positions), n), tweaks, derive_keys(3, 1, "test")).reshape(seeds, n)
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 8, 12, 31, 64, 100])
+def test_every_sample_is_equally_likely_everywhere(n: int) -> None:
+    """For each element, and for neighbours together: over seeds, every sample, and every pair of samples."""
+    seeds = 20_000 if n < 40 else 6_000
+    out = draws(n, seeds)
+    for i in {0, 1, n // 2, n - 1}:
+        counts = np.bincount(out[:, i], minlength=n)
+        assert excess(counts, seeds / n) < 5, f"position {i} of {n} prefers some samples"
+    if n > 2:
+        for i in {0, n // 2 - 1, n - 2}:
+            pairs = np.bincount(out[:, i] * n + out[:, i + 1], minlength=n * n).reshape(n, n)
+            assert not pairs.diagonal().any()
+            counts = pairs[~np.eye(n, dtype=bool)]
+            assert excess(counts, seeds / (n * (n - 1))) < 5, f"positions {i} and {i + 1} of {n} prefer some pairs"
+
+
+@pytest.mark.parametrize("n", [5, 40])
+def test_samples_over_seeds_and_epochs(n: int) -> None:
+    """The same with keys of their own for every (seed, epoch), as a training has them."""
+    seeds = 1500
+    out = np.array([Permutation(n, s // 3, s % 3).forward(every(n)) for s in range(seeds)])
+    for i in (0, n - 1):
+        assert excess(np.bincount(out[:, i], minlength=n), seeds / n) < 5
+    followers = np.bincount((out[:, 1] - out[:, 0]) % n, minlength=n)[1:]
+    assert excess(followers, seeds / (n - 1)) < 5, "the distance of neighbours is not even"
+
+
+def test_no_runs_and_no_drift(n: int = 1_281_167) -> None:
+    out = Permutation(n, 5, 0).forward(every(min(n, 100_000)))
+    steps = np.diff(out)
+    assert abs((steps > 0).mean() - 0.5) < 5 / len(steps) ** 0.5, "ascents and descents are not even"
+    correlation = np.corrcoef(out[:-1], out[1:])[0, 1]
+    assert abs(correlation) < 5 / len(steps) ** 0.5, "neighbours are correlated"
+    other = Permutation(n, 5, 1).forward(every(min(n, 100_000)))
+    assert abs(np.corrcoef(out, other)[0, 1]) < 5 / len(steps) ** 0.5, "epochs are correlated"
+
+
+# --- keys ---------------------------------------------------------------------------------------------------------
+def test_counter_hashes_are_splitmix64() -> None:
+    """The first numbers of SplitMix64 from state 1234567, as published with the generator."""
+    published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
+    assert counter_hash(np.uint64(1234567), np.arange(1, 5)).tolist() == published
+    assert mix64(np.array([0], np.uint64)).tolist() == [0]
+    numbers = uniform(np.uint64(9), np.arange(100_000))
+    assert numbers.min() >= 0 and numbers.max() < 1 and abs(numbers.mean() - 0.5) < 0.005
+    assert len(derive_keys(1, 2, "x")) == len({int(key) for key in derive_keys(1, 2, "x")}) == KEYS
+
+
+PERMUTED = {
+    (5, 0, 0): [4, 1, 2, 3, 0],
+    (10, 7, 3): [5, 3, 9, 1, 4, 7, 2, 8],
+    (1000, 7, 3): [472, 571, 663, 596, 477, 69, 344, 31],
+    (1_281_167, 2**64 - 1, 90): [837284, 486822, 783117, 456055, 636189, 1230080, 977535, 232121],
+    (10**12, 0, 0): [12096737188, 996825861629, 299674543623, 321046622785, 310312140136, 577895420963, 866932430458],
+}
+
+
+@pytest.mark.parametrize("case", PERMUTED, ids=str)
+def test_permutations_that_never_change(case: tuple[int, int, int]) -> None:
+    """Frozen: if this fails, running trainings would resume in another order. Never write new numbers here."""
+    assert Permutation(*case).forward(every(len(PERMUTED[case]))).tolist() == PERMUTED[case]
+
+
+MANY = 100_000
+
+
+def blocks(window: int, samples: int = 100) -> BlockShuffled:
+    return BlockShuffled(np.arange(0, MANY + 1, samples), window)
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("quality")
+    sizes = {i: (16 + i % 7 * 16, 32) for i in range(400)}
+    tree_of(root / "tree", {f"class{i // 100}/{i:04d}.jpg": make_jpeg(i % 40, size) for i, size in sizes.items()})
+    packer.convert(
+        root / "tree", to="tar", output=root / "set", run=packer.Run(workers=1), shards=packer.Shards(samples=150)
+    )
+    return root
+
+
+# --- mixing -------------------------------------------------------------------------------------------------------
+def test_better_mixing_rates_higher() -> None:
+    ladder: list[Order] = [Sequential(MANY), blocks(1), blocks(4), blocks(16), blocks(64), Shuffled(MANY)]
+    rated = [shuffle_quality(order) for order in ladder]
+    assert rated[0] < 0.01 < rated[1] and rated == sorted(rated), rated
+    assert rated[-1] > 0.85 and 0.05 < rated[3] < 0.6
+    assert shuffle_quality(NodeLocal(MANY, 4)) > 0.8, "nodes take turns, so together they mix"
+    assert shuffle_quality(Weighted(np.arange(MANY) ** 4.0)) < 0.1
+
+
+@pytest.mark.parametrize("window", [8, 128])
+def test_a_block_shuffle_rates_as_its_window_says(window: int) -> None:
+    """window / (window + batch): a batch is drawn from the blocks of one window."""
+    rated = np.mean([shuffle_quality(blocks(window), epoch, batch_size=64) for epoch in range(5)])
+    assert rated == pytest.approx(window / (window + 64), rel=0.3)
+
+
+def test_a_global_shuffle_rates_one_on_average() -> None:
+    """Uncapped, over seeds: the formula is the variance that is observed."""
+    n, size = 1000, 100
+    means = [Shuffled(n, seed).indices(0, np.arange(size)).mean() for seed in range(1500)]
+    observed = np.mean(((np.array(means) + 0.5) / n - 0.5) ** 2)
+    expected = (1 - 1 / n**2) / 12 / size * (n - size) / (n - 1)
+    assert abs(observed / expected - 1) < 0.1
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 5, 17])
+def test_small_sets_have_figures_too(n: int) -> None:
+    for order in (Sequential(n), Shuffled(n)):
+        assert 0 <= shuffle_quality(order) <= 1
+
+
+# --- reading ------------------------------------------------------------------------------------------------------
+def by_hand(reader: Any, order: list[list[int]], unit: int) -> float:
+    """Units touched, one by one."""
+    fetched = used = 0
+    for samples in order:
+        units = set()
+        for i in samples:
+            path, offset, length = reader.byte_range(i)
+            units |= {(path, unit_number) for unit_number in range(offset // unit, (offset + length - 1) // unit + 1)}
+            used += length
+        fetched += len(units) * unit
+    return fetched / used
+
+
+@pytest.mark.parametrize("unit", [1, 4096])
+def test_samples_one_by_one(packed: Path, unit: int) -> None:
+    with readers.open(packed / "set") as reader:
+        found = read_amplification(Shuffled(400), reader, request_bytes=unit)
+        assert found == pytest.approx(by_hand(reader, [[i] for i in range(400)], unit))
+
+
+def test_blocks_once_and_whole(packed: Path) -> None:
+    with readers.open(packed / "set") as reader:
+        order = block_shuffled(reader, block_bytes=64 << 10, window=2)
+        parts = [list(range(a, b)) for a, b in zip(order.starts, order.starts[1:], strict=False)]
+        assert sorted(i for part in parts for i in part) == list(range(400)) and len(parts) > 4
+        assert max(int(reader.sizes()[part[:-1]].sum()) for part in parts) < 64 << 10
+        whole = read_amplification(order, reader)
+        assert whole >= by_hand(reader, parts, 512), "headers between the samples are read too"
+        singly = read_amplification(Shuffled(400), reader)
+        assert 1 <= read_amplification(Sequential(400), reader) <= whole < singly
+
+
+def test_folders_and_selections(packed: Path) -> None:
+    with readers.open_folder(packed / "tree") as plain:
+        sizes = plain.sizes()
+        expected = (-(-sizes // 4096) * 4096).sum() / sizes.sum()
+        assert read_amplification(Shuffled(400), plain) == pytest.approx(expected)
+        assert read_amplification(Shuffled(100), plain.select(labels=0)) > 1
+    with readers.open(packed / "set") as reader:
+        few = reader.select(indices=range(0, 400, 40))
+        apart, singly = read_amplification(BlockShuffled(np.array([0, 10])), few), read_amplification(Shuffled(10), few)
+        assert apart == pytest.approx(singly), "samples far apart are not read together"
+        assert read_amplification(Shuffled(10), few) > read_amplification(Shuffled(10), few, request_bytes=512)
+
+
+def test_a_report_that_people_read(packed: Path) -> None:
+    assert (
+        str(ShuffleReport(1.0249, 0.9301)) == "reads 1.02 bytes per byte used; mixes 0.93 as well as a global shuffle"
+    )
+    with readers.open(packed / "set") as reader:
+        report = describe(Shuffled(400), reader)
+        assert report.read_amplification == read_amplification(Shuffled(400), reader)
+        assert report.shuffle_quality == shuffle_quality(Shuffled(400)) and "bytes per byte used" in str(report)
+        assert read_amplification(Shuffled(0), reader) == 1
+        with pytest.raises(ValueError, match="request_bytes is 0"):
+            read_amplification(Shuffled(400), reader, request_bytes=0)
