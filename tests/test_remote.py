@@ -24,8 +24,8 @@ from conftest import files_of
 from crc32c import crc32c
 from remote_servers import Fault, FileServer, Proxy
 from remote_suite import BUCKET, put_files
-from suites.programs import run_packer, run_python
-from suites.staging import Notes, staged, staged_files_of
+from suites.programs import Notes, run_packer, run_python
+from suites.staging import staged, staged_files_of
 
 import packer
 import readers
