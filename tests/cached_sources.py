@@ -30,8 +30,8 @@ def images(reader: Any) -> list[bytes]:
 class SlowStore(StoreOver):
     """A store that takes `seconds` for a read, remembers which rows were read, and cannot read some rows."""
 
-    def __init__(self, source: Store, seconds: float, broken: Mapping[int, Exception]) -> None:
-        self.source, self.seconds, self.broken = source, seconds, dict(broken)
+    def __init__(self, source: Store, seconds: float = 0.0, broken: Mapping[int, Exception] | None = None) -> None:
+        self.source, self.seconds, self.broken = source, seconds, dict(broken or {})
         self.reads: list[int] = []
         self.prefetched: list[int] = []
         self._lock = threading.Lock()
@@ -70,7 +70,7 @@ class SlowReader(Reader):
     store: SlowStore
 
     def __init__(self, base: Reader, seconds: float = 0.0, broken: Mapping[int, Exception] | None = None) -> None:
-        super().__init__(base.table, SlowStore(base.store, seconds, broken or {}))
+        super().__init__(base.table, SlowStore(base.store, seconds, broken))
 
     @property
     def reads(self) -> list[int]:

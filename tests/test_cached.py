@@ -380,7 +380,7 @@ def test_a_process_that_meets_another_continues_elsewhere(
     starts = itertools.chain([0], itertools.repeat(6))
     monkeypatch.setattr("random.randrange", lambda stop: next(starts))
     other = readers.cached(SlowReader(shards), 1.0, fields=["image"], **place)
-    raced = Raced(shards.store, 0.0, {})
+    raced = Raced(shards.store)
     reader = readers.cached(readers.Reader(shards.table, raced), 1.0, fields=["image"], **place)
     raced.reads.clear()
     raced.other = other

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cached_sources import SlowStore
 from conftest import tree_of
 from remote_servers import Proxy
 from set_cases import pack_tree
@@ -32,7 +33,7 @@ import packer
 import readers
 from cache.errors import DamagedSampleError, ServingError, SlowError
 from cache.serving import Rendezvous, Server
-from cache.stores import Extents, Store, StoreOver
+from cache.stores import Extents, Store
 from cache.stores.copied import Copied, Neighbours, RowOwners
 from readers.order import NodeLocal, Shuffled
 from readers.order.schedule import make_schedule
@@ -42,28 +43,10 @@ from readers.staging import PayloadRanges
 _LOCAL = {"host": "127.0.0.1", "serve": False, "wait_seconds": 0}
 
 
-class Counting(StoreOver):
-    """Counts the reads of each row of the store below."""
-
-    def __init__(self, source: Any) -> None:
-        self.source, self.rows = source, Counter[int]()
-        self._lock = threading.Lock()
-
-    def read_one(self, row: int, shard: int, offset: int, length: int) -> Any:
-        with self._lock:
-            self.rows[row] += 1
-        return self.source.read_one(row, shard, offset, length)
-
-    def read(self, extents: Extents) -> Any:
-        with self._lock:
-            self.rows.update(extents.row.tolist())
-        return self.source.read(extents)
-
-
 class Cluster:
     """Nodes in this process: each with its own store over a counted source, and a server; all in the folder `job`."""
 
-    def __init__(self, root: Path, own: Sequence[Reader], counted: Sequence[Counting], **options: Any) -> None:
+    def __init__(self, root: Path, own: Sequence[Reader], counted: Sequence[SlowStore], **options: Any) -> None:
         self.own, self.counted, self.nodes = own, counted, len(own)
         options = {**_LOCAL, "nodes": self.nodes, **options}
         self.shared = [readers.share(one, root / "job", node=node, **options) for node, one in enumerate(own)]
@@ -72,7 +55,7 @@ class Cluster:
 
     @property
     def source_reads(self) -> Counter[int]:
-        return sum((one.rows for one in self.counted), Counter[int]())
+        return Counter(row for one in self.counted for row in one.reads)
 
     def close(self) -> None:
         for shared, reader in zip(self.shared, self.readers, strict=True):
@@ -95,7 +78,7 @@ def cluster(source: Path, tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
             counted, own = [], []
             for node in range(nodes):
                 plain = readers.open(source, "train")
-                counted.append(Counting(plain.store))
+                counted.append(SlowStore(plain.store))
                 (tmp_path / f"memory-{node}").mkdir()
                 below = Reader(plain.table, counted[-1])
                 kept = readers.cached(below, 1.0, partition=(node, nodes), directory=tmp_path / f"memory-{node}")
@@ -112,7 +95,7 @@ def cluster(source: Path, tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
                 )
                 copies.append(stack.enter_context(staging))
                 plain = readers.open(copies[-1], "train", fallback=source)
-                counted.append(Counting(plain.store.source))
+                counted.append(SlowStore(plain.store.source))
                 own.append(Reader(plain.table, Copied(plain.store.copy, counted[-1])))
             made = Cluster(tmp_path, own, counted, **options)
             stack.callback(made.close)
@@ -122,13 +105,13 @@ def cluster(source: Path, tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
 
 
 def epoch(cluster: Cluster, order: Any, number: int, truth: list[bytes], batch: int = 5) -> list[int]:
-    """All nodes read their shares of an epoch, each announced a step ahead; the samples that came, sorted."""
+    """All nodes read their shares of an epoch, batches announced a step ahead; the samples that came, sorted."""
     came: list[int] = []
     for node, reader in enumerate(cluster.readers):
         schedule = make_schedule(order, number, batch, node, cluster.nodes, "exact")
         steps = [order.indices(number, schedule.positions(step)) for step in range(schedule.steps())]
         for step, rows in enumerate(steps):
-            if step + 1 < len(steps):
+            if batch > 1 and step + 1 < len(steps):
                 reader.prefetch(steps[step + 1])
             assert [bytes(data) for data in reader.read_many(rows)] == [truth[row] for row in rows]
             came += rows.tolist()
@@ -148,7 +131,7 @@ def test_caches_of_a_part_each_read_the_source_once(
         assert made.source_reads == Counter(range(len(truth)))
     for node, reader in enumerate(made.readers):
         part = NodeLocal(len(truth), 3).local_part(node)
-        assert set(made.counted[node].rows) == set(part), "the owner reads it, whichever node asks first"
+        assert set(made.counted[node].reads) == set(part), "the owner reads it, whichever node asks first"
         stats = reader.store.stats()
         assert stats.own + stats.near > 0 == stats.far == stats.failures and stats.left_out == ()
     assert sum(reader.store.stats().near for reader in made.readers) > len(truth)
@@ -272,7 +255,7 @@ def test_a_node_that_was_started_again_is_asked_again(cluster: Any, truth: list[
     assert reader.store.stats().left_out == (1,)
     made.servers[1] = made.shared[1].serve(Server)
     made.own[1].prefill()
-    before = made.counted[1].rows.copy()
+    before = list(made.counted[1].reads)
 
     def until_it_answers() -> None:
         with warnings.catch_warnings():
@@ -281,7 +264,7 @@ def test_a_node_that_was_started_again_is_asked_again(cluster: Any, truth: list[
                 assert [bytes(data) for data in reader.read_many(part)] == [truth[row] for row in part]
 
     hanging(until_it_answers)
-    assert reader.store.stats().left_out == () and made.counted[1].rows == before
+    assert reader.store.stats().left_out == () and made.counted[1].reads == before
 
 
 @pytest.mark.parametrize("trials", [5, pytest.param(200, marks=pytest.mark.faults)])

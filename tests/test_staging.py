@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Hanging, files_of, make_jpeg, tree_of
-from suites.programs import run_packer
-from suites.staging import SLOWLY, Notes, assert_whole, copy_of, refused, result, size_of, staged, start, wait_for
+from suites.programs import Notes, run_packer
+from suites.staging import SLOWLY, assert_whole, copy_of, refused, result, size_of, staged, start, wait_for
 
 import packer
 import readers

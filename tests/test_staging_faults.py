@@ -18,12 +18,11 @@ from typing import Any
 
 import pytest
 from conftest import files_of
-from suites.programs import run_packer
+from suites.programs import Notes, run_packer
 from suites.staging import (
     DEADLINE,
     SCRIPT,
     SLOWLY,
-    Notes,
     assert_whole,
     copy_of,
     leader_of,
@@ -294,7 +293,7 @@ def test_a_process_that_is_being_started_does_not_keep_the_copy(source: Path, tm
     assert process.returncode == 0 and in_store(tmp_path) == [], errors
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
 def test_copying_that_is_stopped_is_cleaned_up(source: Path, tmp_path: Path, number: signal.Signals) -> None:
     ran = tmp_path / "ran"
     process = stage(source, tmp_path, "--cleanup", "atexit", "--bandwidth", SLOWLY, "--", "touch", ran)
@@ -337,6 +336,20 @@ def test_a_removal_that_was_killed_is_shown_and_finished(source: Path, tmp_path:
     assert in_store(tmp_path) == [left], "a dry run removes nothing"
     assert f"removed {copy.path}" in shown("clean", "--target", tmp_path)
     assert in_store(tmp_path) == [] and shown("ls", "--target", tmp_path) == "no staged copies\n"
+
+
+def test_the_rank_that_copies_reports(source: Path, tmp_path: Path) -> None:
+    """Whichever of a node's ranks it is; of the others only the first reports."""
+
+    def said_by(rank: str) -> str:
+        slurm = {"STEP_ID": "0", "PROCID": rank, "NTASKS": "2", "LOCALID": rank, "NODEID": "0", "NNODES": "1"}
+        environ = {**os.environ, **{f"SLURM_{name}": value for name, value in slurm.items()}}
+        return run_packer("stage", source, "--target", tmp_path, env=environ, check=True).stderr
+
+    said = said_by("1")
+    assert f"staging to {tmp_path}" in said and "files copied" in said
+    assert said_by("1") == "", "all is there, and the first rank says so"
+    assert "already there" in said_by("0")
 
 
 NODES, RANKS = 3, 2

@@ -23,6 +23,9 @@ class Notes(Silent):
     def note(self, text: str) -> None:
         self.lines.append(text)
 
+    def __contains__(self, part: str) -> bool:
+        return any(part in line for line in self.lines)
+
 
 def run_python(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
     """Python with arguments, such as "-c" and a script. options: of subprocess.run, beyond the usual ones."""

@@ -18,7 +18,6 @@ from conftest import files_of
 
 import packer
 import readers
-from cache.messages import Done
 from readers.layout import DOCUMENTS
 
 DEADLINE = 300.0
@@ -39,25 +38,6 @@ except readers.PackerError as error:
     print(type(error).__name__, error, file=sys.stderr)
     sys.exit(1)
 """
-
-
-class Notes:
-    """A watcher that keeps all texts."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.texts.append(text)
-
-    def begin(self, samples: int, total_bytes: int, done: Done, *, waiting: bool = False) -> None:
-        self.texts.append(f"{'waiting for' if waiting else 'copying'} {total_bytes}")
-
-    def end(self) -> None:
-        pass
-
-    def __contains__(self, part: str) -> bool:
-        return any(part in text for text in self.texts)
 
 
 def staged(source: Path | str, target: Path, **options: Any) -> Path:
