@@ -105,7 +105,7 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
         ends, figures = [started], {"before_s": time.perf_counter() - started}
         for _ in _epochs(reader, order, arguments.threads):
             ends.append(time.perf_counter())
-            stats = reader.stats() if hasattr(reader, "stats") else None
+            stats = getattr(reader.store, "stats", lambda: None)()
             if len(ends) == 2 and hasattr(stats, "local_share"):
                 figures["local"] = stats.local_share
                 figures["waited_s"] = stats.waited_seconds

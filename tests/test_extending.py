@@ -123,7 +123,7 @@ def test_what_they_add_passes_the_suites(patched: Path, slow: bool) -> None:
         "-k", f"({chosen}) and {'' if slow else 'not '}({SLOW}{' or dali' if slow else ''})",
     )  # fmt: skip
     ran = int(re.findall(r"(\d+) passed", said)[0])
-    assert "failed" not in said and ran > (8 if slow else 120), said
+    assert "failed" not in said and ran > (8 if slow else 60), said
 
 
 def test_commands_use_what_they_add(patched: Path, folder: Path) -> None:

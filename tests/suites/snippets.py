@@ -50,10 +50,9 @@ from packer.cli.group import cli
 from packer.testing.samples import make_image
 from suites.programs import run_packer
 
-__all__ = ["ELSEWHERE", "RUN", "Block", "Page", "Place", "blocks_of", "matches"]
+__all__ = ["RUN", "Block", "Page", "Place", "blocks_of", "matches"]
 
 RUN = ("python", "bash", "console")
-ELSEWHERE = ("py", "pycon", "python3", "sh", "shell", "zsh", "shell-session", "ipython")
 OURS = ("packer", "readers", "cache")
 _FENCE = re.compile(r"^( *)(?P<mark>`{3,})(?P<info>[^\n`]*)\n(?P<text>.*?)^\1(?P=mark) *$", re.MULTILINE | re.DOTALL)
 _PROGRESS = re.compile(r"^packer: +(listing|\d+ ?%).*\n?", re.MULTILINE)
