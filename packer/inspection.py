@@ -20,7 +20,7 @@ from cache.messages import plural
 from packer.output import Result, set_root, set_title
 from readers.headers import MEDIA
 from readers.layout import read_dataset_info
-from readers.order import Order, Sequential, Shuffled, block_shuffled
+from readers.order import Order, Sequential, Shuffled, block_shuffled, woven
 from readers.order.quality import read_amplification, shuffle_quality
 from readers.table import NO_LABEL
 
@@ -210,7 +210,7 @@ def compare_orders(
     windows: Sequence[int] = _WINDOWS,
     seed: int = 0,
 ) -> list[OrderReport]:
-    """Stored order, block shuffles over these windows (in blocks), and the global shuffle, for one split.
+    """Stored order, block shuffles over these windows (in blocks), `Woven` and the global shuffle, for one split.
 
     Reads the index and no image. Raises DatasetError, UnknownNameError, and ValueError for sizes below 1.
     """
@@ -222,6 +222,9 @@ def compare_orders(
         for window in windows:
             order = block_shuffled(reader, seed, block_bytes=block_bytes, window=window)
             orders.append((f"{window} blocks", order, min(window * block_bytes, whole)))
+        order_of_blocks = woven(reader, seed)
+        memory = min(order_of_blocks.open * (256 << 10), whole)
+        orders.append((f"woven, {order_of_blocks.open} open", order_of_blocks, memory))
         orders.append(("global shuffle", Shuffled(len(reader), seed), 0))
         return [_order_report(name, order, memory, reader) for name, order, memory in orders]
 

@@ -91,7 +91,7 @@ def test_orders_are_compared(packed: Path) -> None:
     for text in ("stored order", "2 blocks", "global shuffle", "8.19 kB", "████"):
         assert text in shown
     reports = json.loads(output("order", packed, "--split", "val", "--json"))
-    names = ["stored order", "16 blocks", "64 blocks", "256 blocks", "global shuffle"]
+    names = ["stored order", "16 blocks", "64 blocks", "256 blocks", "woven, 256 open", "global shuffle"]
     assert [report["name"] for report in reports] == names
     assert all(report["amplification"]["1048576"] >= 1 for report in reports) and reports[-1]["quality"] == 1
     with readers.open(packed, "train") as reader:

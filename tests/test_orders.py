@@ -32,10 +32,12 @@ from readers.order import (
     ShuffleReport,
     StagedFirst,
     Weighted,
+    Woven,
     block_shuffled,
     describe,
     read_amplification,
     shuffle_quality,
+    woven,
 )
 from readers.order.base import KEYS, counter_hash, derive_keys, mix64, permute_each, uniform
 from readers.order.local import block_starts
@@ -47,13 +49,14 @@ ORDERS: dict[str, Callable[..., Order]] = {
     "shuffled": lambda seed=0: Shuffled(N, seed),
     "block-shuffled": lambda seed=0: BlockShuffled(np.arange(0, N + 1, 8), 3, seed),
     "staged-first": lambda seed=0: StagedFirst(np.array([0, 50, 50, 51, 120, N]), 3, 2, 0, seed),
+    "woven": lambda seed=0: Woven(N, 4, 12, seed),
     "node-local": lambda seed=0: NodeLocal(N, 3, 2, seed),
     "weighted": lambda seed=0: Weighted(np.arange(N), None, seed),
     "class-balanced": lambda seed=0: ClassBalanced(LABELS, 150, seed),
     "mixed": lambda seed=0: Mixed([120, 80], seed=seed),
     "bucketed": lambda seed=0: Bucketed(LABELS % 4, 5, 2, seed=seed),
 }
-ONCE_EACH = ("sequential", "shuffled", "block-shuffled", "staged-first", "node-local", "mixed", "bucketed")
+ONCE_EACH = ("sequential", "shuffled", "block-shuffled", "staged-first", "woven", "node-local", "mixed", "bucketed")
 
 
 SIZES: tuple[Any, ...] = (-1, 2**62, 1.5, True)
@@ -171,6 +174,58 @@ def test_where_a_sample_comes() -> None:
 
 
 # --- blocks -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("samples", "block", "opened", "nodes"),
+    [
+        (1003, 10, 30, 1),
+        (997, 64, 8, 1),
+        (5, 10, 10, 1),
+        (1, 1, 1, 1),
+        (100, 100, 1, 1),
+        (7, 2, 2, 5),
+        (2000, 16, 64, 3),
+    ],
+)
+def test_woven_blocks_are_visited_whole_and_by_one_node(samples: int, block: int, opened: int, nodes: int) -> None:
+    order, positions = Woven(samples, block, opened, 3, nodes), np.arange(samples)
+    for epoch in range(3):
+        drawn, visits = order.indices(epoch, positions), order.visits(epoch, positions)
+        assert np.array_equal(np.sort(drawn), positions)
+        known = np.unique(visits[visits >= 0])
+        assert len(visits[visits < 0]) <= (2 * opened * nodes + 1) * block, "few samples come without their block"
+        for visit, of_visit in zip(known, order.samples_of(epoch, known), strict=True):
+            assert np.array_equal(np.sort(drawn[visits == visit]), of_visit)
+        by_node = [set((visits[node::nodes][visits[node::nodes] >= 0] // 2).tolist()) for node in range(nodes)]
+        assert sum(map(len, by_node)) == len(set().union(*by_node)), "a block of two nodes"
+    assert samples < 50 or not np.array_equal(order.indices(0, positions), order.indices(1, positions))
+
+
+def test_a_batch_has_no_two_samples_of_a_woven_block() -> None:
+    order = Woven(5000, 16, 64, 3)
+    rounds = order.visits(0, np.arange(5000 // order.round_samples * order.round_samples)).reshape(
+        -1, order.round_samples
+    )
+    whole = rounds[(rounds >= 0).all(axis=1)]
+    assert order.round_samples == 64 and len(whole) > 70
+    assert all(len(set((one // 2).tolist())) == 64 for one in whole)
+    assert shuffle_quality(Woven(100_000, 16, 512), batch_size=256) > 0.85
+    assert shuffle_quality(Woven(100_000, 16, 512)) > 2 * shuffle_quality(BlockShuffled(np.arange(0, 100_001, 1600), 5))
+
+
+def test_a_woven_order_of_a_reader(tmp_path: Path) -> None:
+    packer.convert(
+        tree_of(tmp_path / "tree", {f"{n % 2}/{n:03d}.jpg": make_jpeg(n) for n in range(40)}), "tar", tmp_path / "set"
+    )
+    with readers.open(tmp_path / "set") as reader:
+        order = woven(reader, 5, block_bytes=4 * int(reader.sizes().mean()), open=8)
+        assert order == Woven(40, 4, 8, 5) and read_amplification(order, reader, request_bytes=1) < 3
+        with pytest.raises(ValueError, match="block_bytes is 0"):
+            woven(reader, block_bytes=0)
+    for name in ("block", "open", "nodes"):
+        with pytest.raises(ValueError, match=f"{name} is 0, expected at least 1"):
+            Woven(9, **{name: 0})
+
+
 @given(
     sizes=st.lists(st.integers(0, 40), max_size=60),
     block_bytes=st.integers(1, 60),

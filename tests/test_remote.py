@@ -45,7 +45,7 @@ from cache.stores.remote import Ahead
 from packer.testing.children import in_child
 from readers.augment import RandomResizedCrop
 from readers.loader import ImageLoader
-from readers.order import staged_first
+from readers.order import Woven, staged_first
 from readers.torch import ImageDataset
 
 
@@ -141,6 +141,30 @@ def test_a_loader_asks_ahead_and_once_for_each_sample(address: str, proxy: Proxy
         assert len({tuple(one) for one in ranges}) == len(ranges)
     expected = next(iter(ImageLoader(local, 4, seed=1, augment=[RandomResizedCrop(16)])))
     assert (images == expected[0]).all() and (labels == expected[1]).all()
+
+
+def test_a_loader_reads_the_blocks_of_a_woven_order_whole(address: str, proxy: Proxy, local: Any) -> None:
+    order = Woven(36, 3, 6, seed=2)
+    with readers.open(address, "train") as reader:
+        proxy.log.clear()
+        came = [labels for _, labels in ImageLoader(reader, 4, order=order, augment=[RandomResizedCrop(16)])]
+        visits = np.unique(order.visits(0, np.arange(36)))
+        assert len(proxy.gets()) <= len(visits) + 5, "one a block, and one more where it lies in two shards"
+    assert [list(one) for one in came] == [
+        local.labels[order.indices(0, np.arange(n, n + 4))].tolist() for n in range(0, 36, 4)
+    ]
+    with readers.open(address, "train") as reader:
+        proxy.log.clear()
+        ranks = readers.Ranks(rank=0, world_size=2)
+        list(ImageLoader(reader, 2, order=order, augment=[RandomResizedCrop(16)], ranks=ranks))
+        assert sum(map(_range_bytes, proxy.gets())) < sum(local.sizes()), (
+            "blocks of both ranks are read by neither whole"
+        )
+
+
+def _range_bytes(line: str) -> int:
+    first, _, last = line.rpartition("=")[2].partition("-")
+    return int(last) - int(first) + 1
 
 
 def test_ranks_and_workers_share_the_requests_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,8 +199,8 @@ def _orders(reports: list[OrderReport]) -> Iterator[str]:
         costs = f"{report.name:20s} {small:11.2f} {large:13.2f}   {memory:9s}"
         yield f"{costs} {report.quality:5.2f} {bar(report.quality, 20)}"
     blocks = click.get_current_context().params["block_bytes"]
-    use = "readers.order.block_shuffled(reader, seed, window=…)"
-    yield f"Blocks hold {blocks} and are read once. In training: {use}"
+    use = "readers.order.block_shuffled(reader, seed, window=…), readers.order.woven(reader, seed)"
+    yield f"Blocks hold {blocks}, woven 256 KiB, and are read once. In training: {use}"
 
 
 @click.command("order")

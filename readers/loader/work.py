@@ -23,6 +23,7 @@ from readers.collate import stack_masks, stack_targets, to_tensor
 from readers.feed import BadSample, Feed, for_decoding, read_samples, substitute
 from readers.headers import ImageHeader, first_deep
 from readers.loader.stats import ThreadClock
+from readers.order import Order, Woven
 from readers.order.base import Int64s
 from readers.reader import SAMPLE_ERRORS, Reader
 from readers.table import Buffer, upright_sides
@@ -122,7 +123,7 @@ class FieldWork:
 Allocate: TypeAlias = Callable[[int, int, int], torch.Tensor]
 # A read slower than this waits for a disk or a network: from then on these learn in advance which samples follow.
 _SLOW_READ_SECONDS = 0.0004
-_AHEAD_SAMPLES, _AHEAD_BYTES = 512, 128 << 20
+_AHEAD_SAMPLES, _AHEAD_BYTES = 1024, 128 << 20
 
 
 @dataclass(slots=True)
@@ -204,10 +205,13 @@ class EpochWork:
     _read_seconds: float = 0.0
     _read_bytes: float = 0.0
     _announced: int = 0
+    _visits: set[int] = field(init=False, default_factory=set)
     _images: Reader = field(init=False, repr=False)
+    _order: Order = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._images = self.reader_of_images()
+        self._order = self.feed.schedule()[0].order
 
     def reader_of_images(self) -> Reader:
         """Where images are read."""
@@ -223,7 +227,9 @@ class EpochWork:
     def plan(self, step: int, clock: ThreadClock) -> Batch:
         """Which samples batch `step` holds, and what happens to each."""
         positions, indices = self.feed.rows(self._epoch, step)
-        if self._announced or self._read_seconds > _SLOW_READ_SECONDS:
+        if isinstance(self._order, Woven):
+            self._announce(step, len(indices))
+        elif self._announced or self._read_seconds > _SLOW_READ_SECONDS:
             self._announce(step + 1, len(indices))
         plans, sizes = self._plan_samples(positions, indices)
         shapes = [self._choose_size(view, plan, sizes, positions, indices) for view, plan in enumerate(plans)]
@@ -333,8 +339,18 @@ class EpochWork:
         ahead = min(_AHEAD_SAMPLES, _AHEAD_BYTES / max(1.0, self._read_bytes)) / max(1, batch_size)
         stop = min(step + max(1, math.ceil(ahead)), self.steps)
         for later in range(max(step, self._announced), stop):
-            self._images.prefetch(self.feed.rows(self._epoch, later)[1])
+            self._images.prefetch(self._rows_with(*self.feed.rows(self._epoch, later)))
         self._announced = max(self._announced, stop)
+
+    def _rows_with(self, positions: Int64s, rows: Int64s) -> Int64s:
+        """What to read with the samples of a batch: the blocks that an order opens for this rank alone, once each."""
+        order = self._order
+        if not isinstance(order, Woven) or order.groups != self.feed.ranks[1]:
+            return rows
+        visits = order.visits(self._epoch, positions)
+        fresh = np.array(sorted({*visits[visits >= 0].tolist()} - self._visits), np.int64)
+        self._visits.update(fresh.tolist())
+        return np.concatenate([rows[visits < 0], *order.samples_of(self._epoch, fresh)])
 
     def _read_samples(self, positions: Int64s, indices: Int64s) -> Sequence[Buffer | Exception]:
         """The images, or why one could not be read."""

@@ -14,6 +14,7 @@ from readers.order.local import BlockShuffled, NodeLocal, StagedFirst, block_shu
 from readers.order.quality import ShuffleReport, describe, read_amplification, shuffle_quality
 from readers.order.sampling import Bucketed, ClassBalanced, Mixed, Weighted
 from readers.order.schedule import ResumeToken, Schedule
+from readers.order.woven import Woven, woven
 
 __all__ = [
     "BlockShuffled",
@@ -30,9 +31,11 @@ __all__ = [
     "Shuffled",
     "StagedFirst",
     "Weighted",
+    "Woven",
     "block_shuffled",
     "describe",
     "read_amplification",
     "shuffle_quality",
     "staged_first",
+    "woven",
 ]

@@ -26,6 +26,7 @@ import numpy.typing as npt
 from cache.stores.ranges import plan_reads
 from readers.order.base import Int64s, Order, Sequential, derive_keys, permute_each
 from readers.order.local import BlockShuffled
+from readers.order.woven import Woven
 from readers.reader import Reader
 from readers.table import ABSENT
 
@@ -99,8 +100,8 @@ def quality_of(means: npt.NDArray[np.float64], size: int, n: int) -> float:
 def read_amplification(order: Order, reader: Reader, *, field: str = "image", request_bytes: int = PAGE_BYTES) -> float:
     """Bytes fetched per payload byte used, in units of `request_bytes`; estimated from up to 2,048 samples or blocks.
 
-    Blocks of a `BlockShuffled` order are read once and together, as is stored order; samples of any other order one by
-    one. A reader that does not say where its bytes lie counts as one file a sample. 1 for a set without bytes.
+    Blocks of `BlockShuffled` and `Woven` are read once and together, as is stored order; samples of any other order one
+    by one. A reader that does not say where its bytes lie counts as one file a sample. 1 for a set without bytes.
     """
     if request_bytes < 1:
         raise ValueError(f"request_bytes is {request_bytes}, expected at least 1")
@@ -123,6 +124,9 @@ def _reads(order: Order) -> Iterator[Int64s]:
         wanted = _spread(order.blocks, max(1, _SAMPLED * order.blocks // max(1, len(order))))
         for block in wanted.tolist():
             yield np.arange(order.starts[block], order.starts[block + 1])
+    elif isinstance(order, Woven):
+        visits = order.visits(0, _spread(len(order), max(1, _SAMPLED // order.block)))
+        yield from order.samples_of(0, np.unique(visits[visits >= 0]))
     else:
         yield from order.indices(0, _spread(len(order), _SAMPLED)).reshape(-1, 1)
 

@@ -1,0 +1,172 @@
+"""An order that reads whole blocks, with no two samples of a block in a batch: for storage that is far away.
+
+A block is a run of `block` consecutive samples, read at once. `open` blocks are open at a time, and a round takes one
+slice of each, which is one sample where block <= open; it opens the blocks that take the places of those that end:
+
+    round 0   a0 z1 y2            block 3, open 3; the epoch is a ring: in its first rounds the blocks that were opened
+    round 1   b0 a1 z2            in the last ones give their other samples, so all rounds are alike, and which sample
+    round 2   c0 b1 a2            comes where is arithmetic
+
+A batch no larger than a round has no two samples of a block. So over one batch it mixes as a global shuffle does; over
+16 batches and more, as any order of blocks with as many open: a set that is sorted by class wants to be shuffled when
+it is packed. Storage sees one read a block (two of those that are cut by the epoch's ends), and memory holds `open`
+blocks, less what was taken of them. The blocks begin elsewhere in each epoch, so that the same samples do not always
+share one.
+
+With `nodes` there are as many weaves side by side, each of blocks of its own, and position p is of weave p mod nodes.
+Made for as many as there are ranks, no two ranks read the same block. Samples behind the last whole round come one by
+one, at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from readers.order.base import Int64s, Permutation, PlainOrder, Spec, check_samples, derive_keys, permute_each
+
+
+class _Places(NamedTuple):
+    """Of positions, int64 [k] each: the visit of a block (-1 for none), and the sample."""
+
+    visit: Int64s
+    sample: Int64s
+
+
+@dataclass(frozen=True)
+class Woven(PlainOrder):
+    """block: samples of a block. open: blocks that are open at a time, of each node. nodes: weaves side by side.
+
+    Raises ValueError for numbers below 1. Make one from a reader with `woven`.
+    """
+
+    samples: int
+    block: int = 32
+    open: int = 256
+    seed: int = 0
+    nodes: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_samples(self.samples)
+        for name in ("block", "open", "nodes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1")
+
+    def __len__(self) -> int:
+        return self.samples
+
+    @property
+    def groups(self) -> int:
+        return self.nodes
+
+    @property
+    def blocks(self) -> int:
+        """Whole ones."""
+        return self.samples // self.block
+
+    @property
+    def round_samples(self) -> int:
+        """Samples of a round of one node: a batch of at most so many has no two of a block where block <= open."""
+        return self._starts * self.block
+
+    def spec(self) -> Spec:
+        sizes: Spec = {"block": self.block, "open": self.open, "nodes": self.nodes}
+        return {"kind": "woven", "samples": self.samples, **sizes}
+
+    def visits(self, epoch: int, positions: Int64s) -> Int64s:
+        """Numbers of the visits of blocks that these positions are part of, int64 [k]; -1 for samples without one."""
+        return self._places(epoch, positions).visit
+
+    def samples_of(self, epoch: int, visits: Int64s) -> list[Int64s]:
+        """The samples that come with each of some visits, as stored: int64, at most `block` each."""
+        slots = np.arange(self.block)
+        block_of = Permutation(max(1, self.blocks), self.seed, epoch, "woven blocks").forward(visits // 2)
+        keys = derive_keys(self.seed, epoch, "woven block")
+        made = []
+        for turn, block, is_head in zip((visits // 2).tolist(), block_of.tolist(), (visits % 2).tolist(), strict=True):
+            is_of_head = turn // self.nodes // self._starts + self._ages(slots) >= self._rounds
+            stored = permute_each(slots, np.full(self.block, self.block), np.full(self.block, block), keys)
+            made.append(np.sort(self._moved(epoch, block * self.block + stored[is_of_head == is_head])))
+        return made
+
+    # --- inside -------------------------------------------------------------------------------------------------
+    @property
+    def _life(self) -> int:
+        """Rounds that a block is open."""
+        return min(self.block, self.open)
+
+    @property
+    def _starts(self) -> int:
+        """Blocks of a node that a round opens."""
+        return max(1, min(self.open // self._life, self.blocks // self.nodes))
+
+    @property
+    def _rounds(self) -> int:
+        return self.blocks // self.nodes // self._starts
+
+    def _ages(self, slots: Int64s) -> Int64s:
+        """The rounds after its block was opened in which each slot of a block comes."""
+        ages: Int64s = ((slots + 1) * self._life - 1) // self.block
+        return ages
+
+    def _moved(self, epoch: int, samples: Int64s) -> Int64s:
+        """Samples, counted from where blocks begin in this epoch."""
+        first = Permutation(self.block, self.seed, epoch, "woven grid").forward(np.zeros(1, np.int64))
+        moved: Int64s = (samples + first) % max(1, self.samples)
+        return moved
+
+    def _places(self, epoch: int, positions: Int64s) -> _Places:
+        per_round = self.round_samples
+        whole = self._rounds * per_round * self.nodes
+        woven = positions < whole
+        visit, sample = np.full(len(positions), -1), np.empty(len(positions), np.int64)
+        node, place = positions[woven] % self.nodes, positions[woven] // self.nodes
+        number = place // per_round
+        keys = derive_keys(self.seed, epoch, "woven round")
+        mixed = permute_each(
+            place - number * per_round, np.full(len(place), per_round), number * self.nodes + node, keys
+        )
+        slot = mixed // self._starts
+        age = self._ages(slot)
+        opened = (number - age) % max(1, self._rounds)
+        turn = (opened * self._starts + mixed % self._starts) * self.nodes + node
+        visit[woven] = 2 * turn + (number < age)
+        order = Permutation(self.blocks, self.seed, epoch, "woven blocks")
+        block = order.forward(turn)
+        keys = derive_keys(self.seed, epoch, "woven block")
+        sample[woven] = block * self.block + permute_each(slot, np.full(len(slot), self.block), block, keys)
+        # Then whole blocks that are too few for a round, and what is left of the set behind its last block.
+        rest = positions[~woven] - whole
+        rest = Permutation(self.samples - whole, self.seed, epoch, "woven rest").forward(rest)
+        spare, spare_samples = self._rounds * self._starts * self.nodes, self.blocks * self.block - whole
+        is_spare = rest < spare_samples
+        of_block = order.forward(np.where(is_spare, spare + rest // self.block, 0)) if self.blocks else rest
+        behind = self.blocks * self.block + rest - spare_samples
+        sample[~woven] = np.where(is_spare, of_block * self.block + rest % self.block, behind)
+        return _Places(visit, self._moved(epoch, sample))
+
+    def _samples_at(self, epoch: int, positions: Int64s) -> Int64s:
+        return self._places(epoch, positions).sample
+
+
+class _Sized(Protocol):
+    def sizes(self, field: str = ...) -> Sequence[int] | Int64s: ...
+
+
+def woven(
+    reader: _Sized, seed: int = 0, block_bytes: int = 256 << 10, open: int = 256, nodes: int = 1, field: str = "image"
+) -> Woven:
+    """The order for a reader, by the mean size of one field; reads the column of lengths once.
+
+    open: at least the samples of a batch of one rank. What is announced of it is kept in memory, up to 256 MiB of each
+    process, so `open * block_bytes` should be below that. nodes: the ranks. Raises ValueError.
+    """
+    if block_bytes < 1:
+        raise ValueError(f"block_bytes is {block_bytes}, expected at least 1")
+    sizes = np.asarray(reader.sizes(field))
+    mean = float(np.maximum(sizes, 0).mean()) if len(sizes) else 0.0
+    return Woven(len(sizes), max(1, round(block_bytes / max(1.0, mean))), open, seed, nodes)
