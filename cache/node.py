@@ -85,6 +85,18 @@ def _torch_group() -> tuple[int, int] | None:
     return int(distributed.get_rank()), int(distributed.get_world_size())
 
 
+def reading_processes() -> int:
+    """The processes of this node that read a set at the same time, as far as this one knows: ranks, and the workers of
+    its DataLoader where it is one."""
+    torch_data: Any = sys.modules.get("torch.utils.data")
+    worker = torch_data.get_worker_info() if torch_data is not None else None
+    try:
+        ranks = detect_ranks().local_world_size
+    except ValueError:  # which those who need them report
+        ranks = 1
+    return ranks * (worker.num_workers if worker is not None else 1)
+
+
 def usable_cpus(
     environ: Mapping[str, str] | None = None, cgroup_root: Path = _CGROUP_ROOT, membership: str | None = None
 ) -> int:

@@ -46,6 +46,7 @@ from cache.errors import (
     TruncatedError,
     UnsupportedError,
 )
+from cache.node import reading_processes
 
 # Addresses in object stores and on web servers, and the options of the environment for them.
 #
@@ -347,7 +348,7 @@ class ObjectStore:
             raise translated(error, str(url), str(error)) from error
 
     @_again
-    def read(self, span: Span) -> tuple[Any, Facts]:
+    def read(self, span: Span) -> tuple[memoryview, Facts]:
         """The bytes of a span, in one GET, and the facts of its object. Raises ChangedError, TruncatedError, …"""
         options: Any = {"range": (span.start, span.stop)}
         if span.etag and not span.etag.startswith("W/"):  # a weak ETag never matches, by RFC 9110
@@ -371,7 +372,7 @@ class ObjectStore:
             if facts.bytes > most_bytes and not cut:
                 raise RemoteError(f"{self.url.at(path)}: {facts.bytes} bytes, at most {most_bytes} expected")
             expected = min(facts.bytes, most_bytes)
-            data = self._collected(result, expected, path)
+            data = bytes(self._collected(result, expected, path))
         if len(data) != expected:
             raise TruncatedError(f"{self.url.at(path)}: {len(data)} bytes of {facts.bytes} came")
         return data, facts
@@ -416,7 +417,7 @@ class ObjectStore:
             self._obs.delete(self._store, path)
 
     # --- inside -------------------------------------------------------------------------------------------------
-    def _collected(self, result: Any, most_bytes: int, what: str) -> bytes:
+    def _collected(self, result: Any, most_bytes: int, what: str) -> memoryview:
         """The body of an answer; more than so many bytes, whatever its headers say, are a RemoteError."""
         parts, total = [], 0
         for part in result.stream(min_chunk_size=most_bytes + 1):  # an honest body is one part, and not copied again
@@ -427,7 +428,7 @@ class ObjectStore:
                     f"do not trust what is there"
                 )
             parts.append(part)
-        return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+        return memoryview(parts[0] if len(parts) == 1 else b"".join(parts)).toreadonly()
 
     def _check(self, span: Span, facts: Facts) -> None:
         where = self.url.at(span.path)
@@ -584,18 +585,28 @@ def _detail(says: str) -> str:
 # process of its own, the courier, which is started on the first read:
 #
 #     this process                                        courier
-#     (7, address, patience, "read", arguments)   ──►     a thread for each request, at most 32 at a time
-#     future of 7   ◄──   (7, the result, or the error)
+#     (7, address, patience, "read", arguments)   ──►     a thread for each request
+#     future of 7   ◄──   (7, the result, or the error), and the bytes of a body behind it
 #
-# Both directions are streams of pickles. One courier serves all threads and all addresses of a process. It ends when
-# its standard input closes, at the latest with the process that started it. Every wait for it is bounded.
+# Both directions are streams of pickles; a body is not pickled. One courier serves all threads and all addresses of a
+# process. It ends when its standard input closes, at the latest with the process that started it. Every wait for it is
+# bounded.
 
 
-PARALLEL = 32
+_MOST_PARALLEL, _LEAST_PARALLEL = 128, 8
+_NODE_PARALLEL = 512
 _START_SECONDS = 60.0
 _ENDED = "the process that fetches for this forked one has ended; try again"
-_BOOT = "from cache.remote import serve; serve(sys.stdin.buffer, sys.stdout.buffer)"
+_BOOT = "from cache.remote import serve; serve(sys.stdin.buffer, sys.stdout.buffer, {})"
 _V = TypeVar("_V")
+
+
+def parallel_gets() -> int:
+    """How many GETs this process has under way at most: its part of the 512 of the node, from 8 to 128.
+
+    At 100 ms and 100 kB a GET, 128 of them are 128 MB/s. Where answers come sooner, fewer are under way at a time.
+    """
+    return max(_LEAST_PARALLEL, min(_MOST_PARALLEL, _NODE_PARALLEL // reading_processes()))
 
 
 class _Process:
@@ -650,7 +661,7 @@ class Remote:
         return data, facts
 
     def read_many(self, spans: Sequence[Span]) -> list[tuple[Any, Facts]]:
-        """The same for many spans, `PARALLEL` at a time, in their order."""
+        """The same for many spans, `parallel_gets()` at a time, in their order."""
         return self.each(self.read, spans)
 
     def submit(self, span: Span) -> Future[tuple[Any, Facts]]:
@@ -712,7 +723,7 @@ def _pool() -> ThreadPoolExecutor:
     process = _process
     with process.lock:
         if process.pool is None:
-            process.pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="remote")
+            process.pool = ThreadPoolExecutor(parallel_gets(), thread_name_prefix="remote")
         return process.pool
 
 
@@ -738,7 +749,7 @@ class Courier:
     """A process that answers like an `ObjectStore`. Threads may share it."""
 
     def __init__(self) -> None:
-        self._process, self._requests, self._answers = start_child(_BOOT)
+        self._process, self._requests, self._answers = start_child(_BOOT.format(parallel_gets()))
         self._numbers = itertools.count()
         self._waiting: dict[int, Future[Any]] = {}
         self._lock = threading.Lock()
@@ -785,7 +796,9 @@ class Courier:
     def _listen(self) -> None:
         try:
             while True:
-                number, result, error = pickle.load(self._answers)
+                number, result, error, body_bytes = pickle.load(self._answers)
+                if body_bytes is not None:
+                    result = _filled(self._answers, body_bytes), result
                 answer = self._waiting.pop(number, Future())
                 if error is None:
                     answer.set_result(result)
@@ -799,23 +812,39 @@ class Courier:
             answer.set_exception(RemoteError(_ENDED))
 
 
-def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
+def _filled(stream: IO[bytes], size: int) -> memoryview:
+    """The next bytes of a stream. Raises EOFError where it ends before."""
+    body = memoryview(bytearray(size))
+    at = 0
+    while at < size:
+        count: int = stream.readinto(body[at:])  # type: ignore[attr-defined]
+        if not count:
+            raise EOFError
+        at += count
+    return body.toreadonly()
+
+
+def serve(requests: IO[bytes], answers: IO[bytes], threads: int) -> None:
     """The main function of the courier: answer until its input ends, then end at once."""
     lock, stores = threading.Lock(), dict[tuple[RemoteUrl, Patience], ObjectStore]()
 
     def answer(number: int, url: RemoteUrl, patience: Patience, method: str, arguments: tuple[Any, ...]) -> None:
-        result, error = None, None
+        result, error, body = None, None, None
         try:
             if (url, patience) not in stores:
                 stores[url, patience] = open_store(url, patience)
             result = getattr(stores[url, patience], method)(*arguments)
+            if method == "read":
+                body, result = result
         except Exception as failure:
             error = failure
         with lock:
-            pickle.dump((number, result, error), answers)
+            pickle.dump((number, result, error, None if body is None else len(body)), answers)
+            if body is not None:
+                answers.write(body)
             answers.flush()
 
-    crew = ThreadPoolExecutor(PARALLEL)
+    crew = ThreadPoolExecutor(threads)
     try:
         while True:
             crew.submit(answer, *pickle.load(requests))

@@ -191,9 +191,11 @@ class Steps:
         pair = self._ahead.get((epoch, step))
         if pair is None:
             positions, rows = self._block(*self.schedule(epoch), epoch, step)
-            ahead = {(epoch, step + i): pair for i, pair in enumerate(zip(positions, rows, strict=True))}
+            block = {(epoch, step + i): pair for i, pair in enumerate(zip(positions, rows, strict=True))}
+            # With the block before it, for who asks now for steps ahead and now for the next one.
+            ahead = dict([*list(self._ahead.items())[-len(block) :], *block.items()])
             object.__setattr__(self, "_ahead", ahead)  # replaced as a whole, so that threads may share the feed
-            pair = ahead[epoch, step]
+            pair = block[epoch, step]
         return pair
 
     def blocks(self, epoch: int) -> Iterator[tuple[Int64s, Int64s]]:

@@ -363,6 +363,7 @@ class Originals:
         self._places: dict[str, _Place] = {}
         self._groups: dict[tuple[int, int], dict[int, Buffer]] = {}
         self._locks = [threading.Lock() for _ in range(64)]
+        self.files_at_once = files.manifest.source.files_at_once
         if any(PIXELS in reader.kinds.values() for reader in self._readers):
             raise StagingError(f"{files.manifest.source}: raw pixels were never files; stage the shards")
         listed, rows = [], list[LabelRow]()
@@ -515,9 +516,9 @@ class StageOptions(CopyOptions):
             return ranks.node, ranks.nodes
         return self.part
 
-    def copying_threads(self) -> int:
+    def copying_threads(self, source: Source) -> int:
         """With an order few: the first shards should be complete soon, rather than all of them in part."""
-        return 2 if self.order is not None and not self.threads else super().copying_threads()
+        return 2 if self.order is not None and not self.threads else super().copying_threads(source)
 
 
 class Staged:

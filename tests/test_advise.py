@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import tree_of
 from image_cases import encoded, picture
 from PIL import Image
 from suites.programs import run_packer
@@ -287,10 +288,9 @@ def test_images_of_every_kind(tmp_path: Path) -> None:
 
 
 def test_a_source_without_images_is_named(tmp_path: Path) -> None:
-    for name in ("a.txt", "a.jpg"):
+    for files in ({}, {"a.txt": b"text"}, {"a.jpg": b""}):
         with pytest.raises(SourceError, match=str(tmp_path)):
-            packer.advise(tmp_path, **QUICK)
-        (tmp_path / name).write_bytes(b"")
+            packer.advise(tree_of(tmp_path, files), **QUICK)
 
 
 def test_the_recommended_command_makes_the_set_that_was_promised(images: Path, tmp_path: Path) -> None:

@@ -132,6 +132,8 @@ def test_after_closing_reads_go_to_the_source(base: Any, place: dict[str, Any]) 
     assert [bytes(data) for data in held] == expected, "views outlive the reader"
     assert images(reader) == expected and reader.stats().kept == 0
     reader.close()
+    nothing = readers.cached(base, 0.0, **place)
+    assert images(nothing) == expected and nothing.stats().capacity_bytes == 0
 
 
 def test_a_second_epoch_of_a_loader_reads_nothing(base: Any, place: dict[str, Any]) -> None:

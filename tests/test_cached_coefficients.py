@@ -149,15 +149,6 @@ def test_batches_of_other_kinds_are_those_without_a_cache(
             assert all(torch.equal(*views) for views in zip(ours, theirs, strict=True))
 
 
-def test_jpegs_become_coefficients_and_others_stay(base: Any, place: dict[str, Any]) -> None:
-    with readers.cached(base, keep=KEEP, **place) as reader:
-        reader.prefill(2)
-        assert reader.stats().present == len(IMAGES) and reader.keep == readers.Coefficients()
-        for key, medium in zip(reader.keys, kept_media(reader), strict=True):
-            assert (medium == "coefficients") == ("jpeg" in key), key
-        assert reader.stats().misses == 0
-
-
 @pytest.mark.parametrize("check", ["never", "always"])
 def test_what_was_read_is_not_overwritten(packed_base: Any, place: dict[str, Any], check: Any) -> None:
     """Neither what was encoded for the read, nor what there was no place for."""
@@ -229,28 +220,26 @@ def test_exact_colours(packed_base: Any, place: dict[str, Any], tmp_path: Path) 
 # --- everything else ----------------------------------------------------------------------------------------------
 def test_reading_gives_the_images_as_they_are(base: Any, place: dict[str, Any]) -> None:
     with readers.cached(base, keep=KEEP, **place) as reader:
-        reader.prefill()
+        reader.prefill(2)
+        assert reader.stats().present == len(IMAGES) and reader.keep == readers.Coefficients()
         expected = images(base)
         some = reader.select(indices=[3, 1])
         assert images(reader) == [bytes(data) for data in reader.stream()] == expected
         assert [bytes(reader.read(i)) for i in range(len(expected))] == expected
         assert [bytes(sample.image) for sample in reader] == expected
         media = kept_media(reader)
+        assert [medium == "coefficients" for medium in media] == ["jpeg" in key for key in reader.keys]
+        assert reader.stats().misses == 0
         assert images(some) == [expected[3], expected[1]] and kept_media(some) == [media[3], media[1]]
         joined = readers.concat([reader, base])
         assert images(joined) == 2 * expected and kept_media(joined)[: len(expected)] == media
+        encoded = ImageDataset(reader, decode=None)
+        unchanged, others = (ImageDataset(each, decode="unchanged", output="numpy") for each in (reader, base))
+        for i, data in enumerate(expected):
+            assert encoded[i][0] == data and np.array_equal(unchanged[i][0], others[i][0])
         assert reader.fingerprint == base.fingerprint
         assert (reader.sizes() == base.sizes()).all()
         assert all((ours == theirs).all() for ours, theirs in zip(reader.info, base.info, strict=True))
-
-
-def test_bytes_and_unchanged_pixels_are_of_the_images(packed_base: Any, place: dict[str, Any]) -> None:
-    with readers.cached(packed_base, keep=KEEP, **place) as reader:
-        reader.prefill()
-        encoded = ImageDataset(reader, decode=None)
-        unchanged, expected = (ImageDataset(each, decode="unchanged", output="numpy") for each in (reader, packed_base))
-        for i, data in enumerate(images(packed_base)):
-            assert encoded[i][0] == data and np.array_equal(unchanged[i][0], expected[i][0])
 
 
 @pytest.mark.parametrize("share", [0, 0.5, 1])

@@ -275,6 +275,7 @@ def test_our_data_set_is_cut_by_tiers_of_the_cache(tree: Path, transform: Any, s
     ("make", "names"),
     [
         (lambda: DataLoader(Stream(), batch_size=BATCH, num_workers=2), ["loading", "collate", "transfer"]),
+        (lambda: DataLoader(Stream(), batch_size=None, num_workers=1), ["loading", "transfer"]),
         (lambda: DataLoader(Stream(), batch_size=None), ["loading"]),
     ],
 )

@@ -174,21 +174,20 @@ def test_a_change_hashes_no_shard_again(one: Path) -> None:
     assert any("train-000001.tar" in line for line in wrong(one))
 
 
-DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
-    "dataset.json": (lambda data: data.replace(b'"cat"', b'"owl"'), r"dataset.json: SHA256SUMS says the SHA-256"),
-    "classes.txt": (lambda data: data[::-1], r"classes.txt: does not have the classes of dataset.json"),
-    "SHA256SUMS": (lambda data: data[:3] + b"00000000" + data[11:], r"says the SHA-256 ...00000000\w+, "),
-    "train.index/label.npy": (lambda data: data[:-1] + b"\1", r"label.npy: .* CRC32C"),
-}
-
-
-@pytest.mark.parametrize("name", DAMAGE)
-def test_a_file_that_changed_is_named(one: Path, name: str) -> None:
-    change, message = DAMAGE[name]
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("dataset.json", lambda data: data.replace(b'"cat"', b'"owl"'), r"dataset.json: SHA256SUMS says the SHA-256"),
+        ("classes.txt", lambda data: data[::-1], r"classes.txt: does not have the classes of dataset.json"),
+        ("SHA256SUMS", lambda data: data[:3] + b"00000000" + data[11:], r"says the SHA-256 ...00000000\w+, "),
+        ("train.index/label.npy", lambda data: data[:-1] + b"\1", r"label.npy: .* CRC32C"),
+    ],
+)
+def test_a_file_that_changed_is_named(one: Path, name: str, change: Callable[[bytes], bytes], message: str) -> None:
     (one / name).write_bytes(change((one / name).read_bytes()))
     assert sha256sum(one).returncode == 1
-    found = [str(problem) for problem in packer.verify(one, workers=1).problems]
-    assert any(re.search(message, line) for line in found), found
+    problems = [str(problem) for problem in packer.verify(one, workers=1).problems]
+    assert any(re.search(message, line) for line in problems), problems
     if name != "train.index/label.npy":
         packer.prune(one)
         assert wrong(one) == [] and not unlisted(one)

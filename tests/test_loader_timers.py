@@ -10,8 +10,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock, call
 
 import pytest
+import torch
 from conftest import make_jpeg, tree_of
 from diagnosis_loaders import plain_loader
 from gpu_doubles import install
@@ -25,6 +27,7 @@ from cache.stores import Extents, StoreOver
 from readers import Decode, Ranks, Threads, Views
 from readers.augment import GaussianBlur, MixUp, RandomHorizontalFlip, RandomResizedCrop, Resize, cpu
 from readers.caching.store import Cached
+from readers.decode.device import DecodeStream
 from readers.loader import ImageLoader, LoaderStats
 from readers.loader.stats import LoopTimers
 from readers.table import Buffer
@@ -290,6 +293,20 @@ def test_copies_to_a_device_have_the_time_that_the_device_says(monkeypatch: pyte
         assert seconds(timers.stats()) == pytest.approx(
             {"copy": copied / 1e9} | ({"augment": augment} if augment else {})
         )
+
+
+def test_the_time_between_two_moments_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = iter([MagicMock(), MagicMock()])
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: "stream")
+    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: next(moments) if enable_timing else None)
+    stream = DecodeStream(torch.device("cuda", 0))
+    start, end = stream.tick(), stream.tick()
+    start.elapsed_time.return_value = 1.5  # ms
+    assert stream.elapsed(start, end) == 1_500_000
+    assert start.elapsed_time.call_args == call(end) and start.record.call_args == end.record.call_args == call(
+        "stream"
+    )
+    assert DecodeStream(torch.device("cpu")).tick() is None and stream.elapsed(None, None) == 0
 
 
 # --- traces -------------------------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def test_the_length_is_that_of_a_whole_epoch(reader: readers.Reader) -> None:
     loader = loader_of(reader)
     stream = iter(loader)
     next(stream), next(stream)
-    assert len(loader) == 5 and loader.left == 3
+    assert len(loader) == 5 and loader.left == 3 and loader.seed == 3
     other = loader_of(reader)
     other.load_state_dict(loader.state_dict())
     assert len(other) == 5 and other.left == 3

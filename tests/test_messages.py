@@ -77,8 +77,8 @@ def test_a_command_with_a_hostile_name_is_one_word_of_the_shell(tmp_path: Path) 
 def hostile_place(tmp_path: Path, tree: Path) -> Path:
     """A folder with two sets, one of them damaged, a table and a compressed shard; its name is a command."""
     place = tmp_path / "a b;$(touch x)"
-    packer.convert(tree, to="tar", output=place / "tar")
-    packer.convert(tree, to="hdf5", output=place / "set")
+    for to, name in (("tar", "tar"), ("hdf5", "set")):
+        packer.convert(tree, to=to, output=place / name, run=packer.Run(workers=1))
     (place / "tar/classes.txt").write_text("cat\n")
     shard = next((place / "set").glob("train*.h5"))
     shard.write_bytes(shard.read_bytes().replace(b"\xff\xd9", b"\xff\xd8"))

@@ -16,6 +16,7 @@ import pytest
 import torch
 from conftest import make_jpeg, tree_of
 from gpu_doubles import FakeCuda
+from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -108,6 +109,13 @@ def test_every_kind_of_batch_is_copied(cuda: FakeCuda) -> None:
     assert pair.second[1:] == ["text", None] and record.name == "name" and user[1] == 6
     assert batch["record"].image.device.type == "cpu" and batch["user"]["a"][0].device.type == "cpu"
     assert {("consumer", id(tensor)) for tensor in found} == set(cuda.recorded)
+
+
+def test_packed_sequences_keep_their_sizes_on_the_host() -> None:
+    packed = pack_sequence([torch.arange(2.0), torch.arange(3.0)], enforce_sorted=False)
+    (moved,) = DevicePrefetcher([packed], "cpu")
+    assert type(moved) is type(packed) and torch.equal(moved.data, packed.data)
+    assert moved.batch_sizes is packed.batch_sizes
 
 
 @pytest.mark.parametrize("pinned", [True, False])

@@ -26,6 +26,7 @@ from remote_servers import Fault, FileServer, Proxy
 from remote_suite import BUCKET, put_files
 from suites.programs import Notes, run_packer, run_python
 from suites.staging import staged, staged_files_of
+from torch.utils.data import DataLoader, Dataset
 
 import packer
 import readers
@@ -38,10 +39,12 @@ from cache.errors import (
     SlowError,
     TruncatedError,
 )
-from cache.remote import Courier, Patience, Remote, Span, parse_url, translated
+from cache.remote import Courier, Patience, Remote, Span, parallel_gets, parse_url, translated
 from cache.staging import sources as staging_remote
 from cache.stores.remote import Ahead
 from packer.testing.children import in_child
+from readers.augment import RandomResizedCrop
+from readers.loader import ImageLoader
 from readers.order import staged_first
 from readers.torch import ImageDataset
 
@@ -120,6 +123,41 @@ def test_what_was_announced_is_bounded(address: str, local: Any, monkeypatch: py
         assert 0 < held._held_bytes <= 30_000 and first not in held._of
         assert everything(reader) == everything(local)
         assert not held and held._held_bytes == 0 and not held._runs
+
+
+def test_a_loader_asks_ahead_and_once_for_each_sample(address: str, proxy: Proxy, local: readers.Reader) -> None:
+    proxy.delay = 0.02
+    with readers.open(address, "train") as reader:
+        proxy.log.clear()
+        loader = ImageLoader(reader, 4, seed=1, augment=[RandomResizedCrop(16)])
+        batches = iter(loader)
+        images, labels = next(batches)
+        for _ in range(2):  # batches are read by other threads, so each later GET was announced by one of the first
+            next(batches)
+        asked = len(proxy.gets())
+        rest = list(batches)
+        assert len(rest) == 6 and asked == len(proxy.gets()) <= 36, "all of the epoch was asked for by then"
+        ranges = [line.split()[1:] for line in proxy.gets()]
+        assert len({tuple(one) for one in ranges}) == len(ranges)
+    expected = next(iter(ImageLoader(local, 4, seed=1, augment=[RandomResizedCrop(16)])))
+    assert (images == expected[0]).all() and (labels == expected[1]).all()
+
+
+def test_ranks_and_workers_share_the_requests_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parallel_gets() == 128
+    for name, value in {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8"}.items():
+        monkeypatch.setenv(name, value)
+    assert parallel_gets() == 64
+    loader = DataLoader(_Shares(), batch_size=None, num_workers=2)
+    assert list(loader) == [32, 32]
+
+
+class _Shares(Dataset[int]):
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        return parallel_gets()
 
 
 def test_a_forked_child_meets_the_same_errors(reader: Any, proxy: Proxy) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import shutil
-import subprocess
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from math import inf, nan
 from pathlib import Path
@@ -15,6 +13,8 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from PIL import Image
+from suites.browser import Browser, find_chromium
 from suites.programs import run_packer, run_python
 
 import readers
@@ -24,13 +24,10 @@ from packer.tools.report import Page, charts, svg_image, write_page
 from packer.tools.report.pages import diagnosis_page
 
 HOSTILE = "<script>alert(1)</script>\"'&\u202e\x1b[2J</style>"
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 class Elements(HTMLParser):
     """What a page is made of; fails where tags are not nested."""
-
-    VOID = ("meta", "br", "use", "path", "rect", "image")
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -41,8 +38,7 @@ class Elements(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
-        if tag not in self.VOID or tag in ("use", "path", "rect", "image"):
-            self.open += [] if tag == "meta" else [tag]
+        self.open += [] if tag in ("meta", "br") else [tag]
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
@@ -209,92 +205,59 @@ def test_the_command_writes_a_report(tmp_path: Path) -> None:
 
 
 # --- in a browser ----------------------------------------------------------------------------------------------------
-PROBE = """<!DOCTYPE html><meta charset="utf-8"><body><script>
-const widths = [320, 400, 900, 1280], found = [];
-let left = widths.length;
-for (const width of widths) {
-  const frame = document.createElement("iframe");
-  frame.style = `width: ${width}px; height: 3000px; border: 0`;
-  frame.onload = () => {
-    const page = frame.contentDocument, texts = [], outside = [], overlaps = [];
-    for (const svg of page.querySelectorAll("figure svg")) {
-      const box = svg.getBoundingClientRect();
-      if (!box.width) continue;
-      const scale = box.width / svg.viewBox.baseVal.width, boxes = [];
-      for (const text of svg.querySelectorAll("text")) {
-        const b = text.getBoundingClientRect(), words = text.textContent;
-        texts.push(scale * parseFloat(frame.contentWindow.getComputedStyle(text).fontSize));
-        if (b.left < box.left - 2 || b.right > box.right + 4 || b.top < box.top - 2 || b.bottom > box.bottom + 4)
-          outside.push(words);
-        for (const [o, other] of boxes)
-          if (b.left < o.right - 1 && o.left < b.right - 1 && b.top < o.bottom - 4 && o.top < b.bottom - 4)
-            overlaps.push(words + " / " + other);
-        boxes.push([b, words]);
-      }
+SHOWN = """(() => { const texts = [], outside = [], overlaps = [];
+    for (const svg of $$("figure svg")) {
+        const box = svg.getBoundingClientRect();
+        if (!box.width) continue;
+        const scale = box.width / svg.viewBox.baseVal.width, boxes = [];
+        for (const text of svg.querySelectorAll("text")) {
+            const b = text.getBoundingClientRect(), words = text.textContent;
+            texts.push(scale * parseFloat(getComputedStyle(text).fontSize));
+            if (b.left < box.left - 2 || b.right > box.right + 4 || b.top < box.top - 2 || b.bottom > box.bottom + 4)
+                outside.push(words);
+            for (const [o, other] of boxes)
+                if (b.left < o.right - 1 && o.left < b.right - 1 && b.top < o.bottom - 4 && o.top < b.bottom - 4)
+                    overlaps.push(words + " / " + other);
+            boxes.push([b, words]);
+        }
     }
-    found.push({width, scroll: page.documentElement.scrollWidth, smallest: Math.min(...texts), outside, overlaps,
-                sections: [...page.querySelectorAll("h2")].map(h => h.textContent), drawn: texts.length});
-    if (!--left) document.body.textContent = "FOUND" + JSON.stringify(found) + "END";
-  };
-  frame.src = "report.html";
-  document.body.append(frame);
-}
-</script>"""
+    return {scroll: document.documentElement.scrollWidth, smallest: Math.min(...texts), drawn: texts.length, outside,
+            overlaps}; })()"""
 
 
-@pytest.fixture
-def chromium(tmp_path: Path) -> Any:
-    if CHROMIUM is None:
-        assert os.environ.get("PACKER_TEST_CHROMIUM") != "required", "no Chromium was found"
-        pytest.skip("needs Chromium")
-
-    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-        options = ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr")
-        return subprocess.run(
-            [CHROMIUM, *options, f"--user-data-dir={tmp_path / 'profile'}", *map(str, arguments)],
-            capture_output=True, text=True, timeout=300, check=True,
-        )  # fmt: skip
-
-    return run
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    browser = Browser(find_chromium(), tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
 
 
-@pytest.mark.parametrize("name", ["RandomResizedCrop(224)", "W" * 200], ids=["usual", "wide"])
-def test_a_browser_shows_all_of_it_at_any_width(chromium: Any, tmp_path: Path, name: str) -> None:
-    """Nothing is beside the page, outside of its chart, over other text, or smaller than 11 pixels."""
+@pytest.mark.parametrize(
+    ("name", "dark"), [("RandomResizedCrop(224)", False), ("W" * 200, False), (HOSTILE, True)], ids=range(3)
+)
+def test_a_browser_shows_all_of_it_at_any_width(browser: Browser, tmp_path: Path, name: str, dark: bool) -> None:
+    """Nothing is beside the page, outside of its chart, over other text, or smaller than 11 pixels, light or dark."""
     write_page(tmp_path / "report.html", diagnosis_page(diagnosis(name), "title", "packer diagnose"))
-    (tmp_path / "probe.html").write_text(PROBE)
-    probe = (tmp_path / "probe.html").as_uri()
-    shown = Elements(chromium("--allow-file-access-from-files", "--dump-dom", probe).stdout).text
-    for found in json.loads(shown.partition("FOUND")[2].partition("END")[0]):
-        assert found["drawn"] > 40 and found["scroll"] <= found["width"] and found["smallest"] >= 11, found
-        assert not found["outside"] and not found["overlaps"], found
-
-
-@pytest.mark.parametrize(("scheme", "is_dark"), [(0, True), (1, False)], ids=["dark", "light"])
-def test_a_browser_shows_the_page_at_two_widths(chromium: Any, tmp_path: Path, scheme: int, is_dark: bool) -> None:
-    """preferredColorScheme: 0 is dark, 1 is light."""
-    from PIL import Image
-
-    path = tmp_path / "report.html"
-    write_page(path, diagnosis_page(diagnosis(HOSTILE), "Diagnosis", "packer diagnose"))
-    done = chromium("--dump-dom", path.as_uri())
-    assert "CONSOLE" not in done.stderr, "no errors, and nothing that the page's policy forbids"
-    shown = Elements(done.stdout)
-    titles = ["The ladder", "What to change", "The machine meanwhile"]
-    assert all(title in shown.text for title in titles)
-    for width in (1280, 400):
-        picture = tmp_path / f"{width}.png"
-        colours = f"--blink-settings=preferredColorScheme={scheme}"
-        chromium(colours, f"--window-size={width},6000", f"--screenshot={picture}", path.as_uri())
-        with Image.open(picture) as image:
-            assert image.size == (width, 6000)
-            pixels = image.convert("L")
-            surface = pixels.getpixel((2, 2))
-            assert surface < 60 if is_dark else surface > 240
-            edges = [pixels.crop((x, 0, x + 4, 6000)).getextrema() for x in (0, width - 4)]
-            assert edges == [(surface, surface)] * 2, "nothing reaches the edges of the window"
-            least, most = pixels.crop((0, 0, width, 600)).getextrema()
-            assert most - least > 140, "there is text"
+    page = browser.open((tmp_path / "report.html").as_uri(), dark=dark)
+    page.wait("$('figure svg')")
+    page.call("Emulation.setScrollbarsHidden", hidden=True)
+    titles = page.js("$$('h2').map(title => title.textContent)")
+    assert {"The ladder", "What to change", "The machine meanwhile"} <= set(titles)
+    for width in (320, 400, 900, 1280):
+        page.resize(width, 6000)
+        shown = page.js(SHOWN)
+        assert shown["drawn"] > 40 and shown["scroll"] <= width and shown["smallest"] >= 11, shown
+        assert not shown["outside"] and (name == HOSTILE or not shown["overlaps"]), shown
+        page.screenshot(tmp_path / "page.png")
+        pixels = Image.open(tmp_path / "page.png").convert("L")
+        surface = pixels.getpixel((2, 2))
+        assert surface < 60 if dark else surface > 240
+        edges = [pixels.crop((x, 0, x + 4, 6000)).getextrema() for x in (0, width - 4)]
+        assert edges == [(surface, surface)] * 2, "nothing reaches the edges of the window"
+        least, most = pixels.crop((0, 0, width, 600)).getextrema()
+        assert most - least > 140, "there is text"
+    assert not page.complaints, "no errors, and nothing that the page's policy forbids"
+    page.close()
 
 
 def test_a_report_needs_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 import pytest
-from suites.snippets import ELSEWHERE, RUN, Page, Place, blocks_of
+from suites.snippets import RUN, Page, Place, blocks_of
 
 from packer.cli.group import cli
 
@@ -62,19 +62,6 @@ def test_the_code_of_a_page_runs(
                 raise AssertionError(f"{block}: {type(error).__name__}: {error}") from error
         page.names.clear()
         gc.collect()
-
-
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_no_code_of_a_page_is_left_out(path: Path) -> None:
-    """Code in other fences, or indented, would not run."""
-    text = path.read_text(encoding="utf-8")
-    other = [str(block) for block in blocks_of(path) if block.language in ELSEWHERE]
-    assert not other, f"write ```python, ```bash or ```console: {other}"
-    lines = text.splitlines()
-    fenced = {line for block in blocks_of(path) for line in range(block.line, block.line + block.text.count("\n"))}
-    code = re.compile(r" {4,}(\$ )?(packer [a-z]|import [a-z]|from \w+ import|with |for |loader = |reader = )")
-    indented = [number for number, line in enumerate(lines, 1) if number not in fenced and code.match(line)]
-    assert not indented, f"{path.name}: code without a fence in the lines {indented}"
 
 
 def spans(path: Path) -> list[str]:

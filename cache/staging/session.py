@@ -304,7 +304,7 @@ class _Leader:
             "%s: %s to copy by %s, %s of %s there already",
             self.copy.path,
             human_bytes(total_bytes(missing)),
-            plural(self.request.options.copying_threads(), "thread"),
+            plural(self.request.threads, "thread"),
             len(whole),
             plural(len(files), "file"),
         )
@@ -342,7 +342,7 @@ class _Leader:
                 self.ready[file.path] = (file.bytes, expected, time.time())
 
         old = [file for file in files if self.ready.get(file.path, (0, 0, 0.0))[2] < self.since]
-        work_off(old, check, self.request.options.copying_threads(), self.failed, lambda: None)
+        work_off(old, check, self.request.threads, self.failed, lambda: None)
         for path in self.damaged:
             self.watcher.note(f"{self.copy.path / path}: damaged, copied again")
 
@@ -366,7 +366,7 @@ class _Leader:
             tick()
             last = self.request.manifest.last
             for batch in ([f for f in missing if f.path != last], [f for f in missing if f.path == last]):
-                work_off(batch, self._copy_file, self.request.options.copying_threads(), self.failed, tick)
+                work_off(batch, self._copy_file, self.request.threads, self.failed, tick)
                 self.pace.check()
                 for path in folders:
                     with Folder(path) as folder:

@@ -19,7 +19,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from cache.errors import MissingExtraError, RemoteError, StagingError, StagingSourceError
 from cache.filesystem import prefetch
@@ -29,6 +29,7 @@ from cache.remote import Facts, Remote, Span
 INNER_FOLDER = ".staging"
 _CHUNK_BYTES = 1 << 20
 _AHEAD_BYTES = 16 << 20
+_FILES_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,13 @@ class StagedFile:
 
 
 class Source(Protocol):
-    """Where files are staged from. `str` of it is shown to users, and kept in the record of a copy."""
+    """Where files are staged from. `str` of it is shown to users, and kept in the record of a copy.
+
+    files_at_once: how many are copied at a time unless a user says so.
+    """
+
+    @property
+    def files_at_once(self) -> int: ...
 
     def __str__(self) -> str: ...
 
@@ -63,6 +70,10 @@ class FolderSource:
     """
 
     path: Path
+
+    @property
+    def files_at_once(self) -> int:
+        return min(_FILES_AT_ONCE, max(2, usable_cpus()))
 
     def __str__(self) -> str:
         return str(self.path)
@@ -179,9 +190,9 @@ class CopyOptions:
             if value is not None and value <= 0:
                 raise ValueError(f"{name} must be above 0, not {value}")
 
-    def copying_threads(self) -> int:
-        """`threads`, or a number for the CPUs of this process."""
-        return self.threads or min(8, max(2, usable_cpus()))
+    def copying_threads(self, source: Source) -> int:
+        """`threads`, or what suits the source."""
+        return self.threads or source.files_at_once
 
 
 @dataclass(frozen=True)
@@ -197,6 +208,11 @@ class Request:
     later: Sequence[StagedFile] = ()
     target: str | os.PathLike[str] | None = None
     options: CopyOptions = CopyOptions()
+
+    @property
+    def threads(self) -> int:
+        """How many files are copied at a time."""
+        return self.options.copying_threads(self.manifest.source)
 
     @property
     def all_files(self) -> list[StagedFile]:
@@ -218,12 +234,12 @@ def total_bytes(files: Iterable[StagedFile]) -> int:
 
 # Staging from an address: several ranged GETs of each file at a time, in order, all of one object.
 #
-# All GETs ask for the ETag of the first answer. What is on this machine already (dataset.json and the indexes, which
-# were fetched to know what to stage) is copied from there.
+# All answers must have the ETag of the first, and later GETs ask for it. What is on this machine already (dataset.json
+# and the indexes, which were fetched to know what to stage) is copied from there.
 
 
 _GET_BYTES = 8 << 20
-_AHEAD = 3  # GETs of one file under way; with 8 files at a time they hold at most 192 MiB
+_AHEAD = 3  # GETs of one file under way: of all files they hold at most 192 MiB
 _TICK_SECONDS = 0.2
 
 
@@ -234,6 +250,7 @@ class RemoteSource:
     remote: Remote
     here: Path
     from_here: frozenset[str]
+    files_at_once: ClassVar[int] = _FILES_AT_ONCE  # they wait for the network, whatever the CPUs
 
     def __str__(self) -> str:
         return str(self.remote.url)
@@ -248,17 +265,17 @@ class RemoteSource:
             return
         starts = deque(range(0, file.bytes, _GET_BYTES))
         pending: deque[Future[tuple[Any, Facts]]] = deque()
-        etag, at_once = "", 1  # until the first answer, which gives the ETag to ask for
+        etag = ""  # until the first answer; those that were asked for before it are compared with it
         try:
             while starts or pending:
-                while starts and len(pending) < at_once:
+                while starts and len(pending) < _AHEAD:
                     start = starts.popleft()
                     stop = min(start + _GET_BYTES, file.bytes)
                     pending.append(self.remote.submit(Span(file.path, start, stop, etag, file.bytes)))
                 data, facts = self._wait(pending.popleft(), check)
                 if etag and facts.etag and facts.etag != etag:
                     raise StagingSourceError(f"{self.location(file)}: changed while it was being copied; stage again")
-                etag, at_once = etag or facts.etag, _AHEAD
+                etag = etag or facts.etag
                 yield memoryview(data)
         except (RemoteError, MissingExtraError) as error:
             raise StagingSourceError(f"{error}; is the source still what it was? then stage again") from error

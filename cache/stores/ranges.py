@@ -25,7 +25,7 @@ class ReadPlan(NamedTuple):
     """Runs to read into one buffer, and the place of each wanted range in that buffer.
 
     Run r is [run_offset[r], run_offset[r] + run_length[r]) of shard run_shard[r] and goes to buffer position
-    run_place[r]. Wanted range i is then buffer[place[i] : place[i] + length[i]]. All int64.
+    run_place[r]. Wanted range i is in run run_of[i], and then buffer[place[i] : place[i] + length[i]]. All int64.
     """
 
     run_shard: npt.NDArray[np.int64]
@@ -33,6 +33,7 @@ class ReadPlan(NamedTuple):
     run_length: npt.NDArray[np.int64]
     run_place: npt.NDArray[np.int64]
     place: npt.NDArray[np.int64]
+    run_of: npt.NDArray[np.int64]
     total_bytes: int
 
     def runs(self) -> Iterator[tuple[int, int, int, int]]:
@@ -60,7 +61,7 @@ def plan_reads(
     k = len(offset)
     if k == 0:
         empty = np.zeros(0, np.int64)
-        return ReadPlan(empty, empty, empty, empty, empty, 0)
+        return ReadPlan(empty, empty, empty, empty, empty, empty, 0)
     order = np.lexsort((offset, shard))
     s, o = shard[order], offset[order]
     end = o + length[order]
@@ -77,10 +78,11 @@ def plan_reads(
     run_length = reach[last] - run_offset
     run_place = np.zeros(len(starts), np.int64)
     np.cumsum(run_length[:-1], out=run_place[1:])
-    run_of = np.repeat(np.arange(len(starts)), last - starts + 1)
-    place = np.empty(k, np.int64)
-    place[order] = run_place[run_of] + (o - run_offset[run_of])
-    return ReadPlan(s[starts].astype(np.int64), run_offset, run_length, run_place, place, int(run_length.sum()))
+    run_of, place = np.empty(k, np.int64), np.empty(k, np.int64)
+    run_of[order] = sorted_run_of = np.repeat(np.arange(len(starts)), last - starts + 1)
+    place[order] = run_place[sorted_run_of] + (o - run_offset[sorted_run_of])
+    total_bytes = int(run_length.sum())
+    return ReadPlan(s[starts].astype(np.int64), run_offset, run_length, run_place, place, run_of, total_bytes)
 
 
 def _running_end(shard: npt.NDArray[Any], end: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

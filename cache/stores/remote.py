@@ -1,11 +1,11 @@
 """Shards in an object store or on a web server, read by ranged GETs.
 
-One extent is one GET. Many are sorted, neighbours fetched together, and up to 32 ranges at a time. The first GET of a
+One extent is one GET. Many are sorted, neighbours fetched together, and up to 128 ranges at a time. The first GET of a
 shard compares its size with that of the index and remembers its ETag; later ones ask for the same object.
 
 What `prefetch` announces is fetched in the background, and kept until each of its samples was read once:
 
-    announced ──► queue of runs ──► at most 24 GETs at a time ──► bytes, until taken
+    announced ──► queue of runs ──► up to 112 GETs at a time ──► bytes, until taken
                      above the cap the oldest are dropped; they are read again when they are needed
 
 A run is one range of a shard with one or several samples in it. A run that failed is forgotten: the read that follows
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
@@ -25,12 +25,12 @@ from typing import Any
 import numpy as np
 
 from cache.errors import MissingError, StaleIndexError
-from cache.remote import PARALLEL, Facts, Patience, Remote, RemoteUrl, Span
+from cache.remote import Facts, Patience, Remote, RemoteUrl, Span, parallel_gets
 from cache.stores.base import Buffer, Extents, Shards, Store
 from cache.stores.files import check_inside
 from cache.stores.ranges import ReadPlan, plan_reads
 
-_GAP_BYTES = 256 << 10  # about what passes in the time that another request would take
+_GAP_BYTES = 64 << 10  # more than this costs more than another request, of which many are under way
 _GET_BYTES = 8 << 20
 _Key = tuple[int, int, int]
 
@@ -96,14 +96,12 @@ class RemoteFiles(Store):
             return
         self._ask_first()
         plan = self._plan(extents)
-        run_of = np.searchsorted(plan.run_place, plan.place, side="right") - 1
         parts: dict[int, dict[Any, tuple[int, int]]] = {}
-        for key, run, place in zip(_keys(extents), run_of.tolist(), plan.place.tolist(), strict=True):
+        for key, run, place in zip(_keys(extents), plan.run_of.tolist(), plan.place.tolist(), strict=True):
             start = place - int(plan.run_place[run])
             parts.setdefault(run, {})[key] = (start, start + key[2])
         for number, (shard, offset, length, _) in enumerate(plan.runs()):
-            if number in parts:  # a run of no bytes is part of its neighbour
-                announced.add(Run(self._starter(shard, offset, offset + length), length, parts[number]))
+            announced.add(Run(self._starter(shard, offset, offset + length), length, parts[number]))
 
     def check(self, shard: int) -> None:
         path, size = self.shards.paths[shard], self.shards.bytes[shard]
@@ -145,19 +143,22 @@ class RemoteFiles(Store):
         return plan_reads(extents.shard, extents.offset, extents.length, self.gap_bytes)
 
     def _read_now(self, extents: Extents) -> list[Buffer]:
-        """By parallel GETs of at most 8 MiB into one block."""
+        """By parallel GETs of at most 8 MiB: views of the answers. Only a run of several GETs is put together."""
         if not len(extents.row):
             return []
         plan = self._plan(extents)
-        block = memoryview(bytearray(plan.total_bytes))
-        wanted, places = [], []
-        for shard, offset, length, place in plan.runs():
-            for start in range(0, length, _GET_BYTES):
-                wanted.append((shard, offset + start, offset + min(length, start + _GET_BYTES)))
-                places.append(place + start)
-        for (_, start, stop), place, data in zip(wanted, places, self._get(wanted), strict=True):
-            block[place : place + stop - start] = memoryview(data)
-        return plan.views(block.toreadonly(), extents.length)
+        wanted, counts = [], []
+        for shard, offset, length, _ in plan.runs():
+            starts = range(0, max(1, length), _GET_BYTES)
+            wanted += [(shard, offset + start, offset + min(length, start + _GET_BYTES)) for start in starts]
+            counts.append(len(starts))
+        answers, runs = iter(self._get(wanted)), list[memoryview]()
+        for count in counts:
+            parts = [next(answers) for _ in range(count)]
+            runs.append(memoryview(parts[0] if count == 1 else b"".join(parts)))
+        starts_in_run = plan.place - plan.run_place[plan.run_of]
+        places = zip(plan.run_of.tolist(), starts_in_run.tolist(), extents.length.tolist(), strict=True)
+        return [runs[run][start : start + length] for run, start, length in places]
 
     def _get(self, wanted: list[tuple[int, int, int]]) -> list[Any]:
         """The bytes of (shard, start, stop), one GET each."""
@@ -201,7 +202,6 @@ def _indexed() -> Iterator[None]:
 
 
 _CAP_BYTES = 256 << 20
-_PARALLEL = PARALLEL - 8  # the others are for reads that wait
 
 
 class Run:
@@ -211,6 +211,7 @@ class Run:
         self, begin: Callable[[], Future[Any]], size_bytes: int, parts: dict[Hashable, tuple[int, int]]
     ) -> None:
         self.begin, self.bytes, self.parts = begin, size_bytes, parts
+        self.left = len(parts)
         self.future: Future[Any] | None = None
 
 
@@ -219,10 +220,11 @@ class Ahead:
 
     def __init__(self, seconds: float, cap_bytes: int = _CAP_BYTES) -> None:
         self._seconds, self._cap_bytes = seconds, cap_bytes
+        self._most = parallel_gets() * 7 // 8  # the others are for reads that wait
         self._lock = threading.RLock()  # a future that is done at once calls back at once
         self._runs: OrderedDict[int, Run] = OrderedDict()
         self._of: dict[Hashable, Run] = {}
-        self._queue: deque[Run] = deque()
+        self._queue: OrderedDict[int, Run] = OrderedDict()
         self._running = 0
         self._held_bytes = 0
 
@@ -238,7 +240,7 @@ class Ahead:
             self._runs[id(run)] = run
             self._held_bytes += run.bytes
             self._of.update((key, run) for key in run.parts)
-            self._queue.append(run)
+            self._queue[id(run)] = run
             while self._held_bytes > self._cap_bytes and len(self._runs) > 1:
                 self._forget(next(iter(self._runs.values())))
             self._begin_more()
@@ -260,7 +262,8 @@ class Ahead:
             start, stop = run.parts[key]
             if self._of.get(key) is run:
                 del self._of[key]
-                if data is None or not any(self._of.get(other) is run for other in run.parts):
+                run.left -= 1
+                if data is None or not run.left:
                     self._forget(run)
         return None if data is None else memoryview(data[0])[start:stop]
 
@@ -277,18 +280,16 @@ class Ahead:
         for key in run.parts:
             if self._of.get(key) is run:
                 del self._of[key]
-        if run in self._queue:
-            self._queue.remove(run)
+        self._queue.pop(id(run), None)
         if run.future is not None:
             run.future.cancel()
 
     def _begin_more(self) -> None:
-        while self._queue and self._running < _PARALLEL:
-            self._begin(self._queue[0])
+        while self._queue and self._running < self._most:
+            self._begin(next(iter(self._queue.values())))
 
     def _begin(self, run: Run) -> None:
-        if run in self._queue:
-            self._queue.remove(run)
+        self._queue.pop(id(run), None)
         try:
             run.future = run.begin()
         except RuntimeError:  # the interpreter is about to end

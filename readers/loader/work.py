@@ -6,6 +6,7 @@ of the same batch at the same time; each row belongs to one of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -119,8 +120,9 @@ class FieldWork:
 
 
 Allocate: TypeAlias = Callable[[int, int, int], torch.Tensor]
-# A read slower than this waits for a disk: from then on the kernel learns in advance which batches follow.
+# A read slower than this waits for a disk or a network: from then on these learn in advance which samples follow.
 _SLOW_READ_SECONDS = 0.0004
+_AHEAD_SAMPLES, _AHEAD_BYTES = 512, 128 << 20
 
 
 @dataclass(slots=True)
@@ -200,6 +202,8 @@ class EpochWork:
     compiled: bool = True
     notes_depth: bool = False
     _read_seconds: float = 0.0
+    _read_bytes: float = 0.0
+    _announced: int = 0
     _images: Reader = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -219,8 +223,8 @@ class EpochWork:
     def plan(self, step: int, clock: ThreadClock) -> Batch:
         """Which samples batch `step` holds, and what happens to each."""
         positions, indices = self.feed.rows(self._epoch, step)
-        if self._read_seconds > _SLOW_READ_SECONDS and step + 1 < self.steps:
-            self._announce(step + 1)
+        if self._announced or self._read_seconds > _SLOW_READ_SECONDS:
+            self._announce(step + 1, len(indices))
         plans, sizes = self._plan_samples(positions, indices)
         shapes = [self._choose_size(view, plan, sizes, positions, indices) for view, plan in enumerate(plans)]
         images = [self.allocate(len(indices), *shape) for shape in shapes]
@@ -324,9 +328,13 @@ class EpochWork:
                 plan.interpolate_colours()
         return plans, list(zip(heights.tolist(), widths.tolist(), strict=True))
 
-    def _announce(self, step: int) -> None:
-        """Tell the store what the batch `step` will read."""
-        self._images.prefetch(self.feed.rows(self._epoch, step)[1])
+    def _announce(self, step: int, batch_size: int) -> None:
+        """Tell the store what the batches from `step` on will read, each once."""
+        ahead = min(_AHEAD_SAMPLES, _AHEAD_BYTES / max(1.0, self._read_bytes)) / max(1, batch_size)
+        stop = min(step + max(1, math.ceil(ahead)), self.steps)
+        for later in range(max(step, self._announced), stop):
+            self._images.prefetch(self.feed.rows(self._epoch, later)[1])
+        self._announced = max(self._announced, stop)
 
     def _read_samples(self, positions: Int64s, indices: Int64s) -> Sequence[Buffer | Exception]:
         """The images, or why one could not be read."""
@@ -336,8 +344,10 @@ class EpochWork:
         """The images of a batch."""
         clock.begin_read()
         data = self._read_samples(positions, indices)
+        before = clock.bytes_read
         seconds = clock.end_read(data) / max(1, len(indices))
         self._read_seconds += (seconds - self._read_seconds) / 8
+        self._read_bytes = (clock.bytes_read - before) / max(1, len(indices))
         return data
 
     def _choose_size(

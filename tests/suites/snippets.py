@@ -50,10 +50,9 @@ from packer.cli.group import cli
 from packer.testing.samples import make_image
 from suites.programs import run_packer
 
-__all__ = ["ELSEWHERE", "RUN", "Block", "Page", "Place", "blocks_of", "matches"]
+__all__ = ["RUN", "Block", "Page", "Place", "blocks_of", "matches"]
 
 RUN = ("python", "bash", "console")
-ELSEWHERE = ("py", "pycon", "python3", "sh", "shell", "zsh", "shell-session", "ipython")
 OURS = ("packer", "readers", "cache")
 _FENCE = re.compile(r"^( *)(?P<mark>`{3,})(?P<info>[^\n`]*)\n(?P<text>.*?)^\1(?P=mark) *$", re.MULTILINE | re.DOTALL)
 _PROGRESS = re.compile(r"^packer: +(listing|\d+ ?%).*\n?", re.MULTILINE)
@@ -266,15 +265,14 @@ def _forked(words: Sequence[str], processes: Sequence[dict[str, str]]) -> tuple[
     """What forks of this process print that run a file with arguments, each with these variables; and their status."""
 
     def work(variables: dict[str, str], output: str) -> None:
-        with open(output, "a", encoding="utf-8") as file:
-            os.dup2(file.fileno(), 1)
-            os.dup2(file.fileno(), 2)
-            sys.stdout = sys.stderr = file
-            os.environ.update(variables)
-            sys.argv, sys.path[:0] = list(words), [os.getcwd()]
-            if "torch" in sys.modules:
-                sys.modules["torch"].set_num_threads(1)  # threads of this process are not in its forks
-            runpy.run_path(words[0], run_name="__main__")
+        sys.stdout = sys.stderr = file = open(output, "a", encoding="utf-8")  # the end of the process closes it
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        os.environ.update(variables)
+        sys.argv, sys.path[:0] = list(words), [os.getcwd()]
+        if "torch" in sys.modules:
+            sys.modules["torch"].set_num_threads(1)  # threads of this process are not in its forks
+        runpy.run_path(words[0], run_name="__main__")
 
     with tempfile.NamedTemporaryFile() as output:
         fork = multiprocessing.get_context("fork").Process
