@@ -27,6 +27,7 @@ from machine import prime, pss_of_tree, warm
 from pipeline_job import random_box
 from report import Claim, Column
 
+from cache.stores import Buffer, Extents, Store, StoreOver
 from readers import Ranks
 
 # Rows of `caching.py`: data sets and readers with no cache, with ours, with one per worker, and with stocaching's.
@@ -84,38 +85,48 @@ class DictReader:
         return [self.kept[int(i)] for i in indices]
 
 
-class SlowSource(DictReader):
-    """A source that takes `seconds` for each sample it is asked for, a far file system with one request at a time; and
+class SlowStore(StoreOver):
+    """A store that takes `seconds` for each sample it is asked for, a far file system with one request at a time; and
     counts the samples that all processes have asked for."""
 
-    def __init__(self, base: Any, seconds: float) -> None:
-        super().__init__(base)
-        self.seconds, self.reads = seconds, multiprocessing.get_context("fork").Value("q", 0)
+    def __init__(self, source: Store, seconds: float) -> None:
+        self.source, self.seconds = source, seconds
+        self.reads = multiprocessing.get_context("fork").Value("q", 0)
 
-    def __getattr__(self, name: str) -> Any:
-        if name in ("reads", "seconds"):
-            raise AttributeError(name)
-        return super().__getattr__(name)
+    def read_one(self, row: int, shard: int, offset: int, length: int) -> Buffer:
+        self._wait(1)
+        return self.source.read_one(row, shard, offset, length)
 
-    def read_many(self, indices: Any, field: str = "image") -> list[Any]:
+    def read(self, extents: Extents) -> list[Buffer]:
+        self._wait(len(extents.length))
+        return self.source.read(extents)
+
+    def _wait(self, samples: int) -> None:
         with self.reads.get_lock():
-            self.reads.value += len(indices)
-        time.sleep(self.seconds * len(indices))
-        return self.base.read_many(indices, field)
+            self.reads.value += samples
+        time.sleep(self.seconds * samples)
 
 
-class SourceInMemory(DictReader):
-    """A source that costs next to nothing, to see what a cache adds to it."""
+class StoreInMemory(StoreOver):
+    """A store that costs next to nothing once it was asked for everything, to see what a cache adds to it."""
 
-    def __init__(self, base: Any) -> None:
-        super().__init__(base)
-        self.kept = {i: bytes(data) for i, data in enumerate(base.read_many(range(len(base))))}
+    def __init__(self, source: Store) -> None:
+        self.source, self.kept = source, {}
 
-    def read(self, index: int, field: str = "image") -> Any:
-        return self.kept[index]
+    def read_one(self, row: int, shard: int, offset: int, length: int) -> Buffer:
+        if row not in self.kept:
+            self.kept[row] = bytes(self.source.read_one(row, shard, offset, length))
+        return self.kept[row]
 
-    def read_many(self, indices: Any, field: str = "image") -> list[Any]:
-        return [self.kept[int(i)] for i in indices]
+    def read(self, extents: Extents) -> list[Buffer]:
+        return [self.read_one(*map(int, one)) for one in zip(*extents, strict=True)]
+
+
+def over(base: Any, store: Store) -> Any:
+    """A reader of the same samples."""
+    import readers
+
+    return readers.Reader(base.table, store)
 
 
 def augmented(reader: Any) -> Any:
@@ -351,7 +362,8 @@ def hits(job: Job) -> dict[str, float]:
 
 
 def _over(job: Job, capacity: float, passes: int) -> dict[str, float]:
-    source = SourceInMemory(job.base())
+    base = job.base()
+    source = over(base, StoreInMemory(base.store))
     own = _timed(source.read, len(source))
     with job.cached(source, capacity) as reader:
         return {"over_us": _timed(reader.read, len(source), passes) - own}
@@ -376,7 +388,8 @@ def _rates(read: Callable[[int], Any], samples: int) -> dict[str, float]:
 def slow(chosen: Contender, arguments: argparse.Namespace, job: Job) -> dict[str, Any]:
     """Seconds of two epochs in random order, and how far the hit rate of the second is from the share."""
     share = chosen.options["share"]
-    reader = job.cached(SlowSource(job.base(), arguments.delay / 1e3), share)
+    base = job.base()
+    reader = job.cached(over(base, SlowStore(base.store, arguments.delay / 1e3)), share)
     seconds, hits = [], [0]
     for epoch in range(2):
         order = list(range(len(reader)))
@@ -400,8 +413,8 @@ def fill(chosen: Contender, arguments: argparse.Namespace, job: Job) -> dict[str
     """Samples/s until all are kept, and how often each was read and stored. Raises where one is lost or wrong."""
     base = job.base()
     expected = [bytes(data) for data in base.read_many(range(len(base)))]
-    source = SlowSource(base, arguments.delay / 1e3)
-    reader = job.cached(source)
+    source = SlowStore(base.store, arguments.delay / 1e3)
+    reader = job.cached(over(base, source))
     count = chosen.options["processes"]
     ready = multiprocessing.get_context("fork").Barrier(count + 1)
 
