@@ -30,6 +30,7 @@ from report import Claim, Column
 __all__ = ["BENCHMARK"]
 
 MANY, SINGLE, AHEAD, STAGE = "ours: read_many", "ours: one by one", "ours: one by one, announced", "ours: stage"
+SHUFFLED, WOVEN = "ours: ImageLoader, Shuffled", "ours: ImageLoader, woven"
 RANGES, PLAIN, WHOLE = "limit: obstore.get_ranges", "http.client, one by one", "limit: http.client, files in 8 threads"
 
 
@@ -43,6 +44,7 @@ class Job:
     files: list[tuple[str, int]]
     reader: Any
     to: Path
+    samples: int = 0
 
 
 @contender(MANY, imports="readers obstore")
@@ -94,6 +96,29 @@ def plain(job: Job) -> int:
     return total
 
 
+def an_epoch(job: Job, order: Any) -> int:
+    from readers.augment import RandomResizedCrop
+    from readers.loader import ImageLoader
+
+    loader = ImageLoader(job.reader, 128, order=order, augment=[RandomResizedCrop(64)])
+    job.samples = sum(len(labels) for _, labels in loader)
+    return int(job.reader.sizes().sum())
+
+
+@contender(SHUFFLED, imports="readers obstore torch", note="an epoch of the whole set, decoded to 64 x 64")
+def loader_shuffled(job: Job) -> int:
+    from readers.order import Shuffled
+
+    return an_epoch(job, Shuffled(len(job.reader), 1))
+
+
+@contender(WOVEN, imports="readers obstore torch", note="the same; blocks of 256 KiB, 256 open")
+def loader_woven(job: Job) -> int:
+    from readers.order import woven
+
+    return an_epoch(job, woven(job.reader, 1))
+
+
 @contender(STAGE, imports="readers obstore crc32c", note="CRC32C of every shard, fsync of every file, indexes too")
 def stage(job: Job) -> int:
     import readers
@@ -132,10 +157,10 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
         draws = np.random.default_rng(7).choice(len(local), (2, size), replace=False).tolist()
         files = [(s.path, s.bytes) for split in local.dataset.splits.values() for s in split.shards]
         prime(2 * sum(size for _, size in files) + (1 << 28))
-        ours = readers.open(url, arguments.split) if chosen.name in (MANY, SINGLE, AHEAD) else None
+        ours = readers.open(url, arguments.split) if chosen.name not in (RANGES, PLAIN, STAGE, WHOLE) else None
         jobs = [Job(url, wanted, _ranges(local, wanted), files, ours, target) for wanted in draws]
         job = jobs.pop()
-        if chosen.name not in (STAGE, WHOLE):
+        if chosen.name not in (STAGE, WHOLE, SHUFFLED, WOVEN):
             chosen.function(*jobs)
         gets, started = _gets(url), time.perf_counter()
         moved = chosen.function(job)
@@ -143,7 +168,7 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
         if ours is not None:
             ours.close()
     shutil.rmtree(target)
-    samples = {} if chosen.name in (STAGE, WHOLE) else {"samples_s": len(job.wanted) / seconds}
+    samples = {} if chosen.name in (STAGE, WHOLE) else {"samples_s": (job.samples or len(job.wanted)) / seconds}
     return {"s": seconds, "mb_s": moved / 1e6 / seconds, "gets": gets, **samples}
 
 
