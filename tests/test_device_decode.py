@@ -226,6 +226,13 @@ def test_orientation_is_the_same_on_every_path(double: Double, orientation: int)
             assert torch.equal(pixels_of(found), expected(data)), decoder.name
 
 
+def test_the_cpu_decoder_names_what_it_cannot_decode() -> None:
+    data = jpeg(1)
+    header = parse_any(data)
+    good, bad = CpuDecoder(CPU).decode([data, data], [header, header._replace(height=70)])
+    assert isinstance(good, Picture) and isinstance(bad, BadSampleError)
+
+
 # --- which one ----------------------------------------------------------------------------------------------------
 LIBRARY = """
 try:
