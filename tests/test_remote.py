@@ -600,7 +600,7 @@ def test_staging_objects_that_change(
         staged(address, tmp_path / "before")
 
 
-def test_the_commands(address: str, packed: Path, tmp_path: Path) -> None:
+def test_the_commands_for_reading(address: str, packed: Path, tmp_path: Path) -> None:
     with readers.stage(address, tmp_path / "slow", background=True, bytes_per_second=20_000) as copy:
         assert not (copy / "train-000004.tar").exists() and (copy / "dataset.json").exists()
     done = run_packer("stage", address, "--target", str(tmp_path))
