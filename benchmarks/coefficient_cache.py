@@ -7,7 +7,6 @@ beside    images/s of a loop over ImageLoader by epoch: while the cache is fille
 start     a new process over a cache on a disk: until it is open, to the first batch, to the end of an epoch
 ranks     two processes at once: rates, how often a sample is encoded, memory
 workers   a DataLoader whose workers are forked, and spawned
-cpu       a CPU without AVX2 and BMI2
 
 Every figure comes from a process of its own, a step: a function of options to figures. Ways that are compared take
 turns, ratios are taken within a round, and what is printed are medians over rounds. The samples are in the page cache,
@@ -25,7 +24,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -211,15 +209,6 @@ def step_workers(options: Options) -> Figures:
     return {"first_s": firsts[0], "images_s": rates["images_s"]}
 
 
-def step_refused(options: Options) -> Figures:
-    """What is said where the CPU cannot decode coefficients."""
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        with _reader(options) as reader:
-            kept = reader.stats().capacity_bytes
-    return {"said": [str(one.message) for one in found], "kept_bytes": kept}
-
-
 # --- parts: what is run, and the table of it --------------------------------------------------------------------------
 class Steps:
     """Runs steps of the set, and collects the lines of the table."""
@@ -227,11 +216,11 @@ class Steps:
     def __init__(self, arguments: argparse.Namespace, folder: Path) -> None:
         self.arguments, self.folder = arguments, folder
 
-    def run(self, step: str, environ: dict[str, str] | None = None, **options: Any) -> Figures:
+    def run(self, step: str, **options: Any) -> Figures:
         """The figures of a step. Raises SystemExit for one that failed."""
         given = {"set": str(self.arguments.set), "threads": 2, "started": time.time(), **options}
         command = [sys.executable, __file__, "--step", step, json.dumps(given)]
-        how: dict[str, Any] = {"env": {**os.environ, **(environ or {})}, "capture_output": True, "text": True}
+        how: dict[str, Any] = {"capture_output": True, "text": True}
         done = subprocess.run(command, check=False, timeout=_TIMEOUT, start_new_session=True, **how)
         if done.returncode:
             raise SystemExit(done.stderr[-2000:])
@@ -359,14 +348,7 @@ def workers(steps: Steps) -> None:
     _print("A DataLoader of 2 workers, epochs 1, 2, 3", rows)
 
 
-def cpu(steps: Steps) -> None:
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        found = steps.run("refused", {"NUMBA_CPU_FEATURES": "+sse2"}, directory=folder)
-    rows = [("kept", f"{found['kept_bytes']} bytes"), ("it warns", found["said"][0])]
-    _print("NUMBA_CPU_FEATURES=+sse2 hides AVX2 and BMI2", rows)
-
-
-_PARTS = {"fill": fill, "beside": beside, "start": start, "ranks": ranks, "workers": workers, "cpu": cpu}
+_PARTS = {"fill": fill, "beside": beside, "start": start, "ranks": ranks, "workers": workers}
 
 
 def main() -> None:

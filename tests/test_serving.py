@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -10,8 +11,10 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -215,6 +218,28 @@ def test_clients_that_take_all_are_cut_off(start: Any) -> None:
             "others are served"
         )
         assert len(received(connection)) < 20 << 21
+
+
+def test_connections_of_the_moment_in_which_it_is_closed_are_closed(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unclosed: list[object] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ResourceWarning)  # raised where nobody catches it, so the hook sees it
+        monkeypatch.setattr(sys, "unraisablehook", unclosed.append)
+        for count in range(0, 30, 5):
+            server, clients = start(connections=64), []
+            closing = threading.Timer(count / 10_000, server.close)
+            closing.start()
+            with suppress(OSError):
+                while len(clients) < 64:
+                    clients.append(connected(server))
+            closing.join()
+            for client in clients:
+                client.close()
+            del server
+            gc.collect()
+    assert not unclosed
 
 
 def remote(server: Server, token: str = TOKEN, scheme: str = "http") -> Remote:
