@@ -21,7 +21,7 @@ from packer.output import Result, set_root, set_title
 from readers.headers import MEDIA
 from readers.layout import read_dataset_info
 from readers.order import Order, Sequential, Shuffled, block_shuffled, woven
-from readers.order.quality import read_amplification, shuffle_quality
+from readers.order.quality import mixing, read_amplification, requests_per_sample, shuffle_quality
 from readers.table import NO_LABEL
 
 __all__ = ["InspectResult", "OrderReport", "SplitReport", "compare_orders", "inspect"]
@@ -191,7 +191,9 @@ class OrderReport(Result):
     """One order.
 
     amplification: bytes fetched per byte used, by bytes of a request.
-    quality: 1 mixes as well as a global shuffle, 0 not at all.
+    requests: GETs a sample, where the set is remote.
+    quality: 1 mixes as well as a global shuffle, 0 not at all: one batch of 256.
+    mixing: the same over 1, 4, 16 and 64 batches in a row, as far as an epoch has them.
     memory_bytes: what a reader needs to read every block once; 0 without blocks.
     """
 
@@ -200,6 +202,8 @@ class OrderReport(Result):
     amplification: dict[int, float]
     quality: float
     memory_bytes: int
+    requests: float
+    mixing: dict[int, float]
 
 
 def compare_orders(
@@ -231,4 +235,5 @@ def compare_orders(
 
 def _order_report(name: str, order: Order, memory: int, reader: readers.Reader) -> OrderReport:
     amplification = {size: read_amplification(order, reader, request_bytes=size) for size in _REQUESTS}
-    return OrderReport(name, order.spec(), amplification, shuffle_quality(order), memory)
+    requests, over_many = requests_per_sample(order, reader), mixing(order)
+    return OrderReport(name, order.spec(), amplification, shuffle_quality(order), memory, requests, over_many)

@@ -35,7 +35,9 @@ from readers.order import (
     Woven,
     block_shuffled,
     describe,
+    mixing,
     read_amplification,
+    requests_per_sample,
     shuffle_quality,
     woven,
 )
@@ -208,7 +210,9 @@ def test_a_batch_has_no_two_samples_of_a_woven_block() -> None:
     whole = rounds[(rounds >= 0).all(axis=1)]
     assert order.round_samples == 64 and len(whole) > 70
     assert all(len(set((one // 2).tolist())) == 64 for one in whole)
-    assert shuffle_quality(Woven(100_000, 16, 512), batch_size=256) > 0.85
+    over = mixing(Woven(100_000, 16, 512))
+    assert list(over) == [1, 4, 16, 64] and over[1] > 0.85 and over[64] < 0.5, "over many batches a block is whole"
+    assert mixing(Shuffled(100_000)) == dict.fromkeys(over, 1.0) and mixing(Shuffled(40)) == {1: 1.0}
     assert shuffle_quality(Woven(100_000, 16, 512)) > 2 * shuffle_quality(BlockShuffled(np.arange(0, 100_001, 1600), 5))
 
 
@@ -219,6 +223,7 @@ def test_a_woven_order_of_a_reader(tmp_path: Path) -> None:
     with readers.open(tmp_path / "set") as reader:
         order = woven(reader, 5, block_bytes=4 * int(reader.sizes().mean()), open=8)
         assert order == Woven(40, 4, 8, 5) and read_amplification(order, reader, request_bytes=1) < 3
+        assert requests_per_sample(order, reader) < 0.5 and requests_per_sample(Shuffled(40), reader) == 1
         with pytest.raises(ValueError, match="block_bytes is 0"):
             woven(reader, block_bytes=0)
     for name in ("block", "open", "nodes"):

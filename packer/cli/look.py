@@ -191,13 +191,18 @@ def export_command(path: str, target: Target, **options: Any) -> ExportResult:
 
 def _orders(reports: list[OrderReport]) -> Iterator[str]:
     """The comparison as lines."""
-    yield "                     bytes read per byte used                 mixes, against"
-    yield "order                4 KiB reads   1 MiB reads   memory      a global shuffle"
+    counts = sorted({count for report in reports for count in report.mixing})
+    yield "                     bytes read per byte used   GETs a               mixes, against a global shuffle, over"
+    yield (
+        "order                4 KiB reads   1 MiB reads   sample   memory"
+        + "     "
+        + "".join(f"{plural(count, 'batch'):>12s}" for count in counts)
+    )
     for report in reports:
         small, large = report.amplification.values()
         memory = human_bytes(report.memory_bytes) if report.memory_bytes else ""
-        costs = f"{report.name:20s} {small:11.2f} {large:13.2f}   {memory:9s}"
-        yield f"{costs} {report.quality:5.2f} {bar(report.quality, 20)}"
+        costs = f"{report.name:20s} {small:11.2f} {large:13.2f} {report.requests:8.3f}   {memory:9s}"
+        yield f"{costs}  " + "".join(f"{report.mixing[count]:12.2f}" for count in counts)
     blocks = click.get_current_context().params["block_bytes"]
     use = "readers.order.block_shuffled(reader, seed, window=…), readers.order.woven(reader, seed)"
     yield f"Blocks hold {blocks}, woven 256 KiB, and are read once. In training: {use}"

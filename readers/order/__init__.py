@@ -11,7 +11,14 @@ Nothing here holds a list of the samples or remembers anything: an order is a fu
 
 from readers.order.base import Order, Permutation, Sequential, Shuffled
 from readers.order.local import BlockShuffled, NodeLocal, StagedFirst, block_shuffled, staged_first
-from readers.order.quality import ShuffleReport, describe, read_amplification, shuffle_quality
+from readers.order.quality import (
+    ShuffleReport,
+    describe,
+    mixing,
+    read_amplification,
+    requests_per_sample,
+    shuffle_quality,
+)
 from readers.order.sampling import Bucketed, ClassBalanced, Mixed, Weighted
 from readers.order.schedule import ResumeToken, Schedule
 from readers.order.woven import Woven, woven
@@ -34,7 +41,9 @@ __all__ = [
     "Woven",
     "block_shuffled",
     "describe",
+    "mixing",
     "read_amplification",
+    "requests_per_sample",
     "shuffle_quality",
     "staged_first",
     "woven",

@@ -32,6 +32,7 @@ from readers.table import ABSENT
 
 PAGE_BYTES = 4096
 _MOST_EPOCHS = 64
+_RUNS = 32
 _SAMPLED = 2048  # samples or blocks looked at; an estimate needs no more
 
 
@@ -70,6 +71,26 @@ def shuffle_quality(order: Order, epoch: int = 0, batch_size: int = 256, batches
     epochs = range(epoch, epoch + min(_MOST_EPOCHS, -(-batches // starts.size)))
     means = np.concatenate([order.indices(e, positions).reshape(-1, size).mean(axis=1) for e in epochs])
     return quality_of(means, size, n)
+
+
+def mixing(order: Order, batches: tuple[int, ...] = (1, 4, 16, 64), batch_size: int = 256) -> dict[int, float]:
+    """The quality over so many batches in a row, by their number: blocks that are read together show over many batches
+    where they do not over one.
+
+    batches: rising, each a multiple of the one before; those of more than half an epoch are left out.
+    """
+    n = int(order.spec()["samples"])
+    size = min(batch_size, len(order) // 4, n // 4) or 1
+    counts = [count for count in batches if count * size <= max(size, len(order) // 2)]
+    longest = counts[-1] * size
+    runs = max(1, min(_RUNS, len(order) // longest))
+    starts = np.linspace(0, max(0, len(order) - longest), runs).astype(np.int64)
+    positions = (starts[:, None] + np.arange(longest)).reshape(-1)
+    if n < 2 or longest > len(order):
+        return dict.fromkeys(counts, 1.0)
+    epochs = range(min(_MOST_EPOCHS, -(-_RUNS // runs)))
+    means = np.concatenate([order.indices(epoch, positions).reshape(-1, size).mean(axis=1) for epoch in epochs])
+    return {count: quality_of(means.reshape(-1, count).mean(axis=1), count * size, n) for count in counts}
 
 
 def step_quality(order: Order, step_samples: int, epoch: int = 0, batch_size: int = 256, batches: int = 1800) -> float:
@@ -114,6 +135,17 @@ def read_amplification(order: Order, reader: Reader, *, field: str = "image", re
         fetched += int((last - first)[plan.run_length > 0].sum()) * request_bytes
         used += int(length.sum())
     return max(1.0, fetched / used) if used else 1.0
+
+
+def requests_per_sample(order: Order, reader: Reader, *, field: str = "image", gap_bytes: int = 64 << 10) -> float:
+    """GETs for each sample of a remote set, where those with gaps of at most `gap_bytes` between them share one;
+    estimated as `read_amplification` is."""
+    requests = samples = 0
+    for read in _reads(order):
+        plan = plan_reads(*_extents(read, reader, field), gap_bytes)
+        requests += int((plan.run_length > 0).sum())
+        samples += len(read)
+    return requests / samples if samples else 0.0
 
 
 def _reads(order: Order) -> Iterator[Int64s]:
