@@ -593,7 +593,7 @@ def _detail(says: str) -> str:
 # bounded.
 
 
-_MOST_PARALLEL, _LEAST_PARALLEL = 128, 8
+_MOST_PARALLEL, _LEAST_PARALLEL = 256, 8
 _NODE_PARALLEL = 512
 _START_SECONDS = 60.0
 _ENDED = "the process that fetches for this forked one has ended; try again"
@@ -602,9 +602,9 @@ _V = TypeVar("_V")
 
 
 def parallel_gets() -> int:
-    """How many GETs this process has under way at most: its part of the 512 of the node, from 8 to 128.
+    """How many GETs this process has under way at most: its part of the 512 of the node, from 8 to 256.
 
-    At 100 ms and 100 kB a GET, 128 of them are 128 MB/s. Where answers come sooner, fewer are under way at a time.
+    At 100 ms and 100 kB a GET, 256 of them are 256 MB/s. Where answers come sooner, fewer are under way at a time.
     """
     return max(_LEAST_PARALLEL, min(_MOST_PARALLEL, _NODE_PARALLEL // reading_processes()))
 

@@ -168,7 +168,7 @@ def _range_bytes(line: str) -> int:
 
 
 def test_ranks_and_workers_share_the_requests_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert parallel_gets() == 128
+    assert parallel_gets() == 256
     for name, value in {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8"}.items():
         monkeypatch.setenv(name, value)
     assert parallel_gets() == 64

@@ -1,11 +1,11 @@
 """Shards in an object store or on a web server, read by ranged GETs.
 
-One extent is one GET. Many are sorted, neighbours fetched together, and up to 128 ranges at a time. The first GET of a
+One extent is one GET. Many are sorted, neighbours fetched together, and up to 256 ranges at a time. The first GET of a
 shard compares its size with that of the index and remembers its ETag; later ones ask for the same object.
 
 What `prefetch` announces is fetched in the background, and kept until each of its samples was read once:
 
-    announced ──► queue of runs ──► up to 112 GETs at a time ──► bytes, until taken
+    announced ──► queue of runs ──► up to 224 GETs at a time ──► bytes, until taken
                      above the cap the oldest are dropped; they are read again when they are needed
 
 A run is one range of a shard with one or several samples in it. A run that failed is forgotten: the read that follows
