@@ -18,7 +18,7 @@ demo: $(VENV)/.ready $(if $(TORCH),$(VENV)/.ready-torch)
 
 # EXAMPLES=1000 gives each property more examples than 40.
 test: $(VENV)/.ready-test
-	$(BIN)/python -m pytest -q -n 4 --dist worksteal
+	$(BIN)/python -m pytest -q -n 3 --dist worksteal
 
 # The tests that need Triton (its interpreter runs the kernels on the CPU) or JAX, which take 1.4 GB.
 test-device: $(VENV)/.ready-device
