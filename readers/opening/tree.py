@@ -507,7 +507,7 @@ class _Walk:
     def run(self, processes: int) -> None:
         """Do all work, with other processes where there is much of it."""
         until = time.monotonic() + _ALONE_SECONDS
-        while (processes < 2 or time.monotonic() < until) and (task := self._next(1, processes > 1)):
+        while (processes < 2 or not self._paths or time.monotonic() < until) and (task := self._next(1, processes > 1)):
             work, arguments, done = task
             done(work(*arguments))
         if self._ahead or self._slices:
