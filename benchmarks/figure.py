@@ -1,4 +1,4 @@
-"""Draw the chart of the docs: images/s of the rows that hand out uint8, from the last run that `pipeline.py --out` saved.
+"""Draw the chart of the docs: images/s of the rows that hand out uint8, in the last run that `pipeline.py` saved.
 
 python benchmarks/figure.py FIGURES.json docs/figures/feeding.svg          (needs the extra report)
 """
