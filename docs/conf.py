@@ -19,10 +19,12 @@ extensions += ["commands", "interface", "links"]
 root_doc = "index"
 exclude_patterns = ["site", "extending", "seeds", "reference/examples.md"]
 redirects = {  # pages of earlier releases
+    **dict.fromkeys(("advise", "diagnosis", "monitor", "simulate"), "bottleneck.html"),
     "coefficients": "cache.html#coefficients-of-jpegs",
     "neighbours": "staging.html#nodes-that-read-from-each-other",
     "recipes": "howto.html#training-scripts",
     "reference/examples": "../howto.html#training-scripts",
+    "rocal": "dali.html",
     "tasks": "howto.html",
 }
 suppress_warnings = ["misc.highlighting_failure"]  # … in Python
