@@ -72,7 +72,7 @@ def test_links_of_a_page_are_made_for_the_site(tmp_path: Path) -> None:
     (tmp_path / "examples").mkdir()
     (tmp_path / "cache").mkdir()
     (tmp_path / "examples/README.md").touch()
-    text = "[a](../README.md#x) [b](../examples) [s](seeds/x.md) [`c`](../cache/) [d](https://x.y/z) [e](e.md#f) `[g](../cache)`\n"
+    text = "[a](../README.md#x) [b](../examples) [s](seeds/x.md) [`c`](../cache/) [d](https://x.y/z) `[g](../cache)`\n"
     found = rewritten(text, tmp_path / "docs", tmp_path, tmp_path / "docs")
-    expected = "[a](index.md#x) [b](howto.md#training-scripts) s `c` [d](https://x.y/z) [e](e.md#f) `[g](../cache)`\n"
+    expected = "[a](index.md#x) [b](howto.md#training-scripts) s `c` [d](https://x.y/z) `[g](../cache)`\n"
     assert found == expected
