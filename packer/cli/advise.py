@@ -61,8 +61,8 @@ def command(
     """Measure SOURCE in other sizes and codecs, and recommend how to pack and read it.
 
     SOURCE is any source of packer convert: a folder of images, an archive, a manifest, a packed set, shards. A random
-        sample is encoded by the code of packer convert, decoded by that of ImageLoader, and compared with the
-        originals. No set is written.
+    sample is encoded by the code of packer convert, decoded by that of ImageLoader, and compared with the originals. No
+    set is written.
     """
     if simulate_step is not None and images_per_second is not None:
         raise click.UsageError("give either --images-per-second or --simulate-step")

@@ -1,4 +1,4 @@
-"""`packer diagnose FILE.py:NAME`, `packer diagnose SET`: which stage of a loader starves the training."""
+"""`packer diagnose FILE.py:NAME`, `packer diagnose SET`: the stage of a loader that limits training."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def _lines(result: Diagnosis, written: list[str]) -> list[str]:
 
 
 def _image_loader(dataset: str, device: str | None, split: str | None = None, **options: int) -> Any:
-    """An `ImageLoader` over a packed set, or a folder of images as it is, with the usual augmentation of a training."""
+    """An `ImageLoader` over a packed set, or a folder of images as it is, with the usual augmentation of training."""
     from readers.augment import RandomHorizontalFlip, RandomResizedCrop
     from readers.loader import ImageLoader
 
