@@ -30,7 +30,7 @@ _METHOD = (
     "The ladder: each line is the time of a step when one more stage of the loader runs for real, from the training "
     "step back to storage; earlier stages have their results in memory.",
     "Added is the cost of a stage when all earlier stages are free. If free is the gain of a step if this stage "
-    "alone cost nothing: measured for the costliest stages, computed for the others. The verdict follows the second one.",
+    "alone cost nothing: measured for the costliest stages, computed for the others. The verdict follows the second.",
     "Times are medians of blocks of steps; the interval has the median in 93 % of all cases.",
 )
 _PACKAGES = ("packer-vision", "torch", "numpy", "nvidia-dali-cuda120", "simplejpeg", "pillow")
