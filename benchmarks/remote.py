@@ -266,6 +266,7 @@ def lance(job: Long, clump: int | None) -> Iterator[int]:
 @LONG("MosaicML Streaming", imports="streaming torch", note="shards of 64 MiB, 2 workers, kept locally", block=None)
 def mosaic(job: Long, block: int | None) -> Iterator[int]:
     from streaming import MDSWriter, StreamingDataset
+    from streaming.base.util import clean_stale_shared_memory
     from torch.utils.data import DataLoader
 
     def make(to: Path) -> None:
@@ -274,6 +275,7 @@ def mosaic(job: Long, block: int | None) -> Iterator[int]:
                 out.write({"image": data, "label": label})
 
     make_once(job.work / "data" / "mds", make)
+    clean_stale_shared_memory()
     job.begin()
     dataset = StreamingDataset(
         remote="s3://data/mds",
