@@ -68,14 +68,6 @@ def test_a_missing_extra_names_the_command() -> None:
     assert message == f"s3:// needs obstore: run  {install_command('remote')}"
 
 
-@pytest.mark.parametrize("line", ["import cache", "import readers", "from packer import convert"])
-def test_a_system_without_posix_locks_is_named(line: str) -> None:
-    """As Windows is."""
-    done = run_python("-c", f"import sys; sys.modules['fcntl'] = None\n{line}")
-    assert done.returncode == 1 and done.stderr.count("Traceback") == 1, done.stderr
-    assert "need Linux: this system (linux) lacks POSIX file locks" in done.stderr and "WSL" in done.stderr
-
-
 def test_errors_pass_between_processes() -> None:
     """Pools and forked readers pickle what went wrong."""
     missing = MissingExtraError("obstore", "remote", "s3://")
