@@ -57,9 +57,9 @@ def test_no_text_sends_a_user_to_somebody_elses_package() -> None:
 
 def test_extras_in_texts_exist() -> None:
     declared = (ROOT / "pyproject.toml").read_text(encoding="utf-8").partition("[project.optional-dependencies]")[2]
-    extras = set(re.findall(r"^(\w+) = \[", declared.partition("\n[project.scripts]")[0], re.MULTILINE))
+    extras = set(re.findall(r"^([\w-]+) = \[", declared.partition("\n[project.scripts]")[0], re.MULTILINE))
     for path in TEXTS:
-        for names in re.findall(rf"{DISTRIBUTION}\[([a-z,]+)\]", path.read_text(encoding="utf-8")):
+        for names in re.findall(rf"{DISTRIBUTION}\[([a-z0-9,-]+)\]", path.read_text(encoding="utf-8")):
             assert set(names.split(",")) <= extras, f"{path} names the extras {names}; there are {sorted(extras)}"
 
 

@@ -37,7 +37,7 @@ from readers.coefficients.compiled import BUILD_BY_CLANG, load_codec
 __all__ = ["Check", "Health", "examine"]
 
 _OURS = ("packer", "readers", "cache")
-_NOT_FOR_USERS = {"test", "testing", "site", "dev"}
+_NOT_SHOWN = {"test", "testing", "site", "dev", "all", "s3", "dali-cuda12", "dali-cuda13"}  # nor others' second names
 _SECONDS = 60.0
 _FEW_FILES, _SMALL_SHM_BYTES = 1024, 128 << 20
 # Of distributions whose module has another name, what to import; else the name with underscores.
@@ -204,7 +204,7 @@ def _extras() -> Iterator[Check]:
     core = [one for one in wanted if one.marker is None]
     by_extra = {
         extra: [one for one in wanted if one not in core and one.marker and one.marker.evaluate({"extra": extra})]
-        for extra in sorted(set(names) - _NOT_FOR_USERS)
+        for extra in sorted(set(names) - _NOT_SHOWN)
     }
     packages = sorted({one.name for needs in by_extra.values() for one in needs})
     with ThreadPoolExecutor(max(1, usable_cpus())) as pool:
