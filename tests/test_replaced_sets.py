@@ -100,7 +100,7 @@ def test_other_failures_of_a_read_name_the_shard(packed: Path, monkeypatch: pyte
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with readers.open(packed, "train") as reader:
-        monkeypatch.setattr(os, "pread", broken)
+        monkeypatch.setattr("cache.stores.files.pread", broken)
         with pytest.raises(StaleIndexError, match=r"train-000000.tar: cannot be read: Input/output error"):
             reader.read(3)
 
