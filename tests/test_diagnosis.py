@@ -229,9 +229,12 @@ def test_data_sets_are_cut_where_they_can_be(data: Dataset[Any], stages: int, no
         assert all(torch.equal(a, b) for a, b in zip(flat, same, strict=True)), f"cut {cut}"
 
 
-def test_our_loader_is_cut_by_tiers_of_the_cache(tree: Path) -> None:
+@pytest.mark.parametrize("keep", [None, "coefficients"])
+def test_our_loader_is_cut_by_tiers_of_the_cache(tree: Path, keep: str | None, tmp_path: Path) -> None:
     """The batches of each cut are those that the loader makes of the same samples in the same order."""
     reader = readers.open_folder(tree, "train")
+    if keep:
+        reader = readers.cached(reader, keep=keep, directory=tmp_path)
     whole = ImageLoader(
         reader, 4, augment=[Resize(16), CenterCrop(16)], shuffle=False, threads=2, fields=("image", "key")
     )

@@ -87,6 +87,18 @@ def test_samples_are_those_of_the_order(client: Client, root: Path, name: str) -
     assert found["batches"] == (6 if name == "stored" else 5)
 
 
+def test_pixels_of_a_folder_that_is_not_packed(photos: Path) -> None:
+    with packer.view(photos) as viewing, Client(viewing.url) as client:
+        samples = client.get(asked(seed=9, batch=1, batch_size=4, op=["RandomResizedCrop:24"])).json["samples"]
+        pictures = [np.asarray(Image.open(io.BytesIO(client.get(sample["image"]).body))) for sample in samples]
+    with readers.open_folder(photos, "train") as reader:
+        decode = Decode(layout="NHWC")
+        loader = ImageLoader(reader, 4, augment=[RandomResizedCrop(24)], fields=("image", "key"), seed=9, decode=decode)
+        images, keys = list(loader)[1]
+    assert [sample["key"] for sample in samples] == list(keys)
+    assert np.array_equal(np.stack(pictures), images.numpy())
+
+
 def test_draws_are_said_in_words(client: Client) -> None:
     texts = ["RandomResizedCrop:24", "RandomHorizontalFlip", "ColorJitter:0.4"]
     found = client.get(asked(batch_size=16, op=texts)).json["samples"]
