@@ -61,7 +61,7 @@ def view(place: str | os.PathLike[str], *, split: str | None = None, port: int =
     """
     if not is_remote(place) and is_export(Path(place)):
         if split is not None:
-            raise ValueError(f"{place}: holds an exported page, which has its splits; leave split out")
+            raise ValueError(f"{place}: is an exported page, which has its splits; leave split out")
         return Viewing(None, ViewServer(ExportSite(Path(place)), port))
     opened = View(open_place(place, split))
     try:
