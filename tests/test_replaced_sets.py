@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 import packer
 import readers
 from cache.errors import DamagedSampleError, DatasetError, StaleIndexError
+from cache.stores import files
 from packer.testing.children import in_child
 from readers.augment import CenterCrop, Resize
 from readers.loader import ImageLoader
@@ -69,7 +70,7 @@ def stale(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
         return call
 
     for name in ("open", "pread", "preadv"):
-        monkeypatch.setattr(os, name, replaced(name, getattr(os, name)))
+        monkeypatch.setattr(os if name == "open" else files, name, replaced(name, getattr(os, name)))
     yield broken
     broken.clear()
 
