@@ -278,7 +278,8 @@ def drive(benchmark: Benchmark, arguments: argparse.Namespace) -> Results:
                 benchmark.before(chosen, arguments)
                 run = _run_alone(pythons[chosen.python], name, arguments.timeout)
             results[name].append(run)
-            figures = ", ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in run.items())
+            shown = {key: value for key, value in run.items() if not isinstance(value, dict)}
+            figures = ", ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in shown.items())
             print(f"[{number + 1}/{arguments.rounds}] {name}: {figures}", file=sys.stderr, flush=True)
     return results
 

@@ -1,14 +1,16 @@
 """Rows of `pipeline.py` and `dali.py`; `pipeline.toml` says which of them there are.
 
 Ours: the loader with threads, and the data set in torch's DataLoader. Peers that decode in worker processes of torch's
-DataLoader; with loaders of their own (SPDL's threads, FFCV, DALI on the CPU); and torchdata's threads, Grain (JAX) and
-tf.data over our sets.
+DataLoader; with loaders of their own (SPDL's threads, FFCV, DALI on the CPU, LitData, LanceDB, Grain); and torchdata's
+threads, Grain (JAX) and tf.data over our sets. Where a library leaves decoding to its user, it gets the fastest that a
+peer has: simplejpeg at a fraction of the size, and cv2.
 """
 
 from __future__ import annotations
 
 import functools
 import glob
+import itertools
 import os
 import random
 import tomllib
@@ -81,18 +83,22 @@ def image_folder(job: Job) -> MakeLoader:
     return _in_torch(job, ImageFolder(str(job.tree), T.Compose([*crop, T.RandomHorizontalFlip(), *finish])))
 
 
-def torchvision_io(job: Job) -> MakeLoader:
+def _tensor_ops(job: Job) -> Any:
     """The same with torchvision.transforms.v2, for uint8 tensors [3, h, w]."""
     import torch
-    from torchvision.datasets import ImageFolder
-    from torchvision.io import ImageReadMode, decode_image, read_file
     from torchvision.transforms import v2 as T
 
     crop = [_celeb_box(), T.Resize(64, antialias=True)] if job.celeb else [T.RandomResizedCrop(224, antialias=True)]
     finish = [T.ToDtype(torch.float32, scale=True), T.Normalize(job.mean, job.std)] if job.floats else []
-    transform = T.Compose([*crop, T.RandomHorizontalFlip(), *finish])
+    return T.Compose([*crop, T.RandomHorizontalFlip(), *finish])
+
+
+def torchvision_io(job: Job) -> MakeLoader:
+    from torchvision.datasets import ImageFolder
+    from torchvision.io import ImageReadMode, decode_image, read_file
+
     read = {"loader": lambda path: decode_image(read_file(path), ImageReadMode.RGB)}
-    return _in_torch(job, ImageFolder(str(job.tree), transform, **read))
+    return _in_torch(job, ImageFolder(str(job.tree), _tensor_ops(job), **read))
 
 
 def normalized(images: Any, job: Job) -> Any:
@@ -141,26 +147,35 @@ def spdl_simplejpeg(job: Job) -> MakeLoader:
         images = np.empty((job.batch, job.size, job.size, 3), np.uint8)
         for path, image in zip(paths, images, strict=True):
             with open(path, "rb") as file:
-                _into(file.read(), job, image, not job.celeb)
+                _into(file.read(), job, image)
         return normalized(images, job) if job.floats else images
 
     return _spdl(job, make_batch)
 
 
-def _into(data: bytes, job: Job, out: Any, scaled: bool) -> None:
+def _into(data: Any, job: Job, out: Any, chance: Any = random) -> None:
     import cv2
     import simplejpeg
 
     height, width, _, _ = simplejpeg.decode_jpeg_header(data)
-    image, box = scaled_decode(data, (height, width), job.box(height, width), job.size if scaled else 0)
+    image, box = scaled_decode(data, (height, width), job.box(height, width, chance), 0 if job.celeb else job.size)
     top, left, h, w = box
     image = image[top : top + h, left : left + w]
     size = (job.size, job.size)
     method = cv2.INTER_AREA if h > job.size and w > job.size else cv2.INTER_LINEAR
-    if random.random() < 0.5:
+    if chance.random() < 0.5:
         cv2.resize(image, size, dst=out, interpolation=method)
     else:
         cv2.flip(cv2.resize(image, size, interpolation=method), 1, dst=out)
+
+
+def _image(data: Any, job: Job, chance: Any = random) -> Any:
+    """One image by `_into`: uint8 [size, size, 3], or normalised floats [3, size, size]."""
+    import numpy as np
+
+    image = np.empty((job.size, job.size, 3), np.uint8)
+    _into(data, job, image, chance)
+    return normalized(image[None], job)[0] if job.floats else image
 
 
 def spdl_ffmpeg(job: Job) -> MakeLoader:
@@ -199,6 +214,55 @@ def ffcv(job: Job, of: str) -> MakeLoader:
     }
     options = {"num_workers": job.workers, "order": OrderOption.RANDOM, "os_cache": True, "drop_last": True}
     return lambda: Loader(path, batch_size=job.batch, pipelines=pipelines, **options)
+
+
+# --- LitData ----------------------------------------------------------------------------------------------------------
+def litdata_chunks(job: Job, tensors: bool = False) -> MakeLoader:
+    """tensors: decoded and transformed by torchvision, as LitData's own benchmark does."""
+    import cv2
+    import litdata
+    import torch
+    from torchvision.io import ImageReadMode, decode_image
+
+    cv2.setNumThreads(0)
+    transform = _tensor_ops(job)
+
+    class Images(litdata.StreamingDataset):
+        def __getitem__(self, index: Any) -> Any:
+            sample = super().__getitem__(index)
+            if not tensors:
+                return _image(sample["image"], job), sample["label"]
+            encoded = torch.frombuffer(bytearray(sample["image"]), dtype=torch.uint8)
+            return transform(decode_image(encoded, ImageReadMode.RGB)), sample["label"]
+
+    images = Images(os.path.join(job.output(sets.LITDATA), "lit"), shuffle=True, drop_last=True)
+    options = {"num_workers": job.workers, "persistent_workers": True, "drop_last": True}
+    return lambda: litdata.StreamingDataLoader(images, batch_size=job.batch, **options)
+
+
+# --- LanceDB ----------------------------------------------------------------------------------------------------------
+def lance_streaming(job: Job) -> MakeLoader:
+    """Rows of a table are read 64 at a time and transformed by threads; torch's DataLoader makes batches of them."""
+    import cv2
+    import lancedb
+    import numpy as np
+    from lancedb.streaming import StreamingDataset
+    from torch.utils.data import DataLoader
+
+    cv2.setNumThreads(0)
+    table = lancedb.connect(job.output(sets.LANCE)).open_table("images")
+
+    def transform(rows: Any) -> list[Any]:
+        images = [_image(np.frombuffer(value.as_buffer(), np.uint8), job) for value in rows["image"]]
+        return list(zip(images, rows["label"].to_pylist(), strict=True))
+
+    def batches() -> Iterator[Any]:
+        for epoch in itertools.count():
+            options = {"transform": transform, "transform_parallelism": job.workers}
+            data = StreamingDataset(table, shuffle_seed=1, epoch=epoch, **options)
+            yield from DataLoader(data, job.batch, drop_last=True)
+
+    return batches
 
 
 # --- DALI -----------------------------------------------------------------------------------------------------------
@@ -343,6 +407,20 @@ def grain_source(job: Job) -> MakeLoader:
     return _grain(job, grain.MapDataset.source(source).shuffle(seed=1).random_map(augment, seed=1))
 
 
+def grain_records(job: Job) -> MakeLoader:
+    """Grain's own reader, of ArrayRecord."""
+    import cv2
+    import grain
+
+    def load(record: bytes, rng: Any) -> dict[str, Any]:
+        cv2.setNumThreads(0)
+        image = _image(memoryview(record)[:-4], job, random.Random(int(rng.integers(1 << 62))))
+        return {"image": image, "label": int.from_bytes(record[-4:], "little")}
+
+    source = grain.sources.ArrayRecordDataSource(os.path.join(job.output(sets.ARRAY_RECORD), "a.array_record"))
+    return _grain(job, grain.MapDataset.source(source).shuffle(seed=1).random_map(load, seed=1))
+
+
 def grain_dataset(job: Job) -> MakeLoader:
     import grain
     import numpy as np
@@ -438,8 +516,8 @@ def tf_generator(job: Job) -> MakeLoader:
 ROWS = tomllib.loads(Path(__file__).with_name("pipeline.toml").read_text())
 _MAKERS = (
     image_loader, image_dataset, image_folder, torchvision_io, spdl_simplejpeg, spdl_ffmpeg, ffcv, dali_file,
-    dali_webdataset, dali_tfrecord, dali_external, dali_loader, torchdata_threads, grain_source, grain_dataset,
-    tf_records, tf_generator,
+    dali_webdataset, dali_tfrecord, dali_external, dali_loader, litdata_chunks, lance_streaming, torchdata_threads,
+    grain_records, grain_source, grain_dataset, tf_records, tf_generator,
 )  # fmt: skip
 
 

@@ -9,22 +9,36 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from harness import REPOSITORY, slug
 from machine import list_tree
 
-__all__ = ["FFCV_FULL", "FFCV_SHORT", "HDF5", "RECODED", "TAR", "TFRECORD", "IndexedFiles", "make"]
+__all__ = [
+    "ARRAY_RECORD",
+    "FFCV_FULL",
+    "FFCV_SHORT",
+    "HDF5",
+    "LANCE",
+    "LITDATA",
+    "RECODED",
+    "TAR",
+    "TFRECORD",
+    "IndexedFiles",
+    "make",
+]
 
 HDF5, TAR, TFRECORD = "ours: hdf5", "ours: tar", "ours: tfrecord"
 RECODED = "ours: hdf5, short side 256, quality 90"
 FFCV_FULL, FFCV_SHORT = "FFCV jpg", "FFCV jpg, short side 256"
+ARRAY_RECORD, LITDATA, LANCE = "array_record", "litdata optimize", "LanceDB"
 SHORT_SIDE, QUALITY = 256, 90
 _SAMPLES_PER_SHARD = 1000
 _TIMEOUT_SECONDS = 3600
@@ -110,6 +124,30 @@ def _ffcv(name: str, tree: str, output: str) -> None:
     writer.from_indexed_dataset(IndexedFiles(tree, load))
 
 
+def _lance(name: str, tree: str, output: str) -> None:
+    import lancedb
+    import pyarrow as pa
+
+    # No dictionary: of copies of an image, as in the trees of make_data.py, it would store one.
+    image = pa.field("image", pa.large_binary(), metadata={"lance-encoding:dict-divisor": str(1 << 30)})
+    items, schema = list_tree(tree), pa.schema([image, pa.field("label", pa.int64())])
+
+    def batches() -> Iterator[Any]:
+        for start in range(0, len(items), _SAMPLES_PER_SHARD):
+            paths, labels = zip(*items[start : start + _SAMPLES_PER_SHARD], strict=True)
+            yield pa.record_batch([[Path(path).read_bytes() for path in paths], labels], schema=schema)
+
+    lancedb.connect(output).create_table("images", batches(), schema=schema)
+
+
+def _packed(name: str, tree: str, output: str) -> None:
+    """As pack.py does."""
+    import pack
+
+    pack.CONTENDERS[name].function(tree, output)
+
+
 if __name__ == "__main__":
     sys.path.append(str(REPOSITORY))
-    (_ours if sys.argv[1].startswith("ours:") else _ffcv)(*sys.argv[1:])
+    writers = {"ours": _ours, "FFCV": _ffcv, LANCE: _lance}
+    writers.get(re.split("[: ]", sys.argv[1])[0], _packed)(*sys.argv[1:])

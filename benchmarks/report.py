@@ -13,6 +13,7 @@ import itertools
 import json
 import math
 import os
+import subprocess
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -70,6 +71,9 @@ def print_report(benchmark: Any, contenders: Contenders, results: Results) -> No
     if others:
         busy = f"{median(others):.2f} CPUs busy (at most {max(others):.2f}), of {os.cpu_count()}"
         print(f"\nMeanwhile others kept {busy}.")
+    versions = {name: version for name in ran for name, version in results[name][0].get("versions", {}).items()}
+    if versions:
+        print(f"\nCommit {_commit()}; " + ", ".join(" ".join(pair) for pair in sorted(versions.items())) + ".")
     if notes := [f"- {name}: {contenders[name].note}" for name in ran if contenders[name].note]:
         print("\nIn the clock:\n" + "\n".join(notes))
     if absent := [f"- {name}: {reason(results[name])}" for name in results if name not in ran]:
@@ -78,11 +82,17 @@ def print_report(benchmark: Any, contenders: Contenders, results: Results) -> No
         print("\n" + table(["claim", "found", ""], verdicts))
 
 
+def _commit() -> str:
+    """Of this repository, with "-dirty" where files differ from it."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+
+
 def save(path: Path, title: str, settings: Mapping[str, str], results: Results) -> None:
     """Append one run to a JSON file: a list of objects with every figure of every round."""
     runs = json.loads(path.read_text()) if path.exists() else []
     when = time.strftime("%Y-%m-%d %H:%M")
-    runs.append({"title": title, "time": when, "settings": dict(settings), "results": results})
+    runs.append({"title": title, "time": when, "commit": _commit(), "settings": dict(settings), "results": results})
     path.write_text(json.dumps(runs, indent=1) + "\n")
 
 

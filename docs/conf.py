@@ -14,13 +14,26 @@ project = "packer"
 author = "The packer developers"
 copyright = "the packer developers, Apache-2.0"
 version = release = packer.__version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "commands", "interface", "links"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "sphinx_reredirects"]
+extensions += ["commands", "interface", "links"]
 root_doc = "index"
-exclude_patterns = ["site", "extending"]
+exclude_patterns = ["site", "extending", "seeds", "reference/examples.md"]
+redirects = {  # pages of earlier releases
+    **dict.fromkeys(("advise", "diagnosis", "monitor", "simulate"), "bottleneck.html"),
+    "coefficients": "cache.html#coefficients-of-jpegs",
+    "neighbours": "staging.html#nodes-that-read-from-each-other",
+    "recipes": "howto.html#training-scripts",
+    "reference/examples": "../howto.html#training-scripts",
+    "rocal": "dali.html",
+    "tasks": "howto.html",
+}
 suppress_warnings = ["misc.highlighting_failure"]  # … in Python
 
 myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 4
+copybutton_selector = "div:not(.highlight-text) > div.highlight > pre"
+copybutton_prompt_text = "$ "
+copybutton_only_copy_prompt_lines = True
 
 default_role = "literal"
 smartquotes = False  # --option, "name"
@@ -33,12 +46,12 @@ add_module_names = False
 
 html_theme = "furo"
 html_title = f"packer {packer.__version__}"
+html_favicon = "images/favicon.svg"
 html_show_sphinx = False
-html_copy_source = False
 pygments_style = "friendly"
 pygments_dark_style = "github-dark"
 html_theme_options = {
-    "sidebar_hide_name": False,
+    "top_of_page_buttons": ["view"],
     "light_css_variables": {"color-brand-primary": "#0b6e4f", "color-brand-content": "#0b6e4f"},
     "dark_css_variables": {"color-brand-primary": "#4fd1a1", "color-brand-content": "#4fd1a1"},
 }

@@ -1,4 +1,4 @@
-"""The recipes' scripts do what they say, and docs/recipes.md shows lines that are theirs."""
+"""The recipes' scripts do what they say, and docs/howto.md shows lines that are theirs."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ import packer
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
-PAGE = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
-RECIPES = re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+PAGE = (ROOT / "docs" / "howto.md").read_text(encoding="utf-8").partition("\n## Training scripts\n")[2]
+RECIPES = re.findall(r"^### ([^\n]+)\n(.*?)(?=^### |\Z)", PAGE, re.MULTILINE | re.DOTALL)
 Run = Callable[..., str]
 
 
@@ -171,7 +171,7 @@ def test_lines_of_a_recipe_are_those_of_its_script(title: str, text: str) -> Non
 
 
 def test_the_list_of_recipes_is_complete() -> None:
-    head = PAGE.partition("\n## ")[0]
+    head = PAGE.partition("\n### ")[0]
     assert set(re.findall(r"\]\(#([\w-]+)\)", head)) == {
         re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title, _ in RECIPES
     }

@@ -167,4 +167,4 @@ def test_links_in_a_folder_are_followed_out_of_it_as_the_documents_say(tmp_path:
             "cat/1": make_jpeg(1), "cat/2": make_jpeg(4), "owl/3": make_jpeg(3)
         }  # fmt: skip
     security = (Path(__file__).parents[1] / "docs/SECURITY.md").read_text()
-    assert "Symbolic links in a folder that is converted are followed, also out of it" in " ".join(security.split())
+    assert "Symbolic links in a converted folder are followed, also out of it" in " ".join(security.split())

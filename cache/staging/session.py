@@ -58,7 +58,7 @@ from cache.staging.sources import INNER_FOLDER, Request, Source, StagedFile, tot
 #
 # Bytes come in chunks from a source and pass through no further buffer. copy_file_range(2) would save one copy but does
 # not cross filesystems (EXDEV), as staging always does, and reading back for the checksum costs that copy again; see
-# docs/staging.md for figures. Writes are of 128 KiB: for larger ones the kernel looks for equally large pages for its
+# docs/performance.md. Writes are of 128 KiB: for larger ones the kernel looks for equally large pages for its
 # cache, which can take several times as long as copying. Write-back starts early, so that the sync at the end has
 # little left to do.
 #

@@ -1,6 +1,7 @@
 """Links that work in a repository and on the site: pages outside of docs get a copy, folders lose their link.
 
-A file that is linked to and is not a page is copied by MyST, to be opened or downloaded.
+A file that is linked to and is not a page is copied by MyST, to be opened or downloaded. Seeds' records are not on the
+site: links to them become text. After the build every link of every page is followed; a dead one is a warning.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ import os
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from sphinx.application import Sphinx
+from sphinx.util import logging
 
 __all__ = ["setup"]
 
@@ -18,7 +21,6 @@ __all__ = ["setup"]
 COPIES = {
     "CHANGELOG.md": "reference/changelog.md",
     "benchmarks/README.md": "reference/benchmarks.md",
-    "examples/README.md": "reference/examples.md",
     "examples/slurm/README.md": "reference/slurm.md",
 }
 _CODE_OR_LINK = re.compile(
@@ -39,12 +41,16 @@ def rewritten(text: str, at: Path, root: Path, to: Path) -> str:
         inside = path.relative_to(root).as_posix() if path.is_relative_to(root) else ""
         if inside == "README.md":
             path = root / "docs/index.md"
+        elif inside == "examples/README.md":
+            path, mark, anchor = root / "docs/howto.md", "#", "training-scripts"
+        elif inside.startswith("docs/seeds"):
+            return label
         elif inside in COPIES:
             path = root / "docs" / COPIES[inside]
         elif path.is_dir():
             if not (path / "README.md").exists():
                 return label if "`" in label else f"`{label}`"
-            return link_to(label, path / "README.md", "", "")
+            return link(_CODE_OR_LINK.match(f"[{label}]({target}/README.md)"))  # type: ignore[arg-type]
         return link_to(label, path, mark, anchor)
 
     def link_to(label: str, path: Path, mark: str, anchor: str) -> str:
@@ -73,7 +79,22 @@ def _read(app: Sphinx, name: str, content: list[str]) -> None:
         content[0] = rewritten(content[0], page.parent, docs.parent, page.parent)
 
 
+def _follow(app: Sphinx, failure: Exception | None) -> None:
+    """Warn of links and pictures that lead to no file of the site, or to no place in its page."""
+    if failure or app.builder.name != "html":
+        return
+    texts = {path: path.read_text(encoding="utf-8") for path in Path(app.outdir).rglob("*.html")}
+    places = {path: {*re.findall(r'\bid="([^"]+)"', text)} for path, text in texts.items()}
+    for page, text in texts.items():
+        for file, anchor in {*re.findall(r'(?:href|src)="([^":#?]*)(?:\?[^"#]*)?(?:#([^":]*))?"', text)}:
+            path = Path(os.path.normpath(page.parent / unquote(file))) if file else page
+            if not path.exists() or (anchor and unquote(anchor) not in places.get(path, {unquote(anchor)})):
+                name = page.relative_to(app.outdir)
+                logging.getLogger(__name__).warning("%s: a dead link: %s#%s", name, file, anchor)
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("builder-inited", _copy)
     app.connect("source-read", _read)
+    app.connect("build-finished", _follow)
     return {"parallel_read_safe": True}

@@ -4,7 +4,7 @@
     decode     these bytes, a region  ──►  pixels, those of libjpeg-turbo to the bit
     decode_resized  …, a size, flips  ──►  the same, as torch resizes them
 
-`layout` says what the bytes are, docs/coefficients.md what is kept and what it costs. Importing this package takes
+`layout` says what the bytes are, docs/cache.md what is kept and what it costs. Importing this package takes
 numpy alone; `encode` and `decode` need the compiled codec, which is built when the package is installed
 (`unsupported_reason` says why it is missing).
 """

@@ -3,7 +3,7 @@
     data = PackerDataModule("imagenet-hdf5", 256, augment=[RandomResizedCrop(224), RandomHorizontalFlip()])
     trainer.fit(model, data)                           # or ckpt_path=…, also from the middle of an epoch
 
-Lightning saves the state of an ImageLoader with its checkpoints and loads it again; docs/training.md says what it can
+Lightning saves the state of an ImageLoader with its checkpoints and loads it again; docs/frameworks.md says what it can
 resume. Ranks are those that Lightning has started by the time a loop begins.
 """
 

@@ -23,6 +23,7 @@ import signal
 import stat
 import sys
 import threading
+import time
 from array import array
 from bisect import bisect_left
 from collections import Counter
@@ -362,7 +363,7 @@ _MOST_VISITS = 64
 _RUN = 1 << 16  # names of a folder that are sorted at a time; a folder of more is shared out
 _SLICE = 1 << 14  # files of it that a process gets at a time
 _EXAMINE_BLOCK = 1 << 15  # files that are put in order at a time
-_FEWEST_FILES = 4096  # before other processes are started, which takes as long as examining a thousand
+_ALONE_SECONDS = 0.2  # before other processes are started: 75,000 files that are in memory, hundreds of a slow server
 _MOST_FOLDERS = 64  # that a process gets at a time
 _LeftOut: TypeAlias = "tuple[str, int, str, str]"  # folder as it is sorted, files before it there, path, reason
 
@@ -505,7 +506,8 @@ class _Walk:
     # --- work, for this process or another one
     def run(self, processes: int) -> None:
         """Do all work, with other processes where there is much of it."""
-        while (processes < 2 or len(self._names) < _FEWEST_FILES) and (task := self._next(1, processes > 1)):
+        until = time.monotonic() + _ALONE_SECONDS
+        while (processes < 2 or not self._paths or time.monotonic() < until) and (task := self._next(1, processes > 1)):
             work, arguments, done = task
             done(work(*arguments))
         if self._ahead or self._slices:

@@ -6,7 +6,7 @@
         for images, labels in loader:       # float32 [128, 3, 224, 224], int64 [128]
             ...
 
-`external_source` works without rocAL; the rest needs it. rocAL comes with ROCm, see docs/rocal.md.
+`external_source` works without rocAL; the rest needs it. rocAL comes with ROCm, see docs/dali.md.
 """
 
 from readers.feed import BadSample

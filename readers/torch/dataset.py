@@ -33,7 +33,7 @@ from readers.feed import (
 )
 from readers.fields import decode_field
 from readers.headers import first_deep
-from readers.options import FieldOptions, accepts_old_names
+from readers.options import Compose, FieldOptions, accepts_old_names
 from readers.reader import SAMPLE_ERRORS, Reader, depth_warning
 from readers.table import Buffer
 from readers.torch.rendering import OpRenderer, PerThread, Place, Task, loser_of_places
@@ -152,6 +152,7 @@ class ImageDataset(Dataset[Any]):
         how masks and boxes follow the image.
     exact_colours: in boxes that ops make half as large or less, interpolate colours that a JPEG stores at half the
         size, as everywhere else; otherwise they are repeated there, as by `ImageLoader`.
+    compose: of a list of ops, as for `readers.Decode`.
     on_error: "raise"; "skip", which makes batches smaller, or raises BadSampleError where no sample would be left; or
         "substitute": a sample that the order of an `EpochSampler` or `EpochBatchSampler` has in that epoch, the same
         that `ImageLoader` takes there. Other samplers' orders are not known: then it is another sample of the batch,
@@ -171,11 +172,13 @@ class ImageDataset(Dataset[Any]):
         fields: Sequence[str] | Mapping[str, str] | FieldOptions = ("image", "label"),
         on_error: OnError = "raise",
         exact_colours: bool = False,
+        compose: Compose = "auto",
     ) -> None:
         if decode not in ("RGB", "unchanged", None):
             raise ValueError(f"decode is 'RGB', 'unchanged' or None, not {decode!r}")
         check_choice("output", output, _OUTPUTS)
         check_choice("on_error", on_error, ON_ERROR)
+        check_choice("compose", compose, get_args(Compose))
         self.decode, self.output, self.on_error = decode, output, on_error
         self.reader = reader
         self.transform, self.target_transform = transform, target_transform
@@ -184,7 +187,8 @@ class ImageDataset(Dataset[Any]):
             check_unchanged(reader)
         self._ops = None
         if isinstance(transform, Sequence):
-            recipe = Recipe(transform, kind_of_first(reader) if own else ("uint8", 3))
+            images = kind_of_first(reader) if own else ("uint8", 3)
+            recipe = Recipe(transform, images, compose=compose == "auto")
             self._ops = OpRenderer(recipe, exact_colours, unchanged=own)
         asked = Fields(fields, reader)
         if isinstance(transform, Sequence):
@@ -218,7 +222,9 @@ class ImageDataset(Dataset[Any]):
     @property
     def decoder(self) -> str:
         """What decodes the images, as states name it."""
-        return decoder_name(DECODER, self._ops is not None and self._ops.exact_colours)
+        if self._ops is None:
+            return DECODER
+        return decoder_name(DECODER, self._ops.exact_colours, self._ops.recipe.geometry)
 
     @property
     def classes(self) -> Sequence[str]:

@@ -93,7 +93,7 @@ class OpRenderer:
                 f"ImageDataset makes single samples, and {name} is for batches: use ImageLoader, or mix in the "
                 f"collate_fn of the DataLoader"
             )
-        self._recipe, self.out_size, self.exact_colours = recipe, recipe.out_size, exact_colours
+        self.recipe, self.out_size, self.exact_colours = recipe, recipe.out_size, exact_colours
         self._unchanged = unchanged
         self.draws = any(op.draws for op in recipe.ops)
         self._finish = Finish(torch.uint8 if recipe.normalize is None else torch.float32, True, recipe.normalize)
@@ -112,7 +112,7 @@ class OpRenderer:
         for (seed, epoch), rows in epochs.items():  # one plan serves an epoch
             positions = np.array([places[row].position for row in rows], np.int64)
             heights, widths = np.array([known[row] for row in rows], np.int64).T
-            plan = self._recipe.plan(seed, epoch, positions, heights, widths)
+            plan = self.recipe.plan(seed, epoch, positions, heights, widths)
             if self.exact_colours:
                 plan.interpolate_colours()
             for i, (row, job) in enumerate(zip(rows, plan.jobs(), strict=True)):
@@ -125,7 +125,7 @@ class OpRenderer:
             return self._render_unchanged(data, task)
         renderer: Renderer | None = getattr(self._local, "renderer", None)
         if renderer is None:
-            renderer = self._local.renderer = Renderer(self._recipe.interpolation, self._finish)
+            renderer = self._local.renderer = Renderer(self.recipe.interpolation, self._finish)
         pixels = renderer.chunk(1, *task.job.last.size)
         out = torch.empty((1, 3, *task.job.last.size), dtype=self._finish.dtype)
         with one_core():
@@ -136,7 +136,7 @@ class OpRenderer:
     def _render_unchanged(self, data: Buffer, task: Task) -> torch.Tensor:
         renderer: UnchangedRenderer | None = getattr(self._local, "unchanged", None)
         if renderer is None:
-            renderer = self._local.unchanged = UnchangedRenderer([self._recipe])
+            renderer = self._local.unchanged = UnchangedRenderer([self.recipe])
         with one_core():
             return renderer.render(data, task.job, task.size, torch.empty((1, 0, *task.job.last.size)))[0]
 

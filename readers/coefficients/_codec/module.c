@@ -14,6 +14,8 @@
 #include <string.h>
 
 static const Codec *codec;
+PyObject *py_affine(PyObject *self, PyObject *args); /* affine.c */
+void choose_affine(const char *variant);
 
 static int refuse(const char *what) {
     PyErr_Format(PyExc_ValueError, "native: %s", what);
@@ -306,18 +308,21 @@ static PyObject *py_choose(PyObject *self, PyObject *args) {
         return NULL;
     }
     codec = one;
+    choose_affine(codec->name);
     return PyUnicode_FromString(codec->name);
 }
 
 #define METHOD(name) {#name, py_##name, METH_VARARGS, NULL}
 static PyMethodDef methods[] = {METHOD(decode),      METHOD(decode_resized), METHOD(decode_jpeg), METHOD(decode_jpeg_resized),
                                 METHOD(encode),      METHOD(build_codes),    METHOD(find_marker), METHOD(choose),
+                                METHOD(affine),
                                 {NULL, NULL, 0, NULL}};
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "native", NULL, -1, methods, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit_native(void) {
     codec_start();
     codec = codec_choose("");
+    choose_affine(codec->name);
     PyObject *module = PyModule_Create(&definition);
 #ifdef __clang__
     const char *compiler = "Clang";
