@@ -308,7 +308,7 @@ NO_SET = "not a packed set (no dataset.json); make one with  packer convert"
         ("list", 2, "UsageError", "Did you mean inspect?"),
         ("verify", 2, "UsageError", "Missing argument 'SET'"),
         ("extract images-hdf5 -o images --workers 1 --keys 'nothing/*'", 1, "UnknownNameError", "nothing/*"),
-        ("subset images-hdf5 -o x", 2, "UsageError", "say which samples"),
+        ("subset images-hdf5 -o x", 2, "UsageError", "select samples"),
         ("subset images-hdf5 -o x --where nonsense", 2, "UsageError", "nonsense"),
         ("stage images-hdf5 --bandwidth fast", 2, "UsageError", "'fast'"),
     ],

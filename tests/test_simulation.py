@@ -291,7 +291,7 @@ def test_the_result_is_plain(source: Path) -> None:
     [
         (lambda: Job(nodes=0), "nodes is 0"),
         (lambda: Job(step_seconds=0.0), "step_seconds is 0"),
-        (lambda: Job(tail="pad"), "drop_last and exact"),
+        (lambda: Job(tail="pad"), "expected drop_last or exact"),
         (lambda: Machine(filesystem=0.0), "filesystem is 0"),
         (lambda: Shuffles(("random",)), "orders are some of global, block"),
         (lambda: Shuffles(window=0), "window is 0"),

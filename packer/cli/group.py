@@ -75,7 +75,7 @@ def _read_entries() -> tuple[dict[str, str], dict[str, Entry]]:
 WORDS, COMMANDS = _read_entries()
 _TOP = {name: entry for name, entry in COMMANDS.items() if entry.home}
 _ADVICE = {
-    errno.ENOSPC: "make room there and run the same command again; what is whole is kept",
+    errno.ENOSPC: "make room there and run the same command again; completed shards are kept",
     errno.EDQUOT: "make room there (your quota is used up) and run the same command again; what is whole is kept",
     errno.EFBIG: "raise the limit of file sizes (ulimit -f) or make smaller shards, and run the same command again",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",

@@ -284,5 +284,5 @@ def _begin(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 def verbose_option(command: F) -> F:
     """-v."""
     log = click.option("-v", "--verbose", is_flag=True, is_eager=True, expose_value=False, callback=_begin,
-                       help="Log what is done to stderr: files, decisions, times.")  # fmt: skip
+                       help="Log files, decisions and times to stderr.")  # fmt: skip
     return log(command)

@@ -28,15 +28,15 @@ __all__ = ["command"]
 @click.command("view")
 @click.argument("place", metavar="SET|SOURCE", type=flags.SetPlace())
 @flags.split_option()
-@click.option("--port", type=click.IntRange(0, 65535), metavar="N", help="Of 127.0.0.1. Default: a free one.")
+@click.option("--port", type=click.IntRange(0, 65535), metavar="N", help="Port on 127.0.0.1. Default: a free port.")
 @click.option("--predictions", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE", help="CSV "
               "with the columns key and predicted and, if known, score or loss: shown beside the labels, the worst "
               "mistakes first.")  # fmt: skip
 @click.option("--no-browser", is_flag=True, help="Only print the address.")
 @click.option("--export", "output", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Write a "
               "page for any web server to DIR, and serve nothing. For packed sets.")  # fmt: skip
-@click.option("--url", metavar="ADDRESS", help="With --export: where browsers find the set. Default: its place "
-              "relative to DIR, or its address.")  # fmt: skip
+@click.option("--url", metavar="ADDRESS", help="With --export: address at which browsers find the set. Default: its "
+    "path relative to DIR, or its address.")  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="With --export: replace an earlier page.")
 @click.option("--thumbnails/--no-thumbnails", default=None, help="With --export: write small pictures for the grid, "
               "some 8 kB each. Default: for up to 10,000 samples.")  # fmt: skip
@@ -46,14 +46,14 @@ def command(
 ) -> None:
     """Show the samples of a set or a source in a browser, until Ctrl-C.
 
-    A source is what packer convert takes: a folder, an archive, a table, a shard, …; DIR of an earlier --export works,
-    too. Nothing is written. The page is served on 127.0.0.1 alone; its address has a token, and who has that
-    sees the samples.
+    A source is any source of packer convert: a folder, an archive, a table, a shard, …; also DIR of an earlier
+    --export. Nothing is written. The page is served on 127.0.0.1 only; its address has a token, and everyone with
+    the token sees the samples.
     """
     port = options.pop("port")
     if options["output"] is not None:
         if port is not None:
-            raise click.UsageError("--port is for a page that is served; --export writes one")
+            raise click.UsageError("--port is for a served page; --export writes a page")
         result = export_view(place, split=split, predictions=predictions, watcher=watcher(as_json), **options)
         flags.show_result(result, as_json, lambda: _written(result))
         return
@@ -106,7 +106,7 @@ def _written(result: ViewExport) -> list[str]:
     is_near = result.serve in (result.path, result.path.parent)  # else `packer view` does not read its set
     return [
         f"{result.path}: a page of {plural(result.samples, 'sample')}, {files}",
-        *([f"  to look at it here:  packer view {quoted(result.path)}"] if is_near else []),
+        *([f"  to view it here:  packer view {quoted(result.path)}"] if is_near else []),
         f"  for others: let a web server that answers Range requests (nginx, Apache, an object store; not python -m "
         f"http.server) serve {result.serve}; the page is at /{result.page}",
     ]

@@ -119,7 +119,7 @@ def _limits() -> Iterator[Check]:
     yield Check("memory", "ok", f"{human_bytes(available_memory_bytes())} are free for this process")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     few, more = soft <= _FEW_FILES, min(hard, 65536) if hard > 0 else 65536
-    advice = f"ulimit -n {more}" if more > soft else "ask whoever runs this machine: it is the hard limit, too"
+    advice = f"ulimit -n {more}" if more > soft else "ask the administrator of this machine: it is also the hard limit"
     if few:
         yield Check("open files", "note", f"{soft:,} at a time", f"raise it for sets of many shards: {advice}")
     else:
@@ -160,7 +160,7 @@ def _storage(directory: str | os.PathLike[str] | None) -> Iterator[Check]:
         usable += not refused
         yield Check("staging", "note" if refused else "ok", f"{place} ({named_by}): {room}")
     if not usable:
-        yield Check("staging", "problem", "no directory of this node can be used", "packer stage SET --target DIR")
+        yield Check("staging", "problem", "no usable directory on this node", "packer stage SET --target DIR")
     yield from _output(Path(os.getcwd() if directory is None else directory), write=directory is not None)
 
 
@@ -179,11 +179,13 @@ def _output(place: Path, write: bool) -> Iterator[Check]:
         with tempfile.TemporaryDirectory(prefix=".packer-doctor-", dir=place) as made, Folder(Path(made)) as folder:
             lock = folder.lock("lock")
             if not lock.supported:
-                advice = "take care that no two commands write one set (Lustre: mount with -o flock)"
+                advice = "make sure that no two commands write the same set (Lustre: mount with -o flock)"
                 yield Check(about, "note", "it has no file locks", advice)
             lock.release()
     except OSError as error:
-        yield Check(about, "problem", error.strerror or str(error), "name a directory that exists and can be written")
+        yield Check(
+            about, "problem", error.strerror or str(error), "choose an existing directory with write permission"
+        )
 
 
 def _extras() -> Iterator[Check]:
@@ -213,7 +215,7 @@ def _codec() -> Check:
     """Whether this package has its compiled codec of JPEGs, and whether at full speed."""
     about = "JPEG codec"
     if reason := unsupported_reason():
-        return Check(about, "note", f"libjpeg decodes, and caches cannot keep coefficients: {reason}")
+        return Check(about, "note", f"libjpeg decodes JPEGs, and caches cannot keep coefficients: {reason}")
     codec = load_codec()
     text = f"compiled by {codec.COMPILER}; this CPU takes its variant {codec.choose()}"
     if codec.COMPILER == "GCC":
@@ -251,7 +253,7 @@ def _imported(name: str) -> str | Exception | None:
 def _gpus() -> Iterator[Check]:
     done = _run(_GPUS)
     if isinstance(done, Exception):
-        yield Check("GPU", "problem", f"torch cannot say: {done}")
+        yield Check("GPU", "problem", f"torch cannot list GPUs: {done}")
         return
     found = json.loads(done.strip().splitlines()[-1])
     names, built_for = found["names"], found["built_for"]
@@ -261,9 +263,9 @@ def _gpus() -> Iterator[Check]:
         return
     present = Path("/proc/driver/nvidia/version").exists() or Path("/dev/kfd").exists()
     if present and not built_for:
-        yield Check("GPU", "problem", "there is one, but torch is built for CPUs", "install torch for CUDA or ROCm")
+        yield Check("GPU", "problem", "a GPU exists, but torch is built for CPUs", "install torch for CUDA or ROCm")
     elif present:
-        yield Check("GPU", "problem", f"there is a driver, but torch ({built_for}) sees no device", "see nvidia-smi")
+        yield Check("GPU", "problem", f"a driver exists, but torch ({built_for}) sees no device", "see nvidia-smi")
     else:
         yield Check("GPU", "note", "none on this node")
 
@@ -278,7 +280,7 @@ def _gpu_work(report: Mapping[str, Any]) -> Iterator[Check]:
         yield Check(about, "note", f"the CPU decodes: {'; '.join(filter(None, decoders.values()))}")
     elif engine == "no":
         slow = f"nvJPEG finds no JPEG engine, without which {working[0]} may be slower than the CPU"
-        advice = "A100, H100 and later GPUs have one; in a container it needs libnvcuvid, as below"
+        advice = "A100, H100 and later GPUs have an engine; in a container it needs libnvcuvid, as below"
         yield Check(about, "note", f"the CPU decodes: {slow}", advice)
     else:
         has = "with the JPEG engine" if engine else "whether with a JPEG engine is unknown"
@@ -303,5 +305,5 @@ def _run(code: str) -> str | Exception:
         return TimeoutError(f"no answer in {_SECONDS:.0f} s")
     if done.returncode == 0:
         return done.stdout
-    lines = done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"]
+    lines = done.stderr.strip().splitlines() or [f"the process ended with status {done.returncode}"]
     return ImportError(shortened(lines[-1], 200))

@@ -6,9 +6,9 @@ of the same batch at the same time; each row belongs to one of them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -23,9 +23,8 @@ from readers.collate import stack_masks, stack_targets, to_tensor
 from readers.feed import BadSample, Feed, for_decoding, read_samples, substitute
 from readers.headers import ImageHeader, first_deep
 from readers.loader.stats import ThreadClock
-from readers.order import Order, Woven
 from readers.order.base import Int64s
-from readers.reader import SAMPLE_ERRORS, Reader
+from readers.reader import SAMPLE_ERRORS, Announcer, Reader
 from readers.table import Buffer, upright_sides
 
 if TYPE_CHECKING:
@@ -121,9 +120,6 @@ class FieldWork:
 
 
 Allocate: TypeAlias = Callable[[int, int, int], torch.Tensor]
-# A read slower than this waits for a disk or a network: from then on these learn in advance which samples follow.
-_SLOW_READ_SECONDS = 0.0004
-_AHEAD_SAMPLES, _AHEAD_BYTES = 1024, 128 << 20
 
 
 @dataclass(slots=True)
@@ -202,16 +198,13 @@ class EpochWork:
     exact_colours: bool = False
     compiled: bool = True
     notes_depth: bool = False
-    _read_seconds: float = 0.0
-    _read_bytes: float = 0.0
-    _announced: int = 0
-    _visits: set[int] = field(init=False, default_factory=set)
     _images: Reader = field(init=False, repr=False)
-    _order: Order = field(init=False, repr=False)
+    _announcer: Announcer = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._images = self.reader_of_images()
-        self._order = self.feed.schedule()[0].order
+        order = self.feed.schedule()[0].order
+        self._announcer = Announcer(self._images, order, self._epoch, self.feed.ranks[1])
 
     def reader_of_images(self) -> Reader:
         """Where images are read."""
@@ -227,10 +220,7 @@ class EpochWork:
     def plan(self, step: int, clock: ThreadClock) -> Batch:
         """Which samples batch `step` holds, and what happens to each."""
         positions, indices = self.feed.rows(self._epoch, step)
-        if isinstance(self._order, Woven):
-            self._announce(step, len(indices))
-        elif self._announced or self._read_seconds > _SLOW_READ_SECONDS:
-            self._announce(step + 1, len(indices))
+        self._announcer.announce(step, self.steps, len(indices), partial(self.feed.rows, self._epoch))
         plans, sizes = self._plan_samples(positions, indices)
         shapes = [self._choose_size(view, plan, sizes, positions, indices) for view, plan in enumerate(plans)]
         images = [self.allocate(len(indices), *shape) for shape in shapes]
@@ -334,24 +324,6 @@ class EpochWork:
                 plan.interpolate_colours()
         return plans, list(zip(heights.tolist(), widths.tolist(), strict=True))
 
-    def _announce(self, step: int, batch_size: int) -> None:
-        """Tell the store what the batches from `step` on will read, each once."""
-        ahead = min(_AHEAD_SAMPLES, _AHEAD_BYTES / max(1.0, self._read_bytes)) / max(1, batch_size)
-        stop = min(step + max(1, math.ceil(ahead)), self.steps)
-        for later in range(max(step, self._announced), stop):
-            self._images.prefetch(self._rows_with(*self.feed.rows(self._epoch, later)))
-        self._announced = max(self._announced, stop)
-
-    def _rows_with(self, positions: Int64s, rows: Int64s) -> Int64s:
-        """What to read with the samples of a batch: the blocks that an order opens for this rank alone, once each."""
-        order = self._order
-        if not isinstance(order, Woven) or order.groups != self.feed.ranks[1]:
-            return rows
-        visits = order.visits(self._epoch, positions)
-        fresh = np.array(sorted({*visits[visits >= 0].tolist()} - self._visits), np.int64)
-        self._visits.update(fresh.tolist())
-        return np.concatenate([rows[visits < 0], *order.samples_of(self._epoch, fresh)])
-
     def _read_samples(self, positions: Int64s, indices: Int64s) -> Sequence[Buffer | Exception]:
         """The images, or why one could not be read."""
         return read_samples(self._images, indices)
@@ -359,11 +331,8 @@ class EpochWork:
     def _read(self, positions: Int64s, indices: Int64s, clock: ThreadClock) -> Sequence[Buffer | Exception]:
         """The images of a batch."""
         clock.begin_read()
-        data = self._read_samples(positions, indices)
-        before = clock.bytes_read
-        seconds = clock.end_read(data) / max(1, len(indices))
-        self._read_seconds += (seconds - self._read_seconds) / 8
-        self._read_bytes = (clock.bytes_read - before) / max(1, len(indices))
+        data = self._announcer.read(partial(self._read_samples, positions), indices)
+        clock.end_read(data)
         return data
 
     def _choose_size(

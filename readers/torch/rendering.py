@@ -44,6 +44,7 @@ class Place(int):
 
     others: the samples that may replace it, in the order in which to try them (`readers.feed`); none where the sampler
         knows that nothing will be replaced.
+    ranks: how many of them share the epoch; 0 where that is not known.
 
     Less a number it is the same place in a data set that begins there: torch's ConcatDataset counts so.
     """
@@ -52,10 +53,13 @@ class Place(int):
     epoch: int
     position: int
     others: Sequence[int]
+    ranks: int
 
-    def __new__(cls, index: int, seed: int, epoch: int, position: int, others: Sequence[int] = ()) -> Place:
+    def __new__(
+        cls, index: int, seed: int, epoch: int, position: int, others: Sequence[int] = (), ranks: int = 0
+    ) -> Place:
         place = super().__new__(cls, index)
-        place.seed, place.epoch, place.position, place.others = seed, epoch, position, others
+        place.seed, place.epoch, place.position, place.others, place.ranks = seed, epoch, position, others, ranks
         return place
 
     def __sub__(self, first: int) -> Place:
@@ -63,7 +67,7 @@ class Place(int):
         return Place(int(self) - int(first), self.seed, self.epoch, self.position, others)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Place, (int(self), self.seed, self.epoch, self.position, self.others)
+        return Place, (int(self), self.seed, self.epoch, self.position, self.others, self.ranks)
 
 
 class PerThread(threading.local):

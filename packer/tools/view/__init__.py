@@ -69,9 +69,9 @@ def view(
     """
     if not is_remote(place) and is_export(Path(place)):
         if split is not None:
-            raise ValueError(f"{place}: holds an exported page, which has its splits; leave split out")
+            raise ValueError(f"{place}: is an exported page, which has its splits; leave split out")
         if predictions is not None:
-            raise ValueError(f"{place}: holds an exported page; view the set itself with predictions")
+            raise ValueError(f"{place}: is an exported page; view the set itself with predictions")
         return Viewing(None, ViewServer(ExportSite(Path(place)), port))
     opened = open_view(place, split, predictions)
     try:

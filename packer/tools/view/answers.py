@@ -101,7 +101,7 @@ class Answers:
                 return Answer(200, PAGE_TYPES[name[name.rfind(".") :]], Bytes(self._page[name]))
             route = self._routes.get(parts[0])
             if route is None:
-                raise Refused(404, "NotFound", "there is no such thing here")
+                raise Refused(404, "NotFound", "not found")
             return route(parts[1:], query)
         except Pending as pending:
             return _json({"pending": True, **pending.scan.progress()}, 202)
@@ -114,7 +114,7 @@ class Answers:
         except ValueError as error:
             return error_answer(400, type(error).__name__, str(error))
         except MemoryError:
-            return error_answer(503, "MemoryError", "there is not enough memory for this")
+            return error_answer(503, "MemoryError", "not enough memory")
         except Exception as error:  # or a browser would wait for an answer
             return error_answer(500, type(error).__name__, f"{error}; this is a defect of packer, please report it")
 
@@ -202,7 +202,7 @@ class Answers:
 
 def _expect(rest: Sequence[str], count: int) -> None:
     if len(rest) != count:
-        raise Refused(404, "NotFound", "there is no such thing here")
+        raise Refused(404, "NotFound", "not found")
 
 
 def _one(query: Query, name: str, default: str | None = None) -> str:

@@ -447,7 +447,7 @@ class SplitView:
 
     def __init__(self, name: str, reader: Reader, predictions: Predictions | None = None) -> None:
         if len(reader) >= 1 << 32:
-            raise ValueError(f"{reader}: has more samples than can be shown (2^32); give a part of it")
+            raise ValueError(f"{reader}: has more samples than can be shown (2^32); view a part of it")
         self.name, self.reader, self.predictions = name, reader, predictions
         self.scan = Scan(reader)
         self.indexed = not isinstance(reader.table.columns, MemoryColumns)

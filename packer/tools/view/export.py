@@ -155,7 +155,7 @@ def export_view(
         if opened.dataset is None:
             raise OutputError(
                 f"{opened.address}: only packed sets can be exported: pages read samples by ranges of shards; run  "
-                f"packer convert  first, or look at it as it is with  packer view"
+                f"packer convert  first, or view it unpacked with  packer view"
             )
         base = _base(opened.address, folder, url)
         with output_errors():
@@ -202,7 +202,7 @@ def _base(address: str, folder: Path, url: str | None) -> _Base:
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
         shown = parse_url(stated) if is_remote(stated) else repr(stated)
         raise OutputError(
-            f"{shown}: browsers read https:// and http:// alone; name the address at which they find the set with url="
+            f"{shown}: browsers read https:// and http:// only; set url= to the address at which they find the set"
         )
     if parts.query or parts.fragment or not all(" " < letter < "\x7f" and letter not in "\"';," for letter in stated):
         raise OutputError(f"{stated!r}: not the plain address of a folder, as https://host/sets/name/")
@@ -374,7 +374,7 @@ class ExportSite:
                 return _ranges(self._set, path.removeprefix(self._prefix))
         except OSError as error:
             return error_answer(404, type(error).__name__, f"{path} cannot be read: {error.strerror or error}")
-        return error_answer(404, "NotFound", "there is no such thing here")
+        return error_answer(404, "NotFound", "not found")
 
 
 def _ranges(folder: Folder, name: str) -> Answer:
