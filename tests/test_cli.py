@@ -180,7 +180,7 @@ PATHS = sorted({*COMMANDS, "cache", ""})
 def test_every_command_has_help_with_examples_and_errors_with_a_suggestion(path: str, cli_run: Packer) -> None:
     """Help fits a terminal; an error is JSON on request, and stdout is for results without it."""
     status, shown, _ = cli_run(*path.split(), "--help")
-    assert status == 0 and [line for line in shown.splitlines() if len(line) > 80] == []
+    assert status == 0 and [line for line in shown.splitlines() if len(line) > 80 or "docs/" in line] == []
     if path:
         assert shown.index("Examples:") > shown.index("--help") and 2 <= len(ENTRIES[path].examples) <= 4
     if path not in COMMANDS:
