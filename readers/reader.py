@@ -638,14 +638,21 @@ class Criteria:
 
 def json_payloads(reader: Reader, indices: npt.NDArray[np.int64]) -> Iterator[tuple[str, Buffer | None]]:
     """The key of each of these samples, and its field json; None where it has none, or it is not of this kind."""
+    return field_payloads(reader, indices, "json" if reader.kinds.get("json") == "json" else None)
+
+
+def field_payloads(
+    reader: Reader, indices: npt.NDArray[np.int64], field: str | None
+) -> Iterator[tuple[str, Buffer | None]]:
+    """The key of each of these samples, and a field of it; None where it has none. field: None for none of all."""
     keys = reader.table.take(indices).keys
-    if reader.kinds.get("json") != "json":
+    if field is None:
         yield from ((key, None) for key in keys)
         return
-    has = reader.table.field_column("json", "offset")[indices] != np.uint64(_ABSENT)
+    has = reader.table.field_column(field, "offset")[indices] != np.uint64(_ABSENT)
     for first in range(0, len(indices), _JSON_BLOCK):
         block = slice(first, first + _JSON_BLOCK)
-        found = iter(reader.read_many(indices[block][has[block]], "json"))
+        found = iter(reader.read_many(indices[block][has[block]], field))
         yield from zip(keys[block], (next(found) if there else None for there in has[block]), strict=True)
 
 
