@@ -30,6 +30,7 @@ from cache.files import Folder, atomic_write, read_regular
 from cache.messages import Silent, Watcher, quoted
 from cache.node import usable_cpus
 from cache.remote import is_remote, parse_url
+from cache.system import pread
 from packer.output import Result, local_output, output_errors
 from packer.tools.view.answers import PAGE_TYPES, Answer, Query, error_answer, page_files
 from packer.tools.view.document import FORMAT, Bytes, Column, SplitView, View, open_view
@@ -334,7 +335,7 @@ class _File:
 
     def read(self, start: int, stop: int) -> bytes:
         with self.folder.open(self.name) as file:
-            return os.pread(file.fileno(), stop - start, start)
+            return pread(file.fileno(), stop - start, start)
 
 
 class ExportSite:
