@@ -1,4 +1,4 @@
-"""Draw the chart of the docs: images/s of the rows that hand out uint8, in the last run that `pipeline.py` saved.
+"""Draw the chart of the docs: images/s of the rows that hand out uint8, in the last run of `pipeline.py` with some.
 
 python benchmarks/figure.py FIGURES.json docs/figures/feeding.svg          (needs the extra report)
 """
@@ -20,7 +20,8 @@ _KIND = " [u8]"
 
 
 def draw(figures: Path, chart: Path) -> None:
-    results = json.loads(figures.read_text())[-1]["results"]
+    runs = [run["results"] for run in json.loads(figures.read_text())]
+    results = next(run for run in reversed(runs) if any(name.endswith(_KIND) for name in run))
     rows = {name: values_of(results, name, "images_s") for name in results if name.endswith(_KIND)}
     names = sorted((name for name in rows if rows[name]), key=lambda name: -median(rows[name]))
     labels = [name.removesuffix(_KIND).removeprefix("ours: ") for name in names]
