@@ -360,9 +360,10 @@ def for_decoding(reader: Reader) -> Reader:
     return reader.for_decoding() if isinstance(reader, Reader) else reader
 
 
-def decoder_name(name: str, exact_colours: bool) -> str:
-    """A decoder as resume tokens name it: its pixels differ where colours are interpolated that otherwise are not."""
-    return f"{name}, exact colours" if exact_colours else name
+def decoder_name(name: str, exact_colours: bool, geometry: str = "") -> str:
+    """A decoder as resume tokens name it: its pixels differ where colours are interpolated that otherwise are not, and
+    by how moves are made (`Recipe.geometry`)."""
+    return ", ".join(filter(None, (name, "exact colours" if exact_colours else "", geometry)))
 
 
 def read_sample(reader: Reader, row: int) -> Buffer | Exception:

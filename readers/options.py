@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from readers.order.schedule import Tail
 
 Images: TypeAlias = Literal["RGB", "unchanged"]
+Compose: TypeAlias = Literal["auto", "exact"]
 Layout: TypeAlias = Literal["channels_last", "NCHW", "NHWC"]
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -66,6 +67,8 @@ class Decode:
     exact_colours: interpolate colours that a JPEG stores at half the size also where the box is made half as large or
         less; otherwise they are repeated there, which is a tenth quicker on the CPU. `packer parity` shows the
         difference.
+    compose: "auto" makes one map of flips and turns that follow each other, of the crop after them, and of a resize
+        that enlarges (`readers.augment.compose`); "exact" makes each op by itself (docs/training.md).
     """
 
     images: Images = "RGB"
@@ -75,6 +78,7 @@ class Decode:
     engine: Engine = "auto"
     cpu_share: CpuShare = 0
     exact_colours: bool = False
+    compose: Compose = "auto"
 
 
 @dataclass(frozen=True)
@@ -145,7 +149,7 @@ class FieldOptions:
 _NONE: Mapping[str, object] = {}
 _OLD: dict[str, tuple[str, type[Any]]] = {
     **{one.name: ("ranks", Ranks) for one in fields(Ranks)},
-    **{one.name: ("decode", Decode) for one in fields(Decode)[1:]},
+    **{one.name: ("decode", Decode) for one in fields(Decode)[1:] if one.name != "compose"},
     **{one.name: ("threads", Threads) for one in fields(Threads)[1:]},
 }
 

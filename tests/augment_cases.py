@@ -29,16 +29,20 @@ def photo(seed: int, height: int, width: int, grain: int = 12) -> Pixels:
     return np.asarray(small.resize((width, height), Image.Resampling.BICUBIC))
 
 
-def plan_for(ops: Sequence[Op], images: Sequence[Pixels], epoch: int = 0) -> Plan:
+def plan_for(ops: Sequence[Op], images: Sequence[Pixels], epoch: int = 0, *, compose: bool = False) -> Plan:
     sizes = np.array([image.shape[:2] for image in images])
-    return Recipe(ops).plan(7, epoch, np.arange(len(images)), sizes[:, 0], sizes[:, 1])
+    return Recipe(ops, compose=compose).plan(7, epoch, np.arange(len(images)), sizes[:, 0], sizes[:, 1])
 
 
 def on_the_cpu(
-    ops: Sequence[Op], images: Sequence[Pixels], dtype: torch.dtype = torch.uint8, planar: bool = False
+    ops: Sequence[Op],
+    images: Sequence[Pixels],
+    dtype: torch.dtype = torch.uint8,
+    planar: bool = False,
+    compose: bool = False,
 ) -> torch.Tensor:
     """[n, 3, height, width], as ImageLoader makes them without a device."""
-    recipe, jobs = Recipe(ops), plan_for(ops, images).jobs()
+    recipe, jobs = Recipe(ops), plan_for(ops, images, compose=compose).jobs()
     assert recipe.out_size is not None
     finish, renderer = Finish(dtype, planar, recipe.normalize), Renderer(recipe.interpolation)
     order = torch.contiguous_format if planar else torch.channels_last
@@ -52,14 +56,16 @@ def on_the_cpu(
 
 
 def on_a_device(
-    ops: Sequence[Op], images: Sequence[Pixels], device: torch.device = CPU, **options: Any
+    ops: Sequence[Op], images: Sequence[Pixels], device: torch.device = CPU, compose: bool = False, **options: Any
 ) -> torch.Tensor:
     """The same by the renderer for devices."""
     recipe = Recipe(ops)
     assert recipe.out_size is not None
     pictures = [Picture(torch.from_numpy(image.copy()).to(device).permute(2, 0, 1)) for image in images]
     options = {"dtype": torch.uint8, "normalize": recipe.normalize, "interpolation": recipe.interpolation} | options
-    return BatchRenderer(device, **options).render(pictures, plan_for(ops, images).jobs(), recipe.out_size)
+    return BatchRenderer(device, **options).render(
+        pictures, plan_for(ops, images, compose=compose).jobs(), recipe.out_size
+    )
 
 
 def by_pillow(

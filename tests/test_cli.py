@@ -151,7 +151,7 @@ def test_numbers_and_names_in_texts() -> None:
     assert [human_bytes(x) for x in (0, 999, 1340, 55_039_085, 1.5e12)] == sizes
     assert [human_seconds(x) for x in (0.44, 12.3, 185, 7800)] == ["0.4 s", "12 s", "3:05 min", "2:10 h"]
     assert [bar(x, 4) for x in (0, 1e-6, 0.5, 1)] == ["", "▏", "██", "████"]
-    assert [parse_size(x) for x in ("1GiB", "256MB", "4096", "1.5k")] == [1 << 30, 256_000_000, 4096, 1500]
+    assert [parse_size(x) for x in ("1GiB", "256MB", "4096B", "1.5k", "0")] == [1 << 30, 256_000_000, 4096, 1500, 0]
     assert printable("a\tb\nü…") == "a\tb\nü…"
     assert printable("\x1b\x00\x7f\x9b\u202e\udcff") == r"\x1b\x00\x7f\x9b\u202e\udcff"
     assert json.loads(json_printable(json.dumps("\x9b\u202e", ensure_ascii=False))) == "\x9b\u202e"
@@ -285,6 +285,9 @@ NO_SET = "not a packed set (no dataset.json); make one with  packer convert"
         ("convert nowhere --to tar", 2, "UsageError", "Path 'nowhere' does not exist"),
         ("convert bad --to lmdb", 2, "UsageError", "'lmdb' is not one of 'hdf5', 'tfrecord', 'tar' (h5 for hdf5, "),
         ("convert bad --to tar --shard-size big", 2, "UsageError", "'big' is not a valid size; write it as 256MiB"),
+        ("convert bad --shard-size 100", 2, "UsageError", "'100' has no unit: 100B, 100MiB or 100GiB?"),
+        ("diagnose bad --simulate-step 20", 2, "UsageError", "'20' has no unit: 20ms or 20s?"),
+        ("convert bad --to", 2, "UsageError", "requires an argument. --to [hdf5|tfrecord|tar]"),
         ("convert bad --to tar --max-side 9 --resize-short 9", 2, "UsageError", "exclude each other"),
         ("convert images-tar --to hdf5 --split test", 1, "UnknownNameError", "no split 'test'; it has train, val"),
         ("index bad", 1, "SourceError", "no shards found"),
@@ -298,7 +301,7 @@ NO_SET = "not a packed set (no dataset.json); make one with  packer convert"
         ("cache warm bad --target memory", 1, "DatasetError", NO_SET),
         ("cache warm images-tar --capacity lots --target memory", 2, "UsageError", "'lots' is not a valid size"),
         ("cache warm images-tar --keep gold --target memory", 2, "UsageError", "keep is encoded, recoded:SIDE"),
-        ("cache warm images-tar --capacity 10 --target memory", 1, "OutputError", "of 10 bytes keeps no sample"),
+        ("cache warm images-tar --capacity 10B --target memory", 1, "OutputError", "of 10 bytes keeps no sample"),
         ("cache warm images-tar --split test --target memory", 1, "UnknownNameError", "no split 'test'; it has train"),
         ("cache stats nothing --target memory", 1, "UnknownNameError", "no cache 'nothing'; it has none"),
         ("cache ls --target nowhere", 2, "UsageError", "'nowhere' does not exist"),
@@ -308,7 +311,7 @@ NO_SET = "not a packed set (no dataset.json); make one with  packer convert"
         ("list", 2, "UsageError", "Did you mean inspect?"),
         ("verify", 2, "UsageError", "Missing argument 'SET'"),
         ("extract images-hdf5 -o images --workers 1 --keys 'nothing/*'", 1, "UnknownNameError", "nothing/*"),
-        ("subset images-hdf5 -o x", 2, "UsageError", "say which samples"),
+        ("subset images-hdf5 -o x", 2, "UsageError", "select samples"),
         ("subset images-hdf5 -o x --where nonsense", 2, "UsageError", "nonsense"),
         ("stage images-hdf5 --bandwidth fast", 2, "UsageError", "'fast'"),
     ],

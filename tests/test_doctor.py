@@ -77,7 +77,7 @@ def test_what_is_broken_is_a_problem(tmp_path: Path) -> None:
     assert "GPU" not in found or found["GPU"][0]["state"] == "problem"
 
 
-@pytest.mark.parametrize(("hard", "advice"), [(4096, "ulimit -n 4096"), (256, "it is the hard limit, too")])
+@pytest.mark.parametrize(("hard", "advice"), [(4096, "ulimit -n 4096"), (256, "it is also the hard limit")])
 def test_limits_come_with_advice(
     hard: int, advice: str, imports: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,7 +33,7 @@ from readers.table import NamesBuilder
 @pytest.fixture
 def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes get work of a tree of a few files, and folders of 8 or more are shared out again."""
-    for name, value in (("_FEWEST_FILES", 2), ("_RUN", 8), ("_SLICE", 3), ("_BLOCK", 5)):
+    for name, value in (("_ALONE_SECONDS", 0), ("_RUN", 8), ("_SLICE", 3), ("_BLOCK", 5)):
         monkeypatch.setattr(readers.opening.tree, name, value)
 
 

@@ -130,9 +130,10 @@ def usage_of(marks: tuple[Mark, ...] = (), full: dict[str, float] | None = None,
 @pytest.mark.parametrize(
     ("columns", "full", "words"),
     [
-        ({"cpu_busy": 0.98, "gpu0_busy": 0.22}, {}, ["CPUs are 98 % busy", "the GPU is 22 %", "the input starves it"]),
+        ({"cpu_busy": 0.98, "gpu0_busy": 0.22}, {}, ["CPUs are 98 % busy", "the GPU is 22 %", "the input pipeline is "
+            "the limit"]),
         ({"cpu_busy": 0.98}, {}, ["98 %", "the CPUs are the limit"]),
-        ({"cpu_busy": 0.3, "gpu0_busy": 0.97, "gpu1_busy": 0.93}, {}, ["GPUs are 95 % busy", "keeps up"]),
+        ({"cpu_busy": 0.3, "gpu0_busy": 0.97, "gpu1_busy": 0.93}, {}, ["GPUs are 95 % busy", "fast enough"]),
         ({"cpu_busy": 0.1, "gpu0_busy": 0.3, "sda_busy": 0.95, "sda_read": 140e6}, {},
          ["sda reads 140 MB/s steadily", "95 %", "CPUs are 90 % idle", "storage is the limit"]),
         ({"cpu_busy": 0.1, "sda_busy": 0.5, "sda_read": [0] * 8 + [9e8] * 2, "io_pressure": 0.4}, {},

@@ -64,8 +64,8 @@ def shown(image: Pixels, margin: int = 8) -> tuple[Pixels, Pixels]:
     return ((values > 127) * (1, 2, 4)).sum(axis=-1), clear
 
 
-def made(ops: Sequence[Op], image: Pixels, seed: int = 0) -> Made:
-    recipe, plan = Recipe(ops), plan_for(ops, [image], seed)
+def made(ops: Sequence[Op], image: Pixels, seed: int = 0, *, compose: bool = False) -> Made:
+    recipe, plan = Recipe(ops), plan_for(ops, [image], seed, compose=compose)
     return rendered(image, plan.jobs()[0], recipe.interpolation)
 
 
@@ -97,14 +97,16 @@ GEOMETRY: dict[str, list[Op]] = {
     "cropped, then rotated": [RandomResizedCrop(80), RandomHorizontalFlip(), RandomRotation(45)],
     "turned back": [RandomRotation(90), GREY, RandomCrop(60), RandomRotation(90), Resize((90, 70))],
     "flips between": [*FLIPS, RandomRotation(20), *FLIPS, Resize(100), GREY, *FLIPS, CenterCrop(70)],
+    "a run, then enlarged": [RandomRotation(30), *FLIPS, RandomRotation(25), CenterCrop(80), Resize(100)],
     "two resizes": [Resize(100), GREY, RandomResizedCrop(64), RandomHorizontalFlip()],
 }
 
 
+@pytest.mark.parametrize("compose", [False, True], ids=["op by op", "composed"])
 @pytest.mark.parametrize("name", GEOMETRY)
-def test_a_mask_stays_on_its_image(name: str, seed: int = 1) -> None:
+def test_a_mask_stays_on_its_image(name: str, compose: bool, seed: int = 1) -> None:
     mask = painted(seed, 110, 133)
-    image, placement = made(GEOMETRY[name], image_of(mask), seed)
+    image, placement = made(GEOMETRY[name], image_of(mask), seed, compose=compose)
     found = placement.mask(mask, OUTSIDE)
     classes, clear = shown(image)
     assert found.shape == image.shape[:2] and found.dtype == mask.dtype

@@ -61,7 +61,7 @@ def diagnosis(name: str = "Resize") -> Diagnosis:
     rungs = tuple(Rung(s, name, time_of(ms), s != "read") for s, ms in zip(stages, times, strict=True))
     costs = tuple(StageCost(s, name, 0.001, 0.002, True, 0.02, 0.01, name) for s in stages)
     return Diagnosis(
-        rungs, costs, "transform 2", f"transform 2 ({name}) starves the training", 0.021, 8, 2, 4.2, 2, 1.5,
+        rungs, costs, "transform 2", f"transform 2 ({name}) limits training", 0.021, 8, 2, 4.2, 2, 1.5,
         notes=(name,),
         advice=(Advice("workers", name, name, name, 0.021, 0.02),),
         usage=Usage("node", 1.7e9, 1.0, (Series("cpu busy", "share", 1.0), Series(name[:200] or "x", "bytes/s")),

@@ -397,7 +397,7 @@ SERIES = '{"series": [{"name": "x", "unit": "share", "full": 1}]}\n'
         (HEAD.replace("0.5", "1e999"), "expected a number"),
         (HEAD + "[1]\n", "line 2: expected a JSON object"),
         (HEAD + SERIES.replace("share", "furlongs"), "a unit of share"),
-        (HEAD + SERIES + SERIES, "two series of the same name"),
+        (HEAD + SERIES + SERIES, "two series have the same name"),
         (HEAD + '{"series": [' + ", ".join(f'{{"name": "{n}", "unit": "1"}}' for n in range(5000)) + "]}\n", "4,096"),
         (HEAD + '{"t": 1, "d": 1, "v": [1]}\n', "more than 0 values"),
         (HEAD + SERIES + '{"t": 1, "d": 1, "v": [NaN]}\n', "line 3: not JSON"),

@@ -111,7 +111,7 @@ def test_draws_are_said_in_words(client: Client) -> None:
         assert sample["box"] == [x, y, x + int(width), y + int(height)]
         picture = Image.open(io.BytesIO(client.get(f"sample/train/{sample['index']}/image?as=png").body))
         assert x + int(width) <= picture.width and y + int(height) <= picture.height
-        assert flip in ("RandomHorizontalFlip: left and right exchanged", "RandomHorizontalFlip: as it is")
+        assert flip in ("RandomHorizontalFlip: flipped left to right", "RandomHorizontalFlip: not flipped")
         assert jitter.startswith("ColorJitter: ")
     assert len({sample["draws"][1] for sample in found}) == 2
     centre = client.get(asked(batch_size=1, op=["Resize:40x40", "CenterCrop:20"])).json["samples"][0]

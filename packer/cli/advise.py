@@ -21,17 +21,17 @@ _positive = click.FloatRange(min=0, min_open=True)
 @flags.source_options
 @flags.split_option("Only this split.")
 @click.option("--image-size", type=click.IntRange(1, 4096), default=224, show_default=True, metavar="N",
-              help="Side of the crops that training takes, in pixels.")  # fmt: skip
+              help="Side of the training crops, in pixels.")  # fmt: skip
 @click.option("--crop-scale", type=click.FloatRange(0, 1, min_open=True), default=0.08, show_default=True,
-              metavar="SHARE", help="Smallest share of an image's area that a random crop takes.")  # fmt: skip
-@click.option("--images-per-second", type=_positive, metavar="N", help="What all GPUs of a node want together, as "
-              "packer diagnose measures it.")  # fmt: skip
-@click.option("--simulate-step", type=flags.Duration(), metavar="TIME", help="The same by the time of a training step, "
-              "as 150ms: GPUs times batch size, divided by it.")  # fmt: skip
+              metavar="SHARE", help="Smallest share of an image's area in a random crop.")  # fmt: skip
+@click.option("--images-per-second", type=_positive, metavar="N", help="Images a second that all GPUs of a node need "
+    "together; packer diagnose measures them.")  # fmt: skip
+@click.option("--simulate-step", type=flags.Duration(), metavar="TIME", help="The same as the time of a training "
+    "step, as 150ms: GPUs times batch size, divided by it.")  # fmt: skip
 @flags.count_option("--batch-size", "With --simulate-step: images of one GPU's batch. Default: 64.")
 @flags.count_option("--gpus", "GPUs of a node.", 1)
 @click.option("--reader", type=click.Choice(READERS), default="packer", show_default=True,
-              help="What will read the set.")  # fmt: skip
+              help="Program that will read the set.")  # fmt: skip
 @click.option("--max-error", type=click.FloatRange(min=0), metavar="N", help="Recommend nothing with a mean error "
               "above this, of 255.")  # fmt: skip
 @flags.count_option("--max-side", "Longest sides to try; may be repeated. Default: 500, 400 and 256, for images of "
@@ -40,9 +40,9 @@ _positive = click.FloatRange(min=0, min_open=True)
               "be repeated. Default: 95, 90 and 85.")  # fmt: skip
 @click.option("--samples", type=click.IntRange(2, 100_000), default=128, show_default=True, metavar="N",
               help="Images to draw at random.")  # fmt: skip
-@flags.seed_option("Of the draw: the same seed takes the same images.")
+@flags.seed_option("Seed of the random sample: the same seed takes the same images.")
 @click.option("--seconds", type=_positive, default=45.0, show_default=True, metavar="SECONDS",
-              help="How long to measure, about.")  # fmt: skip
+              help="Approximate time of the measurement.")  # fmt: skip
 @flags.reports(lambda result: advice_lines(result, width(other=110)))
 @click.pass_context
 def command(
@@ -58,16 +58,16 @@ def command(
     max_error: float | None,
     **options: Any,
 ) -> Advice:
-    """Measure what SOURCE would be in other sizes and codecs, and recommend what to pack and how to read it.
+    """Measure SOURCE in other sizes and codecs, and recommend how to pack and read it.
 
-    SOURCE is what packer convert takes: a folder of images, an archive, a manifest, a packed set, shards. A random
-    sample is encoded as packer convert would, decoded as ImageLoader does, and compared with the originals. No set is
-    written.
+    SOURCE is any source of packer convert: a folder of images, an archive, a manifest, a packed set, shards. A random
+    sample is encoded by the code of packer convert, decoded by that of ImageLoader, and compared with the originals. No
+    set is written.
     """
     if simulate_step is not None and images_per_second is not None:
         raise click.UsageError("give either --images-per-second or --simulate-step")
     if batch_size is not None and simulate_step is None:
-        raise click.UsageError("--batch-size is of the step: give --simulate-step TIME, too")
+        raise click.UsageError("--batch-size belongs to the step: give --simulate-step TIME, too")
     if simulate_step is not None:
         if simulate_step <= 0:
             raise click.UsageError("--simulate-step must be above 0")

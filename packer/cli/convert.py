@@ -87,19 +87,20 @@ def _converted(result: ConvertResult) -> list[str]:
 @click.option("--to", type=flags.Container(), default="hdf5", show_default=True, help="Format of the shards.")
 @click.option("-o", "--output", type=flags.SetPlace(missing=True), metavar="OUT", help="Directory of the set, or "
               "s3://, gs:// or az:// address. Default: <source name>-<format>.")  # fmt: skip
-@click.option("--work", type=click.Path(file_okay=False), metavar="DIR", help="Where a set for an address is made "
-              "first, and stays. Default: a hidden directory here, removed after the upload.")  # fmt: skip
-@flags.new_split_option("Take this split only; or the name of a source without splits.")
+@click.option("--work", type=click.Path(file_okay=False), metavar="DIR", help="Local directory of a set for an "
+    "address; it is kept. Default: a hidden directory here, removed after the upload.")  # fmt: skip
+@flags.new_split_option("Take this split only; or the split's name, of a source without splits.")
 @flags.fractions_option(
     "--split-fractions", "Deal the samples of one split at random to new ones, as train=0.9,val=0.1."
 )
 @flags.seed_option("Of --split-fractions.")
-@flags.stratify_option("Every class in the shares of --split-fractions.")
+@flags.stratify_option("Divide every class by the shares of --split-fractions.")
 @flags.group_option(" of --split-fractions")
 @click.option("--classes", callback=flags.parsed(lambda names: names.split(",")), metavar="NAME,…",
               help="Take these classes only; they get the labels 0, 1, … in this order.")  # fmt: skip
-@click.option("--where", metavar="EXPRESSION", help="Take the samples for which this is true, as 'min_side >= 64 and "
-              """class_name in ("cat", "dog")'; a wrong name is answered with all names. What it says of images is """
+@click.option("--where", metavar="EXPRESSION", help="Take the samples for which this expression is true, as 'min_side "
+              ">= 64 and "
+              """class_name in ("cat", "dog")'; a wrong name lists all names. Conditions on images are """
               "decided when they are read.")  # fmt: skip
 @flags.shard_size_option
 @flags.count_option("--samples-per-shard", "Samples in a shard.")
@@ -109,9 +110,9 @@ def _converted(result: ConvertResult) -> list[str]:
 @click.option("--on-error", type=click.Choice(ON_ERROR), default="raise", show_default=True,
               help="Unreadable or truncated images: stop, leave out, or leave out and copy aside.")  # fmt: skip
 @click.option("--check", type=click.Choice(CHECKS), default="header", show_default=True,
-              help="How closely to look at each image.")  # fmt: skip
-@click.option("--decode", type=click.Choice(DECODES), default="RGB", show_default=True, help="What readers will decode "
-              "images to; those that cannot be are refused. unchanged: native depth and channels.")  # fmt: skip
+              help="Check the header of each image, or decode it.")  # fmt: skip
+@click.option("--decode", type=click.Choice(DECODES), default="RGB", show_default=True, help="Pixels that readers "
+    "will decode images to; other images are refused. unchanged: native depth and channels.")  # fmt: skip
 @click.option("--reencode", type=click.Choice(CODECS), help="Re-encode images in this codec. Without this and the "
               "next three options the bytes are kept exactly.")  # fmt: skip
 @flags.count_option("--max-side", "Shrink to a longest side of N pixels.")
@@ -119,7 +120,7 @@ def _converted(result: ConvertResult) -> list[str]:
 @click.option("--quality", type=click.IntRange(1, 100), metavar="N", help="JPEG or WebP quality of re-encoded images. "
               "Default: 90.")  # fmt: skip
 @click.option("--op", "ops", multiple=True, callback=flags.parsed(lambda texts: [*map(parse_op, texts)]),
-              metavar="NAME:VALUES", help="Do this to each image, as training would, and encode the result: "
+              metavar="NAME:VALUES", help="Apply this op to each image, as training would, and encode the result: "
               "Resize:256, CenterCrop:224, Crop:TOP,LEFT,HEIGHT,WIDTH. May be repeated, in order. Masks, boxes and "
               "points follow. Needs torch.")  # fmt: skip
 @flags.label_offset_option(type=click.IntRange(min=0), default=0)
@@ -129,7 +130,7 @@ def _converted(result: ConvertResult) -> list[str]:
               "done,  packer commit OUTPUT  makes the set.")  # fmt: skip
 @flags.checksums_option
 @click.option("--overwrite", is_flag=True, help="Replace the set, or unfinished conversion, in the output directory.")
-@click.option("--dry-run", is_flag=True, help="List and plan only, and measure what it will take.")
+@click.option("--dry-run", is_flag=True, help="List and plan only, and estimate size and time.")
 @flags.reports(_converted)
 def command(
     sources: tuple[str, ...], to: str, output: str | None, opens: Callable[[str], Any], **options: Any
@@ -166,9 +167,9 @@ def command(
 @click.argument("output", metavar="OUT", type=click.Path(file_okay=False))
 @flags.reports(lambda result: summary(result, rates=False))
 def commit_command(output: str, **options: Any) -> ConvertResult:
-    """Make a set of what the tasks of  packer convert … --task I/N  have packed into OUT.
+    """Make a set of the shards that the tasks of  packer convert … --task I/N  have packed into OUT.
 
-    Where shards are missing, it says which tasks to run again, and changes nothing.
+    If shards are missing, it names the tasks to run again, and changes nothing.
     """
     return commit(output, **options)
 
@@ -182,12 +183,12 @@ def _indexed(result: IndexResult) -> Iterator[str]:
 
 @click.command("index")
 @click.argument("shards", nargs=-1, required=True, metavar="SHARD...", type=click.Path(exists=True))
-@click.option("-o", "--output", type=click.Path(), metavar="OUT", help="Where the index goes, with links to the "
-              "shards. Default: the folder of the shards.")  # fmt: skip
+@click.option("-o", "--output", type=click.Path(), metavar="OUT", help="Directory of the index, with links to the "
+    "shards. Default: the folder of the shards.")  # fmt: skip
 @flags.new_split_option("Split of all these shards. Default: read off each file name.")
-@click.option("--image-key", metavar="KEY", help="What the shards call the image: a tar extension (jpg;png), an "
+@click.option("--image-key", metavar="KEY", help="Name of the image in the shards: a tar extension (jpg;png), an "
               "Example feature, an HDF5 data set.")  # fmt: skip
-@click.option("--label-key", metavar="KEY", help="What the shards call the label.")
+@click.option("--label-key", metavar="KEY", help="Name of the label in the shards.")
 @click.option("--field", "fields", callback=flags.field_columns, multiple=True, metavar="NAME=KEY",
               help="A further field and its key.")  # fmt: skip
 @flags.label_offset_option(type=int)
@@ -201,9 +202,9 @@ def _indexed(result: IndexResult) -> Iterator[str]:
 def index_command(shards: tuple[str, ...], output: str | None, classes: str | None, **options: Any) -> IndexResult:
     """Make a set of each SHARD (a file, or a directory of them) without copying them.
 
-    Takes WebDataset tars, TFRecords of tf.train.Example and flat HDF5 files, also those that packer wrote and whose
-    index is lost or stale. An existing set is compared first: a loss of samples, splits or classes is refused, and
-    nothing is changed.
+    Takes WebDataset tars, TFRecords of tf.train.Example and flat HDF5 files, also shards of packer whose index is lost
+    or stale. An existing set is compared first: a loss of samples, splits or classes is refused, and nothing is
+    changed.
     """
     return index(shards, output, classes=None if classes is None else _class_names(Path(classes)), **options)
 

@@ -1,4 +1,4 @@
-"""`packer diagnose FILE.py:NAME`, `packer diagnose SET`: which stage of a loader starves the training."""
+"""`packer diagnose FILE.py:NAME`, `packer diagnose SET`: the stage of a loader that limits training."""
 
 from __future__ import annotations
 
@@ -125,11 +125,11 @@ _OF_SET = ("split", "batch_size", "image_size", "threads")
 @click.argument("loader", type=Named(or_set=True), metavar="FILE.py:NAME|SET", required=False)
 @click.option("--step", type=Named(), metavar="FILE.py:NAME", help="Function of a batch: the training step.")
 @click.option(
-    "--simulate-step", type=flags.Duration(), metavar="TIME", help="Wait for so long in place of a step, as 20ms."
+    "--simulate-step", type=flags.Duration(), metavar="TIME", help="Simulate the step by waiting this long, as 20ms."
 )
-@click.option("--device", metavar="DEVICE", help="Copy batches there before the step, as cuda.")
+@click.option("--device", metavar="DEVICE", help="Copy batches to this device before the step, as cuda.")
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=30.0, show_default=True,
-              metavar="SECONDS", help="How long to measure, about.")  # fmt: skip
+              metavar="SECONDS", help="Approximate time of the measurement.")  # fmt: skip
 @flags.split_option("SET: this split. Default: the only one, or train.")
 @click.option("--batch-size", type=click.IntRange(min=1), metavar="N", help="SET: images in a batch. Default: 64.")
 @click.option("--image-size", type=click.IntRange(min=1), metavar="N", help="SET: side of the images, in pixels, "
@@ -150,14 +150,14 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Find the stage of a data loader that starves the training.
+    """Find the stage of a data loader that training waits for.
 
     NAME in FILE.py is the loader, or a function without arguments that returns it: any iterable of batches. A torch
     DataLoader is measured stage by stage: storage, reading, each member of the transform, collating, the transfer from
-    its workers and to the device. An ImageLoader of this package by reading, decoding and augmenting; with SET, a
-    packed set or a folder of images, such a loader is made. Needs no GPU with --simulate-step.
+    its workers and to the device. An ImageLoader of this package is measured by reading, decoding and augmenting. With
+    SET, a packed set or a folder of images, the command makes an ImageLoader. Needs no GPU with --simulate-step.
 
-    Importing FILE.py runs what is at its top level; keep the training itself under `if __name__ == "__main__"`.
+    Importing FILE.py runs its top level; keep the training loop under `if __name__ == "__main__"`.
     """
     if compare is not None:
         if loader or step or trace or any(options[name] for name in ("simulate_step", "device", *_OF_SET)):
@@ -211,7 +211,7 @@ def _lines(result: Diagnosis, written: list[str]) -> list[str]:
 
 
 def _image_loader(dataset: str, device: str | None, split: str | None = None, **options: int) -> Any:
-    """An `ImageLoader` over a packed set, or a folder of images as it is, with the usual augmentation of a training."""
+    """An `ImageLoader` over a packed set, or a folder of images as it is, with the usual augmentation of training."""
     from readers.augment import RandomHorizontalFlip, RandomResizedCrop
     from readers.loader import ImageLoader
 

@@ -31,11 +31,11 @@ _PLACES = {
 @click.argument("directory", required=False, metavar="[DIR]", type=click.Path(exists=True, file_okay=False))
 @flags.json_option
 def command(directory: str | None, as_json: bool) -> None:
-    """Examine this environment: packages, limits, shared memory, storage, GPUs; and say what to do.
+    """Examine this environment (packages, limits, shared memory, storage, GPUs), and recommend remedies.
 
-    DIR is where sets will be packed to. A small file is written there, and removed.
+    DIR is a directory for packed sets. A small file is written there, and removed.
 
-    Exits with 1 where something does not work.
+    Exits with 1 if something does not work.
     """
     result = examine(directory)
     flags.show_result(result, as_json, lambda: _lines(result))

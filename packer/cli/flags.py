@@ -101,7 +101,9 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
     name = "time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(s|ms|us|µs)", str(value))
+        match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(s|ms|us|µs|)", str(value))
+        if match is not None and not match[2]:
+            self.fail(f"{value!r} has no unit: {value}ms or {value}s?", param, ctx)
         if match is None:
             self.fail(f"{value!r} is not a valid time; write it with its unit, as 20ms or 1.5s", param, ctx)
         return float(match[1]) * _UNITS[match[2]]
@@ -308,8 +310,9 @@ shuffle_option = click.option("--shuffle", type=click.IntRange(0, 2**32 - 1), me
                               "random order.")  # fmt: skip
 checksums_option = click.option("--checksums/--no-checksums", help="Write SHA256SUMS, for  sha256sum -c ; later:  "
                                 "packer verify --sums .")  # fmt: skip
-dry_run_option = click.option("--dry-run", is_flag=True, help="Say what would be done, and write nothing.")
-where_option = click.option("--where", metavar="EXPRESSION", help="Samples for which this is true, as 'min_side >= 64 "
+dry_run_option = click.option("--dry-run", is_flag=True, help="Show what would be done, and write nothing.")
+where_option = click.option("--where", metavar="EXPRESSION", help="Samples for which this expression is true, as "
+                            "'min_side >= 64 "
                             """and label in ("cat", 3)'.""")  # fmt: skip
 keys_option = file_list_option("--keys", "Samples with these keys, one a line.")
 set_argument = click.argument("path", metavar="SET", type=SetPlace())
@@ -328,10 +331,10 @@ def engine_options(command: F) -> F:
     A process that works for another one, as all ranks of MPI but the first, does not call it.
     """
 
-    @click.option("--engine", type=_Names("engine", _engines), default=_LOCAL, show_default=True, help="Where shards "
-                  "are worked on: processes of this machine, ranks (mpiexec -n N packer …), or a cluster.")  # fmt: skip
-    @click.option("--scheduler", metavar="ADDRESS", help="Of the cluster: of Dask tcp://HOST:PORT or a scheduler file, "
-                  "of Ray HOST:PORT. Default: what their own settings say.")  # fmt: skip
+    @click.option("--engine", type=_Names("engine", _engines), default=_LOCAL, show_default=True, help="Where the "
+        "work runs: processes of this machine, ranks (mpiexec -n N packer …), or a cluster.")  # fmt: skip
+    @click.option("--scheduler", metavar="ADDRESS", help="Address of the cluster: of Dask tcp://HOST:PORT or a "
+        "scheduler file, of Ray HOST:PORT. Default: the settings of Dask or Ray.")  # fmt: skip
     @functools.wraps(command)
     def with_engine(*args: Any, engine: str, scheduler: str | None, **options: Any) -> Any:
         if engine != _LOCAL:
@@ -368,16 +371,16 @@ def _source_options() -> list[Callable[[Any], Any]]:
         of_manifests("--split-column", "Manifest, list of addresses, Hugging Face, MDS: column whose values are the "
                      "splits."),
         click.option("--field", "fields", callback=field_columns, multiple=True, metavar="NAME[:KIND]=COLUMN",
-                     help="Manifest: a further column of files or, where the KIND says what it is (mask, boxes, "
-                     "points, array, text, json), of values."),
+                     help="Manifest: a further column, of files or, with a KIND (mask, boxes, points, array, text, "
+                         "json), of values."),
         click.option("--folder", type=click.Path(exists=True, file_okay=False), metavar="DIR", help="Manifest: folder "
-                     "its paths start from. File of COCO: folder of its images. Default: its own."),
-        click.option("--image-key", metavar="KEY", help="HDF5 or TFRecord file: what it calls the image."),
-        click.option("--label-key", metavar="KEY", help="HDF5 or TFRecord file: what it calls the label."),
+            "from which its paths start. File of COCO: folder of its images. Default: the folder of the file."),
+        click.option("--image-key", metavar="KEY", help="HDF5 or TFRecord file: name of its images."),
+        click.option("--label-key", metavar="KEY", help="HDF5 or TFRecord file: name of its labels."),
         click.option("--source-label-offset", type=int, default=0, metavar="N", help="HDF5, TFRecord or IDX file: its "
                      "labels start at N (1: ImageNet TFRecords, EMNIST's letters)."),
-        click.option("--layout", type=click.Choice(LAYOUTS), default="auto", help="Folder or archive. tree: its "
-                     "folders are classes, also where it looks like COCO, Pascal VOC or the like."),
+        click.option("--layout", type=click.Choice(LAYOUTS), default="auto", help="Folder or archive. tree: folders "
+            "are classes, even if the source resembles COCO, Pascal VOC or the like."),
         click.option("--image-sets", metavar="NAME", help="Pascal VOC: the folder of ImageSets whose lists are the "
                      "splits. Default: Main."),
         click.option("--rate", type=float, metavar="N",
@@ -386,8 +389,8 @@ def _source_options() -> list[Callable[[Any], Any]]:
                      help=of_addresses("requests a second to each host. Default: 20.")),
         threads_option(of_addresses("requests at a time. Default: 32.")),
         count_option("--attempts", of_addresses("requests for an image at most. Default: 5.")),
-        click.option("--timeout", type=float, metavar="SECONDS",
-                     help=of_addresses("for a request as a whole. Default: 30.")),
+        click.option("--timeout", type=Duration(), metavar="TIME",
+                     help=of_addresses("for a request as a whole. Default: 30s.")),
         size_option("--max-bytes", help=of_addresses("largest image. Default: 64MiB.")),
         click.option("--private", is_flag=True, default=None,
                      help=of_addresses("also ask hosts in private networks.")),

@@ -138,7 +138,7 @@ def verify_command(path: str, as_json: bool, **options: Any) -> None:
 
     SET may be an address; then the CRC32C of every shard and the index are checked.
 
-    Exits with 1 and names each damaged sample where anything is wrong.
+    Exits with 1 and names each damaged sample.
     """
     result = verify(path, watcher=watcher(as_json), **options)
     flags.show_result(result, as_json, lambda: _verified(result))
@@ -155,10 +155,10 @@ def _extracted(result: ExtractResult) -> Iterator[str]:
 
 @click.command("extract")
 @click.argument("path", metavar="SET", type=flags.SetPlace(local=True))
-@click.option("-o", "--output", type=click.Path(), required=True, metavar="DIR", help="Where the tree goes.")
+@click.option("-o", "--output", type=click.Path(), required=True, metavar="DIR", help="Directory of the files.")
 @flags.split_option()
 @click.option("--keys", multiple=True, metavar="PATTERN", help="Only keys that match, as 'n01440764/*'; repeatable.")
-@click.option("--overwrite", is_flag=True, help="Replace files that are there with other bytes.")
+@click.option("--overwrite", is_flag=True, help="Replace existing files that have other bytes.")
 @flags.workers_option
 @flags.engine_options
 @flags.reports(_extracted)
@@ -175,16 +175,16 @@ def _exported(result: ExportResult) -> list[str]:
 
 @click.command("export-index")
 @click.argument("path", metavar="SET", type=click.Path(exists=True))
-@click.option("--for", "target", type=click.Choice(TARGETS), required=True, help="Who will read: dali and rocal want "
-              "<shard>.idx, tfrecord <shard>.tfindex, wids <split>.wids.json.")  # fmt: skip
+@click.option("--for", "target", type=click.Choice(TARGETS), required=True, help="Reader of the files: dali and rocal "
+    "read <shard>.idx, tfrecord <shard>.tfindex, wids <split>.wids.json.")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(file_okay=False), metavar="DIR", help="Directory of the files. "
               "Default: that of SET.")  # fmt: skip
 @flags.split_option()
 @flags.reports(_exported)
 def export_command(path: str, target: Target, **options: Any) -> ExportResult:
-    """Write the index files with which the readers of DALI, rocAL, tfrecord or wids read the shards of SET themselves.
+    """Write the index files that DALI, rocAL, tfrecord or wids need to read the shards of SET.
 
-    Tar and TFRecord shards have such readers, HDF5 shards do not. The shards are not changed.
+    HDF5 shards have no such readers. The shards are not changed.
     """
     return export_index(path, target, **options)
 
@@ -212,11 +212,11 @@ def _orders(reports: list[OrderReport]) -> Iterator[str]:
 @flags.set_argument
 @flags.split_option("Default: the only split, or train.")
 @click.option("--block-bytes", default="8MiB", show_default=True, metavar="SIZE", help="Consecutive bytes of a block.")
-@flags.count_option("--window", "Blocks in memory at a time; repeatable.", multiple=True)
+@flags.count_option("--window", "Blocks mixed at a time; repeatable.", multiple=True)
 @flags.seed_option(most=None)
 @flags.reports(_orders, watched=False)
 def order_command(path: str, block_bytes: str, window: tuple[int, ...], **options: Any) -> list[OrderReport]:
-    """Show what each order of the samples in SET costs in bytes read, and how well it mixes them.
+    """Show how many bytes each order of the samples in SET reads, and how well it mixes them.
 
     Local disks read single samples at little cost; slow and remote storage needs a block shuffle.
     """

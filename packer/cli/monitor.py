@@ -51,18 +51,18 @@ _COLUMNS = 110
 
 
 @click.command("monitor", options_metavar="[OPTIONS] --")
-@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Keep the record: "
-              "lines of JSON, which are whole at any time.")  # fmt: skip
+@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write the record: "
+    "lines of JSON, complete at any time.")  # fmt: skip
 @click.option("--interval", type=flags.Duration(), default="0.5s", show_default=True, metavar="TIME",
               help="Between two samples.")  # fmt: skip
 @report_option("Write a report with a heat map, in one file.")
 @flags.json_option
 @click.argument("run", nargs=-1, type=click.UNPROCESSED, required=True, metavar="COMMAND...")
 def command(output: Path | None, interval: float, html: Path | None, as_json: bool, run: tuple[str, ...]) -> int:
-    """Run COMMAND and record what the machine does meanwhile: CPUs, memory, disks, network, file systems, GPUs.
+    """Run COMMAND and record the use of CPUs, memory, disks, network, file systems and GPUs.
 
-    COMMAND has stdin, stdout and signals for itself, and its exit status is returned. When it has ended, a table with
-    percentiles of each device and what they say is printed on stderr; with --json, all of it on stdout.
+    COMMAND gets stdin, stdout and signals, and its exit status is returned. At the end a table with the percentiles of
+    each device and their interpretation is printed on stderr; with --json, everything on stdout.
 
     For marks of epochs, and steps and images a second, use packer.monitor in the training code.
     """

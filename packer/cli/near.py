@@ -18,7 +18,7 @@ import click
 
 import readers
 from cache.launchers import scratch_variables
-from cache.messages import Done, bar, human_bytes, human_seconds, plural
+from cache.messages import Done, bar, human_bytes, human_seconds, plural, quoted
 from cache.node import detect_ranks
 from cache.serving import Server
 from cache.staging.sources import CLEANUPS
@@ -37,9 +37,10 @@ from packer.node import (
     staged_copies,
     warm_cache,
 )
+from packer.uploading import UploadResult, upload
 from readers.staging import FORMS
 
-__all__ = ["cache_command", "serve_command", "stage_command"]
+__all__ = ["cache_command", "serve_command", "stage_command", "upload_command"]
 
 _run = click.argument("run", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
 
@@ -102,7 +103,7 @@ _target_option = flags.target_option(
 @click.group("stage", cls=_Stage,
              options_metavar="", subcommand_metavar="SET [OPTIONS] [-- COMMAND...] | ls | clean")  # fmt: skip
 def stage_command() -> None:
-    """Copy a packed set, or part of it, to this node's own disk: once per node, however many processes ask for it.
+    """Copy a packed set, or part of it, to the local disk of this node: once per node, for any number of processes.
 
     SET is a directory, or an address: s3://, gs://, az://, https://. The local directory is printed on stdout. A
     COMMAND is run while the copy is in use, with the directory in PACKER_STAGED, and its exit status is returned.
@@ -117,18 +118,18 @@ def stage_command() -> None:
               "for programs that read a folder of images. Default: shards.")  # fmt: skip
 @flags.part_option("Share of node I of N (from 0), as node-local order deals samples; 'node': as the launcher numbers "
                    "the nodes.")  # fmt: skip
-@click.option("--overlap/--no-overlap", default=True, help="Whether a shard in which two parts meet is staged on both "
-              "nodes, or on the first alone, for nodes that share what they hold (packer serve).")  # fmt: skip
+@click.option("--overlap/--no-overlap", default=True, help="Stage a shard with samples of two parts on both nodes, or "
+    "only on the first, for nodes that serve each other (packer serve).")  # fmt: skip
 @click.option("--fraction", type=click.FloatRange(0, 1, min_open=True), default=1.0, metavar="SHARE",
               help="Of the bytes, in (0, 1].")  # fmt: skip
 @flags.size_option(
-    "--quota", "quota_bytes", help="For all copies in DIR: unused ones are removed, least recently used first."
+    "--quota", "quota_bytes", help="Limit of all copies in DIR: unused copies are removed, least recently used first."
 )
 @click.option("--verify", is_flag=True, help="Also read files that exist already, and compare checksums.")
 @click.option("--cleanup", type=click.Choice(CLEANUPS), default="never", help="atexit: remove the copy when COMMAND "
               "has ended, unless it is still in use. Default: never.")  # fmt: skip
-@click.option("--bandwidth", "bytes_per_second", type=flags.Rate(), metavar="RATE", help="At most this much, as "
-              "200MB/s.")  # fmt: skip
+@click.option("--bandwidth", "bytes_per_second", type=flags.Rate(), metavar="RATE", help="Limit of the bandwidth, as "
+    "200MB/s.")  # fmt: skip
 @flags.threads_option("Default: 2 to 8, as CPUs allow.")
 @click.option("--any-filesystem", is_flag=True, help="Take DIR even if other nodes share it (BeeOND).")
 @flags.json_option
@@ -220,19 +221,41 @@ def _clean(dataset: str | None, target: str | None, dry_run: bool) -> CleanResul
         return clean_staged(dataset, target, dry_run=dry_run)
 
 
+# --- packer upload ---------------------------------------------------------------------------------------------------
+def _uploaded(result: UploadResult) -> Iterator[str]:
+    sent, size = plural(result.sent, "file"), human_bytes(result.sent_bytes)
+    removed = f", {plural(result.removed, 'file')} of the old set removed" if result.removed else ""
+    yield f"{result.address}: {sent} sent, {size}; {result.found:,} there already{removed}; all checked"
+    yield f"  packer verify {quoted(result.address)}  reads every byte back"
+
+
+@click.command("upload")
+@click.argument("path", metavar="SET", type=flags.SetPlace(local=True))
+@click.argument("address", metavar="ADDRESS")
+@click.option("--overwrite", is_flag=True, help="Replace another set at ADDRESS.")
+@flags.reports(_uploaded)
+def upload_command(path: str, address: str, **options: Any) -> UploadResult:
+    """Copy SET to ADDRESS: s3://, gs://, az:// or https:// (WebDAV).
+
+    Each file has its checksum there. After an interruption the same command sends what is missing. Readers see the set
+    when it is complete, because its dataset.json is written last.
+    """
+    return upload(path, address, **options)
+
+
 # --- packer serve ---------------------------------------------------------------------------------------------------
 @click.command("serve")
 @flags.set_argument
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False))
 @flags.split_option("Default: the only split, or train.")
-@flags.part_option("The part that this node holds: node I of N (from 0), as node-local order deals samples. Default: "
+@flags.part_option("The part of this node: node I of N (from 0), as node-local order deals samples. Default: "
              "node, as the launcher numbers the nodes.")  # fmt: skip
 @click.option("--local", type=click.Path(exists=True, file_okay=False), metavar="DIR", help="A staged copy of the "
-              "part; what it lacks is read from SET.")  # fmt: skip
-@click.option("--cache", "capacity", metavar="SIZE", help="Keep what is read of the part in shared memory: as 20GiB, "
-              "50% of the samples, or auto. In training: readers.cached(reader, SIZE, partition=…).")  # fmt: skip
-@click.option("--host", metavar="ADDRESS", help="Where to listen: a name, an address or a network of this machine, "
-              "as 10.1.0.0/16. Default: the address of its own name.")  # fmt: skip
+    "part; other samples are read from SET.")  # fmt: skip
+@click.option("--cache", "capacity", metavar="SIZE", help="Keep samples of the part in shared memory: as 20GiB, 50% "
+    "of the samples, or auto. In training: readers.cached(reader, SIZE, partition=…).")  # fmt: skip
+@click.option("--host", metavar="ADDRESS", help="Where to listen: a name, an address or a network of this machine, as "
+    "10.1.0.0/16. Default: the address of its hostname.")  # fmt: skip
 @click.option("--port", type=click.IntRange(0, 65535), default=0, metavar="N", help="Default: a free one.")
 @flags.file_list_option("--token", "A file of mode 0600. Default: one is made in DIR.")
 @flags.file_list_option("--certificate", "Speak TLS, with this certificate (PEM).")
@@ -242,7 +265,7 @@ def _clean(dataset: str | None, target: str | None, dry_run: bool) -> CleanResul
 def serve_command(path: str, folder: str, as_json: bool, run: tuple[str, ...], **options: Any) -> int:
     """Serve this node's part of SET to the other nodes of the job, until SIGTERM, Ctrl-C or the end of COMMAND.
 
-    DIR is one that all nodes see: they find each other's addresses and the token there. In training:
+    DIR is shared by all nodes: they exchange addresses and the token there. In training:
     readers.share(reader, DIR, serve=False).
     """
     stopped = threading.Event()
@@ -285,13 +308,13 @@ def _shared(
 _BAR = 10
 _NAME = 48  # characters
 _directory_option = click.option("--target", "--directory", "directory", default=DIRECTORY, show_default=True,
-                                 metavar="DIR", help="Where the caches are.",
+                                 metavar="DIR", help="Directory of the caches.",
                                  type=click.Path(exists=True, file_okay=False))  # fmt: skip
 
 
 @click.group("cache")
 def cache_command() -> None:
-    """Shared-memory caches that `readers.cached` makes on this node: what there is, filling one ahead, cleaning up."""
+    """Shared-memory caches of `readers.cached` on this node: list them, fill one in advance, remove unused ones."""
 
 
 def _table(caches: list[CacheReport]) -> list[str]:
@@ -378,10 +401,10 @@ def _warmed(result: WarmResult) -> list[str]:
 @flags.split_option("Default: the only split, or train.")
 @click.option("--capacity", default="auto", show_default=True, metavar="SIZE", help="As 20GiB, or 50% of the samples. "
               "auto: the whole set, or what memory allows.")  # fmt: skip
-@click.option("--keep", default="encoded", show_default=True, metavar="FORM", help="encoded, coefficients (the "
-              "same pixels, sooner), recoded:256@90 (short side and JPEG quality), or decoded:256.")  # fmt: skip
+@click.option("--keep", default="encoded", show_default=True, metavar="FORM", help="encoded, coefficients (the same "
+    "pixels, decoded faster), recoded:256@90 (short side and JPEG quality), or decoded:256.")  # fmt: skip
 @flags.threads_option("Default: one per CPU.")
-@click.option("--job", metavar="NAME", help="Only for readers that are opened with this job=.")
+@click.option("--job", metavar="NAME", help="Only for readers with this job=.")
 @_directory_option
 @flags.reports(_warmed)
 def _warm(path: str, **options: Any) -> WarmResult:
@@ -394,7 +417,7 @@ def _warm(path: str, **options: Any) -> WarmResult:
 
 @cache_command.command("clean")
 @click.argument("names", nargs=-1, metavar="[SET...]")
-@click.option("--all", "everything", is_flag=True, help="Also caches that persist. Never those in use.")
+@click.option("--all", "everything", is_flag=True, help="Also caches that persist; never caches in use.")
 @click.option("--dry-run", is_flag=True, help="List only.")
 @_directory_option
 @flags.json_option

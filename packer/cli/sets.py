@@ -67,7 +67,7 @@ def _run(options: dict[str, Any], **more: Any) -> Run:
 @flags.source_options
 @_set
 @click.argument("source", metavar="SOURCE", type=flags.SetPlace(local=True))
-@flags.new_split_option("Take this split only; or the name of a source without splits.")
+@flags.new_split_option("Take this split only; or the split's name, of a source without splits.")
 @click.option("--existing", type=click.Choice(EXISTING), default="raise", show_default=True,
               help="Samples whose key the split has already.")  # fmt: skip
 @click.option("--on-error", type=click.Choice(EXISTING), default="raise", show_default=True, help="Unreadable images.")
@@ -79,8 +79,8 @@ def _run(options: dict[str, Any], **more: Any) -> Run:
 def append_command(path: str, source: str, opens: Callable[[str], Any], **options: Any) -> SaveResult:
     """Add the samples of SOURCE, anything that `packer convert` takes, to SET.
 
-    They go into shards of their own; the shards of SET stay as they are. Classes are unified by name. Others that
-    append to SET at the same time wait.
+    New samples go into new shards; the shards of SET do not change. Classes are unified by name. Concurrent appends to
+    SET wait.
     """
     run = _run(options, on_error=options.pop("on_error"))
     return append(path, opens(source), shards=Shards(options.pop("shard_size")), run=run, **options)
@@ -107,7 +107,7 @@ def _dealt(result: SaveResult) -> Iterator[str]:
 @_set
 @flags.fractions_option("--fractions", "The new splits, as train=0.9,val=0.1.", required=True)
 @flags.seed_option()
-@flags.stratify_option("Every class in these shares.")
+@flags.stratify_option("Divide every class by these shares.")
 @flags.group_option()
 @flags.split_option("Deal the samples of this split; the others stay.")
 @_output
@@ -125,7 +125,7 @@ def split_command(path: str, fractions: dict[str, float], **options: Any) -> Sav
 @flags.keys_option
 @flags.count_option("--every", "Each N-th sample of each split.")
 @flags.count_option("--limit", "At most N samples of each split.")
-@flags.seed_option("Draw those of --limit. Default: the first ones.", None)
+@flags.seed_option("Draw the samples of --limit at random. Default: the first samples.", None)
 @flags.split_option()
 @flags.dry_run_option
 @flags.reports(_summary)
@@ -135,7 +135,7 @@ def subset_command(
 ) -> SaveResult:  # fmt: skip
     """Make a set of the samples of SET that fulfil all criteria. No shard is copied."""
     if where is None and keys is None and every is None and limit is None and split is None:
-        raise click.UsageError("say which samples: --where, --keys, --every, --limit or --split")
+        raise click.UsageError("select samples: --where, --keys, --every, --limit or --split")
 
     def choose(table: SetTable) -> SetTable:
         table = table if split is None else table.of_split(split)
@@ -150,7 +150,7 @@ def subset_command(
 def _chosen(where: str | None, keys: str | None) -> dict[str, Any]:
     """--where or --keys as the library takes them."""
     if (where is None) == (keys is None):
-        raise click.UsageError("say which samples: --where or --keys, one of them")
+        raise click.UsageError("select samples by either --where or --keys")
     return {"where": where, "keys": None if keys is None else read_keys(keys)}
 
 
@@ -171,7 +171,7 @@ def _dropped(result: SaveResult) -> Iterator[str]:
 @flags.dry_run_option
 @flags.reports(_dropped)
 def drop_command(path: str, where: str | None, keys: str | None, **options: Any) -> SaveResult:
-    """Take samples out of the index of SET, which shows them no more.
+    """Remove samples from the index of SET.
 
     Their bytes stay in the shards until `packer reshard` and then `packer prune`; `packer erase` removes them at once.
     """
@@ -180,7 +180,7 @@ def drop_command(path: str, where: str | None, keys: str | None, **options: Any)
 
 def _erased(result: EraseResult) -> Iterator[str]:
     if not result.samples:
-        yield f"{result.path}: what a killed command had left of this erasure is removed; nothing else to do"
+        yield f"{result.path}: the leftovers of a killed erasure are removed; nothing else to do"
         return
     erased, wrote, removed = (
         ("would erase", "would write", "would remove") if result.dry_run else ("erased", "wrote", "removed")
@@ -191,7 +191,7 @@ def _erased(result: EraseResult) -> Iterator[str]:
     yield f"  {wrote} {plural(result.rewritten, 'shard')} again{size}"
     yield f"  {removed} {plural(len(result.removed), 'old file')}, {human_bytes(result.removed_bytes)}"
     if result.copies:
-        yield flags.Emphasis("  there may be more of them, which this command does not reach:")
+        yield flags.Emphasis("  this command does not reach other copies, which may exist:")
         yield from (f"    {copy.what} {copy.where}: {copy.advice}" for copy in result.copies)
     if result.unknown:
         yield flags.Emphasis(f"  files here that are not of the set, not looked at: {listed(result.unknown, _SHOWN)}")
@@ -218,9 +218,9 @@ def erase_command(path: str, where: str | None, keys: str | None, **options: Any
 @click.command("relabel")
 @_set
 @click.argument("labels", required=False, metavar="[FILE]", type=flags.existing_file)
-@click.option("--map", "names", multiple=True, callback=flags.pairs(str), metavar="OLD=NEW", help="Another name of a "
-              "class; one that is there joins the two. Repeatable.")  # fmt: skip
-@flags.file_list_option("--classes", "Names by label, one a line, for a set without.")
+@click.option("--map", "names", multiple=True, callback=flags.pairs(str), metavar="OLD=NEW", help="Rename a class; "
+    "the name of an existing class joins both. Repeatable.")  # fmt: skip
+@flags.file_list_option("--classes", "Class names in the order of the labels, one a line, for a set without names.")
 @_output
 @flags.dry_run_option
 @flags.reports(_summary)
@@ -252,17 +252,19 @@ def _groups(result: DedupResult) -> Iterator[str]:
 
 @click.command("dedup")
 @_set
-@click.option("--near", type=click.IntRange(0, 20), metavar="N", help="Also images that look alike: perceptual "
-              "hashes that differ in at most N of 128 bits; 6 finds resized and re-encoded ones.")  # fmt: skip
-@click.option("--keep", type=click.Choice(KEEP), default="first", show_default=True, help="Which of a group stays.")
-@click.option("--prefer", metavar="SPLIT", help="Samples of this split stay before all others.")
+@click.option("--near", type=click.IntRange(0, 20), metavar="N", help="Also similar images: perceptual hashes that "
+    "differ in at most N of 128 bits; 6 finds resized and re-encoded copies.")  # fmt: skip
+@click.option(
+    "--keep", type=click.Choice(KEEP), default="first", show_default=True, help="Sample of a group that stays."
+)
+@click.option("--prefer", metavar="SPLIT", help="Prefer to keep samples of this split.")
 @_output
 @flags.workers_option
 @flags.engine_options
 @flags.dry_run_option
 @flags.reports(_groups)
 def dedup_command(path: str, **options: Any) -> DedupResult:
-    """Find images of SET that are the same, byte by byte, in all splits, and drop all but one of each."""
+    """Find images of SET with equal bytes, in all splits, and drop all but one of each."""
     return dedup(path, **options)
 
 
@@ -270,8 +272,8 @@ def dedup_command(path: str, **options: Any) -> DedupResult:
 @_set
 @click.argument("folder", metavar="DIR", type=click.Path(exists=True, file_okay=False))
 @click.option("--name", required=True, metavar="NAME", help="Name of the field, as mask.")
-@click.option("--kind", type=click.Choice(list(KINDS)), help="What the files are. Default: by the field's name, or "
-              "their suffix.")  # fmt: skip
+@click.option("--kind", type=click.Choice(list(KINDS)), help="Kind of the files. Default: by the field's name, or "
+    "their suffix.")  # fmt: skip
 @flags.shard_size_option
 @flags.workers_option
 @flags.engine_options
@@ -280,7 +282,7 @@ def dedup_command(path: str, **options: Any) -> DedupResult:
 def field_command(path: str, folder: str, name: str, **options: Any) -> SaveResult:
     """Add a field to SET: a file in DIR for each sample, named by its key, as cat/001.png.
 
-    The files go into shards of their own; those of SET stay as they are.
+    The files go into new shards; the shards of SET do not change.
     """
     return add_field(path, folder, name, shards=Shards(options.pop("shard_size")), run=_run(options), **options)
 
@@ -297,7 +299,7 @@ def field_command(path: str, folder: str, name: str, **options: Any) -> SaveResu
 @flags.dry_run_option
 @flags.reports(_summary)
 def reshard_command(path: str, **options: Any) -> SaveResult:
-    """Pack the samples of SET again, without the bytes that no sample uses any more."""
+    """Repack the samples of SET, without bytes that no sample uses."""
     shards = Shards(options.pop("shard_size"), shuffle=options.pop("shuffle"))
     return reshard(path, shards=shards, run=_run(options), **options)
 
@@ -314,5 +316,5 @@ def _pruned(result: PruneResult) -> list[str]:
 @flags.dry_run_option
 @flags.reports(_pruned)
 def prune_command(path: str, **options: Any) -> PruneResult:
-    """Remove old indexes and shards of SET, which stay for those who opened it before it was changed."""
+    """Remove old indexes and shards of SET, which were kept for readers of its earlier states."""
     return prune(path, **options)

@@ -47,33 +47,37 @@ _time = functools.partial(click.option, type=flags.Duration(), show_default=True
 @click.argument("dataset", metavar="[SET]", type=flags.SetPlace(), required=False)
 @flags.split_option("Default: the only split, or train.")
 @flags.count_option("--nodes", "Nodes of the job.", 1)
-@flags.count_option("--ranks", "Ranks of each node: GPUs.", 1)
+@flags.count_option("--ranks", "Ranks (GPUs) of each node.", 1)
 @flags.count_option("--batch-size", "Samples of one rank in a step.", 64)
 @_time("--step", "step_seconds", default="250ms", help="A training step that never waits for data.")
-@flags.count_option("--epochs", "How many to simulate.", 10)
+@flags.count_option("--epochs", "Epochs to simulate.", 10)
 @click.option("--cache", "caches", multiple=True, default=("0,0.1,0.3,1",), callback=_capacities, metavar="SIZE,…",
               show_default=True, help="What each node may keep: a share of the set, or a size as 64GiB; repeatable, or "
               "separated by commas.")  # fmt: skip
 @click.option("--orders", callback=flags.split_list, default=",".join(ORDERS[:4]), show_default=True, metavar="NAME,…",
               help=f"Some of {', '.join(ORDERS)}.")  # fmt: skip
-@click.option("--peers", is_flag=True, help="Nodes read what other nodes keep from them; each keeps its own part.")
+@click.option(
+    "--peers", is_flag=True, help="Nodes read samples from the nodes that keep them; each keeps a part of the set."
+)
 @click.option("--tail", type=click.Choice(["drop_last", "exact"]), default="drop_last", show_default=True,
-              help="What the last samples of an epoch are for.")  # fmt: skip
-@_rate("--filesystem-bandwidth", default="40GB/s", help="Of the parallel filesystem, for all nodes together.")
-@click.option("--filesystem-requests", type=click.FloatRange(min=1), metavar="N", help="Requests a second that it "
-              "answers. Default: unlimited.")  # fmt: skip
-@_time("--latency", default="1ms", help="Of a request to it.")
-@flags.count_option("--outstanding", "Requests that a rank has under way at a time.", 16)
-@_rate("--node-bandwidth", default="2GB/s", help="Of a node's network, in each direction.")
-@_rate("--disk-bandwidth", default="3GB/s", help="Of a node's local disk.")
-@flags.count_option("--prefetch", "Batches that each rank has ahead.", 3)
-@flags.size_option("--block-bytes", default="8MiB", show_default=True, help="Of block: consecutive bytes of a block.")
-@flags.count_option("--window", "Of block: blocks that are mixed at a time.", 64)
-@flags.count_option("--exchange-every", "Of node-local: epochs from one exchange of parts to the next.", 8)
+              help="Drop the last samples of an epoch, or read each exactly once.")  # fmt: skip
+@_rate("--filesystem-bandwidth", default="40GB/s", help="Bandwidth of the parallel filesystem, for all nodes together.")
+@click.option("--filesystem-requests", type=click.FloatRange(min=1), metavar="N", help="Requests a second to the "
+    "parallel filesystem. Default: unlimited.")  # fmt: skip
+@_time("--latency", default="1ms", help="Latency of a request to the parallel filesystem.")
+@flags.count_option("--outstanding", "Concurrent requests of a rank.", 16)
+@_rate("--node-bandwidth", default="2GB/s", help="Bandwidth of a node's network, in each direction.")
+@_rate("--disk-bandwidth", default="3GB/s", help="Bandwidth of a node's local disk.")
+@flags.count_option("--prefetch", "Batches that each rank prepares ahead.", 3)
+@flags.size_option(
+    "--block-bytes", default="8MiB", show_default=True, help="Order block: consecutive bytes of a block."
+)
+@flags.count_option("--window", "Order block: blocks that are mixed at a time.", 64)
+@flags.count_option("--exchange-every", "Order node-local: epochs from one exchange of parts to the next.", 8)
 @flags.seed_option("Of the orders.", most=None)
 @flags.count_option("--samples", "Without SET: samples of a set that is not packed yet.")
-@flags.size_option("--mean-bytes", help="Of it: bytes of a sample on average. Default: 110kB.")
-@flags.count_option("--shards", "Of it: shards. Default: of 1 GiB.")
+@flags.size_option("--mean-bytes", help="Without SET: mean bytes of a sample. Default: 110kB.")
+@flags.count_option("--shards", "Without SET: number of shards. Default: shards of 1 GiB.")
 @flags.reports(lambda result: simulation_lines(result, width(other=120)))
 def command(
     dataset: str | None, split: str | None, caches: tuple[float | int, ...], orders: tuple[str, ...],
@@ -82,8 +86,8 @@ def command(
     """Simulate how a job would read SET: who reads what, when, from where, for each order and each cache.
 
     SET is a packed set, in a directory or at an address; only its index is read. --samples, --mean-bytes and
-    --shards describe a set that is not packed yet. The orders, schedules, caches and staging of a training run for all
-    nodes in this process; times follow from the bandwidths that are given.
+    --shards describe a set that is not packed yet. The orders, schedules, caches and staging of a training job run for
+    all nodes in this process; times follow from the stated bandwidths.
     """
     take = options.pop
     requests = take("filesystem_requests")

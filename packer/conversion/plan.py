@@ -159,11 +159,11 @@ def _fingerprint(listing: SourceListing, options: ConvertOptions) -> str:
     digest.update(json.dumps([_VERSION, what, dict(listing.fields), listing.classes]).encode())
     for name, part in listing.splits.items():
         digest.update(json.dumps([name, part.root, len(part)]).encode())
-        for column in (part.keys, part.names):
+        for columns in ((part.keys,), part.names.columns):
             for first in range(0, len(part), _BLOCK):
-                texts = column[first : first + _BLOCK]
-                flat = texts if column is part.keys else itertools.chain.from_iterable(texts)
-                digest.update(("\0" * (first > 0) + "\0".join(flat)).encode())
+                texts = zip(*(column[first : first + _BLOCK] for column in columns), strict=True)
+                flat = "\0".join(itertools.chain.from_iterable(texts))
+                digest.update(("\0" * (first > 0) + flat).encode())
         for numbers in (part.labels, part.bytes, part.stamps):
             for first in range(0, len(part), _BLOCK):
                 digest.update(numbers[first : first + _BLOCK].astype(np.int64).tobytes())

@@ -338,13 +338,13 @@ class Conversion:
             for line in old.changes(prepared.plan, prepared.listing):
                 self._watcher.note(line)
 
+    @without_gc()
     def _prepare(self) -> Prepared:
         """List and plan."""
         self._watcher.note(f"listing {self._source.title}")
         started = time.perf_counter()
         try:
-            with without_gc():
-                listing = choose(self._source.list(self._options.split), self._choice)
+            listing = choose(self._source.list(self._options.split), self._choice)
         except MemoryError as error:
             raise SourceError(
                 f"{self._source.title}: listing it takes more memory than there is; is it damaged, or is all that one "

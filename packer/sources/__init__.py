@@ -82,8 +82,8 @@ def open_source(
 
 def _entry_of(root: Path, layout: str) -> SourceEntry | None:
     """The entry that takes a path: by what it recognises, then by the first bytes of a file, then by its name."""
-    entries = [entry for entry in REGISTRY if layout != "tree" or entry.name == "folder" or not entry.is_tree]
-    asked = entries if root.is_dir() else REGISTRY
+    any_kind = layout != "tree" or not root.is_dir()
+    asked = (entry for entry in REGISTRY if any_kind or entry.name == "folder" or not entry.is_tree)
     found = next((entry for entry in asked if entry.recognises is not None and entry.recognises(root)), None)
     if found is not None or not root.is_file():
         return found

@@ -620,7 +620,7 @@ def _warnings(
             yield f"no image of {name} has a label (they are in no folder of a class), but those of others have"
         elif count:
             yield f"{plural(count, 'image')} of {name} right under its folder, without a label, next to labelled ones"
-    used = {label for its in labels.values() for label in np.unique(its[its >= 0]).tolist()}
+    used = {label for its in labels.values() for label in _used(its)}
     empty = [name for label, name in enumerate(classes) if label not in used]
     if used and empty and whole:
         yield f"classes without a file called like an image: {_listed(empty)}; they count as labels all the same"
@@ -654,12 +654,17 @@ def _are_images(part: TreeSplit) -> npt.NDArray[np.bool_]:
 
 def lacking_in_train(labels: Mapping[str, npt.NDArray[Any]], classes: Sequence[str]) -> Iterable[str]:
     """Warnings of classes that other splits have. labels: by split."""
-    found = {name: set(np.unique(its[its >= 0]).tolist()) for name, its in labels.items()}
+    found = {name: set(_used(its)) for name, its in labels.items()}
     if found.get("train"):
         for name, here in found.items():
             new = [classes[label] for label in sorted(here - found["train"])]
             if new:
                 yield f"classes of {name}{LACKING}{_listed(new)}"
+
+
+def _used(labels: npt.NDArray[Any]) -> list[int]:
+    """The labels that occur, in rising order; np.unique loads modules, which takes longer than listing a small tree."""
+    return list(np.flatnonzero(np.bincount(labels[labels >= 0])).tolist())
 
 
 def _listed(names: Sequence[str]) -> str:

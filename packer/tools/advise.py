@@ -151,7 +151,7 @@ def choose_variants(headers: Sequence[ImageHeader], choices: Choices) -> tuple[l
             count = plural(len(headers), "image")
             notes.append(f"{flag} makes {changed} of {count} smaller; with a quality, the others are encoded again")
     if idle:
-        notes.append(f"{', '.join(idle)}: no image of the sample is larger, so nothing would change")
+        notes.append(f"{', '.join(idle)}: no image of the sample is larger, so nothing changes")
     quality, max_side = sorted(qualities)[len(qualities) // 2], next((s for s in sides if max(longest) > s), None)
     name = f"max side {max_side}" if max_side else "same size"
     variants.append(Variant(f"webp, {name}, q{quality}", Reencode("webp", max_side, None, quality)))
@@ -407,7 +407,7 @@ def _measure(
     trials = [t for t in trials if t.variant.is_original or (len(t.sizes) > t.unchanged and 2 * len(t.sizes) >= done)]
     common = [i for i in common if all(i in trial.sizes for trial in trials)]
     if not common:
-        raise SourceError("no image of the sample can be encoded in all ways: name a codec and sizes to pack instead")
+        raise SourceError("no image of the sample can be encoded in every variant: choose a codec and sizes yourself")
     timed = [i for i in common if i in trials[0].encoded]
     _time(timed, trials, image_size, scale, start + seconds, seconds, watcher)
     return [trial.measured(sample, total, common) for trial in trials]
@@ -663,7 +663,7 @@ def recommend(facts: Facts) -> list[Recommendation]:
     words = (*words, *flags, *leaves_out, *(("-o", output) if chosen.variant.flags else ()))
     commands = (_command(*words),) if converts else ()
     if chosen.variant.is_original:
-        choice = "pack them as they are" if converts else "nothing to convert: the set is as it should be"
+        choice = "pack them as they are" if converts else "nothing to convert: keep the set unchanged"
         images = Recommendation("images", choice, _why_original(facts), commands)
     else:
         images = Recommendation("images", f"pack them as: {chosen.variant.name}", _why(facts, chosen), commands)
@@ -725,16 +725,16 @@ def _why_original(facts: Facts) -> str:
             for one in frontier(facts, _STEP)
         )
         flags = "--images-per-second or --simulate-step"
-        return f"{decoded}; what the training wants is not known ({flags}). With a tenth to spare, up to {steps}"
+        return f"{decoded}; the rate that training needs is unknown ({flags}). With a tenth to spare, up to {steps}"
     if facts.keeps_up(facts.original):
-        return f"decoding keeps up: {decoded}, the training wants {wanted:,.0f}; nothing is lost"
+        return f"decoding is fast enough: {decoded}, training needs {wanted:,.0f}; nothing is lost"
     if form is not None:
         return (
-            f"{decoded}, the training wants {wanted:,.0f}, and a cache gives {facts.rate(form):,.0f} without any loss: "
+            f"{decoded}, training needs {wanted:,.0f}, and a cache gives {facts.rate(form):,.0f} without any loss: "
             f'readers.cached(reader, keep="{form.variant.keep}"), {human_bytes(form.set_bytes.value)} for the whole set'
         )
     limit = "" if facts.job.max_error is None else f" with a mean error up to {facts.job.max_error:g}"
-    return f"{decoded} and the training wants {wanted:,.0f}, but no variant{limit} is quicker by {_BETTER - 1:.0%}"
+    return f"{decoded} and training needs {wanted:,.0f}, but no variant{limit} is faster by {_BETTER - 1:.0%}"
 
 
 def _why(facts: Facts, chosen: Measured) -> str:
@@ -748,12 +748,13 @@ def _why(facts: Facts, chosen: Measured) -> str:
     if chosen.psnr is None:
         return f"{size}, without any loss, and {rate:,.0f} images/s; {cost}"
     gain = (
-        f"this variant gives {rate:,.0f} with the least error"
+        f"this variant gives {rate:,.0f} with the smallest error"
         if facts.keeps_up(chosen)
-        else f"no variant gives that and a tenth to spare, this one gives {rate:,.0f}"
+        else f"no variant gives that and a tenth to spare; this variant gives {rate:,.0f}"
     )
     return (
-        f"as they are {cpus} decode {facts.rate(original):,.0f} images/s, and the training wants {wanted:,.0f}; {gain} "
+        f"{cpus} decode the unchanged images at {facts.rate(original):,.0f} images/s, and training needs "
+        f"{wanted:,.0f}; {gain} "
         f"(mean {chosen.error:.2g} of 255, worst crop {chosen.worst:.2g}, PSNR {chosen.psnr:.0f} dB); {size}; {cost}. "
         f"The loss cannot be undone: keep the originals"
     )
@@ -785,7 +786,7 @@ def _shards(facts: Facts, chosen: Measured) -> tuple[Recommendation, tuple[str, 
     count, flags = min(samples, count), tuple[str, ...]()
     why = f"{human_bytes(size)} in {split}: 8 shards a split, but none under 64 MiB or over 1 GiB"
     if count > usual(size):
-        why = f"each of {plural(gpus, 'rank')} times {plural(workers, 'worker')} needs a shard of its own"
+        why = f"each of {plural(gpus, 'rank')} times {plural(workers, 'worker')} needs its own shard"
     if count != usual(facts.original.image_bytes * samples):
         each = max(1, samples // count) if count > usual(size) else math.ceil(samples / count)
         flags, count = ("--samples-per-shard", str(each)), math.ceil(samples / each)
@@ -850,7 +851,9 @@ def advise(
     measured = tuple(_measure(sample, total, variants, choices.image_size, scale, seconds, watcher))
     missing = [variant.name for variant in variants if all(variant != one.variant for one in measured)]
     if missing:
-        notes.append(f"{', '.join(missing)}: hardly an image of the sample can be encoded so, or becomes smaller")
+        notes.append(
+            f"{', '.join(missing)}: almost no image of the sample can be encoded in this variant, or becomes smaller"
+        )
     facts = Facts(
         source=str(root),
         measured=measured,
@@ -889,7 +892,7 @@ def _notes(sample: _Sample, listing: SourceListing, facts: Facts) -> list[str]:
     refused = Counter({one.reason: one.refused for one in facts.measured if one.refused})
     notes += [f"{plural(count, 'image')} cannot be encoded again: {reason}" for reason, count in refused.most_common()]
     if facts.job.reader != "packer":
-        notes.append(f"images/s are those of ImageLoader; {facts.job.reader} may be slower or quicker")
+        notes.append(f"images/s are those of ImageLoader; {facts.job.reader} may be slower or faster")
     if len(listing.fields) > 1:
         others = ", ".join(name for name in listing.fields if name != "image")
         notes.append(f"sizes are those of the images alone, without {others}")
@@ -905,7 +908,7 @@ def advice_lines(advice: Advice, width: int = 110) -> list[str]:
     """The table of variants, then numbered recommendations with their commands."""
     splits = ", ".join(f"{name} {count:,}" for name, count in advice.splits.items())
     rate = advice.job.images_per_second
-    wanted = "" if rate is None else f"; wanted: {rate:,.0f} images/s"
+    wanted = "" if rate is None else f"; needed: {rate:,.0f} images/s"
     quickest = max(map(advice.rate, advice.measured))
     first, *variants = table(
         _HEADINGS,

@@ -11,7 +11,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import resource
 import subprocess
 import sys
 import tempfile
@@ -23,12 +22,13 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from cache.errors import DISTRIBUTION, CacheDirectoryError, install_command
+from cache.errors import DISTRIBUTION, CacheDirectoryError, PlatformError, install_command
 from cache.files import Folder
 from cache.filesystem import cache_budget, filesystem_type, free_space, is_local
 from cache.messages import human_bytes, listed, quoted, shortened
 from cache.node import available_memory_bytes, detect_ranks, usable_cpus
 from cache.staging.session import candidates
+from cache.system import resource
 from packer import __version__
 from packer.output import Result
 from readers.coefficients import unsupported_reason
@@ -37,7 +37,7 @@ from readers.coefficients.compiled import BUILD_BY_CLANG, load_codec
 __all__ = ["Check", "Health", "examine"]
 
 _OURS = ("packer", "readers", "cache")
-_NOT_FOR_USERS = {"test", "testing", "site", "dev"}
+_NOT_SHOWN = {"test", "testing", "site", "dev", "all", "s3", "dali-cuda12", "dali-cuda13"}  # nor others' second names
 _SECONDS = 60.0
 _FEW_FILES, _SMALL_SHM_BYTES = 1024, 128 << 20
 # Of distributions whose module has another name, what to import; else the name with underscores.
@@ -93,12 +93,16 @@ class Health(Result):
 
 def examine(directory: str | os.PathLike[str] | None = None) -> Health:
     """Examine this environment. directory: where sets will be packed to; a small file is written there, and removed."""
-    return Health((*_install(), *_limits(), *_storage(directory), *_extras()))
+    storage = () if sys.platform == "win32" else _storage(directory)
+    return Health((*_install(), *_limits(), *storage, *_extras()))
 
 
 def _install() -> Iterator[Check]:
     where = Path(__file__).parents[2]
     yield Check("packer", "ok", f"{__version__} at {where}; Python {platform.python_version()} at {sys.executable}")
+    if sys.platform != "linux":
+        works = f"{sys.platform}: sets of this machine can be read; packing, staging and caches are made for Linux"
+        yield Check("system", "note", works, "for the rest, use WSL 2 on Windows, a container on macOS")
     owners = importlib.metadata.packages_distributions()
     for name in _OURS:
         others = sorted({owner for owner in owners.get(name, ()) if owner != DISTRIBUTION})
@@ -117,9 +121,11 @@ def _limits() -> Iterator[Check]:
     job = f", rank {ranks.rank} of {ranks.world_size} by {ranks.launcher}" if ranks.launcher else ""
     yield Check("CPUs", "ok", f"{cpus} of {all_cpus} may be used (affinity, control group, batch system){job}")
     yield Check("memory", "ok", f"{human_bytes(available_memory_bytes())} are free for this process")
+    if sys.platform == "win32":
+        return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     few, more = soft <= _FEW_FILES, min(hard, 65536) if hard > 0 else 65536
-    advice = f"ulimit -n {more}" if more > soft else "ask whoever runs this machine: it is the hard limit, too"
+    advice = f"ulimit -n {more}" if more > soft else "ask the administrator of this machine: it is also the hard limit"
     if few:
         yield Check("open files", "note", f"{soft:,} at a time", f"raise it for sets of many shards: {advice}")
     else:
@@ -138,6 +144,8 @@ def _storage(directory: str | os.PathLike[str] | None) -> Iterator[Check]:
         advice = "" if state == "ok" else "in a container: --shm-size=8g or --ipc=host"
         room = f"{human_bytes(size)}, room for a cache of {human_bytes(budget.bytes)}"
         yield Check("/dev/shm", state, room, advice)
+    except PlatformError as error:
+        yield Check("/dev/shm", "note", str(error))
     except CacheDirectoryError as error:
         yield Check("/dev/shm", "problem", str(error), "mount a tmpfs there: caches and worker processes need it")
     usable, seen = 0, set[Path]()
@@ -160,7 +168,7 @@ def _storage(directory: str | os.PathLike[str] | None) -> Iterator[Check]:
         usable += not refused
         yield Check("staging", "note" if refused else "ok", f"{place} ({named_by}): {room}")
     if not usable:
-        yield Check("staging", "problem", "no directory of this node can be used", "packer stage SET --target DIR")
+        yield Check("staging", "problem", "no usable directory on this node", "packer stage SET --target DIR")
     yield from _output(Path(os.getcwd() if directory is None else directory), write=directory is not None)
 
 
@@ -179,11 +187,13 @@ def _output(place: Path, write: bool) -> Iterator[Check]:
         with tempfile.TemporaryDirectory(prefix=".packer-doctor-", dir=place) as made, Folder(Path(made)) as folder:
             lock = folder.lock("lock")
             if not lock.supported:
-                advice = "take care that no two commands write one set (Lustre: mount with -o flock)"
+                advice = "make sure that no two commands write the same set (Lustre: mount with -o flock)"
                 yield Check(about, "note", "it has no file locks", advice)
             lock.release()
     except OSError as error:
-        yield Check(about, "problem", error.strerror or str(error), "name a directory that exists and can be written")
+        yield Check(
+            about, "problem", error.strerror or str(error), "choose an existing directory with write permission"
+        )
 
 
 def _extras() -> Iterator[Check]:
@@ -196,7 +206,7 @@ def _extras() -> Iterator[Check]:
     core = [one for one in wanted if one.marker is None]
     by_extra = {
         extra: [one for one in wanted if one not in core and one.marker and one.marker.evaluate({"extra": extra})]
-        for extra in sorted(set(names) - _NOT_FOR_USERS)
+        for extra in sorted(set(names) - _NOT_SHOWN)
     }
     packages = sorted({one.name for needs in by_extra.values() for one in needs})
     with ThreadPoolExecutor(max(1, usable_cpus())) as pool:
@@ -213,7 +223,7 @@ def _codec() -> Check:
     """Whether this package has its compiled codec of JPEGs, and whether at full speed."""
     about = "JPEG codec"
     if reason := unsupported_reason():
-        return Check(about, "note", f"libjpeg decodes, and caches cannot keep coefficients: {reason}")
+        return Check(about, "note", f"libjpeg decodes JPEGs, and caches cannot keep coefficients: {reason}")
     codec = load_codec()
     text = f"compiled by {codec.COMPILER}; this CPU takes its variant {codec.choose()}"
     if codec.COMPILER == "GCC":
@@ -251,7 +261,7 @@ def _imported(name: str) -> str | Exception | None:
 def _gpus() -> Iterator[Check]:
     done = _run(_GPUS)
     if isinstance(done, Exception):
-        yield Check("GPU", "problem", f"torch cannot say: {done}")
+        yield Check("GPU", "problem", f"torch cannot list GPUs: {done}")
         return
     found = json.loads(done.strip().splitlines()[-1])
     names, built_for = found["names"], found["built_for"]
@@ -261,9 +271,9 @@ def _gpus() -> Iterator[Check]:
         return
     present = Path("/proc/driver/nvidia/version").exists() or Path("/dev/kfd").exists()
     if present and not built_for:
-        yield Check("GPU", "problem", "there is one, but torch is built for CPUs", "install torch for CUDA or ROCm")
+        yield Check("GPU", "problem", "a GPU exists, but torch is built for CPUs", "install torch for CUDA or ROCm")
     elif present:
-        yield Check("GPU", "problem", f"there is a driver, but torch ({built_for}) sees no device", "see nvidia-smi")
+        yield Check("GPU", "problem", f"a driver exists, but torch ({built_for}) sees no device", "see nvidia-smi")
     else:
         yield Check("GPU", "note", "none on this node")
 
@@ -278,7 +288,7 @@ def _gpu_work(report: Mapping[str, Any]) -> Iterator[Check]:
         yield Check(about, "note", f"the CPU decodes: {'; '.join(filter(None, decoders.values()))}")
     elif engine == "no":
         slow = f"nvJPEG finds no JPEG engine, without which {working[0]} may be slower than the CPU"
-        advice = "A100, H100 and later GPUs have one; in a container it needs libnvcuvid, as below"
+        advice = "A100, H100 and later GPUs have an engine; in a container it needs libnvcuvid, as below"
         yield Check(about, "note", f"the CPU decodes: {slow}", advice)
     else:
         has = "with the JPEG engine" if engine else "whether with a JPEG engine is unknown"
@@ -303,5 +313,5 @@ def _run(code: str) -> str | Exception:
         return TimeoutError(f"no answer in {_SECONDS:.0f} s")
     if done.returncode == 0:
         return done.stdout
-    lines = done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"]
+    lines = done.stderr.strip().splitlines() or [f"the process ended with status {done.returncode}"]
     return ImportError(shortened(lines[-1], 200))

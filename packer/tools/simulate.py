@@ -91,7 +91,7 @@ class Job:
         if not 0 < self.step_seconds < math.inf:
             raise ValueError(f"step_seconds is {self.step_seconds}, expected a time above 0")
         if self.tail not in ("drop_last", "exact"):
-            raise ValueError(f"tail is {self.tail!r}; a simulation knows drop_last and exact")
+            raise ValueError(f"tail is {self.tail!r}; expected drop_last or exact")
 
     @property
     def world_size(self) -> int:
@@ -187,7 +187,7 @@ def subject_of(reader: Reader, field: str = "image") -> Subject:
     """A set that exists. Raises UnknownNameError for a field that it lacks, ValueError where it has no samples."""
     reader.table.number(field)
     if not len(reader):
-        raise ValueError(f"{reader.table.title}: no samples, so there is nothing to simulate")
+        raise ValueError(f"{reader.table.title}: no samples to simulate")
     sizes = np.asarray(reader.table.columns.shard_bytes, np.int64)
     starts = None
     if reader.table.rows is None:
@@ -469,7 +469,7 @@ def holding_of(subject: Subject, order: Order, capacity: Capacity, job: Job) -> 
 
 def _staging(subject: Subject, order: StagedFirst, capacity: Capacity, share: float | None) -> Holding:
     if share is None:
-        share = min(1.0, parse_size(str(capacity)) / max(1, int(subject.shard_bytes.sum())))
+        share = min(1.0, _size(capacity) / max(1, int(subject.shard_bytes.sum())))
     if not share:
         return Holding()
     count = shards_of_fraction(subject.shard_bytes.tolist(), share)
@@ -909,7 +909,7 @@ def _simulate(
         error = human_bytes(max(epoch.error for row in rows for epoch in row.epochs))
         notes.append(
             f"{len(nodes)} of {job.nodes:,} nodes were simulated, drawn at random; bytes of an epoch are within "
-            f"{error} of what all read, 95 times of 100; the slowest node of all may read more"
+            f"{error} of the bytes of all nodes, with 95 % confidence; the slowest of all nodes may read more"
         )
     return Simulation(
         title=subject.reader.table.title,
@@ -1060,9 +1060,13 @@ def _curve(traffic: Traffic, job: Job) -> tuple[int, ...]:
     return tuple(round(float(part.mean())) for part in np.array_split(steps, min(_CURVE, len(steps))))
 
 
+def _size(capacity: Capacity) -> int:
+    return parse_size(capacity) if isinstance(capacity, str) else int(capacity)
+
+
 def _capacity_text(capacity: Capacity) -> str:
     share = share_of(capacity)
-    return f"{100 * share:g} %" if share is not None else human_bytes(parse_size(str(capacity)))
+    return f"{100 * share:g} %" if share is not None else human_bytes(_size(capacity))
 
 
 # --- A simulation as lines for a terminal: what was simulated, a table, the recommended row, what to mind.
@@ -1071,12 +1075,12 @@ COSTS = ("order", "cache", "memory", "disk", "a step mixes", "a rank", "first ep
 _BYTES_OPTIONAL, _COSTS_OPTIONAL = ("peers", "steps", "of"), ("disk", "waiting", "a rank")
 BYTES_REMARK = (
     "Bytes from the filesystem, of all nodes and of a node in a later epoch; requests of a later epoch and their mean "
-    "size; nodes, steps: the most over the mean in later epochs; peers: bytes from other nodes in a later epoch."
+    "size; nodes, steps: the largest over the mean in later epochs; peers: bytes from other nodes in a later epoch."
 )
 COSTS_REMARK = (
     "Of a node: memory of cache, orders and batches ahead, disk of a staged copy. How well a step of all ranks and a "
-    "batch of one rank mix, where a global shuffle is 1. The time of an epoch, how much of a later one the GPUs wait, "
-    "and what for."
+    "batch of one rank mix, where a global shuffle is 1. The time of an epoch, the share of a later one in which GPUs "
+    "wait, and the cause."
 )
 
 

@@ -23,8 +23,9 @@ import torch
 from numpy.lib.stride_tricks import as_strided
 
 from cache.errors import BadSampleError
-from readers.augment.geometry import Change, Job, Pass
-from readers.augment.ops.base import Interpolation, Op, window
+from readers.augment.compose import Moved, fit_of
+from readers.augment.geometry import Job, Pass, Steps
+from readers.augment.ops.base import Interpolation, Op, affine, map_of_halves, window
 from readers.augment.ops.color import Normalize, channel_factors
 from readers.augment.recipe import Recipe
 from readers.decode import Scratch, decode_image, decode_unchanged
@@ -36,6 +37,7 @@ from readers.table import Buffer
 
 if TYPE_CHECKING:
     from readers.coefficients import Scaling
+    from readers.coefficients.decode import Table
 
 # Images of one size, decoded side by side: boxes at the same place of each are one array, resized by one call.
 
@@ -205,6 +207,10 @@ def _flip(rows: Sequence[torch.Tensor], jobs: Sequence[Job | None]) -> None:
             torch._foreach_copy_(images, torch.flip(torch.cat(images), flips).unsafe_split(1))
 
 
+def unflipped(job: Job) -> Job:
+    return job._replace(last=job.last._replace(flips=()))
+
+
 class Renderer:
     """Encoded bytes to pixels, for one thread.
 
@@ -257,15 +263,16 @@ class Renderer:
             scaling = self._finish.scaling() if self._finish is not None and whole is not None else None
             into = (out, None) if scaling is None or job.last.steps else (whole, scaling)
             if self._render_at_once(data, job.last, size, *into):
-                return job._replace(last=job.last._replace(flips=())) if into[0] is out else None
+                return unflipped(job) if into[0] is out else None
         image = _image(decode_image(data, job.first.region, self._scratch, size, compiled=self._compiled))
         if self.lap is not None:
             self.lap("decode")
-        for number, made in enumerate(job.before):
-            image = render_pass(image if not number else box_of(image, made.region), made, self._resized)
+        interpolation: Interpolation = "bicubic" if self._bicubic else "bilinear"
+        for made, then in zip(job.before, (*job.before, job.last)[1:], strict=True):
+            image = render_pass(image, made, then, self._resized, interpolation)
             if self.lap is not None:
                 self.lap("augment")
-        self._store(box_of(image, job.last.region) if job.before else image, job.last, out)
+        self._store(image, job.last, out)
         return job
 
     def _resizes_at_once(self, data: Buffer | Exception, job: Job) -> bool:
@@ -295,10 +302,33 @@ class Renderer:
         if self.lap is not None:
             self.lap("decode")
         if steps:
-            out.copy_(apply_steps(target, steps))
+            out.copy_(apply_steps(target, (), steps))
             if self.lap is not None:
                 self.lap("augment")
         return True
+
+    def render_boxes(
+        self,
+        data: Sequence[Buffer | Exception],
+        table: Table,
+        sizes: Sequence[tuple[int, int]],
+        out: torch.Tensor,
+        whole: torch.Tensor,
+    ) -> tuple[list[bool], bool]:
+        """Those of n images that the compiled codec decodes, resizes and flips by one call: which, and whether they are
+        finished, in `whole`, or else in `out`; both [n, 3, out_height, out_width]. What is damaged is left, too, and
+        what is left has undefined contents.
+
+        table: of these images, as `tabulate_boxes` gives it. sizes: of the upright images.
+        """
+        from readers.coefficients import decode_boxes  # loads crc32c
+
+        scaling = self._finish.scaling() if self._finish is not None else None
+        pixels = (out if scaling is None else whole).permute(0, 2, 3, 1).numpy()
+        done = decode_boxes(data, table, sizes, pixels, scaling, jpegs=self._compiled)
+        if self.lap is not None and any(done):
+            self.lap("decode")
+        return done, scaling is not None or (self._finish is not None and self._finish.in_place)
 
     def render_alike(
         self,
@@ -368,7 +398,7 @@ class Renderer:
         if cropped:
             image = window(image, corner, final)
         if steps:
-            image = apply_steps(torch.flip(image, flips) if flips else image, steps)
+            image = apply_steps(image, flips, steps)
         out.copy_(image)
         if self.lap is not None:
             self.lap("augment")
@@ -404,27 +434,85 @@ def box_of(image: torch.Tensor, region: Sequence[int]) -> torch.Tensor:
     return image[:, :, top : top + height, left : left + width]
 
 
-def apply_steps(image: torch.Tensor, steps: Sequence[tuple[Change, list[float]]]) -> torch.Tensor:
-    """The ops on pixels, on one image [1, 3, height, width]: float32, of whole values from 0 to 255."""
-    image = image.contiguous().to(torch.float32)
-    for op, parameters in steps:
-        image = op.apply(image, (parameters,))
-    return image.round_()
+def apply_steps(
+    image: torch.Tensor,
+    flips: tuple[int, ...],
+    steps: Steps,
+    box: Sequence[int] | None = None,
+    fit: tuple[int, int] | None = None,
+) -> torch.Tensor:
+    """One image [1, 3, height, width], flipped, then changed by the ops on pixels: whole values from 0 to 255, float32,
+    or uint8 where bytes were only moved. box, fit: as for `_stepped`."""
+    (op, parameters), rest = steps[0], steps[1:]
+    if isinstance(op, Moved) and (not rest or op.sampling == "nearest") and _moves_bytes(image):
+        moved = _moved(image, flips, op, parameters, *((None, None) if rest else (box, fit)))
+        if not rest:
+            return moved
+        image, flips, steps = moved, (), rest
+    image = torch.flip(image, flips) if flips else image
+    return _stepped(image.contiguous().to(torch.float32), steps, box, fit).round_()
+
+
+def _stepped(image: torch.Tensor, steps: Steps, box: Sequence[int] | None, fit: tuple[int, int] | None) -> torch.Tensor:
+    """The ops on pixels, on one image, float32. box: what is wanted of it then, (top, left, height, width, …); fit:
+    what a run of moves at the end resizes that to."""
+    *some, (op, parameters) = steps
+    for one, values in some:
+        image = one.apply(image, (values,))
+    if isinstance(op, Moved):
+        return affine(image, (parameters,), op.sampling, box, fit)
+    image = op.apply(image, (parameters,))
+    return image if box is None else box_of(image, box)
+
+
+def _moves_bytes(image: torch.Tensor) -> bool:
+    """Whether the extension moves the pixels of an image."""
+    from readers.coefficients import unsupported_reason  # loads crc32c
+
+    return image.dtype == torch.uint8 and image.device.type == "cpu" and not unsupported_reason()
+
+
+def _moved(
+    image: torch.Tensor,
+    flips: tuple[int, ...],
+    op: Moved,
+    matrix: Sequence[float],
+    box: Sequence[int] | None,
+    fit: tuple[int, int] | None,
+) -> torch.Tensor:
+    """An image, uint8 [1, 3, height, width], flipped and moved: what `affine` makes of it, rounded."""
+    from readers.coefficients.compiled import load_codec
+
+    pixels = image[0].permute(1, 2, 0).numpy()
+    if pixels.strides[1:] != (3, 1):
+        pixels = np.ascontiguousarray(pixels)
+    by, (*grid, height, width) = map_of_halves(matrix, (image.shape[2], image.shape[3]), box, fit)
+    made = np.empty((height, width, 3), np.uint8)
+    flipped = pixels[:: -1 if 2 in flips else 1, :: -1 if 3 in flips else 1]
+    load_codec().affine(flipped, made, by, tuple(grid), op.sampling == "nearest")
+    return torch.from_numpy(made).permute(2, 0, 1)[None]
 
 
 def render_pass(
-    image: torch.Tensor, made: Pass, resized: Callable[[torch.Tensor, tuple[int, int]], torch.Tensor]
+    image: torch.Tensor,
+    made: Pass,
+    then: Pass,
+    resized: Callable[[torch.Tensor, tuple[int, int]], torch.Tensor],
+    interpolation: Interpolation | None,
 ) -> torch.Tensor:
-    """What a part before the last makes of its box, uint8 [1, 3, height, width], channels last.
+    """What a part before the last makes of its box, uint8 [1, 3, height, width], channels last: of that the box of the
+    next part, `then`, which may be resized already.
 
-    resized: the image in this (height, width), uint8 or whole values.
+    resized: the image in this (height, width), uint8 or whole values. interpolation: of the resizes.
     """
     _, size, corner, flips, steps, crop = made
     if image.shape[2:] != size:
         image = resized(image, size)
     image = window(image, corner, crop)
-    image = torch.flip(image, flips) if flips else image
-    image = apply_steps(image, steps) if steps else image
+    if steps:
+        image = apply_steps(image, flips, steps, then.region, fit_of(made, then, interpolation))
+    else:
+        image = box_of(torch.flip(image, flips) if flips else image, then.region)
     return image.to(torch.uint8, memory_format=torch.channels_last)
 
 
@@ -478,14 +566,18 @@ class UnchangedRenderer:
         self._note("decode")
         top, left, height, width, *_ = job.first.region
         image = _computable(pixels[top : top + height, left : left + width])
-        for number, (region, resized, corner, flips, steps, final) in enumerate((*job.before, job.last)):
-            if number:
-                image = box_of(image, region)
+        interpolation: Interpolation = "bicubic" if self._bicubic else "bilinear"
+        for made, then in zip((*job.before, job.last), (*job.before[1:], job.last, None), strict=False):
+            _, resized, corner, flips, steps, final = made
             if image.shape[2:] != resized:
                 image = self._resized(image, resized, kind)
             image = window(image, corner, final)
             image = torch.flip(image, flips) if flips else image
-            image = _stepped(image, steps, kind) if steps else image
+            if steps:
+                fit = None if then is None else fit_of(made, then, interpolation)
+                image = _stepped_as(kind, image, steps, None if then is None else then.region, fit)
+            elif then is not None:
+                image = box_of(image, then.region)
         finished = self._finished(image, kind)
         self._note("augment")
         return finished
@@ -571,13 +663,14 @@ def _computable(pixels: npt.NDArray[Any]) -> torch.Tensor:
     return pixels_to_tensor(values)[None]
 
 
-def _stepped(image: torch.Tensor, steps: Sequence[tuple[Change, list[float]]], kind: str) -> torch.Tensor:
-    """The ops on pixels, on one image; in the same dtype, rounded to whole values unless they are floats."""
+def _stepped_as(
+    kind: str, image: torch.Tensor, steps: Steps, box: Sequence[int] | None, fit: tuple[int, int] | None
+) -> torch.Tensor:
+    """`_stepped`, on one image; in the same dtype, rounded to whole values unless they are floats."""
     dtype = image.dtype
     values = image.contiguous().to(torch.float32)
     values = values / _TO_BYTES if kind == "uint16" else values.clone()
-    for op, parameters in steps:
-        values = op.apply(values, (parameters,))
+    values = _stepped(values, steps, box, fit)
     if kind == "uint16":
         values = (values * _TO_BYTES).round_().clamp_(0, _LARGEST[kind])
     elif kind != "float32":

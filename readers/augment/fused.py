@@ -106,7 +106,9 @@ class BatchRenderer:
         also where `reduce` allows less. size: (height, width) of all results. Raises ValueError for a box outside.
         """
         _check(pictures, jobs)
-        pictures = [self._passed(*both) if both[1].before else both[0] for both in zip(pictures, jobs, strict=True)]
+        if any(job.before for job in jobs):
+            both = zip(pictures, jobs, strict=True)
+            pictures, jobs = zip(*(self._passed(*one) if one[1].before else one for one in both), strict=True)
         common = jobs[0].last.steps if jobs else ()
         steps = [(op, [job.last.steps[k][1] for job in jobs]) for k, (op, _) in enumerate(common)]
         whole = self._kernel is not None and not steps
@@ -173,12 +175,13 @@ class BatchRenderer:
         values = F.interpolate(values, size, mode=self._filter, antialias=True, align_corners=False)
         return values if exact else values.round_().clamp_(0, 255)
 
-    def _passed(self, picture: Picture, job: Job) -> Picture:
-        """What the parts before the last make of a picture, on its device."""
-        image = upright_tensor(picture)[None]
-        for made in job.before:
-            image = render_pass(box_of(image, made.region), made, self._resized)
-        return Picture(image[0])
+    def _passed(self, picture: Picture, job: Job) -> tuple[Picture, Job]:
+        """What the parts before the last make of the box of a picture, on its device, and what is left to do."""
+        image = box_of(upright_tensor(picture)[None], job.first.region)
+        for made, then in zip(job.before, (*job.before, job.last)[1:], strict=True):
+            image = render_pass(image, made, then, self._resized, self._filter)
+        region = Region(0, 0, image.shape[2], image.shape[3])
+        return Picture(image[0]), Job(job.last._replace(region=region))
 
     def _finish(self, pixels: torch.Tensor, steps: Sequence[tuple[Change, Rows]]) -> torch.Tensor:
         """Apply what the kernel leaves to torch: pixel ops, or all of the arithmetic where it did not run."""

@@ -8,7 +8,7 @@ list that crops or resizes what an op on pixels has changed is several such part
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
@@ -32,6 +32,9 @@ class Change(Protocol):
 
     def apply(self, images: Any, rows: Any) -> Any: ...
 
+    @property
+    def sampling(self) -> Any: ...
+
     def moves(self, parameters: Sequence[float], height: int, width: int) -> Sequence[Any]: ...
 
     def dali_parameters(self, parameters: _Floats, heights: _Floats, widths: _Floats) -> _Floats: ...
@@ -41,7 +44,7 @@ Step: TypeAlias = tuple[Change, _Floats]
 
 
 _Pair: TypeAlias = tuple[int, int]
-_Steps: TypeAlias = tuple[tuple[Change, list[float]], ...]
+Steps: TypeAlias = tuple[tuple[Change, list[float]], ...]
 
 
 class Pass(NamedTuple):
@@ -59,7 +62,7 @@ class Pass(NamedTuple):
     resized: _Pair
     corner: _Pair
     flips: tuple[int, ...]
-    steps: _Steps
+    steps: Steps
     size: _Pair
 
 
@@ -103,13 +106,15 @@ class Boxes:
 @dataclass(slots=True)
 class Plan:
     """What happens to n images. hflip, vflip: bool [n]. steps: the ops on pixels and their parameters, float64 [n, k],
-    as `Op.plan` computes them. before: the parts before this one, whose results it takes."""
+    as `Op.plan` computes them. before: the parts before this one, whose results it takes. compose: what makes one map
+    of the moves of a pass, or None (`readers.augment.compose`)."""
 
     boxes: Boxes
     hflip: _Bools
     vflip: _Bools
     steps: list[Step]
     before: tuple[Plan, ...] = ()
+    compose: Callable[[Pass], Pass] | None = None
 
     def interpolate_colours(self) -> None:
         """Let no box be coarse, see `readers.decode.Region`."""
@@ -130,13 +135,14 @@ class Plan:
         resized = zip(b.resized_height.tolist(), b.resized_width.tolist(), strict=True)
         corners = zip(b.crop_top.tolist(), b.crop_left.tolist(), strict=True)
         flips = [_FLIP_AXES[code] for code in (2 * self.vflip + self.hflip).tolist()]
-        steps: Iterable[_Steps] = itertools.repeat(())
+        steps: Iterable[Steps] = itertools.repeat(())
         if self.steps:
             ops = [op for op, _ in self.steps]
             parameters = zip(*(values.tolist() for _, values in self.steps), strict=True)
             steps = [tuple(zip(ops, row, strict=True)) for row in parameters]
         sizes = zip(b.out_height.tolist(), b.out_width.tolist(), strict=True)
-        return list(map(Pass, regions, resized, corners, flips, steps, sizes))
+        made = map(Pass, regions, resized, corners, flips, steps, sizes)
+        return list(made if self.compose is None or not self.steps else map(self.compose, made))
 
 
 class Planner:
@@ -147,11 +153,19 @@ class Planner:
     is mirrored then, and the antialiased resize treats both sides alike. So that gives the same pixels, to the bit.
 
     before: the parts before this one. flips_first: flips come before the ops on pixels, wherever they are in the list.
+    compose: as for `Plan`.
     """
 
     def __init__(
-        self, heights: _Ints, widths: _Ints, before: tuple[Plan, ...] = (), *, flips_first: bool = True
+        self,
+        heights: _Ints,
+        widths: _Ints,
+        before: tuple[Plan, ...] = (),
+        *,
+        flips_first: bool = True,
+        compose: Callable[[Pass], Pass] | None = None,
     ) -> None:
+        self._compose = compose
         self._heights, self._widths = heights, widths
         self._before, self._flips_first = before, flips_first
         zeros = np.zeros(len(heights), np.int64)
@@ -226,7 +240,7 @@ class Planner:
         self._steps.append((op, parameters))
 
     def plan(self) -> Plan:
-        return Plan(self._boxes(), self._flips[3], self._flips[2], self._steps, self._before)
+        return Plan(self._boxes(), self._flips[3], self._flips[2], self._steps, self._before, self._compose)
 
     def _current(self) -> list[_Ints]:
         return self._box if self._resized is None else self._window

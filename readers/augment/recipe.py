@@ -23,10 +23,12 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.errors import BadSampleError
+from readers.augment.compose import compose
 from readers.augment.geometry import Pass, Plan, Planner
-from readers.augment.ops.base import Interpolation, Matrix, Op, Stage, mirror
+from readers.augment.ops.base import Interpolation, Matrix, Op, Stage, after, mirror
 from readers.augment.ops.color import Normalize
 from readers.order.base import derive_keys, mix64
+from readers.order.schedule import COMPOSED, OP_BY_OP
 
 if TYPE_CHECKING:
     import torch
@@ -104,15 +106,18 @@ class Recipe:
     """Ops in an order that can be executed. Raises ValueError, saying what to change, for others.
 
     images: their dtype and number of channels (`Op.refuses`), None where these are not known.
+    compose: whether moves that follow each other are one map (`readers.augment.compose`).
     out_size: (height, width) of every result, None where it depends on the image. parts: what is done one after the
     other, at least one. interpolation: of its resizes, None without one. batch_ops: the ops on batches. normalize: the
     normalisation, if there is one.
     """
 
-    def __init__(self, ops: Sequence[Op], images: tuple[str, int] | None = ("uint8", 3)) -> None:
+    def __init__(
+        self, ops: Sequence[Op], images: tuple[str, int] | None = ("uint8", 3), *, compose: bool = False
+    ) -> None:
         if isinstance(ops, Op):
             raise ValueError(f"expected a list of ops, not one: write  [{ops!r}]")
-        self.ops = tuple(ops)
+        self.ops, self.compose = tuple(ops), compose
         _check(self.ops)
         reason = self.refuses(*images) if images is not None else ""
         if reason:
@@ -132,6 +137,15 @@ class Recipe:
     def __repr__(self) -> str:
         return f"Recipe({list(self.ops)!r})"
 
+    @property
+    def geometry(self) -> str:
+        """How it is named in resume tokens, "" where pixels are the same composed and op by op."""
+        for part, then in zip(self.parts, (*self.parts[1:], None), strict=True):
+            moves = sum(op.sampling is not None for _, op in part.ops)
+            if moves > 1 or (moves and then is not None and then.interpolation):
+                return COMPOSED if self.compose else OP_BY_OP
+        return ""
+
     def refuses(self, dtype: str, channels: int) -> str:
         """Which op does not take images of this dtype and so many channels, and why; "" where all do."""
         for op in self.ops:
@@ -149,7 +163,7 @@ class Recipe:
         draws = Draws(seed, epoch, positions, view)
         before: tuple[Plan, ...] = ()
         for part in self.parts:
-            planner = Planner(heights, widths, before, flips_first=part.last)
+            planner = Planner(heights, widths, before, flips_first=part.last, compose=compose if self.compose else None)
             for stream, op in part.ops:
                 op.plan(planner, draws.uniform(stream, op.draws))
             plan = planner.plan()
@@ -171,13 +185,13 @@ class Recipe:
 
 
 def recipes_of_views(
-    views: Sequence[Sequence[Op]], images: tuple[str, int] | None = ("uint8", 3)
+    views: Sequence[Sequence[Op]], images: tuple[str, int] | None = ("uint8", 3), *, compose: bool = False
 ) -> tuple[Recipe, ...]:
-    """A recipe for each view of a sample, of the ops of each. images: as for `Recipe`.
+    """A recipe for each view of a sample, of the ops of each. images, compose: as for `Recipe`.
 
     Raises ValueError for views that cannot be made together.
     """
-    recipes = tuple(Recipe(ops, images) for ops in views)
+    recipes = tuple(Recipe(ops, images, compose=compose) for ops in views)
     for name in ("normalize", "interpolation"):
         found = {getattr(recipe, name) for recipe in recipes}
         if len(found) > 1:
@@ -334,14 +348,14 @@ class Placement:
 
     def _forward(self) -> Matrix:
         """From the image to the result."""
-        return functools.reduce(_after, (step.forward for step in self._steps), _IDENTITY)
+        return functools.reduce(after, (step.forward for step in self._steps), _IDENTITY)
 
     def _frames(self) -> Iterator[tuple[Matrix, tuple[int, int]]]:
         """From the result to the image before each step, and (height, width) of that; the original comes last."""
         matrix = _IDENTITY
         sizes = [self.size, *(step.size for step in self._steps)]
         for step, size in zip(reversed(self._steps), reversed(sizes[:-1]), strict=True):
-            matrix = _after(matrix, step.backward)
+            matrix = after(matrix, step.backward)
             yield matrix, size
         if not self._steps:
             yield matrix, self.size
@@ -373,7 +387,7 @@ class Placement:
         left, top, right, bottom = 0.0, 0.0, float(self.size[1]), float(self.size[0])
         backward = _IDENTITY
         for step in self._steps:
-            backward = _after(step.backward, backward)
+            backward = after(step.backward, backward)
             a, _, c, _, e, f = backward
             xs, ys = sorted((c, a * step.size[1] + c)), sorted((f, e * step.size[0] + f))
             left, right = max(left, xs[0]), min(right, xs[1])
@@ -429,13 +443,6 @@ def _inverse(matrix: Matrix) -> Matrix:
     if not size:
         raise ValueError(f"the map {matrix} of an op leaves nothing of an image")
     return e / size, -b / size, (b * f - c * e) / size, -d / size, a / size, (c * d - a * f) / size
-
-
-def _after(first: Matrix, second: Matrix) -> Matrix:
-    """The map that does `first`, and then `second`."""
-    a, b, c, d, e, f = first
-    k, m, n, p, q, r = second
-    return k * a + m * d, k * b + m * e, k * c + m * f + n, p * a + q * d, p * b + q * e, p * c + q * f + r
 
 
 def _mapped(matrix: Matrix, x: float, y: float) -> _Point:

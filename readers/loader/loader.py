@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
@@ -31,7 +31,7 @@ from readers.loader.crew import Crew
 from readers.loader.stats import LoaderStats, LoopTimers
 from readers.loader.work import Batch, EpochWork, FieldWork, IndexWork, UnchangedWork, without_memory
 from readers.loop import FeedLoader, Maker
-from readers.options import Decode, FieldOptions, Images, Ranks, Threads, Views, accepts_old_names
+from readers.options import Compose, Decode, FieldOptions, Images, Ranks, Threads, Views, accepts_old_names
 from readers.order import Order
 from readers.reader import Reader, depth_warning
 from readers.trace import Trace, TraceSlot
@@ -102,7 +102,8 @@ class ImageLoader(FeedLoader):
         own = self.decode == "unchanged"
         images = _check_for_unchanged(reader, decoder) if own else ("uint8", 3)
         views = augment.lists if isinstance(augment, Views) else [augment]
-        self._recipes = recipes_of_views(views, images)
+        check_choice("compose", decoding.compose, get_args(Compose))
+        self._recipes = recipes_of_views(views, images, compose=decoding.compose == "auto")
         self.recipe = self._recipes[0]
         self._classes = _count_classes(reader) if self.recipe.batch_ops else 0
         self._fields = Fields(fields, reader)
@@ -154,7 +155,8 @@ class ImageLoader(FeedLoader):
     def decoder(self) -> str:
         """What decodes the images, as resume tokens name it."""
         name = self._path.name if self._path is not None else DECODER
-        return decoder_name(name, self.exact_colours)
+        geometry = next(filter(None, (recipe.geometry for recipe in self._recipes)), "")
+        return decoder_name(name, self.exact_colours, geometry)
 
     def with_options(self, **options: Any) -> ImageLoader:
         """A loader with some other arguments, at the beginning of its first epoch. Raises what making one does."""

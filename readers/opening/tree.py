@@ -23,10 +23,12 @@ import signal
 import stat
 import sys
 import threading
+import time
 from array import array
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -37,6 +39,7 @@ import numpy.typing as npt
 
 from cache.errors import SourceError
 from cache.stores import LooseFiles
+from cache.system import CLOEXEC, DIRECTORY
 from readers.layout import same_split
 from readers.reader import Reader
 from readers.table import LazySequence, MemoryColumns, Names, NamesBuilder, Strings, Table, encoded, repeated
@@ -362,7 +365,7 @@ _MOST_VISITS = 64
 _RUN = 1 << 16  # names of a folder that are sorted at a time; a folder of more is shared out
 _SLICE = 1 << 14  # files of it that a process gets at a time
 _EXAMINE_BLOCK = 1 << 15  # files that are put in order at a time
-_FEWEST_FILES = 4096  # before other processes are started, which takes as long as examining a thousand
+_ALONE_SECONDS = 0.2  # before other processes are started: 75,000 files that are in memory, hundreds of a slow server
 _MOST_FOLDERS = 64  # that a process gets at a time
 _LeftOut: TypeAlias = "tuple[str, int, str, str]"  # folder as it is sorted, files before it there, path, reason
 
@@ -413,23 +416,33 @@ def _list_folders(paths: Sequence[str], share: bool) -> _Found:
     names, facts, folders = NamesBuilder(), array("q"), []
     for path in paths:
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                folders.append(_list(descriptor, names, facts, share))
-            finally:
-                os.close(descriptor)
+            with _opened(path) as folder:
+                folders.append(_list(folder, names, facts, share))
         except OSError as error:
             raise SourceError(f"{path}: cannot be listed: {error.strerror}") from error
     return _Found(folders, names.encoded(), facts.tobytes())
 
 
-def _list(descriptor: int, names: NamesBuilder, facts: array[int], share: bool) -> _Folder:
+@contextmanager
+def _opened(path: str) -> Iterator[int | str]:
+    """A folder's descriptor, which spares the kernel the path to its files; on Windows the path."""
+    if os.stat not in os.supports_dir_fd:
+        yield path
+        return
+    descriptor = os.open(path, os.O_RDONLY | DIRECTORY | CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _list(place: int | str, names: NamesBuilder, facts: array[int], share: bool) -> _Folder:
     """Add the files of an open folder to `names` and `facts`. Sorted runs of a large one are merged, as columns."""
-    time_ns = os.fstat(descriptor).st_mtime_ns
+    time_ns = os.stat(place).st_mtime_ns
     start = len(names)
     below: dict[str, bool] = {}
     runs: list[Sequence[str]] = []
-    with os.scandir(descriptor) as entries:
+    with os.scandir(place) as entries:
         while batch := list(itertools.islice(entries, _RUN)):
             is_last = len(batch) < _RUN
             run = sorted([entry.name for entry in batch])
@@ -450,21 +463,23 @@ def _list(descriptor: int, names: NamesBuilder, facts: array[int], share: bool) 
             left_out += [(len(names) - start + bisect_left(files, name), name, "hidden") for name in hidden]
         names.extend(files)
         if is_examined:
-            _examine(files, descriptor, facts)
+            _examine(files, place, facts)
         else:
             facts.frombytes(bytes(24 * len(files)))
     return _Folder(len(names) - start, time_ns, sorted(below.items()), left_out, is_examined)
 
 
-def _examine(names: Iterable[str], descriptor: int, facts: array[int]) -> None:
+def _examine(names: Iterable[str], place: int | str, facts: array[int]) -> None:
     """Size in bytes (or UNKNOWN, NOT_REGULAR), times of modification and of change in ns of every file.
 
     The time of change (ctime) cannot be set, so it differs for a file that was rewritten and given its old time again.
-    Names are relative to the folder's descriptor, which spares the kernel the path to it.
     """
     for name in names:
         try:
-            status = os.stat(name, dir_fd=descriptor)
+            if isinstance(place, int):
+                status = os.stat(name, dir_fd=place)
+            else:
+                status = os.stat(os.path.join(place, name))
         except OSError:
             facts.extend((UNKNOWN, 0, 0))
             continue
@@ -478,13 +493,10 @@ def _examine_files(folder: str, names: tuple[bytes, bytes]) -> bytes:
     facts, builder = array("q"), NamesBuilder()
     builder.extend_encoded(*names)
     try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with _opened(folder) as place:
+            _examine(builder.build(), place, facts)
     except OSError:
         return array("q", (UNKNOWN, 0, 0) * len(builder)).tobytes()
-    try:
-        _examine(builder.build(), descriptor, facts)
-    finally:
-        os.close(descriptor)
     return facts.tobytes()
 
 
@@ -505,7 +517,8 @@ class _Walk:
     # --- work, for this process or another one
     def run(self, processes: int) -> None:
         """Do all work, with other processes where there is much of it."""
-        while (processes < 2 or len(self._names) < _FEWEST_FILES) and (task := self._next(1, processes > 1)):
+        until = time.monotonic() + _ALONE_SECONDS
+        while (processes < 2 or not self._paths or time.monotonic() < until) and (task := self._next(1, processes > 1)):
             work, arguments, done = task
             done(work(*arguments))
         if self._ahead or self._slices:

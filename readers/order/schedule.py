@@ -227,6 +227,11 @@ def make_schedule(order: Order, epoch: int, batch_size: int, rank: int, world_si
 
 
 # --- resume tokens ----------------------------------------------------------------------------------------------
+# What a decoder's name ends in where it matters how moves of images are made (`readers.augment.compose`).
+COMPOSED, OP_BY_OP = "composed geometry", "geometry op by op"
+_COMPOSE = {COMPOSED: "auto", OP_BY_OP: "exact"}
+
+
 @dataclass(frozen=True)
 class ResumeToken:
     """`cursor` positions of epoch `epoch` have been trained on, on all ranks together.
@@ -303,8 +308,9 @@ class ResumeToken:
     ) -> None:
         """Check that a run with this data set, order and decoder may continue from here.
 
-        Raises ResumeError for another data set or another kind of order; warns where another decoder would give
-        slightly other pixels. Parameters of the order are checked by `Order.resumed`.
+        Raises ResumeError for another data set, another kind of order, or geometry that is composed in one and made op
+        by op in the other; warns where another decoder would give slightly other pixels. Parameters of the order are
+        checked by `Order.resumed`.
         """
         count = order_spec.get("samples") if samples is None else samples
         if fingerprint != self.fingerprint or (count is not None and count != self.samples):
@@ -317,6 +323,12 @@ class ResumeToken:
             raise ResumeError(
                 f"the epoch began with the order {self.order['kind']!r}, this run has {kind!r}; resume with "
                 f"{self.order['kind']!r}, or start a new epoch"
+            )
+        began, now = (_COMPOSE.get(name.rpartition(", ")[2]) for name in (self.decoder, decoder))
+        if began and now and began != now:
+            raise ResumeError(
+                f"the epoch began with compose={began!r}, this run has {now!r}, which makes other pixels; resume with "
+                f"Decode(compose={began!r}), or start a new epoch"
             )
         if decoder != self.decoder:
             warnings.warn(

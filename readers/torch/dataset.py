@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import inspect
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset, default_collate, get_worker_info
 
 from cache.errors import BadSampleError, ResumeError
 from readers.augment.cpu import check_unchanged, decode_own, kind_of_first, pixels_to_tensor
@@ -33,8 +35,10 @@ from readers.feed import (
 )
 from readers.fields import decode_field
 from readers.headers import first_deep
-from readers.options import FieldOptions, accepts_old_names
-from readers.reader import SAMPLE_ERRORS, Reader, depth_warning
+from readers.options import Compose, FieldOptions, accepts_old_names
+from readers.order import Order
+from readers.order.base import Int64s
+from readers.reader import SAMPLE_ERRORS, Announcer, Reader, depth_warning
 from readers.table import Buffer
 from readers.torch.rendering import OpRenderer, PerThread, Place, Task, loser_of_places
 
@@ -152,6 +156,7 @@ class ImageDataset(Dataset[Any]):
         how masks and boxes follow the image.
     exact_colours: in boxes that ops make half as large or less, interpolate colours that a JPEG stores at half the
         size, as everywhere else; otherwise they are repeated there, as by `ImageLoader`.
+    compose: of a list of ops, as for `readers.Decode`.
     on_error: "raise"; "skip", which makes batches smaller, or raises BadSampleError where no sample would be left; or
         "substitute": a sample that the order of an `EpochSampler` or `EpochBatchSampler` has in that epoch, the same
         that `ImageLoader` takes there. Other samplers' orders are not known: then it is another sample of the batch,
@@ -171,11 +176,13 @@ class ImageDataset(Dataset[Any]):
         fields: Sequence[str] | Mapping[str, str] | FieldOptions = ("image", "label"),
         on_error: OnError = "raise",
         exact_colours: bool = False,
+        compose: Compose = "auto",
     ) -> None:
         if decode not in ("RGB", "unchanged", None):
             raise ValueError(f"decode is 'RGB', 'unchanged' or None, not {decode!r}")
         check_choice("output", output, _OUTPUTS)
         check_choice("on_error", on_error, ON_ERROR)
+        check_choice("compose", compose, get_args(Compose))
         self.decode, self.output, self.on_error = decode, output, on_error
         self.reader = reader
         self.transform, self.target_transform = transform, target_transform
@@ -184,7 +191,8 @@ class ImageDataset(Dataset[Any]):
             check_unchanged(reader)
         self._ops = None
         if isinstance(transform, Sequence):
-            recipe = Recipe(transform, kind_of_first(reader) if own else ("uint8", 3))
+            images = kind_of_first(reader) if own else ("uint8", 3)
+            recipe = Recipe(transform, images, compose=compose == "auto")
             self._ops = OpRenderer(recipe, exact_colours, unchanged=own)
         asked = Fields(fields, reader)
         if isinstance(transform, Sequence):
@@ -201,6 +209,7 @@ class ImageDataset(Dataset[Any]):
         # Of all workers: bad samples, the first one's number + 1, whether there was a warning of depth, and of places.
         self._counts = torch.zeros(4, dtype=torch.int64).share_memory_()
         self._local = PerThread()
+        self._order: Order | None = None
 
     @property
     def reader(self) -> Reader:
@@ -218,7 +227,9 @@ class ImageDataset(Dataset[Any]):
     @property
     def decoder(self) -> str:
         """What decodes the images, as states name it."""
-        return decoder_name(DECODER, self._ops is not None and self._ops.exact_colours)
+        if self._ops is None:
+            return DECODER
+        return decoder_name(DECODER, self._ops.exact_colours, self._ops.recipe.geometry)
 
     @property
     def classes(self) -> Sequence[str]:
@@ -274,6 +285,11 @@ class ImageDataset(Dataset[Any]):
         other = copy.copy(self)
         other.reader = reader
         return other
+
+    def follow(self, order: Order) -> None:
+        """Announce samples to come in this order, each worker of a DataLoader those of its own batches. Samplers over
+        this data set call it."""
+        self._order = order
 
     # --- bad samples --------------------------------------------------------------------------------------------
     @property
@@ -339,9 +355,9 @@ class ImageDataset(Dataset[Any]):
             self._warn_of_places(indices)
         data: Sequence[Buffer | Exception] = [b""] * len(rows)
         if "image" in self.fields:
-            data = (
-                read_samples(self._images, rows) if len(rows) > 1 else [read_sample(self._images, row) for row in rows]
-            )
+            announcer = self._announce(indices, rows)
+            read = partial(read_samples if len(rows) > 1 else _read_each, self._images)
+            data = read(rows) if announcer is None else announcer.read(read, rows)
         if self.decode == "RGB" and not self._counts[2]:
             self._warn_of_depth(rows, data)
         payloads = self._maker.read(self.reader, rows)
@@ -353,6 +369,36 @@ class ImageDataset(Dataset[Any]):
             if item is not None:
                 items.append(item)
         return items
+
+    def _announce(self, indices: Sequence[int], rows: list[int]) -> Announcer | None:
+        """Announce this batch and those after it that this process makes, as far as these follow from the sampler's
+        order: None where they do not."""
+        first, order, info = indices[0] if len(rows) else None, self._order, get_worker_info()
+        if order is None or not isinstance(first, Place) or not first.ranks:
+            return None
+        positions = np.array([getattr(index, "position", -1) for index in indices], np.int64)
+        workers = info.num_workers if info else 1
+        key = (os.getpid(), first.seed, first.epoch, workers, first.ranks)
+        if getattr(self._local, "key", None) != key:
+            order, announcer = order.with_seed(first.seed), None
+            if (
+                0 <= positions.min() <= positions.max() < len(order)
+                and order.indices(first.epoch, positions).tolist() == rows
+            ):
+                announcer = Announcer(self._images, order, first.epoch, first.ranks, workers, len(rows))
+            self._local.key, self._local.announcer = key, announcer
+        known: Announcer | None = self._local.announcer
+        if known is not None:
+            stride = first.ranks * workers * len(rows)  # from a batch to the next one of this process
+            number, length = first.position // stride, len(order)
+
+            def rows_of(batch: int) -> tuple[Int64s, Int64s]:
+                later = positions + (batch - number) * stride
+                later = later[later < length]
+                return later, known.order.indices(first.epoch, later)
+
+            known.announce(number, number + -(-(length - first.position) // stride), len(rows), rows_of)
+        return known
 
     def _warn_of_depth(self, rows: Sequence[int], data: Sequence[Buffer | Exception]) -> None:
         """Warn once, in one of all workers, of an image of more than 8 bits."""
@@ -406,6 +452,10 @@ class ImageDataset(Dataset[Any]):
         if self.output == "numpy" or self._keywords:
             return pixels
         return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+def _read_each(images: Reader, rows: Sequence[int]) -> list[Buffer | Exception]:
+    return [read_sample(images, row) for row in rows]
 
 
 def _wants_keyword(transform: object) -> bool:

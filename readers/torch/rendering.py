@@ -44,6 +44,7 @@ class Place(int):
 
     others: the samples that may replace it, in the order in which to try them (`readers.feed`); none where the sampler
         knows that nothing will be replaced.
+    ranks: how many of them share the epoch; 0 where that is not known.
 
     Less a number it is the same place in a data set that begins there: torch's ConcatDataset counts so.
     """
@@ -52,10 +53,13 @@ class Place(int):
     epoch: int
     position: int
     others: Sequence[int]
+    ranks: int
 
-    def __new__(cls, index: int, seed: int, epoch: int, position: int, others: Sequence[int] = ()) -> Place:
+    def __new__(
+        cls, index: int, seed: int, epoch: int, position: int, others: Sequence[int] = (), ranks: int = 0
+    ) -> Place:
         place = super().__new__(cls, index)
-        place.seed, place.epoch, place.position, place.others = seed, epoch, position, others
+        place.seed, place.epoch, place.position, place.others, place.ranks = seed, epoch, position, others, ranks
         return place
 
     def __sub__(self, first: int) -> Place:
@@ -63,7 +67,7 @@ class Place(int):
         return Place(int(self) - int(first), self.seed, self.epoch, self.position, others)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Place, (int(self), self.seed, self.epoch, self.position, self.others)
+        return Place, (int(self), self.seed, self.epoch, self.position, self.others, self.ranks)
 
 
 class PerThread(threading.local):
@@ -93,7 +97,7 @@ class OpRenderer:
                 f"ImageDataset makes single samples, and {name} is for batches: use ImageLoader, or mix in the "
                 f"collate_fn of the DataLoader"
             )
-        self._recipe, self.out_size, self.exact_colours = recipe, recipe.out_size, exact_colours
+        self.recipe, self.out_size, self.exact_colours = recipe, recipe.out_size, exact_colours
         self._unchanged = unchanged
         self.draws = any(op.draws for op in recipe.ops)
         self._finish = Finish(torch.uint8 if recipe.normalize is None else torch.float32, True, recipe.normalize)
@@ -112,7 +116,7 @@ class OpRenderer:
         for (seed, epoch), rows in epochs.items():  # one plan serves an epoch
             positions = np.array([places[row].position for row in rows], np.int64)
             heights, widths = np.array([known[row] for row in rows], np.int64).T
-            plan = self._recipe.plan(seed, epoch, positions, heights, widths)
+            plan = self.recipe.plan(seed, epoch, positions, heights, widths)
             if self.exact_colours:
                 plan.interpolate_colours()
             for i, (row, job) in enumerate(zip(rows, plan.jobs(), strict=True)):
@@ -125,7 +129,7 @@ class OpRenderer:
             return self._render_unchanged(data, task)
         renderer: Renderer | None = getattr(self._local, "renderer", None)
         if renderer is None:
-            renderer = self._local.renderer = Renderer(self._recipe.interpolation, self._finish)
+            renderer = self._local.renderer = Renderer(self.recipe.interpolation, self._finish)
         pixels = renderer.chunk(1, *task.job.last.size)
         out = torch.empty((1, 3, *task.job.last.size), dtype=self._finish.dtype)
         with one_core():
@@ -136,7 +140,7 @@ class OpRenderer:
     def _render_unchanged(self, data: Buffer, task: Task) -> torch.Tensor:
         renderer: UnchangedRenderer | None = getattr(self._local, "unchanged", None)
         if renderer is None:
-            renderer = self._local.unchanged = UnchangedRenderer([self._recipe])
+            renderer = self._local.unchanged = UnchangedRenderer([self.recipe])
         with one_core():
             return renderer.render(data, task.job, task.size, torch.empty((1, 0, *task.job.last.size)))[0]
 

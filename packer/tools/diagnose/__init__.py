@@ -1,4 +1,4 @@
-"""Which stage of the input starves the training, what it would gain, and what the evidence is.
+"""The stage of the input pipeline that limits training, the gain without it, and the evidence.
 
     result = packer.diagnose(loader, train_step, device="cuda")
     print(result.verdict)

@@ -37,7 +37,7 @@ _LEAST_SAMPLES = 2
 
 
 class Cuts(ABC):
-    """A data set of which stages can be replaced by memory. Its items have numbers from 0, called slots.
+    """A data set whose stages can be replaced by memory. Its items have numbers from 0, called slots.
 
     stages: their seconds are of a sample and not of a batch, in one process that nothing disturbs.
     """
@@ -153,8 +153,8 @@ class RecordedCuts(Cuts):
             self._whole, self._tap = data, _NO_TAP
             self._samples = self._record(loader, indices)
             self.notes = (
-                f"the transform of {type(data).__name__} is part of 'read': it is not called with one value that can "
-                f"be copied, or its result is not what __getitem__ returns",
+                f"the transform of {type(data).__name__} is part of 'read': it is not called with a single value that "
+                f"can be copied, or __getitem__ does not return its result",
             )
         self.count = len(self._samples)
         whats = [f"{type(data).__name__}.__getitem__", *map(name_of, self._tap.members)]
@@ -423,8 +423,8 @@ def batches_of(kind: Any, loader: DataLoader[Any], data: Any, **options: Any) ->
     except RuntimeError as error:
         if "timed out after" in str(error):
             raise PipelineError(
-                f"the workers of the DataLoader gave no batch for {timeout:g} s: they wait for something that does not "
-                f"come, or need a longer timeout= of the loader"
+                f"the workers of the DataLoader gave no batch for {timeout:g} s: they hang, or the loader needs a "
+                f"longer timeout="
             ) from error
         raise
     finally:

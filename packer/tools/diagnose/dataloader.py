@@ -54,7 +54,7 @@ class DataLoaderPipeline(Pipeline):
         self.notes, self.size_error = self._cuts.notes, self._cuts.size_error
         stages = list(map(self._of_batch, self._cuts.stages))
         if not self._stream:
-            stages.insert(0, Stage("storage", "what a cold read adds"))
+            stages.insert(0, Stage("storage", "the additional time of a cold read"))
         stateful = sys.modules.get("torchdata.stateful_dataloader")
         known = (DataLoader, *([stateful.StatefulDataLoader] if stateful else []))  # the same with other data
         self._wrapped = type(loader) not in known

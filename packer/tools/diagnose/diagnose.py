@@ -67,30 +67,30 @@ def diagnose(
     watcher: Watcher | None = None,
     trace: Trace | None = None,
 ) -> Diagnosis:
-    """Measure which stage of a loader starves a training step.
+    """Measure which stage of a loader makes training wait.
 
-    The step is called a few hundred times with real batches, so a model is trained by it; the sampler of the loader is
-    used, too. Do this in a run of its own, not in the middle of one.
+    The step is called a few hundred times with real batches, which trains the model and advances the loader's sampler.
+    Do this outside the training job.
 
     loader: any iterable of batches; a torch DataLoader is rebuilt with its data set, samplers, workers and collate
         function, and cut into stages. For a loader of another kind, a `Pipeline` that says how to cut it.
-    step: what the training does with a batch on its device.
-    device: where batches go before the step, as "cuda"; None leaves them where they are.
-    copy: how they get there, if not by `.to(device, non_blocking=True)` of all tensors in them.
-    simulate_step: seconds that a step takes, in place of `step`: no model and no GPU is needed.
-    seconds: about how long to measure; some seconds more are spent on starting workers.
+    step: the training step, a function of a batch on the device.
+    device: device of the batches before the step, as "cuda"; None does not move them.
+    copy: function that copies a batch to the device; by default `.to(device, non_blocking=True)` of all tensors.
+    simulate_step: seconds of a step, in place of `step`, without a model or a GPU.
+    seconds: approximate time of the measurement; starting workers takes some seconds more.
     watcher: shows the time of each line as soon as it is known.
-    trace: gets each line and its waits, copies and steps, and of an `ImageLoader` what its threads do.
+    trace: records each line with its waits, copies and steps, and the threads of an `ImageLoader`.
 
-    Raises PipelineError if the loader gives no batch, ValueError for arguments that contradict each other. What the
-    loader or the step raises is passed on.
+    Raises PipelineError if the loader gives no batch, ValueError for contradictory arguments. Errors of the loader or
+    the step are passed on.
     """
     if seconds <= 0:
         raise ValueError(f"seconds={seconds}: expected more than 0")
     if simulate_step is not None and _STEPS * simulate_step > seconds:
         raise ValueError(
-            f"seconds={seconds:g}: steps of {simulate_step:g} s cannot be measured in so short a time, which takes at "
-            f"least {_STEPS} of them; give seconds={_STEPS * simulate_step:g} or more, or a shorter step"
+            f"seconds={seconds:g}: at least {_STEPS} steps of {simulate_step:g} s must be measured; give "
+            f"seconds={_STEPS * simulate_step:g} or more, or a shorter step"
         )
     training, watcher = Training.of(step, simulate_step, device, copy, trace), watcher or Silent()
     watcher.note("reading the first samples")
@@ -331,7 +331,7 @@ class _Climb:
         if apart and abs(now.seconds - first.seconds) > _DRIFT * first.seconds:
             self._notes.append(
                 f"{what} took {in_ms(first.seconds)} a step at first and {in_ms(now.seconds)} at the end: "
-                f"other processes took or left the CPUs, or what was read is in memory now"
+                f"the load of other processes changed, or the data are in memory now"
             )
 
     def _uneven(self, on_device: Sequence[Any]) -> tuple[float, float] | None:

@@ -64,7 +64,7 @@ class ImageLoaderPipeline(Pipeline):
             reader.prefill(loader.threads)
         self._whole = loader.over(loader.reader, loader.order)
         self.stages = (
-            Stage("storage", "what a cold read adds"),
+            Stage("storage", "the additional time of a cold read"),
             *tiers.stages(self._alone(), loader.decoder, loader.recipe.ops),
         )
 

@@ -1,4 +1,4 @@
-"""Which stage starves the training: the ladder of caches, read in both directions.
+"""The stage that limits training: the ladder of caches, read in both directions.
 
     random      random data made on the device, new in each step: does the time of a step depend on the data?
     step        batches in the memory of the device: what training itself takes
@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -31,6 +30,7 @@ from typing import Any, TypeAlias
 
 from cache.messages import parse_size, shortened, table, wrapped
 from cache.node import usable_cpus
+from cache.system import affinity
 from packer.tools.diagnose.pipeline import Pipeline, Stage
 from packer.tools.monitor.machine import CpuSeconds, cpu_seconds
 from packer.tools.monitor.record import Usage
@@ -95,10 +95,10 @@ class StageCost:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A tip that the evidence calls for. id: of the row in the table of tips.
+    """A tip that fits the evidence. id: of the row in the table of tips.
 
-    why: what was found, with its figures. how: a command, an option or a line of code. seconds: what a step would
-    take, predicted; None if that cannot be said. gain: seconds of a step that are gained, 0.0 where seconds is None.
+    why: the evidence, with figures. how: a command, an option or a line of code. seconds: predicted time of a step;
+        None without a prediction. gain: seconds of a step that are gained, 0.0 where seconds is None.
     """
 
     id: str
@@ -113,19 +113,21 @@ class Advice:
 class Diagnosis:
     """Where the time of a training step goes.
 
-    rungs: from the step alone to the loader as it is; where there is a model, "random" is before the step.
+    rungs: from the step alone to the unchanged loader; with a model, "random" comes before the step.
     costs: of each stage from the step on, in the same order.
-    culprit: the name of the costliest stage; "workers" if a few more of them would be enough; "" if the data keep up.
+    culprit: the name of the costliest stage; "workers" if a few more workers would be enough; "" if the data keep up.
     verdict: the same in a sentence.
     bound: seconds of a step if the culprit cost nothing.
     batch_size: samples in a batch, None if unknown.
-    workers, workers_needed: that the loader has, and that would keep up; None if the times of the stages are unknown.
-    cpus, cpus_needed: that this process may use, and that the stages of the loader need to keep up.
+    workers, workers_needed: the present number, and the number that would keep up; None if the times of the stages are
+        unknown.
+    cpus, cpus_needed: usable CPUs of this process, and CPUs that the stages of the loader need to keep up.
     notes: what limits the reading.
-    pinned: the line "copy" with batches in page-locked memory; None where the loader's are, or there is no GPU.
+    pinned: the line "copy" with batches in page-locked memory; None if the loader's already are, or without a GPU.
     batch_bytes: bytes of the arrays in a batch.
     advice: what to change, the largest gain first.
-    usage: of the machine meanwhile, with a mark where each line begins; None where it could not be sampled.
+    usage: utilisation of the machine during the diagnosis, with a mark where each line begins; None if it could not be
+        sampled.
     """
 
     rungs: tuple[Rung, ...]
@@ -151,7 +153,7 @@ class Diagnosis:
 
     @property
     def full(self) -> StepTime:
-        """The training step with the loader as it is."""
+        """The training step with the unchanged loader."""
         return self.rungs[-1].time
 
     @property
@@ -160,7 +162,7 @@ class Diagnosis:
         return min(1.0, self.step.seconds / self.full.seconds)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as numbers, texts, lists and dictionaries. version: of this form, for programs that read it."""
+        """Everything as numbers, texts, lists and dictionaries. version: of this document, for programs."""
         usage = None if self.usage is None else self.usage.to_dict()
         values = asdict(replace(self, usage=None))
         return {"version": _VERSION, **values, "utilization": self.utilization, "usage": usage}
@@ -246,7 +248,7 @@ def _cpu_times() -> tuple[float, float]:
 
     Busy is also what a hypervisor took.
     """
-    own, mine = os.sched_getaffinity(0), list[CpuSeconds]()
+    own, mine = affinity(), list[CpuSeconds]()
     with suppress(OSError):
         mine = [cpu for number, cpu in cpu_seconds().items() if number in own]
     return sum(cpu.busy + cpu.steal for cpu in mine), sum(cpu.total for cpu in mine)
@@ -325,7 +327,7 @@ def caveats(
         if fast and 0 < stage.kept_bytes <= _cpu_cache_bytes():
             yield (
                 f"the {stage.kept_bytes / 1e6:.3g} MB that are replayed before '{stage.name}' fit into the cache of "
-                f"the CPU, those of a training do not: '{stage.name}' may take longer there"
+                f"the CPU, the batches of a training job do not: '{stage.name}' may take longer there"
             )
     copying = next((rung.time for rung in rungs if rung.stage == "copy"), None)
     if result.pinned is not None and copying is not None and result.pinned.high < copying.low:
@@ -346,7 +348,7 @@ def _cpu_cache_bytes() -> int:
 
 # --- The rungs of a ladder as costs, and the costs as a verdict.
 SAME = 0.1  # times that differ by less are taken as equal
-_KEEPS_UP = 0.15  # of the time of a step: a training that waits less is not starved
+_KEEPS_UP = 0.15  # of the time of a step: a training job that waits less is fast enough
 BUSY = 0.95  # of the CPUs: no room for more work
 _UNTIMED = ("storage", "loading")  # stages of the workers whose time in one of them is not known
 _FEW_WORKERS = 1.1  # so many more are a better answer than the name of a stage
@@ -444,8 +446,8 @@ def judge(pipeline: Pipeline, rungs: tuple[Rung, ...], costs: tuple[StageCost, .
         return replace(result, culprit="workers", verdict=verdict, bound=bound)
     waits = ""  # on busy CPUs it may just wait for one of them
     if room and worst.busy and worst.cpu is not None and worst.cpu < 0.5 * worst.busy:
-        waits = f", which waits {1 - worst.cpu / worst.busy:.0%} of its time and does not compute"
-    verdict = f"{worst.stage} ({worst.what}) starves the training{waits}; {gain}"
+        waits = f", which waits {1 - worst.cpu / worst.busy:.0%} of its time and does not compute,"
+    verdict = f"{worst.stage} ({worst.what}){waits} limits training; {gain}"
     return replace(result, culprit=worst.stage, verdict=verdict, bound=max(step.seconds, _bound(worst, rungs)))
 
 

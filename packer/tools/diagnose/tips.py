@@ -301,7 +301,7 @@ TIPS: tuple[Tip, ...] = (
     Tip("network", "a machine with more bandwidth",
         lambda e, f: f.is_shared and not any(room > f.set_bytes for _, room in f.faster)  # else a copy there is better
         and f.mean_bytes and f.batch_size and e.costs("storage"),
-        "the training needs {rate_needed}/s of raw data and gets {rate}/s; the set of {set} fits nowhere on this node",
+        "training needs {rate_needed}/s of raw data and gets {rate}/s; the set of {set} does not fit on this node",
         "Use a machine with a faster network or a larger local disk; no option of the loader changes this."),
     Tip("stage", "copy the set to faster storage of the node",
         lambda e, f: f.files in ("shards", "remote") and _nearest(e) and _fetching(e),
@@ -321,8 +321,8 @@ TIPS: tuple[Tip, ...] = (
         "order = readers.order.block_shuffled(reader, block_bytes=8 << 20, window=64)"),
     Tip("fewer-readers", "fewer readers at a time",
         lambda e, f: f.local is False and f.workers >= _MANY_READERS and e.costs("storage"),
-        "{workers} workers of each process read from {filesystem} at a time, and still {cost}: it may be at its limit, "
-        "and more workers then make it worse for everyone", "{threads}={half}"),
+        "{workers} workers of each process read from {filesystem} at a time, and still {cost}: it may be at its "
+        "limit, and more workers then slow down every job", "{threads}={half}"),
     Tip("transfer", "fetch whole shards in parallel",
         lambda e, f: f.files == "remote" and _fetching(e),
         "every sample is a request to {place}; fetching whole shards once, in parallel, is faster",
@@ -352,26 +352,26 @@ TIPS: tuple[Tip, ...] = (
     Tip("clean", "remove caches that are not used",
         lambda e, f: f.unused_cache_bytes >= _CAUTIOUS and not f.shm_bytes > f.set_bytes > 0,
         "{unused} of /dev/shm are caches that no process uses", "packer cache clean"),
-    Tip("node-shuffle", "shuffle on the node, and between nodes now and then",
+    Tip("node-shuffle", "shuffle on the node, and exchange parts after some epochs",
         lambda e, f: f.nodes > 1 and f.files in ("shards", "remote") and _fetching(e),
-        "each of {nodes} nodes reads the whole set in a global shuffle; a part each, mixed again now and then, is "
+        "each of {nodes} nodes reads the whole set in a global shuffle; a part each, exchanged after some epochs, is "
         "{part} a node",
         "order = readers.order.NodeLocal(len(reader), {nodes}, seed=1)  # packer stage --part node"),
     # Work: who does it, and how many.
     Tip("workers", "more workers",
         lambda e, f: e.model is not None and f.is_known and _workers_needed(e) > e.model.workers,
-        "{who} a batch in {by_workers}, the training takes one in {floor}; a batch is {work} of work, {cpu} of it on "
-        "the CPU, and there are {count_of_cpus}", "{threads}={workers_needed}",
+        "{who} a batch in {by_workers}, training takes one in {floor}; a batch is {work} of work, {cpu} of it on the "
+        "CPU, and there are {count_of_cpus}", "{threads}={workers_needed}",
         _seconds_of_workers),
     Tip("prefetch", "more batches ahead",
         lambda e, f: e.model is not None and f.prefetch and f.is_known and e.costs("storage")
         and _spread(e) >= _VARIES_LITTLE and (e.predict("storage") or 0.0) <= 0.9 * e.diagnosis.full.seconds,
-        "{range}, and {steady} if it never waits for storage: more than {batches_ahead} ahead can bridge waits that "
-        "come now and then", "{prefetch}"),
+        "{range}, and {steady} if it never waits for storage: more than {batches_ahead} ahead can bridge occasional "
+        "waits", "{prefetch}"),
     Tip("shrink", "shrink the images before training",
         lambda e, f: f.crop and f.short_side > _MUCH_LARGER * _wanted_side(e) and not f.cached
         and e.costs(*_decoding(e)),
-        "images have a short side of {short_side} pixels, training sees {crop}, and decoding takes {decoding}; with "
+        "images have a short side of {short_side} pixels, training uses {crop}, and decoding takes {decoding}; with "
         "{side} pixels that is about {left:.0%}",
         "packer convert {source} --to hdf5 --resize-short {side}\npacker advise {source}  # other sizes",
         lambda e: e.predict(*_decoding(e), left=_smaller(e))),
@@ -380,24 +380,24 @@ TIPS: tuple[Tip, ...] = (
         "decoding takes {decoding}, and the pixels of the set, {decoded}, fit into shared memory ({shm})",
         'reader = readers.cached(reader, keep="{keep}")',
         lambda e: e.predict(*_fetches(e), "decode")),
-    Tip("prepare", "do before training what is the same in each epoch",
+    Tip("prepare", "do constant work before training",
         lambda e, f: e.costs(*(member.stage for member in _fixed(e))),
-        "{fixed} give the same in each epoch and take {of_fixed}",
+        "{fixed} give the same result in each epoch and take {of_fixed}",
         "packer convert {source} --to hdf5 --resize-short {resized}",
         lambda e: e.predict(*(member.stage for member in _fixed(e)))),
     Tip("cpus", "a machine with more CPUs for each GPU", lambda e, f: _cpus_short(e),
-        "to keep up, the loader needs {cpus_needed:.1f} CPUs, and this process may use {cpus}; a machine that has "
-        "more, or less work for them", "sbatch --cpus-per-task={cpus_asked} job.sh"),
+        "to keep up, the loader needs {cpus_needed:.1f} CPUs, and this process may use {cpus}; use a machine with "
+        "more, or reduce the work", "sbatch --cpus-per-task={cpus_asked} job.sh"),
     Tip("servers", "prepare batches on other machines", lambda e, f: _cpus_short(e) and e.diagnosis.batch_bytes,
         "{cpus_needed:.1f} CPUs are needed and {cpus} are there; other machines could prepare batches, if the network "
         "brings {rate_of_batches}/s from them",
         "Another service must do that (as tf.data service or Ray Data); packer has none."),
     Tip("order", "crop before the work on pixels", lambda e, f: _misplaced(e),
-        "{first.name} works on the whole image, {of_first}, of which {crop_of} then leaves a part: crop and resize "
+        "{first.name} works on the whole image, {of_first}, of which {crop_of} then keeps a part: crop and resize "
         "first", "transform = Compose([{crop_of}(size), {first.name}(), *others])",
         _seconds_of_order),
     # With what.
-    Tip("compile", "compile transforms of your own", lambda e, f: _computing_members(e, ours=True),
+    Tip("compile", "compile your own transforms", lambda e, f: _computing_members(e, ours=True),
         "{mine.name}, of {mine.module}, computes {of_mine} on the CPU; loops in Python are 10 to 100 times as fast "
         "when they are compiled",
         "@numba.njit(nogil=True)\ndef work(image): ...\n"
@@ -411,7 +411,7 @@ TIPS: tuple[Tip, ...] = (
         "the data set reads and decodes {reading}; libjpeg-turbo without Pillow, at the scale and for the part that a "
         "crop needs, takes about half",
         "reader = readers.open_folder({place!r})\nloader = ImageLoader(reader, {batch})"),
-    Tip("balance", "a format that is quicker to decode",
+    Tip("balance", "a format that decodes faster",
         lambda e, f: f.media in ("png", "webp", "tiff", "gif") and e.costs(*_decoding(e)),
         "the images are {media}, and decoding one takes {decoding}; a JPEG of quality 95 takes a fraction of it, and "
         "loses little", "packer convert {source} --to hdf5 --reencode jpeg --quality 95"),
@@ -427,18 +427,18 @@ TIPS: tuple[Tip, ...] = (
         "loader = ImageLoader(reader, 256, augment=ops, device='cuda')"),
     Tip("gpu-decompress", "decompress on the GPU",
         lambda e, f: f.gpus and f.media not in ("jpeg", "") and e.costs(*_decoding(e)),
-        "the CPUs decompress {media}, {decoding}; GPUs decompress JPEG, by torchcodec and DALI, and with nvCOMP "
-        "formats of your own", "packer convert {source} --to hdf5 --reencode jpeg"),
+        "the CPUs decompress {media}, {decoding}; GPUs decompress JPEG, by torchcodec and DALI, and your own formats "
+        "with nvCOMP", "packer convert {source} --to hdf5 --reencode jpeg"),
     Tip("generate", "generate the data on the GPU", lambda e, f: f.files == "none" and _reads(e),
-        "{dataset} reads no file and computes {reading}: if samples are generated, the GPU can do that without a copy; "
-        "approximate ones may do at first, and the data set at the end",
+        "{dataset} reads no file and computes {reading}: if samples are generated, the GPU can generate them without "
+        "a copy; approximate samples may suffice at first, with the data set at the end",
         "images = torch.rand(256, 3, 224, 224, device='cuda')  # the generator, on whole batches"),
     Tip("threads", "one thread in each worker",
         lambda e, f: f.loader == "DataLoader" and f.workers > 1 and f.omp_threads != "1"
         and (e.diagnosis.full.cpu_busy or 0.0) >= _BUSY
         and e.costs(*(stage for stage in ("read", *_decoding(e), *_augmenting(e)) if not e.waits(stage))),
         "the CPUs are {cpu_busy:.0%} busy, and libraries in each of the {workers} workers may start a thread for each "
-        "of the {cpus} CPUs; one each is enough, with libraries built for this CPU (AVX2, libjpeg-turbo)",
+        "of the {cpus} CPUs; one thread each is enough, with libraries built for this CPU (AVX2, libjpeg-turbo)",
         "OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENCV_FOR_THREADS_NUM=1 python train.py"),
     # The copy to the device, and the step.
     Tip("pin-memory", "copy from pinned memory while the step before runs",
@@ -449,14 +449,14 @@ TIPS: tuple[Tip, ...] = (
         lambda e, f: 0 < (f.batch_size or 0) < _SMALL_BATCH and f.is_known
         and _overhead(e) >= 0.1 * e.diagnosis.full.seconds,
         "a batch has {samples_a_batch}, for which copy, transfer and collate take {overhead} of each step; with larger "
-        "batches a sample costs less of that, but they change what the training learns", "batch_size={double_batch}"),
+        "batches a sample costs less of that, but they change the training", "batch_size={double_batch}"),
     Tip("gpu-memory", "leave memory of the GPU for preprocessing",
         lambda e, f: f.gpu_bytes and f.device.startswith("cuda") and f.gpu_free_bytes <= _LOW_MEMORY * f.gpu_bytes
         and f.loader in ("ImageLoader", "DaliLoader"),
         "batches are made on the GPU, which has {gpu_free} of {gpu_memory} left", "batch_size={half_batch}"),
     Tip("real-step", "measure with the real step", lambda e, f: f.simulated,
-        "the step only waits {step}: what could be gained is known when the model itself runs on batches in the memory "
-        "of the device", "packer diagnose train.py:make_loader --step train.py:train_step --device cuda"),
+        "the step only waits {step}: the gain is known when the model itself runs on batches in the memory of the "
+        "device", "packer diagnose train.py:make_loader --step train.py:train_step --device cuda"),
     Tip("watch", "watch the machine over time", lambda e, f: _spread(e) >= _VARIES,
         "{range}: see what the CPUs, disks and GPU do meanwhile",
         "packer monitor --output run.json -- python train.py"),

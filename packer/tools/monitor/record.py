@@ -259,7 +259,7 @@ _ODD = (KeyError, TypeError, ValueError, AttributeError)
 
 def _checked(head: Any, series: Sequence[Series], rows: Sequence[Row], marks: Sequence[Mark]) -> Usage:
     if len({one.name for one in series}) < len(series):
-        raise ValueError("two series of the same name")
+        raise ValueError("two series have the same name")
     if len(rows) * len(series) > Limits.VALUES or len(series) > Limits.SERIES or len(marks) > Limits.MARKS:
         raise ValueError(f"more than {Limits.VALUES:,} values, {Limits.SERIES:,} series or {Limits.MARKS:,} marks")
     if any(len(values) > len(series) for _, _, values in rows):
@@ -384,7 +384,7 @@ def _merged(rows: Sequence[Row]) -> Row:
 
 
 _HEAD, _VERSION = "packer usage", 1
-_NEITHER = "neither a record of  packer monitor --output FILE  nor what  packer diagnose --json  prints"
+_NEITHER = "neither a record of  packer monitor --output FILE  nor the output of  packer diagnose --json"
 _START = f'{{"{_HEAD}"'.encode()
 
 
@@ -400,7 +400,7 @@ class RecordFile:
         lock = take_lock(self._file.fileno())
         if lock is None:
             self._file.close()
-            raise OutputError(f"{self.path}: another process is writing its record here; give another name")
+            raise OutputError(f"{self.path}: another process is writing this record; choose another name")
         self._lock = lock
         call_after_fork(self)
         self._file.truncate(0)
@@ -439,9 +439,9 @@ def _check_replaceable(path: Path) -> None:
     except FileNotFoundError:
         return
     except PathError as error:
-        raise OutputError(f"{error}; give another name") from error
+        raise OutputError(f"{error}; choose another name") from error
     if start not in (b"", _START):
-        raise OutputError(f"{path}: is not a record of packer monitor, and is not replaced; give another name")
+        raise OutputError(f"{path}: is not a record of packer monitor, and is not replaced; choose another name")
 
 
 def load(path: str | os.PathLike[str]) -> Usage:
@@ -551,12 +551,12 @@ def _limit(known: _Known, full: Mapping[str, float]) -> str:
     gpu = sum(gpus) / len(gpus) if gpus else 0.0
     device = f"the GPU{'s are' if len(gpus) > 1 else ' is'} {_percent(gpu)}"
     if gpu >= _BUSY:
-        return f"{device} busy at p50: the input keeps up"
+        return f"{device} busy at p50: the input pipeline is fast enough"
     beside = f" while {device}" if gpus else ""
     if (throttled := known.get("job throttled", _NOTHING).p50) >= _THROTTLED:
         return f"the CPU quota stops the job {_percent(throttled)} of the time{beside}: ask for more CPUs"
     if (cpu := known["cpu busy"].p50) >= _BUSY:
-        end = "the input starves it" if gpus else "the CPUs are the limit"
+        end = "the input pipeline is the limit" if gpus else "the CPUs are the limit"
         return f"CPUs are {_percent(cpu)} busy at p50{beside}: {end}"
     idle = f"CPUs are {_percent(1 - cpu)} idle" + (f" and {device} busy" if gpus else "")
     if storage := _storage(known):
@@ -565,7 +565,7 @@ def _limit(known: _Known, full: Mapping[str, float]) -> str:
         if name.endswith(" in") and (rate := known[name].p50) >= _LINK_FULL * most:
             received = f"{name.removesuffix(' in')} receives {format_value(rate, 'bytes/s')}"
             return f"{received}, {_percent(rate / most)} of its link, while {idle}: the network is the limit"
-    end = "the job waits for something else, as latency, locks or too few workers" if gpus else "no limit is seen"
+    end = "the job waits for latency, locks or too few workers" if gpus else "no limit is seen"
     return f"{idle}, and neither disks nor network are busy: {end}"
 
 

@@ -77,7 +77,7 @@ class Sampler:
         self._read(self._start)  # what counters begin with
 
     def mark(self, name: str) -> None:
-        """Note that something begins here: an epoch, an evaluation. At most 100,000 times."""
+        """Mark the beginning of an epoch, an evaluation, …; at most 100,000 marks."""
         mark = Mark(str(name)[: Limits.NAME] or "?", self._clock() - self._start)
         with self._lock:
             if len(self._marks) < Limits.MARKS:
@@ -85,7 +85,7 @@ class Sampler:
                 self._write(lambda file: file.mark(mark))
 
     def step(self, images: int = 0) -> None:
-        """A step of the training is done, with so many images: the series "steps" and "images", a second."""
+        """A training step with this many images is done: the series "steps" and "images", a second."""
         self._counts["steps"] += 1
         self._counts["images"] += images
 
@@ -204,8 +204,8 @@ class Sampler:
 def monitor(path: str | os.PathLike[str] | None = None, *, interval: float = INTERVAL) -> Sampler:
     """A `Sampler` for training code, to be used with `with`: marks, steps and gauges are those of this process.
 
-    Each node has one record, by the first of its ranks; the others only take marks. With several nodes, the number of
-    the node is in the name of the file: run.jsonl becomes run.node1.jsonl.
+    The first rank of each node writes its record; other ranks only take marks. With several nodes, the file name has
+    the number of the node: run.jsonl becomes run.node1.jsonl.
 
     path: of the record; None keeps it in memory, see `Sampler.usage`. Raises as `Sampler` does.
     """

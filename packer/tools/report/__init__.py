@@ -1,6 +1,6 @@
 """Reports as one HTML file that needs nothing else: text, tables and charts, for any browser, a phone and paper.
 
-    page = Page("Diagnosis of train.py", lead="storage starves the training")
+    page = Page("Diagnosis of train.py", lead="storage limits training")
     page.section("The ladder")
     page.chart(charts.bars(["step", "read"], {"ms a step": [20.0, 41.5]}, unit="ms"), "What each stage adds")
     page.table(["stage", "ms a step"], [["step", "20.0"], ["read", "41.5"]])

@@ -12,6 +12,7 @@ from dataclasses import replace
 from importlib import metadata
 
 from cache.messages import human_seconds
+from cache.system import affinity
 from packer.tools.diagnose.ladder import Advice, Diagnosis, facts_of, ladder_table
 from packer.tools.monitor import Usage
 from packer.tools.monitor.record import (
@@ -28,10 +29,9 @@ __all__ = ["command_line", "comparison_page", "diagnosis_page", "usage_page"]
 
 _METHOD = (
     "The ladder: each line is the time of a step when one more stage of the loader runs for real, from the training "
-    "step back to storage; all stages before it have their results in memory.",
-    "Added is what a stage costs with everything before it for free. If free is what a step gains if that stage alone "
-    "cost nothing and everything else ran as it does: measured for the stages that cost most, computed for the others. "
-    "The verdict follows the second one.",
+    "step back to storage; earlier stages have their results in memory.",
+    "Added is the cost of a stage when all earlier stages are free. If free is the gain of a step if this stage "
+    "alone cost nothing: measured for the costliest stages, computed for the others. The verdict follows the second.",
     "Times are medians of blocks of steps; the interval has the median in 93 % of all cases.",
 )
 _PACKAGES = ("packer-vision", "torch", "numpy", "nvidia-dali-cuda120", "simplejpeg", "pillow")
@@ -70,7 +70,7 @@ def environment(command: str) -> list[tuple[str, str]]:
     """What figures depend on: command, date, machine, versions."""
     facts = [("Command", command), ("Date", time.strftime("%Y-%m-%d %H:%M %z"))]
     facts.append(("Machine", f"{platform.node()}, {platform.system()} {platform.release()}, {_processor()}"))
-    facts.append(("CPUs", f"{os.cpu_count()}, of which this process may use {len(os.sched_getaffinity(0))}"))
+    facts.append(("CPUs", f"{os.cpu_count()}, of which this process may use {len(affinity())}"))
     versions = [f"Python {platform.python_version()}"]
     for name in _PACKAGES:
         try:
@@ -100,7 +100,9 @@ def _show_ladder(page: Page, result: Diagnosis) -> None:
     rungs = result.rungs
     culprit = [i for i, rung in enumerate(rungs) if rung.stage == result.culprit]
     page.section("The ladder")
-    page.text("The time of a step as one more stage of the loader runs for real, from the training back to storage.")
+    page.text(
+        "The time of a step as one more stage of the loader runs for real, from the training step back to storage."
+    )
     chart = charts.bars(
         [rung.stage for rung in rungs],
         {"ms a step": [1e3 * rung.time.seconds for rung in rungs]},

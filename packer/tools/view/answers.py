@@ -101,7 +101,7 @@ class Answers:
                 return Answer(200, PAGE_TYPES[name[name.rfind(".") :]], Bytes(self._page[name]))
             route = self._routes.get(parts[0])
             if route is None:
-                raise Refused(404, "NotFound", "there is no such thing here")
+                raise Refused(404, "NotFound", "not found")
             return route(parts[1:], query)
         except Pending as pending:
             return _json({"pending": True, **pending.scan.progress()}, 202)
@@ -114,7 +114,7 @@ class Answers:
         except ValueError as error:
             return error_answer(400, type(error).__name__, str(error))
         except MemoryError:
-            return error_answer(503, "MemoryError", "there is not enough memory for this")
+            return error_answer(503, "MemoryError", "not enough memory")
         except Exception as error:  # or a browser would wait for an answer
             return error_answer(500, type(error).__name__, f"{error}; this is a defect of packer, please report it")
 
@@ -131,7 +131,9 @@ class Answers:
         _expect(rest, 0)
         split = self._split(_one(query, "split"))
         try:
-            name, order = split.select(_one(query, "where"))
+            name, order = split.select(
+                _one(query, "where", ""), _one(query, "search", ""), _one(query, "order", "stored")
+            )
         except (ValueError, UnknownNameError) as error:
             raise Refused(400, type(error).__name__, str(error)) from error
         return _json(order_document(order, f"order/{quote(split.name, safe='')}/{name}.npy"))
@@ -148,7 +150,8 @@ class Answers:
 
     def _column(self, rest: Sequence[str], query: Query) -> Answer:
         _expect(rest, 2)
-        columns = self._split(rest[0]).columns()
+        split = self._split(rest[0])
+        columns = split.columns() | split.more_columns
         name = rest[1].removesuffix(".npy")
         if name not in columns or name == rest[1]:
             raise Refused(404, "NotFound", f"there is no column {name!r}")
@@ -199,7 +202,7 @@ class Answers:
 
 def _expect(rest: Sequence[str], count: int) -> None:
     if len(rest) != count:
-        raise Refused(404, "NotFound", "there is no such thing here")
+        raise Refused(404, "NotFound", "not found")
 
 
 def _one(query: Query, name: str, default: str | None = None) -> str:

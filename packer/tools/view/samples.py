@@ -160,7 +160,7 @@ def _check_size(data: Buffer) -> tuple[int, int]:
     """(height, width) of an upright image. Raises BadSampleError for one with too many pixels."""
     header = read_header(data)
     if header.height * header.width > MOST_PIXELS:
-        raise BadSampleError(f"{header.width} x {header.height} pixels are too many to be shown here")
+        raise BadSampleError(f"{header.width} x {header.height} pixels are too many to show")
     return header.upright_size
 
 
@@ -266,7 +266,7 @@ class Batches:
         augment = request.augment()
         height, width = Recipe(augment).out_size or (1, 1)
         if request.batch_size * height * width * 3 > _MOST_BYTES:
-            raise ValueError(f"{request.batch_size} images of {height} x {width} pixels are too many to be shown here")
+            raise ValueError(f"{request.batch_size} images of {height} x {width} pixels are too many to show")
         if importlib.util.find_spec("torch") is None:
             raise MissingExtraError("torch", "torch", "the pixels of batches")
         from readers.loader import ImageLoader
@@ -329,8 +329,8 @@ def _drawn(op: Op, before: Plan, after: Plan, item: int) -> str:
     old, new = _parts(before)[-1], _parts(after)[-1]
     if len(_parts(after)) > len(_parts(before)):
         old = Recipe(()).plan(0, 0, np.zeros(1, np.int64), *_sizes_of(old, item))
-        return _difference(old, 0, new, item) or "as it is"
-    return _difference(old, item, new, item) or "as it is"
+        return _difference(old, 0, new, item) or "unchanged"
+    return _difference(old, item, new, item) or ("not flipped" if type(op).__name__.endswith("Flip") else "unchanged")
 
 
 def _sizes_of(plan: Plan, item: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -351,9 +351,9 @@ def _difference(old: Plan, at: int, new: Plan, item: int) -> str:
                     [0, 0, *resized]):  # fmt: skip
         texts.append("crop {},{} {}×{}".format(*crop))
     if new.hflip[item] != old.hflip[at]:
-        texts.append("left and right exchanged")
+        texts.append("flipped left to right")
     if new.vflip[item] != old.vflip[at]:
-        texts.append("top and bottom exchanged")
+        texts.append("flipped top to bottom")
     for _, values in new.steps[len(old.steps) :]:
         shown = [f"{value:.3g}" for value in values[item][:_MOST_NUMBERS].tolist()]
         texts.append(", ".join(shown) + (", …" if len(values[item]) > _MOST_NUMBERS else ""))

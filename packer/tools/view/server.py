@@ -126,7 +126,7 @@ class ViewServer(HttpServer):
             return error_answer(405, "MethodNotAllowed", "only GET and HEAD are answered")
         token, slash, rest = request.path.partition("/")
         if not hmac.compare_digest(token.encode(), self.token.encode()):
-            return error_answer(404, "NotFound", "there is nothing here")
+            return error_answer(404, "NotFound", "not found")
         if not slash:
             return error_answer(404, "NotFound", "the address ends with the token and a slash")
         try:

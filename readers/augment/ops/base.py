@@ -59,6 +59,7 @@ SMOOTH = (*RANGED, "float32")
 
 Size: TypeAlias = int | tuple[int, int]
 Interpolation: TypeAlias = Literal["bilinear", "bicubic"]
+Sampling: TypeAlias = Literal["bilinear", "nearest"]
 Floats: TypeAlias = npt.NDArray[np.float64]
 Matrix: TypeAlias = tuple[float, float, float, float, float, float]
 Rows: TypeAlias = Sequence[Sequence[float]]  # the parameters of n images
@@ -100,6 +101,12 @@ class Op:
     def hangs_over(self) -> bool:
         """Whether its crop may reach beyond the edge of the image, where the result is black."""
         return False
+
+    @property
+    def sampling(self) -> Sampling | None:
+        """PIXELS: how it samples where `moves` is all that it does, so that it becomes one map with the moves next to
+        it (`readers.augment.compose`); None for an op that does more. Flips fit with either."""
+        return None
 
     def size_after(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
         """(height, width) of its results from that of its images; None where it depends on the image."""
@@ -228,21 +235,28 @@ def blend(images: torch.Tensor, other: torch.Tensor, factor: Any) -> torch.Tenso
     return images.mul_(factor).add_((1.0 - factor) * other).clamp_(0, 255)
 
 
-def affine(images: torch.Tensor, matrices: Sequence[Matrix], mode: Literal["bilinear", "nearest"]) -> torch.Tensor:
+def affine(
+    images: torch.Tensor,
+    matrices: Sequence[Matrix] | Rows,
+    mode: Sampling,
+    box: Sequence[int] | None = None,
+    fit: tuple[int, int] | None = None,
+) -> torch.Tensor:
     """Pixel (x, y) of a result is that at (a x + b y + c, d x + e y + f), for the matrix (a, b, c, d, e, f) of each
-    image; x, y in pixels from the centre of the image. Black outside."""
+    image; x, y in pixels from the centre of the image. Black outside.
+
+    box: (top, left, height, width, …), the part of the results that is wanted; fit: (height, width) that it is resized
+    to by the same map."""
     import torch
     import torch.nn.functional as F
 
-    _, _, height, width = images.shape
-    # grid_sample counts in halves of the image: x' and y' are scaled by what they are measured in.
-    theta = torch.tensor(
-        [
-            [[a, b * height / width, 2 * c / width], [d * width / height, e, 2 * f / height]]
-            for a, b, c, d, e, f in matrices
-        ]
-    ).to(images.device, non_blocking=True)
-    x, y = (torch.arange(1 - side, side, 2, device=images.device) / side for side in (width, height))
+    maps = [map_of_halves(matrix, (images.shape[2], images.shape[3]), box, fit) for matrix in matrices]
+    rows, columns, top, left, height, width = maps[0][1]
+    theta = torch.tensor([by for by, _ in maps]).view(-1, 2, 3).to(images.device, non_blocking=True)
+    x, y = (
+        torch.arange(2 * start + 1 - side, 2 * (start + count) + 1 - side, 2, device=images.device) / side
+        for start, count, side in ((left, width, columns), (top, height, rows))
+    )
     # Sums of a row and a column: a third of the time of affine_grid, which multiplies matrices.
     grid = images.new_empty((len(images), height, width, 2))
     for axis in (0, 1):
@@ -251,9 +265,37 @@ def affine(images: torch.Tensor, matrices: Sequence[Matrix], mode: Literal["bili
     return F.grid_sample(images, grid, mode=mode, padding_mode="zeros", align_corners=False)
 
 
+def map_of_halves(
+    matrix: Sequence[float],
+    size: tuple[int, int],
+    box: Sequence[int] | None = None,
+    fit: tuple[int, int] | None = None,
+) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    """A matrix of `affine` as grid_sample counts, in halves of a side from the centre; and the pixels of the result:
+    (rows, columns, top, left, height, width), of which height x width are wanted. size: of the image; box, fit: as for
+    `affine`."""
+    (height, width), (a, b, c, d, e, f) = size, matrix
+    by = (a, b * height / width, 2 * c / width, d * width / height, e, 2 * f / height)
+    top, left, rows, columns = (0, 0, *size) if box is None else box[:4]
+    if fit is None or fit == (rows, columns):
+        return by, (height, width, top, left, rows, columns)
+    scales, shifts = (columns / width, rows / height), ((2 * left + columns) / width - 1, (2 * top + rows) / height - 1)
+    made: list[float] = []
+    for x, y, shift in (by[:3], by[3:]):
+        made += (x * scales[0], y * scales[1], x * shifts[0] + y * shifts[1] + shift)
+    return tuple(made), (*fit, 0, 0, *fit)
+
+
 def mirror(axis: int) -> Matrix:
     """The map of `affine` that exchanges left and right (axis 3), or top and bottom (2)."""
     return (-1.0 if axis == 3 else 1.0), 0.0, 0.0, 0.0, (-1.0 if axis == 2 else 1.0), 0.0
+
+
+def after(first: Matrix, second: Matrix) -> Matrix:
+    """The map that does `first`, and then `second`."""
+    a, b, c, d, e, f = first
+    k, m, n, p, q, r = second
+    return k * a + m * d, k * b + m * e, k * c + m * f + n, p * a + q * d, p * b + q * e, p * c + q * f + r
 
 
 def window(images: torch.Tensor, corner: tuple[int, int], size: tuple[int, int]) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, get_args
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from readers.augment.ops.base import (
     Matrix,
     Op,
     Rows,
+    Sampling,
     Stage,
     affine,
     affine_node,
@@ -37,7 +38,6 @@ from readers.augment.ops.base import (
 if TYPE_CHECKING:
     import torch
 
-_Pixels: TypeAlias = Literal["bilinear", "nearest"]
 _DIRECTIONS = {2: "vertical", 3: "horizontal"}
 
 
@@ -96,20 +96,24 @@ class RandomRotation(Op):
     """
 
     degrees: float
-    interpolation: _Pixels = "bilinear"
+    interpolation: Sampling = "bilinear"
 
     stage: ClassVar[Stage] = Stage.PIXELS
     draws: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         check_range(self, "degrees", (self.degrees, self.degrees), 0.0, 180.0)
-        check_choice(self, "interpolation", self.interpolation, get_args(_Pixels))
+        check_choice(self, "interpolation", self.interpolation, get_args(Sampling))
 
     def plan(self, planner: Planner, u: Floats) -> None:
         planner.step(self, -self.degrees + 2 * self.degrees * u)
 
     def refuses(self, dtype: str, channels: int) -> str:
         return refuses_all_but(SMOOTH, dtype, channels)
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.interpolation
 
     def apply(self, images: torch.Tensor, rows: Rows) -> torch.Tensor:
         return affine(images, [rotation(degrees) for (degrees,) in rows], self.interpolation)
