@@ -12,6 +12,7 @@ import html
 import json
 import re
 import sys
+import textwrap
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -60,8 +61,8 @@ def tables(runs: list[dict[str, Any]]) -> str:
 
 
 def _table(run: dict[str, Any], kind: str) -> str:
-    """Ratios are taken within a round, to the peer that did best in it, and are then a median. FFCV is no rival: it reads
-    JPEGs that it has encoded again."""
+    """Ratios are taken within a round, to the peer that did best in it, and are then a median. FFCV reads JPEGs that it
+    has encoded again, so it is no rival."""
     ran = {name: rounds for name, rounds in run["results"].items() if all("images_s" in figures for figures in rounds)}
     rows = {name.removesuffix(f" [{kind}]"): rounds for name, rounds in ran.items() if name.endswith(f"[{kind}]")}
     peers = [rounds for name, rounds in rows.items() if not name.startswith(("ours:", "FFCV"))]
@@ -85,16 +86,15 @@ def _table(run: dict[str, Any], kind: str) -> str:
         )
     given, rounds = run["settings"], [figures for name in rows for figures in rows[name]]
     versions = dict(sorted((name, version) for figures in rounds for name, version in figures["versions"].items()))
+    versions.pop("packer-vision", None)
     others = [figures["others_cpus"] for figures in rounds]
-    lines += [
-        "",
+    text = (
         f"`python benchmarks/pipeline.py --tree TREE --work OUT`, {run['time'][:10]}, commit {run['commit']}: at least "
         f"{given['batches']} batches and {float(given['seconds']):.0f} s a round, {len(best)} interleaved rounds, "
-        f"{given['workers']} threads or worker processes a row; other",
-        f"processes kept {median(others):.2f} CPUs busy (at most {max(others):.2f}).",
-        ", ".join(" ".join(pair) for pair in versions.items() if pair[0] != "packer-vision") + ".",
-        "",
-    ]
+        f"{given['workers']} threads or worker processes a row; other processes kept {median(others):.2f} CPUs busy (at "
+        f"most {max(others):.2f}). " + ", ".join(" ".join(pair) for pair in versions.items()) + "."
+    )
+    lines += ["", textwrap.fill(text, 150, break_on_hyphens=False), ""]
     return "\n".join(lines)
 
 
