@@ -91,8 +91,8 @@ def _table(run: dict[str, Any], kind: str) -> str:
     text = (
         f"`python benchmarks/pipeline.py --tree TREE --work OUT`, {run['time'][:10]}, commit {run['commit']}: at least "
         f"{given['batches']} batches and {float(given['seconds']):.0f} s a round, {len(best)} interleaved rounds, "
-        f"{given['workers']} threads or worker processes a row; other processes kept {median(others):.2f} CPUs busy (at "
-        f"most {max(others):.2f}). " + ", ".join(" ".join(pair) for pair in versions.items()) + "."
+        f"{given['workers']} threads or worker processes a row; other processes kept {median(others):.2f} CPUs busy "
+        f"(at most {max(others):.2f}). " + ", ".join(" ".join(pair) for pair in versions.items()) + "."
     )
     lines += ["", textwrap.fill(text, 150, break_on_hyphens=False), ""]
     return "\n".join(lines)
