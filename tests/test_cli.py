@@ -90,10 +90,20 @@ def test_orders_are_compared(packed: Path) -> None:
     shown = output("order", packed, "--split", "train", "--block-bytes", "4KiB", "--window", 2)
     for text in ("stored order", "2 blocks", "global shuffle", "8.19 kB", "GETs a", "1 batch"):
         assert text in shown
-    reports = json.loads(output("order", packed, "--split", "val", "--json"))
+    reports = json.loads(output("order", packed, "--split", "val", "--json"))["orders"]
     names = ["stored order", "16 blocks", "64 blocks", "256 blocks", "woven, 256 open", "global shuffle"]
     assert [report["name"] for report in reports] == names
     assert all(report["amplification"]["1048576"] >= 1 for report in reports) and reports[-1]["quality"] == 1
+    assert "Recommended: order = readers.order." in shown and "measured" in shown
+    given = ("--bandwidth", "1GB", "--latency", 20)
+    for more, name in ((("--memory", "1GB"), "woven"), (("--memory", 1), "Shuffled"), (("--need", 1), "Shuffled")):
+        advice = json.loads(output("order", packed, "--split", "train", "--json", *given, *more))
+        assert advice["measured"] is False and advice["latency_s"] == 0.02
+        if name == "Shuffled":
+            assert "readers.order.Shuffled" in advice["use"] and "nothing mixes better" in advice["reason"]
+    assert all(one["samples_s"] > 0 and one["first_batch_s"] >= 0.02 for one in advice["orders"])
+    with pytest.raises(ValueError, match="latency_s is 0"):
+        library.recommend_order(packed, "train", latency_s=0)
     with readers.open(packed, "train") as reader:
         memory = {report.memory_bytes for report in compare_orders(packed, "train")}
         assert memory == {0, int(reader.sizes().sum())}, "an order needs no more memory than the split has bytes"
@@ -180,7 +190,7 @@ PATHS = sorted({*COMMANDS, "cache", ""})
 def test_every_command_has_help_with_examples_and_errors_with_a_suggestion(path: str, cli_run: Packer) -> None:
     """Help fits a terminal; an error is JSON on request, and stdout is for results without it."""
     status, shown, _ = cli_run(*path.split(), "--help")
-    assert status == 0 and [line for line in shown.splitlines() if len(line) > 80] == []
+    assert status == 0 and [line for line in shown.splitlines() if len(line) > 80 or "docs/" in line] == []
     if path:
         assert shown.index("Examples:") > shown.index("--help") and 2 <= len(ENTRIES[path].examples) <= 4
     if path not in COMMANDS:
@@ -287,7 +297,6 @@ NO_SET = "not a packed set (no dataset.json); make one with  packer convert"
         ("convert bad --to tar --shard-size big", 2, "UsageError", "'big' is not a valid size; write it as 256MiB"),
         ("convert bad --shard-size 100", 2, "UsageError", "'100' has no unit: 100B, 100MiB or 100GiB?"),
         ("diagnose bad --simulate-step 20", 2, "UsageError", "'20' has no unit: 20ms or 20s?"),
-        ("convert bad --to", 2, "UsageError", "requires an argument. --to [hdf5|tfrecord|tar]"),
         ("convert bad --to tar --max-side 9 --resize-short 9", 2, "UsageError", "exclude each other"),
         ("convert images-tar --to hdf5 --split test", 1, "UnknownNameError", "no split 'test'; it has train, val"),
         ("index bad", 1, "SourceError", "no shards found"),
@@ -330,6 +339,8 @@ def test_a_failure_is_one_clear_message_and_json_on_request(
 def test_no_command_shows_how_to_use_it_and_the_status_of_a_monitored_one_is_its_own(cli_run: Packer) -> None:
     status, out, err = cli_run()
     assert status == 2 and "Usage: packer" in out + err
+    status, _, err = cli_run("convert", "images", "--to")
+    assert status == 2 and "Usage: packer convert" in err and "an argument. --to [hdf5|tfrecord|tar]" in err
     assert run_packer("monitor", "--", "false").returncode == 1
 
 
