@@ -567,7 +567,8 @@ class UnchangedRenderer:
         top, left, height, width, *_ = job.first.region
         image = _computable(pixels[top : top + height, left : left + width])
         interpolation: Interpolation = "bicubic" if self._bicubic else "bilinear"
-        for made, then in zip((*job.before, job.last), (*job.before[1:], job.last, None), strict=False):
+        passes = *job.before, job.last
+        for made, then in zip(passes, (*passes[1:], None), strict=True):
             _, resized, corner, flips, steps, final = made
             if image.shape[2:] != resized:
                 image = self._resized(image, resized, kind)

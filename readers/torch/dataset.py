@@ -7,6 +7,7 @@ import inspect
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -35,7 +36,7 @@ from readers.feed import (
 )
 from readers.fields import decode_field
 from readers.headers import first_deep
-from readers.options import Compose, FieldOptions, accepts_old_names
+from readers.options import Compose, Decode, FieldOptions, Images, accepts_old_names
 from readers.order import Order
 from readers.order.base import Int64s
 from readers.reader import SAMPLE_ERRORS, Announcer, Reader, depth_warning
@@ -143,7 +144,9 @@ class ImageDataset(Dataset[Any]):
         epoch, position) when the indices come from `EpochSampler`; or any callable that takes an image, albumentations
         included.
     decode: "RGB"; "unchanged" for the depth and channels of the file, such as uint16, float32 or the indices of a mask,
-        also through a list of ops (`readers.augment.cpu`, docs/images.md); or None for the encoded bytes.
+        also through a list of ops (`readers.augment.cpu`, docs/images.md); or None for the encoded bytes. A
+        `readers.Decode` says one of the former, `exact_colours` and `compose`, and by decoder="cpu" that libjpeg
+        decodes all images, by "compiled" that it is an error where the compiled codec was not built.
     output: what a callable takes and, without one, what an item has: "tensor" (uint8 [3, h, w], unchanged [channels, h,
         w]; torchvision.transforms.v2), "numpy" (uint8 [h, w, 3]; albumentations), or "pil" (torchvision.transforms),
         which is RGB only.
@@ -169,7 +172,7 @@ class ImageDataset(Dataset[Any]):
         self,
         reader: Reader,
         transform: Sequence[Op] | Callable[[Any], Any] | None = None,
-        decode: Literal["RGB", "unchanged"] | None = "RGB",
+        decode: Images | Decode | None = "RGB",
         *,
         output: Output = "tensor",
         target_transform: Callable[..., Any] | None = None,
@@ -178,8 +181,18 @@ class ImageDataset(Dataset[Any]):
         exact_colours: bool = False,
         compose: Compose = "auto",
     ) -> None:
+        decoding = decode if isinstance(decode, Decode) else Decode(decode or "RGB")
+        if decoding is decode:
+            decode, exact_colours, compose = decoding.images, exact_colours or decoding.exact_colours, decoding.compose
+            rest = replace(decoding, images="RGB", decoder="auto", exact_colours=False, compose="auto")
+            if rest != Decode() or decoding.decoder not in ("auto", "cpu", "compiled"):
+                raise ValueError(
+                    "ImageDataset makes single samples on the CPU: of Decode it takes images, exact_colours, compose "
+                    "and decoder='auto', 'compiled' or 'cpu'; the rest is for ImageLoader"
+                )
         if decode not in ("RGB", "unchanged", None):
             raise ValueError(f"decode is 'RGB', 'unchanged' or None, not {decode!r}")
+        self._compiled = decoding.uses_codec()
         check_choice("output", output, _OUTPUTS)
         check_choice("on_error", on_error, ON_ERROR)
         check_choice("compose", compose, get_args(Compose))
@@ -193,7 +206,7 @@ class ImageDataset(Dataset[Any]):
         if isinstance(transform, Sequence):
             images = kind_of_first(reader) if own else ("uint8", 3)
             recipe = Recipe(transform, images, compose=compose == "auto")
-            self._ops = OpRenderer(recipe, exact_colours, unchanged=own)
+            self._ops = OpRenderer(recipe, exact_colours, unchanged=own, compiled=self._compiled)
         asked = Fields(fields, reader)
         if isinstance(transform, Sequence):
             asked.check_ops(transform)
@@ -444,7 +457,7 @@ class ImageDataset(Dataset[Any]):
             return pixels if self.output == "numpy" or self._keywords else pixels_to_tensor(pixels)
         if not hasattr(self._local, "scratch"):
             self._local.scratch = Scratch()
-        pixels = decode_image(data, None, self._local.scratch).copy()
+        pixels = decode_image(data, None, self._local.scratch, compiled=self._compiled).copy()
         if self.output == "pil":
             from PIL import Image
 
