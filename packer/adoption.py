@@ -150,9 +150,9 @@ def open_shard(
 ) -> Reader:
     """Read the samples of one shard without an index: HDF5, TFRecord, tar or any other format that is registered.
 
-    path: the shard, which stays where and as it is.
-    image_key, label_key: what the shard calls them; None for the format's usual names.
-    label_offset: is subtracted from the labels.
+    path: the shard, which is neither moved nor changed.
+    image_key, label_key: their names in the shard; None for the format's usual names.
+    label_offset: number that is subtracted from the labels.
     fields: further field name -> key in the shard.
 
     The samples are located each time, and have no checksums: `packer.index` adopts shards permanently. Raises
@@ -351,7 +351,7 @@ _OF_CONVERSION = ("by", "plan", "payload_bytes", "left_out")
 
 @dataclass(frozen=True, slots=True)
 class IndexResult(Result):
-    """What was adopted: splits maps names to samples; unreadable counts images whose header cannot be parsed."""
+    """The adopted set: splits maps names to samples; unreadable counts images whose header cannot be parsed."""
 
     output: Path
     format: str
@@ -380,18 +380,19 @@ def index(
 ) -> IndexResult:
     """Adopt WebDataset tars, TFRecords of tf.train.Example or flat HDF5 files, or rebuild the index of a set.
 
-    shards: files, or directories of them, or one such.
-    output: where dataset.json and the index go; default the folder of the shards, otherwise links to them are made.
+    shards: a file or directory, or several.
+    output: directory of dataset.json and the index; default the folder of the shards, otherwise with links to the
+        shards.
     split: of all shards; default read from each file name.
-    image_key, label_key: what the shards call image and label; kept in dataset.json.
+    image_key, label_key: names of image and label in the shards; kept in dataset.json.
     fields: further field name -> key in the shards; kept in dataset.json.
     label_offset: subtracted from the labels.
     classes: names by label.
-    accept_loss: continue where shards are missing, or the existing set would lose shards, samples, splits, classes or
-    fields; otherwise that is an OutputError that says how many.
+    accept_loss: continue if shards are missing, or the existing set would lose shards, samples, splits, classes or
+        fields; by default an OutputError states the loss.
     checksums: write SHA256SUMS, for  sha256sum -c ; an index that is rebuilt keeps it.
     workers: processes; default the CPUs this process may use.
-    engine: where shards are located, if not in processes of this machine; see `packer.open_engine`.
+    engine: where shards are located, by default processes of this machine; see `packer.open_engine`.
 
     Raises FormatError (broken), NotFlatError (cannot be adopted), SourceError, BadNameError (of a split or field).
     """

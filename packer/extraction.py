@@ -61,10 +61,10 @@ _LABELS_LOCK, _LABELS_LOCK_SECONDS = "labels.lock", 120.0
 
 @dataclass(frozen=True, slots=True)
 class ExtractResult(Result):
-    """What was written: files and their bytes.
+    """The written files and their bytes.
 
-    kept: files that existed already with the same bytes.
-    renamed: files that got a shorter name because theirs is too long.
+    kept: existing files with the same bytes.
+    renamed: files with a shorter name, because the original is too long.
     """
 
     output: Path
@@ -92,7 +92,7 @@ def extract(
     keys: shell patterns of the keys to extract; none: all.
     overwrite: replace existing files of other bytes.
     workers: processes; default the CPUs this process may use.
-    engine: where files are written, if not in processes of this machine; see `packer.open_engine`.
+    engine: where files are written, by default processes of this machine; see `packer.open_engine`.
 
     The checksums of the index and of every sample are verified. Raises OutputError (a name leads out of `output`, or a
     file is in the way), UnknownNameError (no key matches), DatasetError (a damaged index) and DamagedSampleError.

@@ -46,7 +46,7 @@ _FILES_AT_ONCE = 4  # each in up to 4 parts of 8 MiB at a time
 
 @dataclass(frozen=True, slots=True)
 class UploadResult(Result):
-    """What was done: bytes and objects that were sent, objects that existed, objects of the old set removed."""
+    """The result of an upload: bytes and objects sent, objects that existed, removed objects of the old set."""
 
     address: str
     sent_bytes: int
@@ -62,7 +62,7 @@ def upload(
     overwrite: bool = False,
     watcher: Watcher | None = None,
 ) -> UploadResult:
-    """Copy a packed set to s3://, gs://, az://, or https:// (WebDAV). overwrite: replace another set there.
+    """Copy a packed set to s3://, gs://, az://, or https:// (WebDAV). overwrite: replace another set at this address.
 
     Raises DatasetError (no set here), OutputError (another set or foreign objects there, a damaged shard here),
     RemoteError, MissingExtraError.

@@ -344,7 +344,7 @@ _OF_THE_SHARD = (ChangedError, MissingError, TruncatedError)
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """What was checked and what is wrong. problems holds the first 10,000; problem_count counts all.
+    """The result of a check. problems has the first 10,000 faults; problem_count counts all.
 
     sums: SHA256SUMS was written.
     """
@@ -398,13 +398,13 @@ def verify(
     engine: Executor | None = None,
     watcher: Watcher | None = None,
 ) -> VerifyResult:
-    """Check a packed set, whose damage is reported in the result. Raises DatasetError where there is none.
+    """Check a packed set; the result reports damage. Raises DatasetError if there is no set.
 
     deep, against, sums: see the module.
     workers: processes; default the CPUs this process may use.
-    engine: where shards are checked, if not in processes of this machine; see `packer.open_engine`.
+    engine: where shards are checked, by default processes of this machine; see `packer.open_engine`.
 
-    Of a set at an address the checksum of every shard is compared, and the index. Raises RemoteError.
+    For a set at an address the index and the checksum of every shard are compared. Raises RemoteError.
     """
     watcher, crew = watcher or Silent(), Workers(workers, engine)
     if is_remote(path):

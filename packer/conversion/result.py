@@ -139,11 +139,11 @@ def refuse_nothing(title: str, root: object, listing: SourceListing, plan: Plan,
 
 @dataclass(frozen=True, slots=True)
 class ConvertResult(Result):
-    """What a conversion did. Times are seconds, sizes bytes; splits maps names to samples.
+    """The result of a conversion. Times are seconds, sizes bytes; splits maps names to samples.
 
-    left_out counts files by what was done with them, left_out_reasons by why.
-    expected_bytes, expected_seconds: of a dry run: what all shards will have, and the time with these workers, by
-    packing some samples into a temporary directory; None where that failed.
+    left_out counts files by their treatment, left_out_reasons by the reason.
+    expected_bytes, expected_seconds: of a dry run: bytes of all shards, and the time with these workers, estimated by
+        packing some samples into a temporary directory; None if that failed.
     undecided: of a dry run, the part of `where` that is known only of samples that have been read.
     task: (i, n) of one task of several, whose shards and samples these are; `packer.commit` then makes the set.
     """

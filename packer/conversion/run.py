@@ -574,18 +574,18 @@ def convert(
 
     source: a folder of images, COCO, Pascal VOC, YOLO, ILSVRC, a manifest or a list of addresses (CSV, TSV, JSONL,
     Parquet), an archive (tar, zip), a packed set, shards made elsewhere or a folder of them, a data set of Hugging
-    Face, MosaicML, FFCV, CIFAR, MNIST or NumPy, or a `Source`. Or a data set of a program: anything that has a length
-    and hands out samples by number (torch, torchvision, Hugging Face, a list), which workers read in parallel; or an
-    iterable of samples, which this process reads. `packer.sources.samples` says what a sample may be. Or a list of
-    paths and Sources, which become one set (`packer.sources.several`).
+    Face, MosaicML, FFCV, CIFAR, MNIST or NumPy, or a `Source`. Or a data set of a program: anything with a length and
+    samples by number (torch, torchvision, Hugging Face, a list), read in parallel by workers; or an iterable of
+    samples, read by this process. `packer.sources.samples` describes samples. Or a list of paths and Sources, which
+    become one set (`packer.sources.several`).
     to: "hdf5", "tfrecord" or "tar" (or "h5", "webdataset").
     output: a directory, or an address at s3://, gs:// or az://; default `<source name>-<to>`.
-    fields: of a program's samples: member -> kind, by default by what they are.
+    fields: of a program's samples: member -> kind, by default recognised by the values.
     classes: of a program's samples: the names of the labels.
-    choose: which samples are packed, and into which splits.
+    choose: the samples to pack, and their splits.
     images: how they are checked, re-encoded and changed.
     shards: their sizes, order and labels.
-    run: workers or an engine, what to do with unreadable images, tasks of an array job.
+    run: workers or an engine, treatment of unreadable images, tasks of an array job.
     overwrite: replace an existing set.
     dry_run: list and plan only.
 
@@ -628,7 +628,7 @@ def convert(
 
 
 def commit(output: str | os.PathLike[str], *, watcher: Watcher | None = None) -> ConvertResult:
-    """Make a set of what all tasks of a conversion (task= of `convert`) have packed into a directory.
+    """Make a set of the shards that all tasks of a conversion (task= of `convert`) have packed into a directory.
 
     Raises OutputError where shards are missing, with the tasks to run again, and where tasks are still running.
     """

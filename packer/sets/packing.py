@@ -322,15 +322,15 @@ def reshard(
     dry_run: bool = False,
     watcher: Watcher | None = None,
 ) -> SaveResult:
-    """Pack the samples of a set again, into another set, or in its own place.
+    """Repack the samples of a set, into another set or in place.
 
     output: a new directory; default the set itself, whose old shards stay until `packer.prune`, for its readers.
     to: the format, by default that of the set.
     shards: size or samples of the new shards, and the seed of a random order.
     run: workers or an engine.
 
-    The bytes of the payloads are the same, but for raw pixels, which are PNG in other shards than HDF5. What no sample
-    uses any more is left behind, and the shards say again what the index says. Raises as `append` does.
+    Payloads keep their bytes, except raw pixels, which become PNG in shards other than HDF5. Unused bytes are left out,
+    and the shards agree with the index again. Raises as `append` does.
     """
     refuse_others(shards, "size", "samples", "shuffle")
     refuse_others(run, "workers", "engine")
@@ -564,13 +564,13 @@ def add_field(
     """Add a field to a set, from files whose names without suffix are keys.
 
     name: of the field, which must be new.
-    kind: what the files are: "mask", "boxes", "points", "array", "text", "json", "image", "file"; by default what the
-        name of the field or their suffix says.
+    kind: "mask", "boxes", "points", "array", "text", "json", "image" or "file"; by default by the name of the field or
+        the suffix of the files.
     shards: size or samples of the new shards.
     run: workers or an engine.
 
-    Samples without a file lack the field. Raises SourceError where no file is of a sample, BadSampleError for a file
-    that is not of this kind, and as `packer.append` does.
+    Samples without a file lack the field. Raises SourceError if no file belongs to a sample, BadSampleError for a file
+    of another kind, and as `packer.append` does.
     """
     refuse_others(shards, "size", "samples")
     refuse_others(run, "workers", "engine")
