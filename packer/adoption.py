@@ -534,7 +534,7 @@ class _Adoption:
         there, known = self._found.there, self._found.known
         if known and (known.edited or known.separate):
             what = [EDITS[name] for name in known.edited] + [
-                f"the field {name} is in shards of its own" for name in known.separate
+                f"the field {name} is in separate shards" for name in known.separate
             ]
             raise OutputError(
                 f"{self._found.shards[0].path.parent}: the index of this set cannot be rebuilt from its shards, which "

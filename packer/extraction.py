@@ -237,7 +237,7 @@ def _doubles(
                 if found[number].read(i, member) != found[other[0]].read(*other[1:]):
                     raise OutputError(
                         f"{out / name}: two samples of the set have this name and not the same bytes; extract one "
-                        f"split or key at a time, each to an output of its own"
+                        f"split or key at a time, each to a separate output"
                     )
                 doubles[number].add((i, member))
     return [frozenset(of_reader) for of_reader in doubles]

@@ -155,7 +155,7 @@ _OLD: dict[str, tuple[str, type[Any]]] = {
 
 
 def accepts_old_names(function: Callable[_P, _T], dropped: Mapping[str, object] = _NONE) -> Callable[_P, _T]:
-    """The function, which for one release also takes options by the names that they had as arguments of their own.
+    """The function, which for one release also takes options by the names that they had as separate arguments.
 
     dropped: options that only ever had one value, and it. Raises ValueError for another one.
     """

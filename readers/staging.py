@@ -162,7 +162,7 @@ def _remote_set_files(url: str) -> SetFiles:
 def shard_owners(columns: Sequence[npt.NDArray[Any]], order: NodeLocal, shards: int) -> Int64s:
     """The first node whose part has samples of each shard: int64 [shards], -1 for shards without samples.
 
-    columns: shards by sample, of the images and of each field that has shards of its own. Raises IndexError for a
+    columns: shards by sample, of the images and of each field that has separate shards. Raises IndexError for a
     number that is not below `shards`.
     """
     owners = np.full(shards, -1, np.int64)
@@ -255,7 +255,7 @@ def _columns(home: Path, folder: str) -> list[tuple[str, int, int]]:
 # field json, `key.boxes.npy` for boxes, `key.jpg` and so on for an image. Names come from the set and are not trusted:
 # who writes a file checks its path.
 #
-# Staged, they are below a folder of their own, `TREE`: the copy's own records would pass for a class in a tree without
+# Staged, they are below a separate folder, `TREE`: the copy's own records would pass for a class in a tree without
 # splits, since torchvision takes every folder for one.
 
 
@@ -646,7 +646,7 @@ def stage(
 # cache or the copy of its node. What a server does not answer, or answers with bytes that do not have the CRC32C of the
 # index, is read from the source (`cache.stores.copied`).
 #
-# A server has a process of its own, which ends with the context or with the process that started it; where it was
+# A server has a separate process, which ends with the context or with the process that started it; where it was
 # killed, it is started again. `packer serve` is the same in the foreground, for nodes where nothing else runs.
 
 

@@ -1,7 +1,7 @@
 """Check an image before it is packed, and re-encode it on request.
 
 The checks follow from how images will be decoded: an image that `readers.decode` could not decode so is refused here,
-by name, and not in the middle of the training. One that it decodes only in part is counted as a remark.
+by name, and not in the middle of training. One that it decodes only in part is counted as a remark.
 
 Re-encoding: Pillow decodes, resizes with its antialiasing Lanczos filter, and encodes. The result is upright, with its
 EXIF and colour profile where they still apply. Grey of 16 bits stays so in a PNG, and is shifted to 8 in a JPEG or
@@ -93,7 +93,7 @@ class FieldChecks:
                     raise BadSampleError(f"field {name}: {error}") from error
 
     def remarks(self, payloads: Sequence[Buffer | None], header: ImageHeader) -> tuple[str, ...]:
-        """Of boxes that are packed as they are, though trainings may not take them. header: of the image."""
+        """Of boxes that are packed as they are, which training code may not accept. header: of the image."""
         height, width = header.upright_size
         found = set()
         for number, _, kind in self._checked:

@@ -332,7 +332,7 @@ def takes_old_names(function: F) -> F:
                 for group, values in moved.items()
             )
             warnings.warn(
-                f"packer.{function.__name__} takes {new}; arguments of their own go with the next release",
+                f"packer.{function.__name__} takes {new}; separate arguments are removed in the next release",
                 DeprecationWarning,
                 stacklevel=2,
             )

@@ -259,7 +259,7 @@ def append(
     dry_run: bool = False,
     watcher: Watcher | None = None,
 ) -> SaveResult:
-    """Add the samples of a source to a packed set, in shards of their own; the shards that are there stay as they are.
+    """Add the samples of a source to a packed set, in separate shards; the shards that are there stay as they are.
 
     path: the set.
     source: anything that `packer.convert` takes. The shards of a packed set that is like this one

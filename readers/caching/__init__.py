@@ -175,7 +175,7 @@ def cached(
     terms = Terms(threshold, tuple(measures.shares), rate_of(measures.form))
     shared: SharedByteCache | None = None
     if size:
-        # Jobs have names of their own; a cache that outlives its job must not have one.
+        # Jobs have their own names; a cache that outlives its job must not have one.
         job = _ANY_JOB if persist and job is None else job
         where = {"directory": Path(directory), "backend": backend, "job": job, "persist": persist, "comm": comm}
         shared = _open_shared(reader, _kind(form.kind, slots, table, compress), len(slots), size, where)

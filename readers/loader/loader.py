@@ -195,7 +195,7 @@ class ImageLoader(FeedLoader):
         with self.record(trace):
             try:
                 yield trace
-            finally:  # also of a training that fails
+            finally:  # also of training code that fails
                 trace.save(path)
 
     @contextmanager
@@ -344,7 +344,7 @@ class _ImageMemory:
 
 
 class _TimedMaker:
-    """A maker of batches, with the time that the training waits for it. Holds no reference to the loader."""
+    """A maker of batches, with the time that training waits for it. Holds no reference to the loader."""
 
     def __init__(self, maker: Crew | DeviceStage | IndexWork, timers: LoopTimers) -> None:
         self._maker, self._timers = maker, timers
