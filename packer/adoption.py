@@ -555,8 +555,8 @@ class _Adoption:
         if count and not self._accept_loss:
             raise SourceError(
                 f"{self._found.shards[0].path.parent}: {plural(count, 'shard')} of this set "
-                f"{'is' if count == 1 else 'are'} missing by the names of the others ({listed(some)}); bring them "
-                f"back, or pass accept_loss=True for a set without"
+                f"{'is' if count == 1 else 'are'} missing by the names of the others ({listed(some)}); restore them, "
+                f"or pass accept_loss=True for a set without them"
             )
 
     def _compare(self, info: DatasetInfo, given_classes: bool) -> None:
@@ -586,9 +586,8 @@ class _Adoption:
             out = self._found.out
             raise OutputError(
                 f"{out}: there is a set here, and it would lose {'; '.join(lost)}. Nothing was changed. Name all its "
-                f"shards ( packer index {quoted(out)} ), bring "
-                f"back what is missing or damaged, choose another output=DIR, "
-                f"or pass accept_loss=True"
+                f"shards ( packer index {quoted(out)} ), restore missing or damaged shards, choose another "
+                f"output=DIR, or pass accept_loss=True"
             )
 
 
@@ -684,7 +683,7 @@ def _label_offset(found: FoundShards, given: int | None) -> int:
     stated = {shard.spec.label_offset: shard.path for shard in found.shards if shard.spec}
     for offset, path in stated.items():
         if given is not None and offset != given:
-            raise FormatError(f"{path}: says itself that its labels start at {offset}; leave out label_offset={given}")
+            raise FormatError(f"{path}: states that its labels start at {offset}; leave out label_offset={given}")
     if len(stated) > 1:
         (first, path), (second, other), *_ = stated.items()
         raise FormatError(f"{path} has labels with the offset {first}, {other} with {second}; index them apart")
@@ -820,7 +819,7 @@ def _common_folder(asked: Sequence[Path], files: Sequence[Path]) -> Path:
         return asked[0]
     folders = {path.parent for path in files}
     if len(folders) > 1:
-        raise SourceError("the shards are in several folders; say where the index goes with output=DIR")
+        raise SourceError("the shards are in several folders; choose the folder of the index with output=DIR")
     return folders.pop()
 
 
@@ -871,8 +870,8 @@ def _check_names(shards: Sequence[FoundShard]) -> None:
         other = by_name.setdefault(shard.name, shard.path)
         if other != shard.path:
             raise OutputError(
-                f"{other} and {shard.path} have one name, and one folder cannot hold links to both; rename one, "
-                f"or index each folder by itself"
+                f"{other} and {shard.path} have the same name, so one folder cannot hold links to both; rename one, "
+                f"or index each folder separately"
             )
 
 

@@ -188,8 +188,8 @@ class _Upload:
         for file, (size, stored) in zip(files, found, strict=True):
             if size != file.bytes or stored != f"{self._sums[file.path]:08x}":
                 raise OutputError(
-                    f"{self._remote.url.at(file.path)}: is not what was uploaded; does another upload go to the same "
-                    f"address? run the same command again when it is over"
+                    f"{self._remote.url.at(file.path)}: differs from the uploaded file; does another upload use the "
+                    f"same address? run the same command again when it has ended"
                 )
 
     def _commit(self, text: bytes) -> None:
@@ -226,7 +226,7 @@ class _Upload:
 
 
 def _another(remote: Remote) -> OutputError:
-    return OutputError(f"{remote.url}: another upload has written its set there meanwhile; choose another address")
+    return OutputError(f"{remote.url}: another upload has written a set there meanwhile; choose another address")
 
 
 def _default_work(remote: Remote) -> Path:

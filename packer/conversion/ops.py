@@ -66,7 +66,7 @@ def check_fields(given: Sequence[Op], fields: Mapping[str, str]) -> None:
         raise SourceError("ops change images, and this source has no field called image")
     if given and others:
         raise SourceError(
-            f"ops change the image alone, and {others[0]} is another image of the sample: convert without ops"
+            f"ops change only one image, and {others[0]} is another image of the sample: convert without ops"
         )
 
 

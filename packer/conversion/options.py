@@ -90,12 +90,10 @@ class Choose:
         names = parse_where(self.where).names if self.where is not None else ()
         if self.fractions is None:
             if self.stratify or self.seed or self.group is not None:
-                raise ValueError("seed, stratify and group say how samples are dealt by fractions: give fractions, too")
+                raise ValueError("seed, stratify and group need fractions: give fractions, too")
             return
         if "split" in names:
-            raise ValueError(
-                "fractions deal the samples of one split, so where cannot distinguish splits: leave one out"
-            )
+            raise ValueError("fractions divide one split, so where cannot distinguish splits: leave one out")
         for name in self.fractions:
             SplitName(name)
         deal(np.zeros(0, np.int64), list(self.fractions.values()), self.seed)  # checks both
@@ -161,7 +159,7 @@ class Images:
         if self.ops and self.decode != "RGB":
             raise ValueError("ops are for decode='RGB'; leave decode or the ops out")
         if self.ops and self.reencode is not None and (self.reencode.max_side or self.reencode.resize_short):
-            raise ValueError("max_side and resize_short resize, and so do ops: leave one of them out")
+            raise ValueError("max_side and resize_short resize images, as do ops: leave one of them out")
 
     @property
     def is_raw(self) -> bool:

@@ -88,7 +88,7 @@ def refuse_unlike(title: str, metas: Sequence[PartMeta]) -> None:
                 if name == "image":
                     raise SourceError(
                         f"{title}: the images in {meta.shard.path} have {found}, those in {shard} {expected}; raw "
-                        f"images of a set have one size: give ops that make it (--op Resize:256 --op CenterCrop:256)"
+                        f"images of a set have one size: set it by ops (--op Resize:256 --op CenterCrop:256)"
                     )
                 raise SourceError(
                     f"{title}: the labels ({name}) in {meta.shard.path} are {found}, those in {shard} {expected}: all "

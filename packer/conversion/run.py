@@ -347,8 +347,8 @@ class Conversion:
             listing = choose(self._source.list(self._options.split), self._choice)
         except MemoryError as error:
             raise SourceError(
-                f"{self._source.title}: listing it takes more memory than there is; is it damaged, or is all that one "
-                f"set? pack a part of it at a time, or free memory"
+                f"{self._source.title}: listing it needs more memory than is free; is it damaged, or does it hold "
+                f"several sets? pack a part of it at a time, or free memory"
             ) from error
         listing.warnings += link_warnings(listing)
         for split in listing.splits.values():
@@ -542,7 +542,7 @@ class Stream:
             or dry_run
             or options.on_error == "quarantine"
         ):
-            raise ValueError("samples that come one after the other cannot be shuffled, dealt, planned or set aside")
+            raise ValueError("samples of an iterable cannot be shuffled, divided, planned or quarantined")
         summary = Summary(out, options.to, time.perf_counter())
         classes = class_names(self.samples) if self.classes is None else self.classes
         title = type(self.samples).__name__
@@ -604,9 +604,7 @@ def convert(
     def convert_to(out: Path, overwrite: bool) -> ConvertResult:
         if isinstance(opened, Stream):
             if run.task is not None or run.engine is not None:
-                raise ValueError(
-                    "samples that come one after the other are packed by one process: no engine=, no task="
-                )
+                raise ValueError("samples of an iterable are packed by one process: no engine=, no task=")
             return opened.convert(out, options, choose, overwrite, dry_run, watcher)
         conversion = Conversion(opened, out, options, choose, run.crew, watcher)
         if run.task is None or dry_run:

@@ -102,7 +102,7 @@ def recorded_options(root: Path, info: DatasetInfo, options: ConvertOptions) -> 
     where = recorded.get("where")
     try:
         if isinstance(where, str) and ERASED in where:
-            raise ValueError(f"the expression {where} has lost its values when samples were erased")
+            raise ValueError(f"an erasure has removed the values of the expression {where}")
         images = replace(
             options.images,
             check=recorded.get("check", options.images.check),
@@ -501,7 +501,7 @@ class _Append:
         info = replace(self._info, fields=self._fields, classes=self._classes)
         added = sum(meta.shard.samples for meta in new.metas)
         if not added:
-            raise SourceError(f"{self._title}: no sample of it can be read, so none is appended")
+            raise SourceError(f"{self._title}: none of its samples can be read, so nothing is appended")
         splits = dict(info.splits)
         for name in dict.fromkeys([*info.splits, *new.splits]):
             of_split, old = new.of_split(change, name), info.splits.get(name)
@@ -577,7 +577,7 @@ def add_field(
     root, watcher = Path(path), watcher or Silent()
     field: str = FieldName(name)
     if field in RESERVED_FIELDS or field != field.lower():
-        raise ValueError(f"{name!r} cannot be the name of a field that is added: containers use it, or need lower case")
+        raise ValueError(f"{name!r} cannot be the name of a new field: containers use it, or need lower case")
     if kind is not None and kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, not {kind!r}")
     files = _Files(Path(folder), field, _hidden_names(root))

@@ -473,5 +473,5 @@ class _Numbering:
         if self._first_number and self._numbers and not self._count:
             raise SourceError(
                 f"{self._first_number}, and others are names, such as {next(iter(self._numbers))!r}; a set without "
-                f"classes gets numbers alone, or names alone"
+                f"classes needs either numbers or names"
             )

@@ -351,7 +351,7 @@ class SetTable:
         split: only samples of this split. Raises as `where` and `select` do.
         """
         if (where is None) == (keys is None):
-            raise ValueError("give either an expression (where=…) or keys (keys=…) of samples to drop")
+            raise ValueError("select the samples to drop by either an expression (where=…) or keys (keys=…)")
         mask = self._mask_where(where) if where is not None else self._mask_keys(keys or (), split)
         arguments = without_values({"where": where}) if where is not None else {"keys": "listed"}
         return self._filtered(lambda name, piece: ~mask(name, piece), split, "drop", arguments, others_stay=True)

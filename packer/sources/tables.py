@@ -376,7 +376,7 @@ def _as_name(value: Any, line: int, table: Table) -> str:
     if isinstance(value, str):
         name = value.strip()
         if "\0" in name or not _is_text(name):
-            raise SourceError(f"{table.where(line)}: the label {name!r} is not text that could be a class name")
+            raise SourceError(f"{table.where(line)}: the label {name!r} is not valid as a class name")
         return "" if name.casefold() in _NOT_A_NUMBER else name
     if isinstance(value, int):
         return str(value)
