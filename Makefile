@@ -6,6 +6,7 @@ DECODERS := .venv-decoders
 LOWEST := .venv-lowest
 CLUSTER := .venv-cluster
 ARM := .venv-arm
+CODEC := setup.py $(wildcard readers/coefficients/_codec/*)
 PIP = $(BIN)/pip install -q --disable-pip-version-check --no-compile -c constraints.txt
 DEVICE_TESTS := tests/test_coefficients_device.py tests/test_fused.py tests/test_dlpack.py tests/test_text_example.py
 DECODER_TESTS := tests/test_device_decode.py tests/test_loader_device.py tests/test_parity.py tests/test_timm.py
@@ -131,7 +132,8 @@ $(BIN)/python:
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "packer needs Python 3.11 or later"'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.ready: $(BIN)/python pyproject.toml constraints.txt
+# The codec is built again where its sources have changed.
+$(VENV)/.ready: $(BIN)/python pyproject.toml constraints.txt $(CODEC)
 	$(PIP) -e .
 	touch $@
 
@@ -140,7 +142,7 @@ $(VENV)/.ready-torch: $(VENV)/.ready
 	touch $@
 
 # DALI has wheels for Linux on x86_64 and Python 3.11 to 3.14. Where it cannot be had, its tests are skipped.
-$(VENV)/.ready-test: $(BIN)/python pyproject.toml constraints.txt tests/requirements-dali.txt
+$(VENV)/.ready-test: $(BIN)/python pyproject.toml constraints.txt tests/requirements-dali.txt $(CODEC)
 	$(PIP) -e '.[test]'
 	if $(BIN)/python -c 'import platform, sys; sys.exit(not ((3, 11) <= sys.version_info[:2] <= (3, 14) and \
 	    (platform.system(), platform.machine()) == ("Linux", "x86_64")))'; then \

@@ -20,9 +20,11 @@ from typing import Any
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
 
 _FOLDER = Path("readers/coefficients/_codec")
 _FLAGS = ["-std=c11", "-O3", "-g0", "-fPIC", "-fwrapv", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi"]
+_SHARED = ["-bundle", "-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-shared"]
 _TARGETS = {  # as ziglang names them, with the oldest glibc; and as wheels do
     "x86_64": ("x86_64-linux-gnu.2.17", "manylinux2014_x86_64"),
     "aarch64": ("aarch64-linux-gnu.2.17", "manylinux2014_aarch64"),
@@ -44,11 +46,13 @@ def _compiler() -> list[str]:
 
 class _BuildCodec(build_ext):
     def build_extension(self, ext: Extension) -> None:
+        if sys.platform == "win32":
+            raise CompileError("the codec is not built on Windows, where libjpeg decodes")
         command = _compiler()
         flags = [*_FLAGS, *shlex.split(os.environ.get("CFLAGS", ""))]
         compiler: Any = self.compiler
         compiler.set_executables(
-            compiler=[*command, *flags], compiler_so=[*command, *flags], linker_so=[*command, "-shared"]
+            compiler=[*command, *flags], compiler_so=[*command, *flags], linker_so=[*command, *_SHARED]
         )
         super().build_extension(ext)
 

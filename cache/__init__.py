@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-import cache.locks  # noqa: F401  # first, since it says what other systems lack
 from cache.filesystem import drop
 from cache.node import available_memory_bytes, usable_cpus
 

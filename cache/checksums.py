@@ -22,6 +22,7 @@ from cache.files import open_regular
 
 _CHUNK_BYTES = 1 << 20
 _BLOCK_PARTS = 4096
+_POLYNOMIAL = 0x82F63B78
 
 
 def file_checksum(path: str | os.PathLike[str], check: Callable[[], None] | None = None) -> int:
@@ -60,13 +61,13 @@ def crc32c_shift(crcs: npt.NDArray[np.uint32], lengths: npt.NDArray[np.uint64]) 
 
     So crc(A + B) = shift(crc(A), |B|) ^ crc(B), and crc(B) = crc(A + B) ^ shift(crc(A), |B|).
     """
-    shifted = crcs
+    shifted = crcs.copy()
     for bit in range(int(lengths.max(initial=0)).bit_length()):
-        table = _table(bit)
-        moved = table[0][shifted & 0xFF]
-        for byte in (1, 2, 3):
-            moved ^= table[byte][shifted >> 8 * byte & 0xFF]
-        shifted = np.where(lengths >> np.uint64(bit) & np.uint64(1), moved, shifted)
+        rows = np.flatnonzero(lengths & np.uint64(1 << bit))
+        octets, table = shifted[rows].astype("<u4").view(np.uint8).reshape(-1, 4), _table(bit)
+        shifted[rows] = (
+            table[0][octets[:, 0]] ^ table[1][octets[:, 1]] ^ table[2][octets[:, 2]] ^ table[3][octets[:, 3]]
+        )
     return shifted
 
 
@@ -121,12 +122,12 @@ def _factor(bit: int) -> int:
 @cache
 def _table(bit: int) -> npt.NDArray[np.uint32]:
     """Products with x^(8 * 2^bit), uint32 [4, 256]: that with a number is the XOR of those with its four bytes."""
-    table = np.zeros((4, 256), np.uint32)
-    for byte in range(4):
-        for power in range(8):
-            table[byte, 1 << power : 2 << power] = table[byte, : 1 << power] ^ np.uint32(
-                _multiply(_factor(bit), 1 << 8 * byte + power)
-            )
+    table, product = np.zeros((4, 256), np.uint32), _factor(bit)
+    for power in range(31, -1, -1):  # 1 << 31 is 1, and each place to the right a factor x
+        table[power // 8, 1 << power % 8] = product
+        product = product >> 1 ^ (_POLYNOMIAL if product & 1 else 0)
+    for power in range(8):
+        table[:, 1 << power : 2 << power] = table[:, : 1 << power] ^ table[:, 1 << power, None]
     return table
 
 
@@ -135,5 +136,5 @@ def _multiply(a: int, b: int) -> int:
     for bit in range(31, -1, -1):
         if a >> bit & 1:
             product ^= b
-        b = b >> 1 ^ (0x82F63B78 if b & 1 else 0)
+        b = b >> 1 ^ (_POLYNOMIAL if b & 1 else 0)
     return product

@@ -42,6 +42,7 @@ all of them.
     ├── WorkerError (RuntimeError)           a worker process died
     ├── PipelineError (RuntimeError)         a pipeline of another library cannot be built, run or ended
     ├── DeviceError (RuntimeError)           a GPU or a library for it cannot be loaded, or does not work
+    ├── PlatformError (RuntimeError)         the operating system lacks what is asked for
     └── MissingExtraError (ImportError)      an optional package is not installed
 
 The import names `packer`, `readers` and `cache` belong to other projects on the public package index; this
@@ -216,6 +217,10 @@ class DeviceError(PackerError, RuntimeError):
 
 class UnsupportedCpuError(PackerError, RuntimeError):
     """The CPU lacks instructions that are needed; the message names them."""
+
+
+class PlatformError(PackerError, RuntimeError):
+    """The operating system lacks what was asked for."""
 
 
 class MissingExtraError(PackerError, ImportError):

@@ -26,12 +26,12 @@ from typing import BinaryIO, NamedTuple, TypeAlias
 from cache.locks import BusyError as BusyError
 from cache.locks import Lock as Lock
 from cache.locks import is_at, take_lock
+from cache.system import CLOEXEC, DIRECTORY, NOFOLLOW, NONBLOCK, READ, require
 
 _Bytes: TypeAlias = bytes | bytearray | memoryview
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_FOLDER = os.O_RDONLY | DIRECTORY | NOFOLLOW | CLOEXEC
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | NOFOLLOW | CLOEXEC
+_LOCK = os.O_RDWR | os.O_CREAT | NOFOLLOW | NONBLOCK | CLOEXEC
 _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link", stat.S_IFIFO: "FIFO"}
 _CHUNK_BYTES = 1 << 20
 _LOCK_WAIT_SECONDS, _LONGEST_LOCK_WAIT_SECONDS = 0.01, 0.5
@@ -60,7 +60,7 @@ class FileState(NamedTuple):
     @classmethod
     def at(cls, path: str | os.PathLike[str]) -> FileState:
         """Of the file at a path; raises OSError. It is opened for that, since NFS answers a `stat` from its cache."""
-        descriptor = os.open(path, _READ)
+        descriptor = os.open(path, READ)
         try:
             return cls.of(os.fstat(descriptor))
         finally:
@@ -70,7 +70,7 @@ class FileState(NamedTuple):
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a file for reading; links are followed. Raises PathError for a directory, FIFO, device or socket."""
     with _naming(os.fspath(path)):
-        return _regular(os.open(path, _READ), os.fspath(path))
+        return _regular(os.open(path, READ), os.fspath(path))
 
 
 def read_regular(path: str | os.PathLike[str], max_bytes: int) -> bytes:
@@ -114,10 +114,11 @@ class Folder:
     def __init__(self, path: str | os.PathLike[str], *, create: bool = False) -> None:
         self.path = Path(path)
         self.descriptor = -1
+        require("writing sets", os.open in os.supports_dir_fd)
         with _naming(os.fspath(path)):
             if create and not self.path.exists():
                 self.path.mkdir(parents=True, exist_ok=True)
-            self.descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self.descriptor = os.open(path, os.O_RDONLY | DIRECTORY | CLOEXEC)
 
     def folder(self, name: str, *, create: bool = False) -> Folder:
         """The directory `name` below this one; none of its parts may be a link."""
@@ -144,7 +145,7 @@ class Folder:
     def open(self, name: str) -> BinaryIO:
         """Open a regular file for reading; a link is not followed."""
         with self._parent(name) as (parent, last), _naming(self.path / name):
-            return _regular(self._open(parent, last, _READ | os.O_NOFOLLOW, name), os.fspath(self.path / name))
+            return _regular(self._open(parent, last, READ | NOFOLLOW, name), os.fspath(self.path / name))
 
     def read(self, name: str, max_bytes: int) -> bytes:
         """The content of a regular file of at most `max_bytes`."""

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from cache.errors import CacheDirectoryError
 from cache.node import available_memory_bytes
+from cache.system import READ, require_shared_memory
 
 _REMOTE = frozenset((
     "nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "9p", "virtiofs", "vboxsf", "vmhgfs", "prl_fs", "davfs", "ncpfs",
@@ -76,8 +77,9 @@ class Budget:
 def cache_budget(directory: str | Path | None = "/dev/shm") -> Budget:
     """What limits a cache in that directory: its space, and memory if it is a tmpfs. None: anonymous memory.
 
-    Raises CacheDirectoryError for a missing directory.
+    Raises CacheDirectoryError for a missing directory, PlatformError.
     """
+    require_shared_memory()
     if directory is None:
         return Budget(None, None, available_memory_bytes())
     try:
@@ -161,11 +163,11 @@ def drop(path: str | os.PathLike[str], ranges: Sequence[tuple[int, int]] = ((0, 
     ranges: (offset, length) of what to drop, widened to whole pages; a length of 0 is all that follows.
     synced: whether the file is known to have no dirty pages, so that no fsync is needed.
     """
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, READ)
     try:
         if not synced:
             os.fsync(descriptor)
-        for offset, length in ranges:
+        for offset, length in ranges if hasattr(os, "posix_fadvise") else ():
             first = offset - offset % _PAGE_BYTES
             size = length and -(-(offset + length) // _PAGE_BYTES) * _PAGE_BYTES - first
             os.posix_fadvise(descriptor, first, size, os.POSIX_FADV_DONTNEED)

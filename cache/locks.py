@@ -25,7 +25,6 @@ import errno
 import os
 import stat
 import struct
-import sys
 import threading
 import time
 import weakref
@@ -36,16 +35,7 @@ from pathlib import Path
 from typing import Protocol
 
 from cache.errors import CacheBusyError, StagingError
-
-try:
-    import fcntl
-except ImportError:
-    raise ImportError(
-        f"packer, readers and cache need Linux: this system ({sys.platform}) lacks POSIX file locks (fcntl). On "
-        f"Windows, run Python in WSL 2. Packed sets can be read on any system with h5py, TensorFlow or webdataset: the "
-        f"README in each set shows how"
-    ) from None
-
+from cache.system import CLOEXEC, NOFOLLOW, NONBLOCK, at_fork, fcntl
 
 _BUSY = (errno.EAGAIN, errno.EACCES)
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
@@ -152,7 +142,7 @@ class FlockFile:
         """
         if self.is_held:
             return True
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        flags = os.O_RDWR | os.O_CREAT | CLOEXEC | NOFOLLOW | NONBLOCK
         try:
             self._descriptor, self._shared = os.open(self.path, flags, 0o600), shared
         except FileNotFoundError:
@@ -241,7 +231,7 @@ class ByteLocks:
 
     def reopen(self) -> ByteLocks:
         """Another description of the same file, even of one without a name."""
-        return ByteLocks(os.open(f"/proc/self/fd/{self.number}", os.O_RDWR | os.O_CLOEXEC))
+        return ByteLocks(os.open(f"/proc/self/fd/{self.number}", os.O_RDWR | CLOEXEC))
 
     def try_exclusive(self, byte: int) -> bool:
         """Take the byte exclusively, or turn a shared lock into that atomically; False leaves all as it was."""
@@ -374,4 +364,4 @@ def _register() -> None:
         for owner in list(_owners.values()):
             owner.after_fork()
 
-    os.register_at_fork(after_in_child=call_owners)
+    at_fork(after_in_child=call_owners)

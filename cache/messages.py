@@ -112,11 +112,14 @@ def json_printable(text: str) -> str:
 
 
 def parse_size(text: str) -> int:
-    """Bytes of a size such as "1GiB", "256MB", "4096". Raises ValueError."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", text, re.IGNORECASE)
+    """Bytes of a size such as "1GiB", "256MB", "4096B". Raises ValueError, also for a number without a unit but 0."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?(b?)\s*", text, re.IGNORECASE)
     if match is None:
         raise ValueError(f"{text!r} is not a valid size; write it as 256MiB or 1GiB")
-    return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
+    number, unit, byte = match.groups()
+    if not (unit or byte) and float(number):
+        raise ValueError(f"{text.strip()!r} has no unit: {number}B, {number}MiB or {number}GiB?")
+    return int(float(number) * _UNITS[(unit or "").lower()])
 
 
 def bar(share: float, width: int = 30) -> str:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from cache.launchers import Ranks, batch_task, job_cpus, launched, splits_its_task
+from cache.system import affinity
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 
@@ -113,10 +114,10 @@ def usable_cpus(
     on_node = [job.on_node // (task.local_world_size if task else 1)] if job.on_node else []
     # A batch script has all that its job has on this node.
     per_task = [job.per_task] if job.per_task and (task is not None or not on_node) else []
-    own, shared = [_affinity(0)], [math.ceil(quota) for quota in _cgroup_cpu_quotas(cgroup_root, membership)]
+    own, shared = [len(affinity())], [math.ceil(quota) for quota in _cgroup_cpu_quotas(cgroup_root, membership)]
     if task is not None and ranks.launcher == task.launcher and (on_node or per_task):
         return max(1, min(own + shared + on_node + per_task))
-    shared += [_affinity(os.getppid()), *on_node]
+    shared += [len(affinity(os.getppid())), *on_node]
     (shared if splits_its_task(ranks.launcher) else own).extend(per_task)
     return max(1, min(*own, min(shared) // ranks.local_world_size))
 
@@ -134,13 +135,6 @@ def available_memory_bytes(cgroup_root: Path = _CGROUP_ROOT, membership: str | N
         if limit is not None and used is not None:
             limits.append(min(limit, max(0, limit - used + _file_cache_bytes(folder))))
     return min(limits)
-
-
-def _affinity(process: int) -> int:
-    try:
-        return len(os.sched_getaffinity(process))
-    except (AttributeError, OSError):
-        return os.cpu_count() or 1
 
 
 def _cgroup_cpu_quotas(root: Path, membership: str | None) -> Iterator[float]:
@@ -192,7 +186,9 @@ def _mem_available() -> int:
     for line in _text(Path("/proc/meminfo")).splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    import psutil
+
+    return int(psutil.virtual_memory().available)
 
 
 def _file_cache_bytes(folder: Path) -> int:

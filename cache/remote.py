@@ -47,6 +47,7 @@ from cache.errors import (
     UnsupportedError,
 )
 from cache.node import reading_processes
+from cache.system import at_fork
 
 # Addresses in object stores and on web servers, and the options of the environment for them.
 #
@@ -628,7 +629,7 @@ def _after_fork() -> None:
     _process = _Process(_process.forked or "obstore" in sys.modules)
 
 
-os.register_at_fork(after_in_child=_after_fork)
+at_fork(after_in_child=_after_fork)
 
 
 class Remote:

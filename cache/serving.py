@@ -16,7 +16,6 @@ import json
 import os
 import pickle
 import re
-import resource
 import secrets
 import signal
 import socket
@@ -38,6 +37,7 @@ from typing import IO, Any, NamedTuple, Protocol, TypeAlias, TypeVar
 from cache.errors import AddressError, PackerError, ServingError
 from cache.files import Folder, PathError, atomic_write, read_regular
 from cache.remote import RemoteUrl, parse_url, start_child
+from cache.system import require, resource
 
 _T = TypeVar("_T")
 _CLOSE_SECONDS = 1.0
@@ -577,6 +577,7 @@ class Rendezvous:
     @classmethod
     def make(cls, folder: str | os.PathLike[str], job: str, name: str, nodes: int) -> Rendezvous:
         """The folder, made where it is missing. name: of the set, in letters and digits."""
+        require("serving samples to other nodes", hasattr(os, "geteuid"))
         plain = "".join(letter if letter.isalnum() or letter in "._" else "_" for letter in job)[:64].lstrip(".")
         path = Path(folder).expanduser().absolute() / f"{plain or '0'}-{name}-{nodes}"
         try:

@@ -51,6 +51,7 @@ __all__ = [
 
 HEADER_COLUMNS = ("height", "width", "components", "process", "orientation", "media")
 _MEDIA_CODE = {media: code for code, media in enumerate(MEDIA)}
+_BLOCK_ROWS = 1024
 _NO_HEADER = ImageHeader("", 0, 0, 0, 0, 1)
 
 
@@ -121,14 +122,14 @@ class ShardColumns:
 
     def __init__(self, fields: Iterable[str]) -> None:
         self._numbers = {name: array(np.dtype(COLUMNS[name]).char) for name in ("label", *HEADER_COLUMNS)}
-        self._append = tuple(column.append for column in self._numbers.values())
+        self._rows: list[tuple[int, ...]] = []  # not in the columns yet, which many rows at a time make quick
         self._keys = _StringColumn()
         self._names: dict[str, _StringColumn] = {}
         for name in fields:
             self.add_field(name)
 
     def __len__(self) -> int:
-        return len(self._numbers["label"])
+        return len(self._keys.offsets) - 1
 
     def add_field(self, name: str) -> None:
         """Add a field, which no sample so far has."""
@@ -136,14 +137,21 @@ class ShardColumns:
 
     def add(self, sample: PackedSample) -> None:
         """Add a sample, whose payloads are ignored; its names are in the order of the fields."""
-        for append, value in zip(self._append, (sample.label, *header_values(sample.header)), strict=True):
-            append(value)
+        self._rows.append((sample.label, *header_values(sample.header)))
+        if len(self._rows) >= _BLOCK_ROWS:
+            self._extend()
         self._keys.append(sample.key)
         for column, name in zip(self._names.values(), sample.names, strict=True):
             column.append(encode_name(name, sample.key))
 
+    def _extend(self) -> None:
+        for column, values in zip(self._numbers.values(), zip(*self._rows, strict=True), strict=False):
+            column.extend(values)
+        self._rows = []
+
     def arrays(self, payloads: Mapping[str, Payloads]) -> dict[str, npt.NDArray[Any]]:
         """The columns, given the extents and checksums of each field's payloads."""
+        self._extend()
         columns: dict[str, npt.NDArray[Any]] = {
             name: np.frombuffer(column, COLUMNS[name]) for name, column in self._numbers.items()
         }
@@ -171,8 +179,8 @@ class _StringColumn:
 
 def header_values(header: ImageHeader | None) -> tuple[int, ...]:
     """An image's HEADER_COLUMNS; None: no image, or one whose header cannot be read."""
-    media, *values = header or _NO_HEADER
-    return (*values, _MEDIA_CODE[media])
+    header = header or _NO_HEADER
+    return (*header[1:], _MEDIA_CODE[header[0]])
 
 
 def save_part(path: Path, arrays: Mapping[str, npt.NDArray[Any]], meta: PartMeta) -> None:

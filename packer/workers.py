@@ -57,6 +57,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
 _PR_SET_PDEATHSIG = 1
+_MOST_ON_WINDOWS = 61  # processes that a ProcessPoolExecutor can wait for there
 _ALLOCATIONS = 100_000
 
 _counters: Any = None
@@ -113,6 +114,7 @@ def open_processes(
     called.
     """
     numbers = 3 * shards + 1
+    workers = min(workers, _MOST_ON_WINDOWS) if sys.platform == "win32" else workers
     if workers > 1 or not inline:
         safe = sys.platform == "linux" and threading.active_count() == 1
         context: Any = multiprocessing.get_context("fork" if safe else "spawn")

@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypeVar
 
+from cache.errors import UnsupportedCpuError
+
 if TYPE_CHECKING:
     import torch
 
@@ -80,6 +82,15 @@ class Decode:
     cpu_share: CpuShare = 0
     exact_colours: bool = False
     compose: Compose = "auto"
+
+    def uses_codec(self) -> bool:
+        """Whether the compiled codec may decode on the CPU. Raises UnsupportedCpuError where it must and is missing."""
+        if self.decoder == "compiled":
+            from readers.coefficients import unsupported_reason  # loads crc32c
+
+            if reason := unsupported_reason():
+                raise UnsupportedCpuError(f"decoder='compiled' does not work here: {reason}; use decoder='cpu'")
+        return self.decoder != "cpu"
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,16 @@ from __future__ import annotations
 import copy
 import fnmatch
 import itertools
+import math
 import operator
 import re
+import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar, overload
+from typing import Any, Protocol, TypeAlias, TypeVar, cast, overload, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -46,13 +48,20 @@ from readers.table import NO_LABEL, ImageInfo, Sample, Table, checked_indices, h
 from readers.where import TableFacts, json_columns, parse_where
 
 _BLOCK_SAMPLES = 64
+_BATCH_SAMPLES = 128  # of a stream in a given order
 _JSON_BLOCK = 4096
 _SHOWN = 5
 _AHEAD_BLOCKS = 4
 _LARGE_RUN_BYTES = 1 << 20  # a read this large keeps a disk busy by itself; announcing it costs more than it gains
+_AHEAD_SAMPLES, _AHEAD_BYTES = 1024, 128 << 20
+_OPEN_BYTES = 224 << 20  # of blocks that are announced whole: of more, some would be dropped before they are read
+# Samples that take longer wait for a disk or a network: from then on these learn in advance which follow.
+_SLOW_SECONDS = 0.0001
 SAMPLE_ERRORS = (BadSampleError, DamagedSampleError, UnknownNameError)
 Indices: TypeAlias = Sequence[int] | npt.NDArray[Any]
+Int64s: TypeAlias = npt.NDArray[np.int64]
 _R = TypeVar("_R", bound="Reader")
+_Data = TypeVar("_Data", bound=Sequence[Any])
 
 
 class Reader:
@@ -244,12 +253,18 @@ class Reader:
         """
         self._announce(indices, field, None)
 
-    def stream(self, indices: Iterable[int] | None = None, field: str = "image") -> Iterator[Buffer]:
-        """The bytes of samples in a known order (default: as stored), read ahead.
+    def stream(
+        self, indices: Iterable[int] | Ordered | None = None, field: str = "image", epoch: int = 0
+    ) -> Iterator[Buffer]:
+        """The bytes of samples in a known order (default: as stored), read ahead. indices: may be an order of
+        `readers.order`, for one of its epochs.
 
         A disk is fast only while several reads are outstanding, so the next blocks are announced before a block is
-        read. Memory has one block.
+        read; of an order as `Announcer` does it. Memory has one block.
         """
+        if isinstance(indices, Ordered):
+            yield from self._stream_of(indices, field, epoch)
+            return
         order = iter(range(len(self)) if indices is None else indices)
         announced: deque[list[int]] = deque()
         while True:
@@ -405,11 +420,112 @@ class Reader:
             self.table.check(extents, field)
             raise self.table.columns.explained(error) from error.__cause__
 
+    def _stream_of(self, order: Ordered, field: str, epoch: int) -> Iterator[Buffer]:
+        size, announcer = _BATCH_SAMPLES, Announcer(self, order, epoch, field=field)
+
+        def rows_of(batch: int) -> tuple[Int64s, Int64s]:
+            positions = np.arange(batch * size, min(len(order), (batch + 1) * size), dtype=np.int64)
+            return positions, order.indices(epoch, positions)
+
+        for batch in range(-(-len(order) // size)):
+            announcer.announce(batch, -(-len(order) // size), size, rows_of)
+            yield from announcer.read(self.read_many, rows_of(batch)[1], field)
+
     def _packed(self, name: str) -> Any:
         found = getattr(self.table.columns, name, None)
         if found is None:
             raise DatasetError(f"{self}: not opened from a packed set, so it has no {name}")
         return found
+
+
+@runtime_checkable
+class Ordered(Protocol):
+    """What is used of an order (`readers.order`)."""
+
+    def __len__(self) -> int: ...
+
+    def indices(self, epoch: int, positions: Int64s) -> Int64s: ...
+
+
+@runtime_checkable
+class _OfBlocks(Ordered, Protocol):
+    """An order that reads whole blocks, as `Woven`."""
+
+    @property
+    def open_samples(self) -> int: ...
+
+    @property
+    def open_positions(self) -> int: ...
+
+    def is_read_alone(self, processes: int, workers: int, batch_size: int) -> bool: ...
+
+    def visits(self, epoch: int, positions: Int64s) -> Int64s: ...
+
+    def samples_of(self, epoch: int, visits: Int64s) -> list[Int64s]: ...
+
+
+class Announcer:
+    """Announces what the batches to come of one process read in an epoch, each sample once: 1,024 samples ahead, or
+    128 MiB where that is less, shared with the other `workers` of a DataLoader.
+
+    It begins where reads wait. An order of blocks is announced by whole blocks, from the first batch on, where those of
+    this process are no other's and their samples fit in what is kept of announced reads. processes: the ranks.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        order: Ordered,
+        epoch: int,
+        processes: int = 1,
+        workers: int = 1,
+        batch_size: int = 1,
+        field: str = "image",
+    ) -> None:
+        self._reader, self.order, self._epoch, self._workers, self._field = reader, order, epoch, workers, field
+        is_alone = isinstance(order, _OfBlocks) and order.is_read_alone(processes, workers, batch_size)
+        self._blocks = cast(_OfBlocks, order) if is_alone else None
+        self._announced = 0
+        self._visits: set[int] = set()
+        self._done: Int64s | None = None  # samples of blocks of which a resumed epoch reads the rest only
+        self._seconds = self._bytes = 0.0  # of a sample: waiting, and read
+
+    def announce(self, batch: int, stop: int, size: int, rows_of: Callable[[int], tuple[Int64s, Int64s]]) -> None:
+        """Before a batch of `size` samples is read: announce it and those after it that are not, up to `stop`.
+
+        rows_of: (positions, rows) of a batch.
+        """
+        blocks = self._blocks
+        if blocks is None and not self._announced and self._seconds < _SLOW_SECONDS:
+            return
+        ahead = min(_AHEAD_SAMPLES, _AHEAD_BYTES / max(1.0, self._bytes)) / self._workers / max(1, size)
+        stop = min(stop, batch + max(2, math.ceil(ahead)))
+        for later in range(max(batch + (blocks is None), self._announced), stop):
+            self._reader.prefetch(self._rows_with(*rows_of(later)), self._field)
+        self._announced = max(self._announced, stop)
+
+    def read(self, read: Callable[..., _Data], rows: Any, *more: Any) -> _Data:
+        """What `read` gives, with what it tells of the storage."""
+        began, worked = time.perf_counter(), time.thread_time()
+        data = read(rows, *more)
+        waited = time.perf_counter() - began - (time.thread_time() - worked)
+        self._seconds += (waited / max(1, len(rows)) - self._seconds) / (8 if self._bytes else 1)
+        self._bytes = sum(0 if isinstance(one, Exception) else len(one) for one in data) / max(1, len(rows))
+        return data
+
+    def _rows_with(self, positions: Int64s, rows: Int64s) -> Int64s:
+        """What to announce for a batch: the blocks that it is the first to read of, and samples without one."""
+        order = self._blocks
+        if order is None or not len(rows) or order.open_samples * self._bytes > _OPEN_BYTES:
+            return rows
+        visits, first = order.visits(self._epoch, positions), int(positions.min())
+        fresh = np.array(sorted({*visits[visits >= 0].tolist()} - self._visits), np.int64)
+        if self._done is None:
+            begun = np.arange(max(0, first - order.open_positions), first)
+            self._done = order.indices(self._epoch, begun)
+        self._visits.update(fresh.tolist())
+        wanted = np.concatenate([rows[visits < 0], *order.samples_of(self._epoch, fresh)])
+        return wanted[~np.isin(wanted, self._done)] if len(self._done) else wanted
 
 
 def read_good(reader: Reader, indices: Indices, field: str = "image") -> list[Buffer | None]:
@@ -522,14 +638,21 @@ class Criteria:
 
 def json_payloads(reader: Reader, indices: npt.NDArray[np.int64]) -> Iterator[tuple[str, Buffer | None]]:
     """The key of each of these samples, and its field json; None where it has none, or it is not of this kind."""
+    return field_payloads(reader, indices, "json" if reader.kinds.get("json") == "json" else None)
+
+
+def field_payloads(
+    reader: Reader, indices: npt.NDArray[np.int64], field: str | None
+) -> Iterator[tuple[str, Buffer | None]]:
+    """The key of each of these samples, and a field of it; None where it has none. field: None for none of all."""
     keys = reader.table.take(indices).keys
-    if reader.kinds.get("json") != "json":
+    if field is None:
         yield from ((key, None) for key in keys)
         return
-    has = reader.table.field_column("json", "offset")[indices] != np.uint64(_ABSENT)
+    has = reader.table.field_column(field, "offset")[indices] != np.uint64(_ABSENT)
     for first in range(0, len(indices), _JSON_BLOCK):
         block = slice(first, first + _JSON_BLOCK)
-        found = iter(reader.read_many(indices[block][has[block]], "json"))
+        found = iter(reader.read_many(indices[block][has[block]], field))
         yield from zip(keys[block], (next(found) if there else None for there in has[block]), strict=True)
 
 

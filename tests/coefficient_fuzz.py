@@ -129,7 +129,8 @@ def region_of(rng: np.random.Generator, shape: Shape, trial: int) -> tuple[int, 
 
 
 def run(codec: object, name: str, before: tuple[object, ...], region: tuple[int, ...], how: tuple[object, ...]) -> int:
-    """Pixels of a region, or of it resized, between the pages. how: random numbers, memory, whether to resize."""
+    """Pixels of a region, or of it resized in one of two rows, between the pages. how: random numbers, memory, whether
+    to resize."""
     rng, memory, place, resizes = how
     lines, columns = region[4:]
     if not resizes:
@@ -139,12 +140,16 @@ def run(codec: object, name: str, before: tuple[object, ...], region: tuple[int,
     h, w = (int(rng.integers(1, side + 1)) for side in resized)  # type: ignore[attr-defined]
     corner = [int(rng.integers(side - n + 1)) for side, n in zip(resized, (h, w), strict=True)]  # type: ignore[attr-defined]
     kind = int(rng.integers(4))  # type: ignore[attr-defined]
-    raw = place(memory, h * w * (12 if kind else 3))  # type: ignore[operator]
+    raw = place(memory, 2 * h * w * (12 if kind else 3))  # type: ignore[operator]
     out = raw.view(np.float32) if kind else raw
-    out = out.reshape(3, h, w).transpose(1, 2, 0) if kind == 3 else out.reshape(h, w, 3)
+    out = out.reshape(2, 3, h, w).transpose(0, 2, 3, 1) if kind == 3 else out.reshape(2, h, w, 3)
     scaling = (np.ones((2, 3), np.float32), kind == 2) if kind else (None, False)
-    flips = int(rng.integers(4))  # type: ignore[attr-defined]
-    return getattr(codec, f"{name}_resized")(*before, region, (*resized, *corner, flips), out, *scaling)  # type: ignore[no-any-return]
+    to = (*resized, *corner, int(rng.integers(4)))  # type: ignore[attr-defined]
+    source, shape = before
+    given = (name == "decode_jpeg", *(*shape, 1, 1, 1)[:5], *region, *to)  # type: ignore[misc]
+    reasons = codec.resize((source, source), np.array([(1, *given), (0, *given)], np.int64), out, *scaling)  # type: ignore[attr-defined]
+    assert reasons[0] == reasons[1] and (reasons[0] or np.array_equal(out[0], out[1]))
+    return reasons[0]  # type: ignore[no-any-return]
 
 
 def fuzz_decoder(trials: int, rng: np.random.Generator) -> Counter[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 __all__ = ["lowest"]
 
-_REQUIREMENT = re.compile(r'"([A-Za-z0-9_.-]+)>=([0-9.]+)[^"]*"')
+_REQUIREMENT = re.compile(r'"([A-Za-z0-9_.-]+)>=([0-9.]+)(?!.*Windows)[^"]*"')
 
 
 def lowest(text: str, extras: list[str]) -> list[str]:

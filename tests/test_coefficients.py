@@ -19,7 +19,7 @@ from jpeg_maker import FLAT, GAPS, LONG, Jpeg, random_blocks, segment
 from PIL import Image
 from suites.programs import run_python
 
-from cache.errors import BadSampleError
+from cache.errors import BadSampleError, UnsupportedCpuError
 from readers.augment import Normalize
 from readers.augment.cpu import Finish
 from readers.augment.geometry import Job, Pass
@@ -350,6 +350,13 @@ def test_a_header_says_what_is_wrong_with_it(at: int, value: bytes, message: str
 
 
 # --- the compiled codec -------------------------------------------------------------------------------------------
+def test_a_codec_of_other_sources_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_codec(), "VERSION", 1)
+    assert "was built from other sources" in unsupported_reason.__wrapped__()
+    with pytest.raises(UnsupportedCpuError):
+        load_codec()
+
+
 def test_threads_do_not_disturb_each_other() -> None:
     sources = [made_jpeg(60 + n, 90 - n, sampling, seed=n) for n, sampling in enumerate([*SAMPLINGS, "gray"] * 4)]
     expected = [exact(data) for data in sources]

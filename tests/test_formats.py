@@ -244,7 +244,7 @@ class TestTFRecord(FormatSuite):
         def pread(descriptor: int, count: int, offset: int) -> bytes:
             return whole if count == len(whole) else real(descriptor, count, offset)
 
-        monkeypatch.setattr(os, "pread", pread)
+        monkeypatch.setattr("packer.formats.base.pread", pread)
 
     def beyond_4_gib(self, folder: Path) -> tuple[Path, dict[str, bytes]]:
         """Records with holes for images, small ones because a record is read as a whole; then what our writer wrote."""

@@ -27,7 +27,7 @@ OPTIONAL = (
 )  # fmt: skip
 GPU = ("triton", "torchcodec", "torchvision", "pynvml", "amdsmi")
 ALLOWED = {  # third-party packages that a layer may name at all, lazily or not
-    "cache": {"numpy", "crc32c", "mpi4py", "obstore"},
+    "cache": {"numpy", "crc32c", "mpi4py", "obstore", "psutil"},
     "readers": {"numpy", "crc32c", "simplejpeg", "PIL", "torch", "zstandard", "amd", "nvidia", "lightning",
                 "pytorch_lightning", "timm", "transformers", *GPU},
     "packer": {"numpy", "crc32c", "h5py", "click", "lazy_loader", "packaging", "PIL", "zstandard", "lmdb", "pyarrow",
@@ -50,6 +50,7 @@ KERNELS = (
 FRAMEWORKS = ("readers.frameworks.lightning", "readers.frameworks.transformers")
 # What may be imported inside a function besides optional packages, and why; a name stands for what is below it, too.
 LAZY = {
+    "psutil": "systems without /proc/meminfo",
     "PIL": "21 ms; decoders seldom need it",
     "cache.checksums": "imports crc32c and numpy",
     "cache.stores.copied": "16 ms: staging",
@@ -239,8 +240,8 @@ def test_locks_and_batch_systems_are_known_in_one_place() -> None:
         if name_of(path) != "cache.launchers":
             named = [text for text in texts if isinstance(text, str) and launcher.match(text)]
             assert not named, f"{path} names {named}: ask cache.launchers"
-        if name_of(path) not in ("cache.locks", "cache.shared.file"):  # the latter seals memory
-            taken = [module for _, module in imports(path) if module == "fcntl"]
+        if name_of(path) not in ("cache.system", "cache.locks", "cache.shared.file"):  # the last seals memory
+            taken = [node for node in nodes if isinstance(node, ast.alias) and node.name == "fcntl"]
             assert not taken, f"{path} imports fcntl: use cache.locks"
 
 

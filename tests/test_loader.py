@@ -18,7 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from coefficient_cases import SAMPLINGS, made_jpeg
 from conftest import make_jpeg, tree_of
+from image_cases import encoded, picture
 from loader_options import grouped
 from PIL import Image
 
@@ -203,6 +205,42 @@ def test_an_epoch_of_other_nodes_is_finished_as_it_began(reader: readers.Reader)
     rest = ImageLoader(reader, 4, order=NodeLocal(COUNT, 1, 4), **grouped(options))
     rest.load_state_dict(loader.state_dict())
     assert sorted(seen + [int(index) for (batch,) in rest for index in batch]) == list(range(COUNT))
+
+
+@pytest.mark.parametrize("keep", ["encoded", "coefficients"])
+def test_rows_that_the_codec_fills_by_one_call(
+    tmp_path: Path, pack: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, keep: Any
+) -> None:
+    """They are those of libjpeg, and so are the rows that it leaves alone; only the damaged ones are bad."""
+    native = pytest.importorskip("readers.coefficients.native")
+    jpegs = [made_jpeg(70 + 9 * i, 130 - 5 * i, kind, seed=i) for i, kind in enumerate((*SAMPLINGS, "gray"))]
+    jpegs += [encoded(picture(80, 90), "JPEG", 1, progressive=True), encoded(picture(80, 90), "JPEG", 6)]
+    files = {f"c/{i:02d}.jpg": jpegs[i % len(jpegs)] for i in range(24)} | {"c/p.png": encoded(picture(80, 90), "PNG")}
+    calls, norm = list[int](), Normalize((0.5, 0.4, 0.3), (0.2, 0.2, 0.3))
+    resize = native.resize
+    monkeypatch.setattr(native, "resize", lambda images, *rest: calls.append(len(images)) or resize(images, *rest))
+    with readers.open(pack(tree_of(tmp_path / "images", files))) as opened:
+        for number, damage in ((4, bytes(40)), (9, made_jpeg(71, 70)), (13, jpegs[6][:-900] + b"\xff\xd9")):
+            overwrite(opened, number, damage)
+        source = opened if keep == "encoded" else readers.cached(opened, keep=keep, backend="memfd")
+        for ops, options in (
+            (CROP, {}),
+            ([*CROP, norm], {"layout": "NCHW"}),
+            ([*CROP, norm], {}),
+            (CROP, {"dtype": torch.float16}),
+        ):
+            made = []
+            for decoder in ("auto", "cpu"):
+                decode = Decode(**options, decoder=decoder)
+                loader = ImageLoader(
+                    source, 5, augment=ops, decode=decode, on_error="skip", seed=2, fields=("image", "index")
+                )
+                with pytest.warns(UserWarning, match="2 bad samples were skipped"):
+                    made.append([(images, indices.tolist()) for images, indices in loader])
+                assert sorted(sample.index for sample in loader.bad_samples) == [4, 9]
+            for (images, indices), (expected, rows) in zip(*made, strict=True):
+                assert indices == rows and torch.equal(images, expected)
+    assert max(calls) > 1
 
 
 # --- bad samples --------------------------------------------------------------------------------------------------

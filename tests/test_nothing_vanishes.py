@@ -103,6 +103,7 @@ CONTAINERS = {
     "x-00000": (record(b""), "TFRecord; packer convert {root}/x-00000"),
     "x.h5": (hdf5_file(), "HDF5; packer convert {root}/x.h5"),
     "x.npz": (npz_file(), "NumPy; packer convert {root}/x.npz"),
+    "x.nii.gz": (b"\x1f\x8b" + bytes(60), "NIfTI; no command reads this"),
     "x-0.tar": (tar_of(("a.jpg", b"")), "tar archive; packer convert {root}/x-0.tar"),
 }
 

@@ -202,6 +202,27 @@ def test_woven_blocks_are_visited_whole_and_by_one_node(samples: int, block: int
     assert samples < 50 or not np.array_equal(order.indices(0, positions), order.indices(1, positions))
 
 
+@pytest.mark.parametrize(("samples", "nodes", "workers", "batch"), [(2000, 1, 3, 16), (1003, 2, 2, 5), (40, 2, 3, 7)])
+def test_woven_blocks_of_workers_are_read_by_one_of_them(samples: int, nodes: int, workers: int, batch: int) -> None:
+    order, positions = Woven(samples, 4, 24, 3, nodes, workers, batch), np.arange(samples)
+    drawn, visits = order.indices(1, positions), order.visits(1, positions)
+    assert np.array_equal(np.sort(drawn), positions)
+    worker = positions // nodes // batch % workers * nodes + positions % nodes
+    full = np.count_nonzero(visits >= 0) // (nodes * workers * batch) * nodes * workers * batch
+    blocks = [set((visits[:full][worker[:full] == one] // 2).tolist()) for one in range(nodes * workers)]
+    assert sum(map(len, blocks)) == len(set().union(*blocks)), "a block of two workers"
+    other = Woven(samples, 4, 24, 3, nodes)
+    assert other.resumed(order.spec()) == order and order.resumed(other.spec()) == other
+    assert order.is_read_alone(nodes, workers, batch) and not order.is_read_alone(nodes, workers, batch + 1)
+
+
+def test_blocks_of_a_block_shuffle_come_whole() -> None:
+    order, positions = BlockShuffled(np.array([0, 3, 7, 8, 15, 20]), 2, 5), np.arange(20)
+    visits = order.visits(2, positions)
+    for visit, samples in enumerate(order.samples_of(2, np.arange(5))):
+        assert set(order.indices(2, positions[visits == visit]).tolist()) == set(samples.tolist())
+
+
 def test_a_batch_has_no_two_samples_of_a_woven_block() -> None:
     order = Woven(5000, 16, 64, 3)
     rounds = order.visits(0, np.arange(5000 // order.round_samples * order.round_samples)).reshape(
@@ -222,11 +243,12 @@ def test_a_woven_order_of_a_reader(tmp_path: Path) -> None:
     )
     with readers.open(tmp_path / "set") as reader:
         order = woven(reader, 5, block_bytes=4 * int(reader.sizes().mean()), open=8)
+        assert woven(reader, workers=2, batch_size=4).workers == 2
         assert order == Woven(40, 4, 8, 5) and read_amplification(order, reader, request_bytes=1) < 3
         assert requests_per_sample(order, reader) < 0.5 and requests_per_sample(Shuffled(40), reader) == 1
         with pytest.raises(ValueError, match="block_bytes is 0"):
             woven(reader, block_bytes=0)
-    for name in ("block", "open", "nodes"):
+    for name in ("block", "open", "nodes", "workers", "batch_size"):
         with pytest.raises(ValueError, match=f"{name} is 0, expected at least 1"):
             Woven(9, **{name: 0})
 

@@ -62,7 +62,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         calls.append(sum(map(len, buffers)))
         return real(descriptor, buffers, offset)
 
-    monkeypatch.setattr(os, "preadv", preadv)
+    monkeypatch.setattr("cache.stores.files.preadv", preadv)
     return calls
 
 

@@ -45,8 +45,8 @@ from cache.stores.remote import Ahead
 from packer.testing.children import in_child
 from readers.augment import RandomResizedCrop
 from readers.loader import ImageLoader
-from readers.order import Woven, staged_first
-from readers.torch import ImageDataset
+from readers.order import BlockShuffled, Woven, staged_first
+from readers.torch import EpochSampler, ImageDataset, ImageStream
 
 
 def everything(reader: readers.Reader) -> list[bytes]:
@@ -160,6 +160,54 @@ def test_a_loader_reads_the_blocks_of_a_woven_order_whole(address: str, proxy: P
         assert sum(map(_range_bytes, proxy.gets())) < sum(local.sizes()), (
             "blocks of both ranks are read by neither whole"
         )
+
+
+@pytest.mark.parametrize("made", [lambda: Woven(36, 3, 6, seed=2), lambda: BlockShuffled(np.arange(0, 37, 3), 2)])
+def test_streams_and_data_sets_read_blocks_whole(address: str, proxy: Proxy, local: Any, made: Any) -> None:
+    order = made()
+    expected = [bytes(local.read(i)) for i in order.indices(1, np.arange(36)).tolist()]
+    with readers.open(address, "train") as reader:
+        proxy.log.clear()
+        assert [bytes(data) for data in reader.stream(order, epoch=1)] == expected
+        assert len(proxy.gets()) <= 26, "12 blocks, of which the ends of the epoch cut some"
+        dataset = ImageDataset(reader, decode=None, fields=["image"])
+        sampler = EpochSampler(order, dataset)
+        sampler.set_epoch(1)
+        proxy.log.clear()
+        came = [item for batch in DataLoader(dataset, 4, sampler=sampler, collate_fn=list) for (item,) in batch]
+        assert came == expected and len(proxy.gets()) <= 26
+
+
+def test_each_worker_announces_its_own_batches(address: str, proxy: Proxy, local: Any) -> None:
+    """Also from the middle of an epoch."""
+    order = Woven(36, 3, 4, 2, workers=2, batch_size=4)
+    with readers.open(address, "train") as reader:
+        dataset = ImageDataset(reader, decode=None, fields=["image"])
+        stream = ImageStream(dataset, EpochSampler(order, dataset), 4, collate=list)
+        for begin in (0, 12):
+            stream.load_state_dict(EpochSampler(order, dataset).state_after(begin))
+            proxy.log.clear()
+            came = [item for batch in DataLoader(stream, None, num_workers=2) for (item,) in batch]
+            assert came == [bytes(local.read(i)) for i in order.indices(0, np.arange(begin, 36)).tolist()]
+            assert len(proxy.gets()) < 30, "blocks are fetched whole, by one worker"
+
+
+def test_what_is_left_of_announced_samples_is_dropped(address: str, local: Any) -> None:
+    """Samples that a resumed epoch has done are not announced, and those of a loop that ended early do not stay."""
+    order = Woven(36, 3, 6, seed=2)
+    with readers.open(address, "train") as reader:
+        loader = ImageLoader(reader, 4, order=order, augment=[RandomResizedCrop(16)])
+        loader.load_state_dict(EpochSampler(order, reader).state_after(16))
+        assert len(list(loader)) == 5
+        held = reader.store.source._announced  # type: ignore[attr-defined]
+        assert not held and not held._held_bytes
+        reader.prefetch([0, 1, 2])
+        held._cap_bytes = 4 * max(local.sizes())
+        for i in range(6, 20, 2):
+            reader.prefetch([i])
+            reader.read(i)
+        reader.prefetch([30])
+        assert list(held._of) == [key for key in held._of if len(held._runs) == 1], "more was read than is kept"
 
 
 def _range_bytes(line: str) -> int:

@@ -44,6 +44,8 @@ def test_upload(target: str, packed: Path, proxy: Proxy) -> None:
     proxy.log.clear()
     again = packer.upload(packed, target)
     assert again.sent == 0 and again.found == done.sent and puts(proxy) == []
+    command = run_packer("upload", packed, target, "--json")
+    assert json.loads(command.stdout)["found"] == done.sent, command.stderr
     facts, attributes = Remote(target).head("train-000000.tar")
     assert int(attributes[CRC_ATTRIBUTE], 16) == readers.open(packed, "train").split_info.shards[0].crc32c
     assert facts.bytes == (packed / "train-000000.tar").stat().st_size

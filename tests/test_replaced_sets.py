@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 import packer
 import readers
 from cache.errors import DamagedSampleError, DatasetError, StaleIndexError
+from cache.stores import files
 from packer.testing.children import in_child
 from readers.augment import CenterCrop, Resize
 from readers.loader import ImageLoader
@@ -69,7 +70,7 @@ def stale(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
         return call
 
     for name in ("open", "pread", "preadv"):
-        monkeypatch.setattr(os, name, replaced(name, getattr(os, name)))
+        monkeypatch.setattr(os if name == "open" else files, name, replaced(name, getattr(os, name)))
     yield broken
     broken.clear()
 
@@ -100,7 +101,7 @@ def test_other_failures_of_a_read_name_the_shard(packed: Path, monkeypatch: pyte
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with readers.open(packed, "train") as reader:
-        monkeypatch.setattr(os, "pread", broken)
+        monkeypatch.setattr("cache.stores.files.pread", broken)
         with pytest.raises(StaleIndexError, match=r"train-000000.tar: cannot be read: Input/output error"):
             reader.read(3)
 

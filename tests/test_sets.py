@@ -351,7 +351,7 @@ def test_shares_of_splits_are_exact_and_drawn_by_the_seed(tmp_path: Path) -> Non
     assert [np.bincount(parts.labels(name)).tolist() for name in fractions] == [[14, 7], [4, 2], [2, 1]]
     for wrong_shares, message in (
         ({"a": 0.5}, "sum to 0.5, expected 1; add a split for the rest"),
-        ({"a": 0.9, "b": 0.2}, "sum to 1.1, expected 1; there are not that many samples"),
+        ({"a": 0.9, "b": 0.2}, "sum to 1.1, expected 1; make them smaller"),
         ({"a": 1.5, "b": -0.5}, "above 0"),
         ({"a b": 1}, "'a b'"),
     ):

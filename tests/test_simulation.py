@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from suites.programs import run_packer
 
 import readers
-from cache.stores import Store
+from cache.stores import Store, files
 from cache.stores.copied import Neighbours, RowOwners
 from cache.stores.ranges import plan_reads
 from packer.cli.group import cli
@@ -37,9 +37,9 @@ class Counted:
         self.root, self.thread, self.at = f"{root}/", threading.get_ident(), (0, 0)
         self.reads: dict[tuple[int, int], list[int]] = {}
         pread, preadv = os.pread, os.preadv
-        monkeypatch.setattr(os, "pread", lambda fd, size, offset: self._note(fd, size) or pread(fd, size, offset))
+        monkeypatch.setattr(files, "pread", lambda fd, size, offset: self._note(fd, size) or pread(fd, size, offset))
         monkeypatch.setattr(
-            os, "preadv", lambda fd, into, offset: self._note(fd, sum(map(len, into))) or preadv(fd, into, offset)
+            files, "preadv", lambda fd, into, offset: self._note(fd, sum(map(len, into))) or preadv(fd, into, offset)
         )
 
     def _note(self, descriptor: int, size: int) -> None:

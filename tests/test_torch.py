@@ -377,3 +377,25 @@ def test_an_item_is_made_on_one_core_and_torch_keeps_its_threads(reader: readers
         assert noted == [1] * 4 and in_thread == [3]
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("decoder", ["auto", "cpu", "compiled"])
+def test_the_decoder_of_a_data_set(
+    tmp_path: Path, pack: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, decoder: Any
+) -> None:
+    """With "cpu" libjpeg decodes, to the same pixels, with ops and without."""
+    native = pytest.importorskip("readers.coefficients.native")
+    calls: list[str] = []
+    for name in ("decode_jpeg", "resize"):
+        kept = getattr(native, name)
+        monkeypatch.setattr(native, name, lambda *given, kept=kept, name=name: calls.append(name) or kept(*given))
+    with readers.open(pack(tree_of(tmp_path / "images", {"c/0.jpg": make_jpeg(1, (90, 70))}))) as reader:
+        for transform in (None, [Resize((24, 24))]):
+            expected = ImageDataset(reader, transform)[0][0]
+            calls.clear()
+            dataset = ImageDataset(reader, transform, readers.Decode(decoder=decoder))
+            assert torch.equal(pickle.loads(pickle.dumps(dataset))[0][0], expected) and bool(calls) == (
+                decoder != "cpu"
+            )
+        with pytest.raises(ValueError, match="the rest is for ImageLoader"):
+            ImageDataset(reader, None, readers.Decode(layout="NHWC"))

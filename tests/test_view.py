@@ -8,12 +8,15 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
 
 import numpy as np
 import pytest
 from conftest import make_jpeg, tree_of
 from crc32c import crc32c
 from PIL import Image
+from suites.programs import run_packer
 from view_client import Client
 
 import packer
@@ -157,6 +160,72 @@ def test_expressions_choose_samples(client: Client, truth: readers.Reader) -> No
     assert wrong.status == 400 and "wdth" in wrong.error
     assert client.where("train", 'label == "cow"').status == 400
     assert client.where("none", "width > 1").status == 404
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six images with a caption and three columns of a table."""
+    folder = tmp_path_factory.mktemp("told") / "set"
+    fields = {"image": "image", "caption": "text", "json": "json"}
+    with packer.writer(folder, "tar", fields=fields, classes=["Ant", "bee"]) as out:
+        for number in range(6):
+            about = {"camera": "Canon" if number % 2 else "Z\u00fcrich", "year": 2000 + 8 * (number % 3)}
+            more = {} if number < 5 else {"json": {**about, "note": "rare"}}
+            texts: dict[str, Any] = {"caption": f"Picture {number}", "json": about, **more}
+            out.write(f"k/{number}", label=number % 2, image=make_jpeg(number, (20, 16)), **texts)
+    return folder
+
+
+def test_texts_are_searched_and_columns_are_orders(told: Path) -> None:
+    with packer.view(told) as viewing, Client(viewing.url) as client:
+        orders = client.get("view.json").json["splits"]["train"]["orders"]
+        assert [orders[f"column-{number}"]["title"] for number in range(3)] == ["camera", "year", "note"]
+        values, runs = client.order("order/train/column-1.json")
+        assert values.tolist() == [0, 3, 1, 4, 2, 5] and runs == [["2000", 0, 2], ["2008", 2, 2], ["2016", 4, 2]]
+        assert client.order("order/train/column-2.json")[1] == [["rare", 0, 1], ["", 1, 5]]
+
+        def chosen(**query: str) -> tuple[list[int], Any]:
+            found = client.get("where.json?" + urlencode({"split": "train", **query})).json
+            return np.frombuffer(client.get(found["url"]).body, "<u4", offset=found["start"]).tolist(), found["runs"]
+
+        cases = {"ant": [0, 2, 4], "PICTURE 3": [3], "z\u00dcrich": [0, 2, 4], "k/5": [5], "rare": [5], "none": []}
+        assert {text: chosen(search=text)[0] for text in cases} == cases
+        assert chosen(search="bee", where="year > 2000", order="column-1") == (
+            [1, 5], [["2000", 0, 0], ["2008", 0, 1], ["2016", 1, 1]]
+        )  # fmt: skip
+
+
+def test_predictions_are_sorted_worst_first(told: Path, tmp_path: Path) -> None:
+    table = tmp_path / "model.csv"
+    table.write_text("Filename,pred,confidence\nk/0,Ant,.9\nk/1,0,0.2\nk/2,bee,0.4\nk/3,Ant,.7\nk/4,0,.3\nno,0,1\n")
+    with packer.view(told, predictions=table) as viewing, Client(viewing.url) as client:
+        assert client.get("view.json").json["predictions"] == {"unknown": 1}
+        values, runs = client.order("order/train/mistakes.json")
+        assert (values.tolist(), runs) == ([3, 2, 1, 4, 0, 5], [["wrong", 0, 3], ["right", 3, 2], ["unknown", 5, 1]])
+        values, runs = client.order("order/train/confusion.json")
+        assert (values.tolist(), runs) == ([3, 1, 2], [["bee → Ant", 0, 2], ["Ant → bee", 2, 1]])
+    table.write_text("key,predicted,loss\nk/0,Ant,.9\nk/1,0,0.2\nk/2,bee,0.4\n")
+    with packer.view(told, predictions=table) as viewing, Client(viewing.url) as client:
+        assert client.order("order/train/mistakes.json")[0].tolist()[:3] == [2, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("name,predicted\nk/0,Ant\n", "has no column 'key'"),
+        ("key,predicted\nk/0,cow\n", "line 2: no class 'cow'; expected a number below 2 or one of"),
+        ("key,predicted\nk/0,2\n", "line 2: no class '2'"),
+        ("key,predicted\nk/0,0\nk/0,1\n", "line 3: 'k/0' has a prediction already"),
+        ("key,predicted,score\nk/0,0,high\n", "line 2: 'high' is no number"),
+        ("key,predicted\nk/0\n", "line 2: has 1 values, expected 2"),
+        ("key,predicted\nx,0\n", "none of its 1 rows names a sample"),
+        ('key,predicted\n"k', "cannot be read as CSV"),
+    ],
+)
+def test_predictions_that_do_not_fit(told: Path, tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "model.csv").write_text(text)
+    done = run_packer("view", told, "--no-browser", "--predictions", tmp_path / "model.csv")
+    assert done.returncode == 1 and words in done.stderr and "Traceback" not in done.stderr
 
 
 def test_damage_is_found_and_said(places: dict[str, Path], tmp_path: Path) -> None:

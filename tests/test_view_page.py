@@ -219,7 +219,17 @@ def test_a_part_of_a_key_is_found_and_the_selection_is_saved(opened: Any, live: 
         page.js("$('#find').select()")
         page.type("nothing of it")
         page.key("Enter")
-        page.wait("$('#problem').textContent.startsWith('no key has')")
+        page.wait("$('#problem').textContent.includes('is in no key, class or text')")
+        page.key("/", "Escape", "Escape")
+        page.wait("$('#status').textContent === '24 samples'")
+        page.click("#runs-list li:nth-child(3) button")
+        page.wait("$('#status').textContent === 'dog: 8 of 24 samples'")
+        page.key("x", "ArrowRight", "ArrowRight", "X")
+        page.wait("$('#save').textContent === 'Save 3 keys' && $$('.cell.picked').length === 3")
+        page.click("#save")
+        assert page.wait("globalThis.saved").splitlines() == ["shapes/001", "shapes/004", "shapes/007"]
+        page.key("x", "Escape")
+        page.wait("$('#unpick').hidden && !$$('.cell.picked').length && $('#status').textContent.startsWith('dog')")
 
 
 def test_hostile_names_are_text(opened: Any, tmp_path: Path) -> None:
@@ -332,8 +342,31 @@ def test_where_chooses_and_says_what_is_wrong(opened: Any, live: str) -> None:
     assert page.js("$('#status').textContent") == "4 of 24 samples", "what was shown stays"
     assert any("400" in complaint for complaint in page.complaints), "the browser notes the status of the answer"
     page.forgive()
-    page.click("#classes")
-    page.wait("document.activeElement.id === 'runs-find' && $('#runs-list').innerText.includes('dog')")
+    page.click("#runs-list li:nth-child(2) button")
+    page.wait(
+        "$('#status').textContent === 'dog: 4 of 4 samples' || $('#status').textContent === 'dog: 4 of 24 samples'"
+    )
+    page.js("$('#runs-by').value = 'media'; $('#runs-by').dispatchEvent(new Event('change'))")
+    page.wait("$$('#runs-list li').map(e => e.textContent).join(' ') === 'All4 png4'")
+
+
+def test_predictions_are_beside_the_labels_and_pictures_have_sizes(opened: Any, drawn: Path, tmp_path: Path) -> None:
+    (tmp_path / "model.csv").write_text(
+        "key,predicted,score\nshapes/001,cat,0.5\nshapes/002,cat,0.75\nshapes/003,cat,1\n"
+    )
+    packer.export_view(drawn, drawn.parent / "page", overwrite=True, predictions=tmp_path / "model.csv")
+    with view(drawn, predictions=tmp_path / "model.csv") as viewing, range_server(drawn.parent) as url:
+        for address in (viewing.url, f"{url}page/"):
+            page = opened(f"{address}#order=mistakes&run=wrong", "$$('.cell img.shown').length === 2")
+            texts = page.js("$$('.cell .labels').map(e => [...e.children].map(one => one.textContent))")
+            assert texts == [["<b>fox</b>", "cat 0.75"], ["dog", "cat 0.50"]]
+            page.click("#cell-0")
+            page.wait("$('.facts .bad')?.textContent === 'cat 0.75'")
+            page.key("Escape")
+            tile = "$('#cell-0').getBoundingClientRect().width"
+            width = page.js(tile)
+            page.key("+")
+            page.wait(f"{tile} > 1.3 * {width} && location.hash.includes('size=2')")
 
 
 def test_a_batch_is_shown_as_training_gets_it(opened: Any, live: str, drawn: Path) -> None:
@@ -421,13 +454,20 @@ def test_damaged_samples_are_found_and_say_what_is_wrong(opened: Any, drawn: Pat
         page.forgive()  # of pictures that the server could not make
 
 
+WRAPPED = """$$('button, label, summary, figcaption, .count, h3').flatMap(e => [...e.childNodes]).filter(node => {
+    const lines = document.createRange();
+    lines.selectNodeContents(node);
+    return node.nodeType === Node.TEXT_NODE && node.data.trim() && lines.getClientRects().length > 1;
+}).map(node => node.data)"""
+
+
 @pytest.mark.parametrize(
     ("width", "height", "dark"), [(320, 256, False), (420, 800, True)], ids=["400 % zoom", "phone, dark"]
 )
 def test_narrow_windows_lose_nothing(opened: Any, live: str, width: int, height: int, dark: bool) -> None:
     shown = "$('.cell img.shown')"
     views = {"": shown, "#sample=3": "$$('.stage .layer').length === 3", "#view=histograms": "$('.columns')",
-             "#order=class&run=dog": shown}  # fmt: skip
+             "#order=class&run=dog": f"$('#status').textContent.startsWith('dog') && {shown}"}  # fmt: skip
     page = opened(live, views[""], width=width, height=height, dark=dark)
     for fragment, ready in views.items():
         page.js(f"location.hash = {json.dumps(fragment)}")
@@ -438,5 +478,13 @@ def test_narrow_windows_lose_nothing(opened: Any, live: str, width: int, height:
             const b = e.getBoundingClientRect();
             return b.width && b.right > innerWidth + 1 && !e.closest('.stage, pre, .skip'); }).map(e => e.outerHTML)"""
         assert page.js(outside) == [], fragment
+        if width > 400:
+            for wide in (390, 600, 900, 1280, 2560):
+                page.resize(wide, height)
+                page.js("new Promise(resolve => setTimeout(resolve, 50))")
+                assert page.js(WRAPPED) == [], f"{fragment} at {wide}"
+            page.resize(width, height)
+    page.js("$('#save').hidden = false; $('#save').style.whiteSpace = 'normal'; $('#save').style.width = '3rem'")
+    assert len(page.js(WRAPPED)) == 1, "labels that wrap are seen"
     surface = page.js("getComputedStyle(document.documentElement).backgroundColor")
     assert surface == ("rgb(20, 24, 29)" if dark else "rgb(255, 255, 255)")

@@ -45,6 +45,7 @@ from cache.shared.layout import (
     Spec,
 )
 from cache.shared.membership import Membership
+from cache.system import require_shared_memory
 
 Buffer: TypeAlias = bytes | bytearray | memoryview | npt.NDArray[Any]
 _HITS, _MISSES, _HIT_BYTES, _PUTS, _PUT_BYTES, _PASSED, _DROPPED = range(1, 8)
@@ -94,6 +95,7 @@ class SharedByteCache:
         another name, with a warning. Raises CacheFullError where there is no room for it, CacheDirectoryError where
         files cannot be created in the directory, ForeignCacheError or CacheBusyError where all names are taken.
         """
+        require_shared_memory()
         identity = Identity(os.geteuid(), job_name(os.environ) if job is None else job, fingerprint, kind, slots)
         spec = Spec(identity, capacity_bytes, Path(directory), persist, comm, title)
         if isinstance(backend, str):

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import os
 import re
@@ -42,6 +41,7 @@ from cache.filesystem import is_in_memory
 from cache.locks import ByteLocks, is_at, wait_shared
 from cache.node import available_memory_bytes
 from cache.shared.layout import MAGIC, PERSIST_AT, USE, Segment, Spec, begins_like_ours, map_segment, read_header
+from cache.system import fcntl
 
 NAME = re.compile(r"packer-cache-(\d+)-[0-9a-f]{24}(\.[0-9a-f]{16})?")
 _ATTEMPTS = 1000

@@ -30,6 +30,7 @@ from cache.errors import ForeignCacheError
 from cache.locks import ByteLocks, ByteMutex, wait_shared
 from cache.shared.file import NAME, open_file, remove_unused
 from cache.shared.layout import TABLE, USE, Backend, CacheStats, Segment, Users, begins_like_ours, read_header, word_of
+from cache.system import at_fork, require_shared_memory
 
 _FORK_WAIT_S = 2.0
 _LAST = -100
@@ -147,7 +148,7 @@ def _leave_at_exit(_: object = None) -> None:
 
 @cache
 def _watch() -> None:
-    os.register_at_fork(after_in_child=_fork_all)
+    at_fork(after_in_child=_fork_all)
     util.register_after_fork(_leave_all, _leave_at_exit)  # a Process does not inherit finalizers
     _leave_at_exit()
 
@@ -219,6 +220,7 @@ def clean_caches(
 
 
 def _files(directory: Path) -> Iterator[tuple[Path, ByteLocks]]:
+    require_shared_memory()
     for path in sorted(directory.iterdir()):
         if NAME.fullmatch(path.name):
             with contextlib.suppress(ForeignCacheError):

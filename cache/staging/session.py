@@ -53,6 +53,7 @@ from cache.staging.copies import (
     sweep,
 )
 from cache.staging.sources import INNER_FOLDER, Request, Source, StagedFile, total_bytes
+from cache.system import require
 
 # Copying one file: read, checksum, write, sync, rename; and the threads that do so.
 #
@@ -682,6 +683,7 @@ class Target(NamedTuple):
 
 def candidates(target: str | os.PathLike[str] | None, environ: Mapping[str, str] | None = None) -> list[Target]:
     """The directories to try, in order. Raises NoTargetError where `target` names a variable that is not set."""
+    require("staging", os.open in os.supports_dir_fd)
     env = os.environ if environ is None else environ
     if target is not None:
         return [Target(_expand(os.fspath(target), env), "the user")]

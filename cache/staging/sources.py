@@ -25,6 +25,7 @@ from cache.errors import MissingExtraError, RemoteError, StagingError, StagingSo
 from cache.filesystem import prefetch
 from cache.node import usable_cpus
 from cache.remote import Facts, Remote, Span
+from cache.system import READ
 
 INNER_FOLDER = ".staging"
 _CHUNK_BYTES = 1 << 20
@@ -113,7 +114,7 @@ class FolderSource:
 
 def _opened(source: Path, file: StagedFile) -> int:
     try:
-        reader = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        reader = os.open(source, READ)
     except OSError as error:
         raise StagingSourceError(f"{source}: cannot be read: {error.strerror}; is the source still there?") from error
     status = os.fstat(reader)

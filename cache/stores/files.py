@@ -28,6 +28,7 @@ from cache.filesystem import prefetch
 from cache.locks import call_after_fork
 from cache.stores.base import Buffer, Extents, Int64s, Shards, Store
 from cache.stores.ranges import GAP_BYTES, BlockPool, ReadPlan, plan_reads
+from cache.system import READ, pread, preadv
 
 _REBUILD = "rebuild the index with  packer index"
 
@@ -71,7 +72,7 @@ class Files(Store):
             file.check(offset, length)
             return file.view[offset : offset + length]
         try:
-            data = os.pread(file.descriptor, length, offset)
+            data = pread(file.descriptor, length, offset)
         except OSError as error:
             raise unreadable(file.path, error) from error
         except (MemoryError, OverflowError):
@@ -179,8 +180,7 @@ class OpenFile:
         self.path = path
         self.view: memoryview | None = None
         try:
-            # O_NONBLOCK: a named pipe put in a shard's place must not hang the reader
-            self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            self.descriptor = os.open(path, READ)
             status = os.fstat(self.descriptor)
         except OSError as error:
             if error.errno == errno.ESTALE:
@@ -215,7 +215,7 @@ class OpenFile:
         parts, first, wanted = [], offset, length
         while length > 0:
             try:
-                part = os.pread(self.descriptor, min(length, 1 << 30), offset)
+                part = pread(self.descriptor, min(length, 1 << 30), offset)
             except OSError as error:
                 raise unreadable(self.path, error) from error
             if not part:
@@ -227,7 +227,7 @@ class OpenFile:
     def read_into(self, target: memoryview, offset: int, length: int) -> None:
         """Fill `target`, which must have `length` bytes (ValueError), from `offset` on. Raises as `reread` does."""
         try:
-            count = os.preadv(self.descriptor, (target,), offset)
+            count = preadv(self.descriptor, (target,), offset)
         except OSError as error:
             raise unreadable(self.path, error) from error
         if count != length:
@@ -270,7 +270,7 @@ class LooseFiles(Store):
     def prefetch(self, extents: Extents, below_bytes: int | None = None) -> None:
         for shard in extents.shard.tolist():
             try:
-                descriptor = os.open(self.location(shard), os.O_RDONLY | os.O_CLOEXEC)
+                descriptor = os.open(self.location(shard), READ)
             except OSError:
                 continue  # the read that follows raises
             try:

@@ -6,7 +6,8 @@ shard compares its size with that of the index and remembers its ETag; later one
 What `prefetch` announces is fetched in the background, and kept until each of its samples was read once:
 
     announced ──► queue of runs ──► up to 224 GETs at a time ──► bytes, until taken
-                     above the cap the oldest are dropped; they are read again when they are needed
+            above the cap the oldest are dropped, and those that are left when as much was read after they were
+            announced, as after a loop that ended early; they are read again when they are needed
 
 A run is one range of a shard with one or several samples in it. A run that failed is forgotten: the read that follows
 asks again, and raises. When the interpreter ends, queued runs are not begun.
@@ -212,6 +213,7 @@ class Run:
     ) -> None:
         self.begin, self.bytes, self.parts = begin, size_bytes, parts
         self.left = len(parts)
+        self.since = 0  # what had been taken when it was announced, in bytes
         self.future: Future[Any] | None = None
 
 
@@ -226,7 +228,7 @@ class Ahead:
         self._of: dict[Hashable, Run] = {}
         self._queue: OrderedDict[int, Run] = OrderedDict()
         self._running = 0
-        self._held_bytes = 0
+        self._held_bytes = self._taken_bytes = 0
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._of
@@ -238,11 +240,14 @@ class Ahead:
         """Announce a run; returns at once."""
         with self._lock:
             self._runs[id(run)] = run
+            run.since = self._taken_bytes
             self._held_bytes += run.bytes
             self._of.update((key, run) for key in run.parts)
             self._queue[id(run)] = run
             while self._held_bytes > self._cap_bytes and len(self._runs) > 1:
                 self._forget(next(iter(self._runs.values())))
+            while self._taken_bytes - (oldest := next(iter(self._runs.values()))).since > self._cap_bytes:
+                self._forget(oldest)
             self._begin_more()
 
     def take(self, key: Hashable) -> memoryview | None:
@@ -262,6 +267,7 @@ class Ahead:
             start, stop = run.parts[key]
             if self._of.get(key) is run:
                 del self._of[key]
+                self._taken_bytes += stop - start
                 run.left -= 1
                 if data is None or not run.left:
                     self._forget(run)

@@ -101,7 +101,9 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
     name = "time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(s|ms|us|µs)", str(value))
+        match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(s|ms|us|µs|)", str(value))
+        if match is not None and not match[2]:
+            self.fail(f"{value!r} has no unit: {value}ms or {value}s?", param, ctx)
         if match is None:
             self.fail(f"{value!r} is not a valid time; write it with its unit, as 20ms or 1.5s", param, ctx)
         return float(match[1]) * _UNITS[match[2]]
@@ -387,8 +389,8 @@ def _source_options() -> list[Callable[[Any], Any]]:
                      help=of_addresses("requests a second to each host. Default: 20.")),
         threads_option(of_addresses("requests at a time. Default: 32.")),
         count_option("--attempts", of_addresses("requests for an image at most. Default: 5.")),
-        click.option("--timeout", type=float, metavar="SECONDS",
-                     help=of_addresses("for a request as a whole. Default: 30.")),
+        click.option("--timeout", type=Duration(), metavar="TIME",
+                     help=of_addresses("for a request as a whole. Default: 30s.")),
         size_option("--max-bytes", help=of_addresses("largest image. Default: 64MiB.")),
         click.option("--private", is_flag=True, default=None,
                      help=of_addresses("also ask hosts in private networks.")),

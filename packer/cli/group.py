@@ -217,9 +217,11 @@ def _status_of(arguments: list[str], as_json: bool) -> int:
         return error.exit_code
     except click.ClickException as error:
         kind = "UsageError" if isinstance(error, click.UsageError) else "ClickException"
+        values = _values_of(error, arguments) if isinstance(error, click.BadOptionUsage) else ""
         shown = io.StringIO()
         error.show(file=shown)  # usage, where help is, the error
-        return _fail(kind, error.format_message(), error.exit_code, as_json, shown.getvalue().rstrip("\n"))
+        text = shown.getvalue().rstrip("\n")
+        return _fail(kind, error.format_message() + values, error.exit_code, as_json, text + values)
     except (click.Abort, KeyboardInterrupt):
         return _fail("KeyboardInterrupt", INTERRUPTED, _INTERRUPTED_STATUS, as_json)
     except BrokenPipeError:
@@ -233,6 +235,17 @@ def _status_of(arguments: list[str], as_json: bool) -> int:
             return _fail("UsageError", message, 2, as_json)
         return _fail(type(error).__name__, message, 1, as_json)
     return int(status or 0)
+
+
+def _values_of(error: click.BadOptionUsage, arguments: list[str]) -> str:
+    """What an option takes that was given without a value; click has not said of which command it is."""
+    context = click.Context(cli, info_name="packer")
+    for word in arguments:
+        if isinstance(context.command, click.Group) and (below := context.command.get_command(context, word)):
+            context = click.Context(below, info_name=word, parent=context)
+    error.ctx = context
+    options = [option for option in context.command.params if error.option_name in option.opts]
+    return "".join(f" {record[0]}" for option in options if (record := option.get_help_record(context)))
 
 
 def _fail(kind: str, message: str, status: int, as_json: bool, shown: str = "") -> int:

@@ -18,7 +18,7 @@ import click
 
 import readers
 from cache.launchers import scratch_variables
-from cache.messages import Done, bar, human_bytes, human_seconds, plural
+from cache.messages import Done, bar, human_bytes, human_seconds, plural, quoted
 from cache.node import detect_ranks
 from cache.serving import Server
 from cache.staging.sources import CLEANUPS
@@ -37,9 +37,10 @@ from packer.node import (
     staged_copies,
     warm_cache,
 )
+from packer.uploading import UploadResult, upload
 from readers.staging import FORMS
 
-__all__ = ["cache_command", "serve_command", "stage_command"]
+__all__ = ["cache_command", "serve_command", "stage_command", "upload_command"]
 
 _run = click.argument("run", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
 
@@ -218,6 +219,28 @@ def _clean(dataset: str | None, target: str | None, dry_run: bool) -> CleanResul
     """Remove unused staged copies; SET: only those of this set."""
     with undisturbed():
         return clean_staged(dataset, target, dry_run=dry_run)
+
+
+# --- packer upload ---------------------------------------------------------------------------------------------------
+def _uploaded(result: UploadResult) -> Iterator[str]:
+    sent, size = plural(result.sent, "file"), human_bytes(result.sent_bytes)
+    removed = f", {plural(result.removed, 'file')} of the old set removed" if result.removed else ""
+    yield f"{result.address}: {sent} sent, {size}; {result.found:,} there already{removed}; all checked"
+    yield f"  packer verify {quoted(result.address)}  reads every byte back"
+
+
+@click.command("upload")
+@click.argument("path", metavar="SET", type=flags.SetPlace(local=True))
+@click.argument("address", metavar="ADDRESS")
+@click.option("--overwrite", is_flag=True, help="Replace another set at ADDRESS.")
+@flags.reports(_uploaded)
+def upload_command(path: str, address: str, **options: Any) -> UploadResult:
+    """Copy SET to ADDRESS: s3://, gs://, az:// or https:// (WebDAV).
+
+    Each file has its checksum there. After an interruption the same command sends what is missing. Readers see the set
+    when it is complete, because its dataset.json is written last.
+    """
+    return upload(path, address, **options)
 
 
 # --- packer serve ---------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import logging
 import os
 import platform
 import re
-import resource
 import sys
 import threading
 import time
@@ -18,6 +17,7 @@ from typing import Any, TextIO, TypeVar
 import click
 
 from cache.messages import Done, Silent, Watcher, human_bytes, human_seconds, printable
+from cache.system import resource
 from packer import __version__
 
 __all__ = [
@@ -244,13 +244,14 @@ def stop_logging() -> None:
     """Log what the command took, and show nothing any more."""
     if not _handlers:
         return
-    own, workers = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
-    _log.info(
-        "CPU time %s here and %s in other processes; at most %s of memory in one process",
-        human_seconds(own.ru_utime + own.ru_stime),
-        human_seconds(workers.ru_utime + workers.ru_stime),
-        human_bytes(1024 * max(own.ru_maxrss, workers.ru_maxrss)),
-    )
+    if sys.platform != "win32":
+        own, workers = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+        _log.info(
+            "CPU time %s here and %s in other processes; at most %s of memory in one process",
+            human_seconds(own.ru_utime + own.ru_stime),
+            human_seconds(workers.ru_utime + workers.ru_stime),
+            human_bytes(1024 * max(own.ru_maxrss, workers.ru_maxrss)),
+        )
     for name in _PACKAGES:
         logger = logging.getLogger(name)
         logger.removeHandler(_handlers[0])

@@ -16,6 +16,7 @@ import os
 import queue
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +29,7 @@ import click
 
 __all__ = ["CommandSignals", "cleaning_up", "undisturbed"]
 
-_PASSED_ON = (signal.SIGTERM, signal.SIGUSR1)
+_PASSED_ON = (signal.SIGTERM, *([signal.SIGUSR1] if sys.platform != "win32" else []))
 _WITNESS_SECONDS = 0.2  # how long a signal takes to reach all processes
 _SAME_SECONDS = 1.0  # signals within this time have the same sender
 
@@ -127,7 +128,7 @@ def cleaning_up() -> Iterator[None]:
             raise _Stopped
 
     try:
-        with _handled(stop, signal.SIGHUP):
+        with _handled(stop, *([signal.SIGHUP] if sys.platform != "win32" else [])):
             yield
     except _Stopped:
         if caught == signal.SIGINT:

@@ -7,7 +7,7 @@ import socket
 import sys
 import tempfile
 import webbrowser
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from html import escape
 from pathlib import Path
@@ -20,7 +20,7 @@ from cache.messages import human_bytes, plural, quoted
 from packer.cli import flags
 from packer.cli.screen import watcher
 from packer.cli.signals import CommandSignals
-from packer.tools.view import ViewExport, export_view, view
+from packer.tools.view import ViewExport, Viewing, export_view, view
 
 __all__ = ["command"]
 
@@ -29,6 +29,9 @@ __all__ = ["command"]
 @click.argument("place", metavar="SET|SOURCE", type=flags.SetPlace())
 @flags.split_option()
 @click.option("--port", type=click.IntRange(0, 65535), metavar="N", help="Port on 127.0.0.1. Default: a free port.")
+@click.option("--predictions", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE", help="CSV "
+              "with the columns key and predicted and, if known, score or loss: shown beside the labels, the worst "
+              "mistakes first.")  # fmt: skip
 @click.option("--no-browser", is_flag=True, help="Only print the address.")
 @click.option("--export", "output", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Write a "
               "page for any web server to DIR, and serve nothing. For packed sets.")  # fmt: skip
@@ -38,30 +41,33 @@ __all__ = ["command"]
 @click.option("--thumbnails/--no-thumbnails", default=None, help="With --export: write small pictures for the grid, "
               "some 8 kB each. Default: for up to 10,000 samples.")  # fmt: skip
 @flags.json_option
-def command(place: str, split: str | None, no_browser: bool, as_json: bool, **options: Any) -> None:
+def command(
+    place: str, split: str | None, predictions: Path | None, no_browser: bool, as_json: bool, **options: Any
+) -> None:
     """Show the samples of a set or a source in a browser, until Ctrl-C.
 
     A source is any source of packer convert: a folder, an archive, a table, a shard, …; also DIR of an earlier
-        --export. Nothing is written. The page is served on 127.0.0.1 only; its address has a token, and everyone with
-        the token sees the samples.
+    --export. Nothing is written. The page is served on 127.0.0.1 only; its address has a token, and everyone with
+    the token sees the samples.
     """
     port = options.pop("port")
     if options["output"] is not None:
         if port is not None:
             raise click.UsageError("--port is for a served page; --export writes a page")
-        result = export_view(place, split=split, watcher=watcher(as_json), **options)
+        result = export_view(place, split=split, predictions=predictions, watcher=watcher(as_json), **options)
         flags.show_result(result, as_json, lambda: _written(result))
         return
     for flag, unsaid in (("url", None), ("overwrite", False), ("thumbnails", None)):
         if options[flag] is not unsaid:
             raise click.UsageError(f"--{flag} is for --export")
-    _serve(place, split, port or 0, not (no_browser or as_json) and _has_display(), as_json)
+    opens = not (no_browser or as_json) and _has_display()
+    _serve(lambda: view(place, split=split, port=port or 0, predictions=predictions), opens, as_json)
 
 
-def _serve(place: str, split: str | None, port: int, opens: bool, as_json: bool) -> None:
+def _serve(begin: Callable[[], Viewing], opens: bool, as_json: bool) -> None:
     stopped = Event()
     signals = CommandSignals(lambda: True, stopped.set)
-    with signals.handling(), view(place, split=split, port=port) as viewing:
+    with signals.handling(), begin() as viewing:
         if as_json:
             flags.print_json({"url": viewing.url, "port": viewing.port})
         else:

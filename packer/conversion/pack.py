@@ -147,6 +147,7 @@ class ShardPacker:
         self._plain = images.check == "header" and images.encoding is None
         self._ops = OpWork(images.ops, spec.fields, images.encoding) if images.encoding and images.ops else None
         self._fields = FieldChecks(spec.fields, images.check == "decode")
+        self._checks_fields, self._in_pixels = bool(self._fields), self._fields.in_pixels
         self.columns = ShardColumns(list(spec.fields))
         self._writer = format_named(options.to).open_writer(place / self._temporary, spec)
         self.flush = self._writer.flush
@@ -164,7 +165,7 @@ class ShardPacker:
             self._not_chosen += 1
             return False
         header, image, origin = None, payloads[0], names[0] or key
-        if self._fields:
+        if self._checks_fields:
             self._fields.check(payloads)
         if image is None and self._images.is_raw:
             raise BadSampleError("has no image, and raw shards hold one of each sample")
@@ -181,9 +182,9 @@ class ShardPacker:
                 given = image
                 image, header, name, remarks = prepare_image(image, names[0], key, self._images)
                 payloads, names = (image, *payloads[1:]), (name, *names[1:])
-                if self._fields.in_pixels and image is not given:
+                if self._in_pixels and image is not given:
                     payloads = self._fields.resized(payloads, read_header(given), header)
-            for remark in (*remarks, *(self._fields.remarks(payloads, header) if self._fields.in_pixels else ())):
+            for remark in (*remarks, *(self._fields.remarks(payloads, header) if self._in_pixels else ())):
                 count, first = self._remarks.get(remark, (0, origin))
                 self._remarks[remark] = (count + 1, first)
         if header is not None and header.media == PIXELS:

@@ -38,6 +38,7 @@ from cache.checksums import crc32c
 from cache.errors import DatasetError, OutputError, SourceError, UnknownNameError
 from cache.files import Folder
 from cache.messages import Watcher, plural, quoted
+from cache.system import pread
 from packer import __version__
 from packer.columns import PartMeta
 from packer.conversion.commit import commit
@@ -336,7 +337,7 @@ def _load(
     out: Path, file: int, question: str, options: ConvertOptions, root: str | os.PathLike[str] | None
 ) -> Prepared | None:
     size = os.fstat(file).st_size
-    tail = os.pread(file, _TAIL_BYTES, size - _TAIL_BYTES)
+    tail = pread(file, _TAIL_BYTES, size - _TAIL_BYTES)
     length = int.from_bytes(tail[:8], "little")
     if tail[12:] != _MAGIC or length > min(size, _MAX_HEAD_BYTES):
         return None
@@ -425,7 +426,7 @@ def _read(file: int, offset: int, length: int, checksum: int) -> bytes:
         raise DatasetError(f"[{offset}, {offset + length}) is not within its {size} bytes")
     data = bytearray()
     while len(data) < length:
-        part = os.pread(file, min(length - len(data), 1 << 30), offset + len(data))
+        part = pread(file, min(length - len(data), 1 << 30), offset + len(data))
         if not part:
             raise DatasetError(f"ends at byte {offset + len(data)}")
         data += part

@@ -30,6 +30,7 @@ from cache.checksums import JoinedChecksum, crc32c
 from cache.errors import BadNameError, FormatError
 from cache.files import sync_file
 from cache.filesystem import write_behind
+from cache.system import CLOEXEC, READ, pread
 from readers.headers import ImageHeader
 from readers.layout import DatasetInfo, FieldName
 from readers.table import NO_LABEL, Buffer
@@ -81,7 +82,7 @@ class Window:
         self._start = 0
         self._data = b""
         try:
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            self._descriptor = os.open(path, READ)
         except OSError as error:
             raise FormatError(f"{path}: cannot be opened: {error.strerror}") from error
         status = os.fstat(self._descriptor)
@@ -109,7 +110,7 @@ class Window:
     def _fetch(self, offset: int, length: int) -> bytes:
         parts = []
         while length > 0:
-            part = os.pread(self._descriptor, min(length, 1 << 30), offset)
+            part = pread(self._descriptor, min(length, 1 << 30), offset)
             if not part:
                 raise FormatError(f"{self.path}: shrank to {offset} bytes while it was being read")
             parts.append(part)
@@ -140,7 +141,7 @@ class GatherFile:
 
     def __init__(self, path: Path, start: int = 0) -> None:
         self.path = path
-        self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | CLOEXEC, 0o666)
         if start:
             os.lseek(self.descriptor, start, os.SEEK_SET)
         self.position = start

@@ -36,6 +36,7 @@ from crc32c import crc32c
 from cache.checksums import crc32c_combine
 from cache.errors import BadSampleError, FormatError, NotFlatError, PackerError
 from cache.messages import quoted
+from cache.system import pread
 from packer.formats.base import (
     Format,
     GatherFile,
@@ -656,7 +657,7 @@ class Hdf5Writer:
                     data = _contiguous(_group(file, field), "data", (size,))
                 starts[field] = data.get_offset() or 0
                 if 0 < size < _SMALL_BYTES:
-                    small = os.pread(gather.descriptor, size, _DATA_START)
+                    small = pread(gather.descriptor, size, _DATA_START)
                     data.write(h5py.h5s.ALL, h5py.h5s.ALL, np.frombuffer(small, np.uint8).reshape(data.shape))
             first, gather = self._fields[0]
             if gather.position - _DATA_START >= _SMALL_BYTES and starts[first] != _DATA_START:
@@ -772,7 +773,7 @@ def _write_strings(group: Any, name: str, texts: NamesBuilder) -> None:
 def _copy(source: int, source_offset: int, target: int, target_offset: int, length: int, crc: int) -> int:
     """Copy bytes between descriptors and carry the CRC32C on."""
     while length > 0:
-        block = os.pread(source, min(length, _COPY_BYTES), source_offset)
+        block = pread(source, min(length, _COPY_BYTES), source_offset)
         if not block:
             raise FormatError("a temporary file of this conversion shrank while it was read")
         crc = crc32c(block, crc)

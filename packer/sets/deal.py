@@ -22,10 +22,10 @@ _TOLERANCE = 1e-6
 def shares(count: int, fractions: Sequence[float]) -> list[int]:
     """How many of `count` samples each split gets, by the method of the largest remainder. Raises ValueError."""
     if not fractions or any(not 0 < fraction <= 1 for fraction in fractions):
-        raise ValueError(f"fractions are {list(fractions)}, expected numbers above 0 and at most 1")
+        raise ValueError(f"fractions are {list(fractions)}, expected shares of 1, as 0.9")
     total = math.fsum(fractions)
     if abs(total - 1) > _TOLERANCE:
-        what = "add a split for the rest" if total < 1 else "there are not that many samples"
+        what = "add a split for the rest" if total < 1 else "make them smaller"
         raise ValueError(f"fractions sum to {total:.9g}, expected 1; {what}")
     exact = [count * fraction / total for fraction in fractions]
     found = [math.floor(share + _TOLERANCE) for share in exact]

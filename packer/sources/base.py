@@ -13,7 +13,6 @@ import multiprocessing
 import os
 import pickle
 import posixpath
-import resource
 import stat
 import struct
 import sys
@@ -36,6 +35,7 @@ from cache.checksums import crc32c
 from cache.errors import BadNameError, BadSampleError, MissingExtraError, PackerError, SourceError
 from cache.files import read_regular
 from cache.messages import listed
+from cache.system import resource
 from packer.formats.base import Arena, key_by_number
 from readers.layout import same_split
 from readers.opening.tree import Keys, TreeNames
@@ -600,7 +600,7 @@ def in_child(where: object, work: Callable[..., T], *arguments: object, seconds:
 def _answer(sender: Connection, is_limited: bool, work: Callable[..., object], arguments: Sequence[object]) -> None:
     faulthandler.disable()  # the parent says what happened
     try:
-        if is_limited:
+        if is_limited and sys.platform == "linux":
             has = int(read_regular("/proc/self/statm", 1 << 10).split()[0]) * resource.getpagesize()
             resource.setrlimit(resource.RLIMIT_AS, (has + _MORE_BYTES, has + _MORE_BYTES))
         sender.send((None, work(*arguments)))

@@ -79,6 +79,8 @@ def _contents_of(head: Buffer, name: str) -> str:
     """What a file holds: "Parquet", "tar archive", "text", …; "" where nothing shows it."""
     start = bytes(head[:HEAD_BYTES])
     suffix = PurePosixPath(name).suffix.lower()
+    if name.lower().endswith((".nii", ".nii.gz")):
+        return "NIfTI"
     entry = SOURCES.of_content(start)
     kind = (
         entry.kind_of(start) if entry else next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), "")

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from cache.errors import BadSampleError, SourceError
 from cache.node import usable_cpus
+from cache.system import READ, pread
 from packer.formats.base import Arena
 from packer.registry import HEAD_BYTES
 from packer.sources.base import FieldNames, NumberPlaces, SourceListing, SplitListing, check_names
@@ -193,9 +194,9 @@ def read_named(folder: str | os.PathLike[str], path: str, expected_bytes: int, a
 def read_head(path: str, count: int) -> bytes:
     """The first bytes of a file, up to `count`. Raises BadSampleError where it cannot be read."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = os.open(path, READ)
         try:
-            return os.pread(descriptor, count, 0)
+            return pread(descriptor, count, 0)
         finally:
             os.close(descriptor)
     except OSError as error:
@@ -210,7 +211,7 @@ def read_file(path: str, expected_bytes: int, arena: Arena, stamp: int | None = 
     process writes to it; SourceError where it has another time.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = os.open(path, READ)
     except OSError as error:
         raise BadSampleError(f"cannot be opened: {error.strerror}") from error
     try:

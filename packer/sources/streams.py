@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from cache.errors import SourceError
+from cache.system import READ, preadv
 from packer.formats import REGISTRY
 from packer.formats.base import Window
 from packer.registry import HEAD_BYTES
@@ -116,13 +117,13 @@ class PlainFile(ByteFile):
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._descriptor = os.open(path, READ)
         except OSError as error:
             raise SourceError(f"{path}: cannot be opened: {error.strerror}") from error
 
     def read_into(self, offset: int, target: memoryview) -> None:
         while target:
-            count = os.preadv(self._descriptor, (target,), offset)
+            count = preadv(self._descriptor, (target,), offset)
             if not count:
                 raise SourceError(f"{self.path}: ends at byte {offset}, {len(target)} more were expected: truncated?")
             target, offset = target[count:], offset + count

@@ -11,7 +11,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import resource
 import subprocess
 import sys
 import tempfile
@@ -23,12 +22,13 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from cache.errors import DISTRIBUTION, CacheDirectoryError, install_command
+from cache.errors import DISTRIBUTION, CacheDirectoryError, PlatformError, install_command
 from cache.files import Folder
 from cache.filesystem import cache_budget, filesystem_type, free_space, is_local
 from cache.messages import human_bytes, listed, quoted, shortened
 from cache.node import available_memory_bytes, detect_ranks, usable_cpus
 from cache.staging.session import candidates
+from cache.system import resource
 from packer import __version__
 from packer.output import Result
 from readers.coefficients import unsupported_reason
@@ -37,7 +37,7 @@ from readers.coefficients.compiled import BUILD_BY_CLANG, load_codec
 __all__ = ["Check", "Health", "examine"]
 
 _OURS = ("packer", "readers", "cache")
-_NOT_FOR_USERS = {"test", "testing", "site", "dev"}
+_NOT_SHOWN = {"test", "testing", "site", "dev", "all", "s3", "dali-cuda12", "dali-cuda13"}  # nor others' second names
 _SECONDS = 60.0
 _FEW_FILES, _SMALL_SHM_BYTES = 1024, 128 << 20
 # Of distributions whose module has another name, what to import; else the name with underscores.
@@ -93,12 +93,16 @@ class Health(Result):
 
 def examine(directory: str | os.PathLike[str] | None = None) -> Health:
     """Examine this environment. directory: where sets will be packed to; a small file is written there, and removed."""
-    return Health((*_install(), *_limits(), *_storage(directory), *_extras()))
+    storage = () if sys.platform == "win32" else _storage(directory)
+    return Health((*_install(), *_limits(), *storage, *_extras()))
 
 
 def _install() -> Iterator[Check]:
     where = Path(__file__).parents[2]
     yield Check("packer", "ok", f"{__version__} at {where}; Python {platform.python_version()} at {sys.executable}")
+    if sys.platform != "linux":
+        works = f"{sys.platform}: sets of this machine can be read; packing, staging and caches are made for Linux"
+        yield Check("system", "note", works, "for the rest, use WSL 2 on Windows, a container on macOS")
     owners = importlib.metadata.packages_distributions()
     for name in _OURS:
         others = sorted({owner for owner in owners.get(name, ()) if owner != DISTRIBUTION})
@@ -117,6 +121,8 @@ def _limits() -> Iterator[Check]:
     job = f", rank {ranks.rank} of {ranks.world_size} by {ranks.launcher}" if ranks.launcher else ""
     yield Check("CPUs", "ok", f"{cpus} of {all_cpus} may be used (affinity, control group, batch system){job}")
     yield Check("memory", "ok", f"{human_bytes(available_memory_bytes())} are free for this process")
+    if sys.platform == "win32":
+        return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     few, more = soft <= _FEW_FILES, min(hard, 65536) if hard > 0 else 65536
     advice = f"ulimit -n {more}" if more > soft else "ask the administrator of this machine: it is also the hard limit"
@@ -138,6 +144,8 @@ def _storage(directory: str | os.PathLike[str] | None) -> Iterator[Check]:
         advice = "" if state == "ok" else "in a container: --shm-size=8g or --ipc=host"
         room = f"{human_bytes(size)}, room for a cache of {human_bytes(budget.bytes)}"
         yield Check("/dev/shm", state, room, advice)
+    except PlatformError as error:
+        yield Check("/dev/shm", "note", str(error))
     except CacheDirectoryError as error:
         yield Check("/dev/shm", "problem", str(error), "mount a tmpfs there: caches and worker processes need it")
     usable, seen = 0, set[Path]()
@@ -198,7 +206,7 @@ def _extras() -> Iterator[Check]:
     core = [one for one in wanted if one.marker is None]
     by_extra = {
         extra: [one for one in wanted if one not in core and one.marker and one.marker.evaluate({"extra": extra})]
-        for extra in sorted(set(names) - _NOT_FOR_USERS)
+        for extra in sorted(set(names) - _NOT_SHOWN)
     }
     packages = sorted({one.name for needs in by_extra.values() for one in needs})
     with ThreadPoolExecutor(max(1, usable_cpus())) as pool:

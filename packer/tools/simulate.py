@@ -469,7 +469,7 @@ def holding_of(subject: Subject, order: Order, capacity: Capacity, job: Job) -> 
 
 def _staging(subject: Subject, order: StagedFirst, capacity: Capacity, share: float | None) -> Holding:
     if share is None:
-        share = min(1.0, parse_size(str(capacity)) / max(1, int(subject.shard_bytes.sum())))
+        share = min(1.0, _size(capacity) / max(1, int(subject.shard_bytes.sum())))
     if not share:
         return Holding()
     count = shards_of_fraction(subject.shard_bytes.tolist(), share)
@@ -1060,9 +1060,13 @@ def _curve(traffic: Traffic, job: Job) -> tuple[int, ...]:
     return tuple(round(float(part.mean())) for part in np.array_split(steps, min(_CURVE, len(steps))))
 
 
+def _size(capacity: Capacity) -> int:
+    return parse_size(capacity) if isinstance(capacity, str) else int(capacity)
+
+
 def _capacity_text(capacity: Capacity) -> str:
     share = share_of(capacity)
-    return f"{100 * share:g} %" if share is not None else human_bytes(parse_size(str(capacity)))
+    return f"{100 * share:g} %" if share is not None else human_bytes(_size(capacity))
 
 
 # --- A simulation as lines for a terminal: what was simulated, a table, the recommended row, what to mind.

@@ -37,6 +37,7 @@ from readers.table import Buffer
 
 if TYPE_CHECKING:
     from readers.coefficients import Scaling
+    from readers.coefficients.decode import Table
 
 # Images of one size, decoded side by side: boxes at the same place of each are one array, resized by one call.
 
@@ -206,6 +207,10 @@ def _flip(rows: Sequence[torch.Tensor], jobs: Sequence[Job | None]) -> None:
             torch._foreach_copy_(images, torch.flip(torch.cat(images), flips).unsafe_split(1))
 
 
+def unflipped(job: Job) -> Job:
+    return job._replace(last=job.last._replace(flips=()))
+
+
 class Renderer:
     """Encoded bytes to pixels, for one thread.
 
@@ -258,7 +263,7 @@ class Renderer:
             scaling = self._finish.scaling() if self._finish is not None and whole is not None else None
             into = (out, None) if scaling is None or job.last.steps else (whole, scaling)
             if self._render_at_once(data, job.last, size, *into):
-                return job._replace(last=job.last._replace(flips=())) if into[0] is out else None
+                return unflipped(job) if into[0] is out else None
         image = _image(decode_image(data, job.first.region, self._scratch, size, compiled=self._compiled))
         if self.lap is not None:
             self.lap("decode")
@@ -301,6 +306,29 @@ class Renderer:
             if self.lap is not None:
                 self.lap("augment")
         return True
+
+    def render_boxes(
+        self,
+        data: Sequence[Buffer | Exception],
+        table: Table,
+        sizes: Sequence[tuple[int, int]],
+        out: torch.Tensor,
+        whole: torch.Tensor,
+    ) -> tuple[list[bool], bool]:
+        """Those of n images that the compiled codec decodes, resizes and flips by one call: which, and whether they are
+        finished, in `whole`, or else in `out`; both [n, 3, out_height, out_width]. What is damaged is left, too, and
+        what is left has undefined contents.
+
+        table: of these images, as `tabulate_boxes` gives it. sizes: of the upright images.
+        """
+        from readers.coefficients import decode_boxes  # loads crc32c
+
+        scaling = self._finish.scaling() if self._finish is not None else None
+        pixels = (out if scaling is None else whole).permute(0, 2, 3, 1).numpy()
+        done = decode_boxes(data, table, sizes, pixels, scaling, jpegs=self._compiled)
+        if self.lap is not None and any(done):
+            self.lap("decode")
+        return done, scaling is not None or (self._finish is not None and self._finish.in_place)
 
     def render_alike(
         self,
@@ -539,7 +567,8 @@ class UnchangedRenderer:
         top, left, height, width, *_ = job.first.region
         image = _computable(pixels[top : top + height, left : left + width])
         interpolation: Interpolation = "bicubic" if self._bicubic else "bilinear"
-        for made, then in zip((*job.before, job.last), (*job.before[1:], job.last, None), strict=False):
+        passes = *job.before, job.last
+        for made, then in zip(passes, (*passes[1:], None), strict=True):
             _, resized, corner, flips, steps, final = made
             if image.shape[2:] != resized:
                 image = self._resized(image, resized, kind)

@@ -2,7 +2,7 @@
 
     encode     a JPEG  ──►  bytes, or None where the JPEG itself is to be kept
     decode     these bytes, a region  ──►  pixels, those of libjpeg-turbo to the bit
-    decode_resized  …, a size, flips  ──►  the same, as torch resizes them
+    decode_resized  …, a size, flips  ──►  the same, as torch resizes them; decode_boxes: of several images at once
 
 `layout` says what the bytes are, docs/cache.md what is kept and what it costs. Importing this package takes
 numpy alone; `encode` and `decode` need the compiled codec, which is built when the package is installed
@@ -10,7 +10,14 @@ numpy alone; `encode` and `decode` need the compiled codec, which is built when 
 """
 
 from readers.coefficients.compiled import unsupported_reason
-from readers.coefficients.decode import Scaling, decode, decode_jpeg, decode_resized
+from readers.coefficients.decode import (
+    Scaling,
+    decode,
+    decode_boxes,
+    decode_jpeg,
+    decode_resized,
+    tabulate_boxes,
+)
 from readers.coefficients.encode import encode, encode_strictly, lend
 from readers.coefficients.layout import MAGIC, parse_coefficients
 from readers.coefficients.markers import Refused
@@ -20,11 +27,13 @@ __all__ = [
     "Refused",
     "Scaling",
     "decode",
+    "decode_boxes",
     "decode_jpeg",
     "decode_resized",
     "encode",
     "encode_strictly",
     "lend",
     "parse_coefficients",
+    "tabulate_boxes",
     "unsupported_reason",
 ]

@@ -15,13 +15,14 @@ from readers.coefficients.markers import HuffmanTable
 __all__ = ["BUILD_BY_CLANG", "load_codec", "tables_of", "unsupported_reason"]
 
 _NAME = "readers.coefficients.native"
+_VERSION = 3  # of its functions, as in module.c
 _KEPT_TABLES = 16
 
 
 def load_codec() -> ModuleType:
     """The extension; its functions are described in `native.pyi`. Raises UnsupportedCpuError where it is missing."""
     try:
-        return import_module(_NAME)
+        return _import_codec()
     except ImportError as error:
         raise UnsupportedCpuError(
             f"DCT coefficients cannot be kept or decoded here: {unsupported_reason()}; keep='encoded' works"
@@ -38,12 +39,20 @@ BUILD_BY_CLANG = (
 def unsupported_reason() -> str:
     """Why this installation has no compiled codec, and what would build it; "" where it has one."""
     try:
-        import_module(_NAME)
+        _import_codec()
     except ImportError as error:
         if error.name is not None and not error.path:
             return f"the compiled codec was not built when packer-vision was installed: {_missing_tool()}"
         return f"the compiled codec cannot be loaded ({error})"
     return ""
+
+
+def _import_codec() -> ModuleType:
+    codec = import_module(_NAME)
+    if getattr(codec, "VERSION", 1) != _VERSION:
+        how = "pip install -e .  builds it again"
+        raise ImportError(f"{codec.__file__} was built from other sources than these: {how}", path=codec.__file__)
+    return codec
 
 
 def _missing_tool() -> str:

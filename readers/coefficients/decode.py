@@ -8,22 +8,27 @@ box.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from cache.errors import BadSampleError
-from readers.coefficients.compiled import load_codec
+from readers.coefficients.compiled import load_codec, unsupported_reason
 from readers.coefficients.layout import MEDIUM, Shape, check_sum, is_coefficients, parse_coefficients
 from readers.decode.region import Region, Scratch, check_header, readable_frame, upright
 from readers.headers import ImageHeader
 from readers.headers.base import Buffer
 
-__all__ = ["MAX_SHRINK", "Scaling", "decode", "decode_jpeg", "decode_resized", "stored_box"]
+if TYPE_CHECKING:
+    from readers.augment.geometry import Plan
 
 MAX_SHRINK = 4
 _MAX_SIDE = 4096
+_JPEG = b"\xff\xd8\xff"
+_BYTES = (None, False)
+Table: TypeAlias = npt.NDArray[np.int64]
 _LEAST_SIDE = 64  # of a JPEG: below it TurboJPEG takes other scales, and nothing is gained
 
 
@@ -119,15 +124,9 @@ def decode_resized(
     what it is resized to, a result of more than 4096 pixels a side, an image that is stored turned or mirrored, a JPEG
     that `decode_jpeg` leaves to libjpeg. Raises what `decode` raises.
     """
-    is_jpeg = not is_coefficients(data)
-    if is_jpeg:
-        header, frame = readable_frame(data, size)
-        if not frame or min(header.height, header.width) < _LEAST_SIDE:
-            return False
-        shape = _shape_of(header)
-    else:
-        shape = parse_coefficients(data)
-        check_header(shape.header, size)
+    shape = _shape_for_boxes(data, size)
+    if shape is None:
+        return False
     reduce, box = stored_box(shape, region)
     height, width, _ = out.shape
     top, left = corner
@@ -138,14 +137,91 @@ def decode_resized(
         return False
     if box[2] > MAX_SHRINK * resized[0] or box[3] > MAX_SHRINK * resized[1]:
         return False
-    to = _part(reduce, box, region.coarse), (*resized, top, left, 2 * flips[0] + flips[1]), out
-    how = (None, False) if scaling is None else scaling
-    if is_jpeg:
-        return not load_codec().decode_jpeg_resized(data, shape[:2], *to, *how)
-    check_sum(data, shape)
-    if load_codec().decode_resized(data, shape[:5], *to, *how):
-        raise _damaged(shape)
+    is_jpeg = _check_bytes(data, shape)
+    to = *resized, top, left, 2 * flips[0] + flips[1]
+    numbers = np.array([(0, is_jpeg, *shape[:5], *_part(reduce, box, region.coarse), *to)], np.int64)
+    if load_codec().resize((data,), numbers, out[None], *(scaling or _BYTES))[0]:
+        if not is_jpeg:
+            raise _damaged(shape)
+        return False
     return True
+
+
+def tabulate_boxes(plan: Plan, sides: Any) -> Table | None:
+    """What `decode_boxes` takes of each of n images, int64 [n, 12]: whether it may, and how; None where it may of none.
+
+    plan: of one part, without ops on pixels. sides: heights and widths of the upright images, int64 [n] each.
+    """
+    if plan.before or plan.steps or unsupported_reason():
+        return None
+    boxes = plan.boxes
+    scale = boxes.reduce
+    top, left = boxes.top // scale, boxes.left // scale
+    rows = np.minimum(-(-boxes.height // scale), -(-sides[0] // scale) - top)
+    columns = np.minimum(-(-boxes.width // scale), -(-sides[1] // scale) - left)
+    to_rows, to_columns = boxes.resized_height, boxes.resized_width
+    may = (rows != to_rows) | (columns != to_columns)  # else only crops are left to do
+    may &= (np.minimum(boxes.crop_top, boxes.crop_left) >= 0) & (np.maximum(to_rows, to_columns) <= _MAX_SIDE)
+    may &= (boxes.crop_top + boxes.out_height <= to_rows) & (boxes.crop_left + boxes.out_width <= to_columns)
+    may &= (rows > 0) & (columns > 0) & (rows <= MAX_SHRINK * to_rows) & (columns <= MAX_SHRINK * to_columns)
+    may[list(boxes.bad)] = False
+    part = 8 // scale, (scale < 8) & ~boxes.coarse, top, left, rows, columns
+    to = to_rows, to_columns, boxes.crop_top, boxes.crop_left, 2 * plan.vflip + plan.hflip
+    return np.stack((may, *part, *to), axis=1).astype(np.int64) if may.any() else None
+
+
+def decode_boxes(
+    images: Sequence[Buffer | Exception],
+    table: Table,
+    sizes: Sequence[tuple[int, int]],
+    out: npt.NDArray[Any],
+    scaling: Scaling | None = None,
+    *,
+    jpegs: bool = True,
+) -> list[bool]:
+    """`decode_resized` of several images at once: which are in `out` [n, height, width, 3] then.
+
+    table: of `tabulate_boxes`. sizes: those of the upright images. jpegs: whether JPEGs are wanted. What is damaged is
+    left, too; the rows of those that are left hold anything.
+    """
+    done = [False] * len(images)
+    rows, shapes, chosen = [], [], []
+    for row, may in enumerate(table[:, 0].tolist()):
+        data = images[row]
+        if not may or isinstance(data, Exception) or not (is_coefficients(data) or (jpegs and data[:3] == _JPEG)):
+            continue
+        try:
+            shape = _shape_for_boxes(data, sizes[row])
+            if shape is not None and shape.orientation == 1:
+                shapes.append((row, _check_bytes(data, shape), *shape[:5]))
+                rows.append(row)
+                chosen.append(data)
+        except BadSampleError:
+            pass  # which decoding it by itself raises again
+    if rows:
+        numbers = np.concatenate((np.array(shapes, np.int64), table[rows, 1:]), axis=1)
+        reasons = load_codec().resize(chosen, numbers, out, *(scaling or _BYTES))
+        for row, reason in zip(rows, reasons, strict=True):
+            done[row] = not reason
+    return done
+
+
+def _shape_for_boxes(data: Buffer, size: tuple[int, int] | None) -> Shape | None:
+    """Of an image that the codec may take, else None. Raises BadSampleError."""
+    if is_coefficients(data):
+        shape = parse_coefficients(data)
+        check_header(shape.header, size)
+        return shape
+    header, frame = readable_frame(data, size)
+    return _shape_of(header) if frame and min(header.height, header.width) >= _LEAST_SIDE else None
+
+
+def _check_bytes(data: Buffer, shape: Shape) -> bool:
+    """Whether it is a JPEG; compares the checksum of coefficients. Raises BadSampleError."""
+    if not shape.total_bytes:
+        return True
+    check_sum(data, shape)
+    return False
 
 
 def _check_target(out: npt.NDArray[Any], scaling: Scaling | None) -> None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
-from cache.errors import UnsupportedCpuError
 from cache.node import own_gpu, usable_cpus
 from cache.stores.ranges import BlockPool
 from readers.augment.cpu import Finish, check_unchanged, dtype_of, kind_of_first
@@ -119,9 +118,7 @@ class ImageLoader(FeedLoader):
             raise ValueError(f"threads and prefetch are at least 1, not {self.threads} and {self.prefetch}")
         self.exact_colours = decoding.exact_colours
         self.device = find_device(device)
-        self._compiled = decoder != "cpu"
-        if decoder == "compiled":
-            check_compiled()
+        self._compiled = decoding.uses_codec()
         pinned = torch.cuda.is_available() if crew.pin_memory is None else crew.pin_memory
         planar, normalize = layout == "NCHW", self.recipe.normalize
         made = {
@@ -276,15 +273,6 @@ class ImageLoader(FeedLoader):
         height, width = self.recipe.out_size or (224, 224)
         rows = max(_LEAST_ROWS, min(_MOST_ROWS, _VALUES_AT_ONCE // (height * width * 3 * len(self._recipes))))
         return max(1, min(rows, -(-self.batch_size // self.threads)))
-
-
-def check_compiled() -> None:
-    """Raise UnsupportedCpuError where the compiled codec is missing."""
-    from readers.coefficients import unsupported_reason
-
-    reason = unsupported_reason()
-    if reason:
-        raise UnsupportedCpuError(f"decoder='compiled' does not work here: {reason}; use decoder='cpu'")
 
 
 def device_path(

@@ -6,16 +6,16 @@ of the same batch at the same time; each row belongs to one of them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 
 from cache.errors import BadSampleError
-from readers.augment.cpu import Finish, Renderer, UnchangedRenderer
+from readers.augment.cpu import Finish, Renderer, UnchangedRenderer, unflipped
 from readers.augment.geometry import Job, Plan
 from readers.augment.recipe import Recipe
 from readers.batch import Fields, Payloads
@@ -23,12 +23,12 @@ from readers.collate import stack_masks, stack_targets, to_tensor
 from readers.feed import BadSample, Feed, for_decoding, read_samples, substitute
 from readers.headers import ImageHeader, first_deep
 from readers.loader.stats import ThreadClock
-from readers.order import Order, Woven
 from readers.order.base import Int64s
-from readers.reader import SAMPLE_ERRORS, Reader
+from readers.reader import SAMPLE_ERRORS, Announcer, Reader
 from readers.table import Buffer, upright_sides
 
 if TYPE_CHECKING:
+    from readers.coefficients.decode import Table
     from readers.coefficients.layout import Shape
     from readers.decode.device import Ready
 
@@ -121,9 +121,6 @@ class FieldWork:
 
 
 Allocate: TypeAlias = Callable[[int, int, int], torch.Tensor]
-# A read slower than this waits for a disk or a network: from then on these learn in advance which samples follow.
-_SLOW_READ_SECONDS = 0.0004
-_AHEAD_SAMPLES, _AHEAD_BYTES = 1024, 128 << 20
 
 
 @dataclass(slots=True)
@@ -132,7 +129,7 @@ class Batch:
 
     positions, indices: int64 [n].
     sizes: (height, width) of the upright images.
-    jobs: by view, what happens to each image.
+    jobs: by view, what happens to each image. tables: by view, the same where the compiled codec may do all of it.
     bad_boxes: images that a recipe does not fit, by row.
     data: the encoded images, or why the sample cannot be used.
     payloads, values: of the other fields, by row: their bytes, and what they hold; columns: the latter, of the batch.
@@ -157,6 +154,7 @@ class Batch:
     bad_boxes: Mapping[int, BadSampleError]
     data: list[Buffer | Exception]
     images: list[torch.Tensor]
+    tables: list[Table | None] = field(default_factory=list)
     payloads: list[Payloads] = field(default_factory=list)
     values: dict[int, dict[str, Any]] = field(default_factory=dict)
     columns: dict[str, Any] = field(default_factory=dict)
@@ -202,16 +200,13 @@ class EpochWork:
     exact_colours: bool = False
     compiled: bool = True
     notes_depth: bool = False
-    _read_seconds: float = 0.0
-    _read_bytes: float = 0.0
-    _announced: int = 0
-    _visits: set[int] = field(init=False, default_factory=set)
     _images: Reader = field(init=False, repr=False)
-    _order: Order = field(init=False, repr=False)
+    _announcer: Announcer = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._images = self.reader_of_images()
-        self._order = self.feed.schedule()[0].order
+        order = self.feed.schedule()[0].order
+        self._announcer = Announcer(self._images, order, self._epoch, self.feed.ranks[1])
 
     def reader_of_images(self) -> Reader:
         """Where images are read."""
@@ -227,10 +222,7 @@ class EpochWork:
     def plan(self, step: int, clock: ThreadClock) -> Batch:
         """Which samples batch `step` holds, and what happens to each."""
         positions, indices = self.feed.rows(self._epoch, step)
-        if isinstance(self._order, Woven):
-            self._announce(step, len(indices))
-        elif self._announced or self._read_seconds > _SLOW_READ_SECONDS:
-            self._announce(step + 1, len(indices))
+        self._announcer.announce(step, self.steps, len(indices), partial(self.feed.rows, self._epoch))
         plans, sizes = self._plan_samples(positions, indices)
         shapes = [self._choose_size(view, plan, sizes, positions, indices) for view, plan in enumerate(plans)]
         images = [self.allocate(len(indices), *shape) for shape in shapes]
@@ -239,6 +231,11 @@ class EpochWork:
         data = list(self._read(positions, indices, clock))
         # A copy: substitutes change it, and what a feed has computed ahead belongs to the feed.
         batch = Batch(step, positions, indices.copy(), sizes, jobs, bad, data, images)
+        if self.recipes[0].interpolation != "bicubic":
+            from readers.coefficients import tabulate_boxes  # loads crc32c
+
+            sides = np.array(sizes, np.int64).reshape(-1, 2).T
+            batch.tables = [tabulate_boxes(plan, sides) for plan in plans]
         if self.notes_depth:
             place = first_deep(data)
             batch.deep = -1 if place < 0 else int(indices[place])
@@ -253,19 +250,43 @@ class EpochWork:
         some = slice(start, stop)
         out = [images[some] for images in batch.images]
         pixels = out if self.finish.in_place else tools.chunks([images.shape for images in out])
+        done, left = self._fill_boxes(batch, some, pixels, out, tools)
+        if all(done) and not any(map(any, left)):
+            return
         places = [images.unsafe_split(1) for images in pixels]  # unsafe for gradients only, and 50% faster
-        left: Sequence[Sequence[Job | None]] = [jobs[some] for jobs in batch.jobs]
-        if batch.bad_boxes or not all(
+        alone = not any(done) and not batch.bad_boxes
+        if not alone or not all(
             tools.render_alike(batch.data[some], jobs[some], batch.sizes[some], images)
             for jobs, images in zip(batch.jobs, pixels, strict=True)
         ):
             results = places if self.finish.in_place else [images.unsafe_split(1) for images in out]
-            rows = enumerate(zip(zip(*places, strict=True), zip(*results, strict=True), strict=True), start)
-            left = list(zip(*(self.render_row(batch, row, *both, tools) for row, both in rows), strict=True))
+            for row, both in enumerate(zip(zip(*places, strict=True), zip(*results, strict=True), strict=True)):
+                if not done[row]:
+                    for jobs, job in zip(left, self.render_row(batch, start + row, *both, tools), strict=True):
+                        jobs[row] = job
         for view, jobs in enumerate(left):
             self.finish.store(pixels[view], places[view], jobs, out[view])
         if tools.lap is not None:
             tools.lap("augment")
+
+    def _fill_boxes(
+        self, batch: Batch, some: slice, pixels: Sequence[torch.Tensor], out: Sequence[torch.Tensor], tools: Renderer
+    ) -> tuple[list[bool], list[list[Job | None]]]:
+        """Have the compiled codec make what it can of some rows by one call: which it has made in all views, and what
+        is left to do by view."""
+        data, sizes = batch.data[some], batch.sizes[some]
+        done, left = [False] * len(data), [list[Job | None](jobs[some]) for jobs in batch.jobs]
+        tables = [table[some] for table in batch.tables if table is not None]
+        if len(tables) < len(left):
+            return done, left
+        given = zip(tables, pixels, out, strict=True)
+        made = [tools.render_boxes(data, table, sizes, *both) for table, *both in given]
+        done = list(map(all, zip(*(rows for rows, _ in made), strict=True)))
+        for jobs, (_, is_finished) in zip(left, made, strict=True):
+            for row, job in enumerate(jobs):
+                if done[row] and job is not None:
+                    jobs[row] = None if is_finished else unflipped(job)
+        return done, left
 
     def fill_fields(self, batch: Batch, start: int, stop: int, tools: Renderer) -> None:
         """Decode the other fields of rows [start, stop)."""
@@ -334,24 +355,6 @@ class EpochWork:
                 plan.interpolate_colours()
         return plans, list(zip(heights.tolist(), widths.tolist(), strict=True))
 
-    def _announce(self, step: int, batch_size: int) -> None:
-        """Tell the store what the batches from `step` on will read, each once."""
-        ahead = min(_AHEAD_SAMPLES, _AHEAD_BYTES / max(1.0, self._read_bytes)) / max(1, batch_size)
-        stop = min(step + max(1, math.ceil(ahead)), self.steps)
-        for later in range(max(step, self._announced), stop):
-            self._images.prefetch(self._rows_with(*self.feed.rows(self._epoch, later)))
-        self._announced = max(self._announced, stop)
-
-    def _rows_with(self, positions: Int64s, rows: Int64s) -> Int64s:
-        """What to read with the samples of a batch: the blocks that an order opens for this rank alone, once each."""
-        order = self._order
-        if not isinstance(order, Woven) or order.groups != self.feed.ranks[1]:
-            return rows
-        visits = order.visits(self._epoch, positions)
-        fresh = np.array(sorted({*visits[visits >= 0].tolist()} - self._visits), np.int64)
-        self._visits.update(fresh.tolist())
-        return np.concatenate([rows[visits < 0], *order.samples_of(self._epoch, fresh)])
-
     def _read_samples(self, positions: Int64s, indices: Int64s) -> Sequence[Buffer | Exception]:
         """The images, or why one could not be read."""
         return read_samples(self._images, indices)
@@ -359,11 +362,8 @@ class EpochWork:
     def _read(self, positions: Int64s, indices: Int64s, clock: ThreadClock) -> Sequence[Buffer | Exception]:
         """The images of a batch."""
         clock.begin_read()
-        data = self._read_samples(positions, indices)
-        before = clock.bytes_read
-        seconds = clock.end_read(data) / max(1, len(indices))
-        self._read_seconds += (seconds - self._read_seconds) / 8
-        self._read_bytes = (clock.bytes_read - before) / max(1, len(indices))
+        data = self._announcer.read(partial(self._read_samples, positions), indices)
+        clock.end_read(data)
         return data
 
     def _choose_size(

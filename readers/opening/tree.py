@@ -28,6 +28,7 @@ from array import array
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -38,6 +39,7 @@ import numpy.typing as npt
 
 from cache.errors import SourceError
 from cache.stores import LooseFiles
+from cache.system import CLOEXEC, DIRECTORY
 from readers.layout import same_split
 from readers.reader import Reader
 from readers.table import LazySequence, MemoryColumns, Names, NamesBuilder, Strings, Table, encoded, repeated
@@ -414,23 +416,33 @@ def _list_folders(paths: Sequence[str], share: bool) -> _Found:
     names, facts, folders = NamesBuilder(), array("q"), []
     for path in paths:
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                folders.append(_list(descriptor, names, facts, share))
-            finally:
-                os.close(descriptor)
+            with _opened(path) as folder:
+                folders.append(_list(folder, names, facts, share))
         except OSError as error:
             raise SourceError(f"{path}: cannot be listed: {error.strerror}") from error
     return _Found(folders, names.encoded(), facts.tobytes())
 
 
-def _list(descriptor: int, names: NamesBuilder, facts: array[int], share: bool) -> _Folder:
+@contextmanager
+def _opened(path: str) -> Iterator[int | str]:
+    """A folder's descriptor, which spares the kernel the path to its files; on Windows the path."""
+    if os.stat not in os.supports_dir_fd:
+        yield path
+        return
+    descriptor = os.open(path, os.O_RDONLY | DIRECTORY | CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _list(place: int | str, names: NamesBuilder, facts: array[int], share: bool) -> _Folder:
     """Add the files of an open folder to `names` and `facts`. Sorted runs of a large one are merged, as columns."""
-    time_ns = os.fstat(descriptor).st_mtime_ns
+    time_ns = os.stat(place).st_mtime_ns
     start = len(names)
     below: dict[str, bool] = {}
     runs: list[Sequence[str]] = []
-    with os.scandir(descriptor) as entries:
+    with os.scandir(place) as entries:
         while batch := list(itertools.islice(entries, _RUN)):
             is_last = len(batch) < _RUN
             run = sorted([entry.name for entry in batch])
@@ -451,21 +463,23 @@ def _list(descriptor: int, names: NamesBuilder, facts: array[int], share: bool) 
             left_out += [(len(names) - start + bisect_left(files, name), name, "hidden") for name in hidden]
         names.extend(files)
         if is_examined:
-            _examine(files, descriptor, facts)
+            _examine(files, place, facts)
         else:
             facts.frombytes(bytes(24 * len(files)))
     return _Folder(len(names) - start, time_ns, sorted(below.items()), left_out, is_examined)
 
 
-def _examine(names: Iterable[str], descriptor: int, facts: array[int]) -> None:
+def _examine(names: Iterable[str], place: int | str, facts: array[int]) -> None:
     """Size in bytes (or UNKNOWN, NOT_REGULAR), times of modification and of change in ns of every file.
 
     The time of change (ctime) cannot be set, so it differs for a file that was rewritten and given its old time again.
-    Names are relative to the folder's descriptor, which spares the kernel the path to it.
     """
     for name in names:
         try:
-            status = os.stat(name, dir_fd=descriptor)
+            if isinstance(place, int):
+                status = os.stat(name, dir_fd=place)
+            else:
+                status = os.stat(os.path.join(place, name))
         except OSError:
             facts.extend((UNKNOWN, 0, 0))
             continue
@@ -479,13 +493,10 @@ def _examine_files(folder: str, names: tuple[bytes, bytes]) -> bytes:
     facts, builder = array("q"), NamesBuilder()
     builder.extend_encoded(*names)
     try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with _opened(folder) as place:
+            _examine(builder.build(), place, facts)
     except OSError:
         return array("q", (UNKNOWN, 0, 0) * len(builder)).tobytes()
-    try:
-        _examine(builder.build(), descriptor, facts)
-    finally:
-        os.close(descriptor)
     return facts.tobytes()
 
 

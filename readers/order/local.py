@@ -146,6 +146,31 @@ class BlockShuffled(_OfRuns[_Blocks]):
     def blocks(self) -> int:
         return len(self.starts) - 1
 
+    @property
+    def open_positions(self) -> int:
+        """Within so many positions, all samples of a block come: about those of a window."""
+        return min(len(self), -(-self.window * len(self) // max(1, self.blocks)))
+
+    @property
+    def open_samples(self) -> int:
+        """Of all blocks that are read at a time: the next window begins to be read before one ends."""
+        return min(len(self), 2 * self.open_positions)
+
+    def is_read_alone(self, processes: int, workers: int, batch_size: int) -> bool:
+        """Whether each of so many processes has blocks of its own: where there is one."""
+        return processes == workers == 1
+
+    def visits(self, epoch: int, positions: Int64s) -> Int64s:
+        """As which block of the epoch the block of each position comes, int64 [k]."""
+        table = self._table(epoch)
+        place = np.empty(self.blocks, np.int64)
+        place[table.blocks] = np.arange(self.blocks)
+        return place[self.starts.searchsorted(self._samples_at(epoch, positions), side="right") - 1]
+
+    def samples_of(self, epoch: int, visits: Int64s) -> list[Int64s]:
+        """The samples of the blocks that come there."""
+        return [np.arange(*self.starts[block : block + 2]) for block in self._table(epoch).blocks[visits].tolist()]
+
     def spec(self) -> Spec:
         spec: Spec = {"kind": "block-shuffled", "samples": len(self), "window": self.window}
         return {**spec, "blocks": self.blocks, "starts": self._digest}

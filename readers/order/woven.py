@@ -14,8 +14,9 @@ blocks, less what was taken of them. The blocks begin elsewhere in each epoch, s
 share one.
 
 With `nodes` there are as many weaves side by side, each of blocks of its own, and position p is of weave p mod nodes.
-Made for as many as there are ranks, no two ranks read the same block. Samples behind the last whole round come one by
-one, at the end.
+Made for as many as there are ranks, no two ranks read the same block. With `workers` each node has as many weaves,
+which take turns by `batch_size` positions: batch k of a node is of weave k mod workers, as the workers of a DataLoader
+make them, so no two workers read the same block. Samples behind the last whole round come one by one, at the end.
 """
 
 from __future__ import annotations
@@ -38,9 +39,12 @@ class _Places(NamedTuple):
 
 @dataclass(frozen=True)
 class Woven(PlainOrder):
-    """block: samples of a block. open: blocks that are open at a time, of each node. nodes: weaves side by side.
+    """block: samples of a block. open: blocks that are open at a time, of each weave. nodes, workers: weaves, and how
+    many of them each node has.
 
-    Raises ValueError for numbers below 1. Make one from a reader with `woven`.
+    batch_size: positions of a node that a weave has in a row; without meaning for one worker. An epoch is also resumed
+    with other workers and another batch_size. Raises ValueError for numbers below 1. Make one from a reader with
+    `woven`.
     """
 
     samples: int
@@ -48,11 +52,14 @@ class Woven(PlainOrder):
     open: int = 256
     seed: int = 0
     nodes: int = 1
+    workers: int = 1
+    batch_size: int = 1
+    _kept_by_epoch = ("workers", "batch_size")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_samples(self.samples)
-        for name in ("block", "open", "nodes"):
+        for name in ("block", "open", "nodes", "workers", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1")
 
@@ -70,12 +77,17 @@ class Woven(PlainOrder):
 
     @property
     def round_samples(self) -> int:
-        """Samples of a round of one node: a batch of at most so many has no two of a block where block <= open."""
+        """Samples of a round of one weave: a batch of at most so many has no two of a block where block <= open."""
         return self._starts * self.block
 
     def spec(self) -> Spec:
         sizes: Spec = {"block": self.block, "open": self.open, "nodes": self.nodes}
-        return {"kind": "woven", "samples": self.samples, **sizes}
+        dealt: Spec = {"workers": self.workers, "batch_size": self.batch_size if self.workers > 1 else 1}
+        return {"kind": "woven", "samples": self.samples, **sizes, **dealt}
+
+    def is_read_alone(self, processes: int, workers: int, batch_size: int) -> bool:
+        """Whether each of so many processes, and workers of theirs that make batches in turn, has blocks of its own."""
+        return self.nodes == processes and self.workers == workers and (workers == 1 or self.batch_size == batch_size)
 
     def visits(self, epoch: int, positions: Int64s) -> Int64s:
         """Numbers of the visits of blocks that these positions are part of, int64 [k]; -1 for samples without one."""
@@ -88,12 +100,26 @@ class Woven(PlainOrder):
         keys = derive_keys(self.seed, epoch, "woven block")
         made = []
         for turn, block, is_head in zip((visits // 2).tolist(), block_of.tolist(), (visits % 2).tolist(), strict=True):
-            is_of_head = turn // self.nodes // self._starts + self._ages(slots) >= self._rounds
+            is_of_head = turn // self._weaves // self._starts + self._ages(slots) >= self._rounds
             stored = permute_each(slots, np.full(self.block, self.block), np.full(self.block, block), keys)
             made.append(np.sort(self._moved(epoch, block * self.block + stored[is_of_head == is_head])))
         return made
 
+    @property
+    def open_samples(self) -> int:
+        """Of all blocks of a weave that are open at a time."""
+        return self._starts * self._life * self.block
+
+    @property
+    def open_positions(self) -> int:
+        """Within so many positions, all samples of a block come."""
+        return (self.open_samples + self.batch_size) * self._weaves
+
     # --- inside -------------------------------------------------------------------------------------------------
+    @property
+    def _weaves(self) -> int:
+        return self.nodes * self.workers
+
     @property
     def _life(self) -> int:
         """Rounds that a block is open."""
@@ -101,12 +127,12 @@ class Woven(PlainOrder):
 
     @property
     def _starts(self) -> int:
-        """Blocks of a node that a round opens."""
-        return max(1, min(self.open // self._life, self.blocks // self.nodes))
+        """Blocks of a weave that a round opens."""
+        return max(1, min(self.open // self._life, self.blocks // self._weaves))
 
     @property
     def _rounds(self) -> int:
-        return self.blocks // self.nodes // self._starts
+        return self.blocks // self._weaves // self._starts
 
     def _ages(self, slots: Int64s) -> Int64s:
         """The rounds after its block was opened in which each slot of a block comes."""
@@ -119,21 +145,33 @@ class Woven(PlainOrder):
         moved: Int64s = (samples + first) % max(1, self.samples)
         return moved
 
+    def _dealt(self, positions: Int64s) -> tuple[Int64s, Int64s]:
+        """The weaves that these positions are of, and which place of its weave each is."""
+        node, place = positions % self.nodes, positions // self.nodes
+        if self.workers == 1:
+            return node, place
+        turn, within = place // self.batch_size, place % self.batch_size
+        full = self._rounds * self.round_samples // self.batch_size * self.batch_size  # of a weave; the rest one by one
+        rest = place - full * self.workers
+        worker = np.where(rest < 0, turn, rest) % self.workers
+        dealt = np.where(rest < 0, turn // self.workers * self.batch_size + within, full + rest // self.workers)
+        return worker * self.nodes + node, dealt
+
     def _places(self, epoch: int, positions: Int64s) -> _Places:
         per_round = self.round_samples
-        whole = self._rounds * per_round * self.nodes
+        whole = self._rounds * per_round * self._weaves
         woven = positions < whole
         visit, sample = np.full(len(positions), -1), np.empty(len(positions), np.int64)
-        node, place = positions[woven] % self.nodes, positions[woven] // self.nodes
+        weave, place = self._dealt(positions[woven])
         number = place // per_round
         keys = derive_keys(self.seed, epoch, "woven round")
         mixed = permute_each(
-            place - number * per_round, np.full(len(place), per_round), number * self.nodes + node, keys
+            place - number * per_round, np.full(len(place), per_round), number * self._weaves + weave, keys
         )
         slot = mixed // self._starts
         age = self._ages(slot)
         opened = (number - age) % max(1, self._rounds)
-        turn = (opened * self._starts + mixed % self._starts) * self.nodes + node
+        turn = (opened * self._starts + mixed % self._starts) * self._weaves + weave
         visit[woven] = 2 * turn + (number < age)
         order = Permutation(self.blocks, self.seed, epoch, "woven blocks")
         block = order.forward(turn)
@@ -142,7 +180,7 @@ class Woven(PlainOrder):
         # Then whole blocks that are too few for a round, and what is left of the set behind its last block.
         rest = positions[~woven] - whole
         rest = Permutation(self.samples - whole, self.seed, epoch, "woven rest").forward(rest)
-        spare, spare_samples = self._rounds * self._starts * self.nodes, self.blocks * self.block - whole
+        spare, spare_samples = self._rounds * self._starts * self._weaves, self.blocks * self.block - whole
         is_spare = rest < spare_samples
         of_block = order.forward(np.where(is_spare, spare + rest // self.block, 0)) if self.blocks else rest
         behind = self.blocks * self.block + rest - spare_samples
@@ -158,15 +196,28 @@ class _Sized(Protocol):
 
 
 def woven(
-    reader: _Sized, seed: int = 0, block_bytes: int = 256 << 10, open: int = 256, nodes: int = 1, field: str = "image"
+    reader: _Sized,
+    seed: int = 0,
+    block_bytes: int = 256 << 10,
+    open: int = 256,
+    nodes: int = 1,
+    field: str = "image",
+    *,
+    workers: int = 1,
+    batch_size: int = 1,
 ) -> Woven:
     """The order for a reader, by the mean size of one field; reads the column of lengths once.
 
     open: at least the samples of a batch of one rank. What is announced of it is kept in memory, up to 256 MiB of each
-    process, so `open * block_bytes` should be below that. nodes: the ranks. Raises ValueError.
+        process, so `open * block_bytes` should be below that.
+    nodes: the ranks.
+    workers, batch_size: of each rank's DataLoader, where its workers read (`ImageDataset`, `ImageStream`).
+
+    Raises ValueError.
     """
     if block_bytes < 1:
         raise ValueError(f"block_bytes is {block_bytes}, expected at least 1")
     sizes = np.asarray(reader.sizes(field))
     mean = float(np.maximum(sizes, 0).mean()) if len(sizes) else 0.0
-    return Woven(len(sizes), max(1, round(block_bytes / max(1.0, mean))), open, seed, nodes)
+    block = max(1, round(block_bytes / max(1.0, mean)))
+    return Woven(len(sizes), block, open, seed, nodes, workers, batch_size)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 import inspect
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset, default_collate, get_worker_info
 
 from cache.errors import BadSampleError, ResumeError
 from readers.augment.cpu import check_unchanged, decode_own, kind_of_first, pixels_to_tensor
@@ -33,8 +36,10 @@ from readers.feed import (
 )
 from readers.fields import decode_field
 from readers.headers import first_deep
-from readers.options import Compose, FieldOptions, accepts_old_names
-from readers.reader import SAMPLE_ERRORS, Reader, depth_warning
+from readers.options import Compose, Decode, FieldOptions, Images, accepts_old_names
+from readers.order import Order
+from readers.order.base import Int64s
+from readers.reader import SAMPLE_ERRORS, Announcer, Reader, depth_warning
 from readers.table import Buffer
 from readers.torch.rendering import OpRenderer, PerThread, Place, Task, loser_of_places
 
@@ -139,7 +144,9 @@ class ImageDataset(Dataset[Any]):
         epoch, position) when the indices come from `EpochSampler`; or any callable that takes an image, albumentations
         included.
     decode: "RGB"; "unchanged" for the depth and channels of the file, such as uint16, float32 or the indices of a mask,
-        also through a list of ops (`readers.augment.cpu`, docs/images.md); or None for the encoded bytes.
+        also through a list of ops (`readers.augment.cpu`, docs/images.md); or None for the encoded bytes. A
+        `readers.Decode` says one of the former, `exact_colours` and `compose`, and by decoder="cpu" that libjpeg
+        decodes all images, by "compiled" that it is an error where the compiled codec was not built.
     output: what a callable takes and, without one, what an item has: "tensor" (uint8 [3, h, w], unchanged [channels, h,
         w]; torchvision.transforms.v2), "numpy" (uint8 [h, w, 3]; albumentations), or "pil" (torchvision.transforms),
         which is RGB only.
@@ -165,7 +172,7 @@ class ImageDataset(Dataset[Any]):
         self,
         reader: Reader,
         transform: Sequence[Op] | Callable[[Any], Any] | None = None,
-        decode: Literal["RGB", "unchanged"] | None = "RGB",
+        decode: Images | Decode | None = "RGB",
         *,
         output: Output = "tensor",
         target_transform: Callable[..., Any] | None = None,
@@ -174,8 +181,18 @@ class ImageDataset(Dataset[Any]):
         exact_colours: bool = False,
         compose: Compose = "auto",
     ) -> None:
+        decoding = decode if isinstance(decode, Decode) else Decode(decode or "RGB")
+        if decoding is decode:
+            decode, exact_colours, compose = decoding.images, exact_colours or decoding.exact_colours, decoding.compose
+            rest = replace(decoding, images="RGB", decoder="auto", exact_colours=False, compose="auto")
+            if rest != Decode() or decoding.decoder not in ("auto", "cpu", "compiled"):
+                raise ValueError(
+                    "ImageDataset makes single samples on the CPU: of Decode it takes images, exact_colours, compose "
+                    "and decoder='auto', 'compiled' or 'cpu'; the rest is for ImageLoader"
+                )
         if decode not in ("RGB", "unchanged", None):
             raise ValueError(f"decode is 'RGB', 'unchanged' or None, not {decode!r}")
+        self._compiled = decoding.uses_codec()
         check_choice("output", output, _OUTPUTS)
         check_choice("on_error", on_error, ON_ERROR)
         check_choice("compose", compose, get_args(Compose))
@@ -189,7 +206,7 @@ class ImageDataset(Dataset[Any]):
         if isinstance(transform, Sequence):
             images = kind_of_first(reader) if own else ("uint8", 3)
             recipe = Recipe(transform, images, compose=compose == "auto")
-            self._ops = OpRenderer(recipe, exact_colours, unchanged=own)
+            self._ops = OpRenderer(recipe, exact_colours, unchanged=own, compiled=self._compiled)
         asked = Fields(fields, reader)
         if isinstance(transform, Sequence):
             asked.check_ops(transform)
@@ -205,6 +222,7 @@ class ImageDataset(Dataset[Any]):
         # Of all workers: bad samples, the first one's number + 1, whether there was a warning of depth, and of places.
         self._counts = torch.zeros(4, dtype=torch.int64).share_memory_()
         self._local = PerThread()
+        self._order: Order | None = None
 
     @property
     def reader(self) -> Reader:
@@ -281,6 +299,11 @@ class ImageDataset(Dataset[Any]):
         other.reader = reader
         return other
 
+    def follow(self, order: Order) -> None:
+        """Announce samples to come in this order, each worker of a DataLoader those of its own batches. Samplers over
+        this data set call it."""
+        self._order = order
+
     # --- bad samples --------------------------------------------------------------------------------------------
     @property
     def bad_samples(self) -> int:
@@ -345,9 +368,9 @@ class ImageDataset(Dataset[Any]):
             self._warn_of_places(indices)
         data: Sequence[Buffer | Exception] = [b""] * len(rows)
         if "image" in self.fields:
-            data = (
-                read_samples(self._images, rows) if len(rows) > 1 else [read_sample(self._images, row) for row in rows]
-            )
+            announcer = self._announce(indices, rows)
+            read = partial(read_samples if len(rows) > 1 else _read_each, self._images)
+            data = read(rows) if announcer is None else announcer.read(read, rows)
         if self.decode == "RGB" and not self._counts[2]:
             self._warn_of_depth(rows, data)
         payloads = self._maker.read(self.reader, rows)
@@ -359,6 +382,36 @@ class ImageDataset(Dataset[Any]):
             if item is not None:
                 items.append(item)
         return items
+
+    def _announce(self, indices: Sequence[int], rows: list[int]) -> Announcer | None:
+        """Announce this batch and those after it that this process makes, as far as these follow from the sampler's
+        order: None where they do not."""
+        first, order, info = indices[0] if len(rows) else None, self._order, get_worker_info()
+        if order is None or not isinstance(first, Place) or not first.ranks:
+            return None
+        positions = np.array([getattr(index, "position", -1) for index in indices], np.int64)
+        workers = info.num_workers if info else 1
+        key = (os.getpid(), first.seed, first.epoch, workers, first.ranks)
+        if getattr(self._local, "key", None) != key:
+            order, announcer = order.with_seed(first.seed), None
+            if (
+                0 <= positions.min() <= positions.max() < len(order)
+                and order.indices(first.epoch, positions).tolist() == rows
+            ):
+                announcer = Announcer(self._images, order, first.epoch, first.ranks, workers, len(rows))
+            self._local.key, self._local.announcer = key, announcer
+        known: Announcer | None = self._local.announcer
+        if known is not None:
+            stride = first.ranks * workers * len(rows)  # from a batch to the next one of this process
+            number, length = first.position // stride, len(order)
+
+            def rows_of(batch: int) -> tuple[Int64s, Int64s]:
+                later = positions + (batch - number) * stride
+                later = later[later < length]
+                return later, known.order.indices(first.epoch, later)
+
+            known.announce(number, number + -(-(length - first.position) // stride), len(rows), rows_of)
+        return known
 
     def _warn_of_depth(self, rows: Sequence[int], data: Sequence[Buffer | Exception]) -> None:
         """Warn once, in one of all workers, of an image of more than 8 bits."""
@@ -404,7 +457,7 @@ class ImageDataset(Dataset[Any]):
             return pixels if self.output == "numpy" or self._keywords else pixels_to_tensor(pixels)
         if not hasattr(self._local, "scratch"):
             self._local.scratch = Scratch()
-        pixels = decode_image(data, None, self._local.scratch).copy()
+        pixels = decode_image(data, None, self._local.scratch, compiled=self._compiled).copy()
         if self.output == "pil":
             from PIL import Image
 
@@ -412,6 +465,10 @@ class ImageDataset(Dataset[Any]):
         if self.output == "numpy" or self._keywords:
             return pixels
         return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+def _read_each(images: Reader, rows: Sequence[int]) -> list[Buffer | Exception]:
+    return [read_sample(images, row) for row in rows]
 
 
 def _wants_keyword(transform: object) -> bool:

@@ -17,6 +17,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from cache.errors import ResumeError, TrainerError
 from cache.locks import alone
+from cache.system import at_fork, require
 from readers.feed import Start, choose_tail
 from readers.loop import Place, Progress
 from readers.order.base import Int64s
@@ -258,6 +259,7 @@ class _SharedPlace(Place):
     """
 
     def __init__(self, sampler: EpochSampler) -> None:
+        require("a position that the workers of ImageStream share", hasattr(os, "memfd_create"))
         self._sampler = sampler
         self._make(os.memfd_create("packer-position", os.MFD_CLOEXEC))
         self._version, self._maker = 0, os.getpid()
@@ -351,4 +353,4 @@ def _note_early(trainer: Trainer | None = None) -> None:
         stream.sampler.early = early
 
 
-os.register_at_fork(before=_note_early)
+at_fork(before=_note_early)

@@ -44,6 +44,7 @@ class Place(int):
 
     others: the samples that may replace it, in the order in which to try them (`readers.feed`); none where the sampler
         knows that nothing will be replaced.
+    ranks: how many of them share the epoch; 0 where that is not known.
 
     Less a number it is the same place in a data set that begins there: torch's ConcatDataset counts so.
     """
@@ -52,10 +53,13 @@ class Place(int):
     epoch: int
     position: int
     others: Sequence[int]
+    ranks: int
 
-    def __new__(cls, index: int, seed: int, epoch: int, position: int, others: Sequence[int] = ()) -> Place:
+    def __new__(
+        cls, index: int, seed: int, epoch: int, position: int, others: Sequence[int] = (), ranks: int = 0
+    ) -> Place:
         place = super().__new__(cls, index)
-        place.seed, place.epoch, place.position, place.others = seed, epoch, position, others
+        place.seed, place.epoch, place.position, place.others, place.ranks = seed, epoch, position, others, ranks
         return place
 
     def __sub__(self, first: int) -> Place:
@@ -63,7 +67,7 @@ class Place(int):
         return Place(int(self) - int(first), self.seed, self.epoch, self.position, others)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Place, (int(self), self.seed, self.epoch, self.position, self.others)
+        return Place, (int(self), self.seed, self.epoch, self.position, self.others, self.ranks)
 
 
 class PerThread(threading.local):
@@ -83,10 +87,10 @@ class Task(NamedTuple):
 class OpRenderer:
     """Encoded images to tensors [3, height, width]: uint8, or float32 where the ops end in Normalize.
 
-    unchanged: in their own depth and channels (`readers.augment.cpu`).
+    unchanged: in their own depth and channels (`readers.augment.cpu`). compiled: see `decode_image`.
     """
 
-    def __init__(self, recipe: Recipe, exact_colours: bool, *, unchanged: bool = False) -> None:
+    def __init__(self, recipe: Recipe, exact_colours: bool, *, unchanged: bool = False, compiled: bool = True) -> None:
         for op in recipe.batch_ops:
             name = type(op).__name__
             raise ValueError(
@@ -94,7 +98,7 @@ class OpRenderer:
                 f"collate_fn of the DataLoader"
             )
         self.recipe, self.out_size, self.exact_colours = recipe, recipe.out_size, exact_colours
-        self._unchanged = unchanged
+        self._unchanged, self._compiled = unchanged, compiled
         self.draws = any(op.draws for op in recipe.ops)
         self._finish = Finish(torch.uint8 if recipe.normalize is None else torch.float32, True, recipe.normalize)
         self._local = PerThread()
@@ -125,7 +129,7 @@ class OpRenderer:
             return self._render_unchanged(data, task)
         renderer: Renderer | None = getattr(self._local, "renderer", None)
         if renderer is None:
-            renderer = self._local.renderer = Renderer(self.recipe.interpolation, self._finish)
+            renderer = self._local.renderer = Renderer(self.recipe.interpolation, self._finish, compiled=self._compiled)
         pixels = renderer.chunk(1, *task.job.last.size)
         out = torch.empty((1, 3, *task.job.last.size), dtype=self._finish.dtype)
         with one_core():

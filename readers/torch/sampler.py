@@ -74,6 +74,8 @@ class Epochs(Position, ABC, Generic[_Unit]):
         self._reported: int | None = None  # the epoch that was begun last, whose bad samples are reported after it
         self.early: Any = None  # a StatefulDataLoader that has begun a loop only for a state, by a weak reference
         check_batches(self.feed)
+        if self._dataset is not None and not isinstance(order, Stepped):
+            self._dataset.follow(order)
 
     @abstractmethod
     def _units_from(self, start: Start) -> Iterator[_Unit]:
@@ -438,5 +440,6 @@ def _places(feed: Steps, positions: Int64s, rows: Int64s, substitutes: bool) -> 
     """The samples at some positions of a feed's first epoch. substitutes: whether they may have to be replaced."""
     seed, epoch = feed.seed, feed.start.epoch
     others = feed.others(epoch, positions).tolist() if substitutes else itertools.repeat(())
+    ranks = feed.ranks[1]
     for row, position, instead in zip(rows.tolist(), positions.tolist(), others, strict=False):
-        yield Place(row, seed, epoch, position, instead)
+        yield Place(row, seed, epoch, position, instead, ranks)

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -31,6 +30,7 @@ from typing import Any, TypeAlias
 
 from cache.messages import parse_size, shortened, table, wrapped
 from cache.node import usable_cpus
+from cache.system import affinity
 from packer.tools.diagnose.pipeline import Pipeline, Stage
 from packer.tools.monitor.machine import CpuSeconds, cpu_seconds
 from packer.tools.monitor.record import Usage
@@ -248,7 +248,7 @@ def _cpu_times() -> tuple[float, float]:
 
     Busy is also what a hypervisor took.
     """
-    own, mine = os.sched_getaffinity(0), list[CpuSeconds]()
+    own, mine = affinity(), list[CpuSeconds]()
     with suppress(OSError):
         mine = [cpu for number, cpu in cpu_seconds().items() if number in own]
     return sum(cpu.busy + cpu.steal for cpu in mine), sum(cpu.total for cpu in mine)

@@ -25,6 +25,7 @@ import psutil
 
 from cache.errors import MissingExtraError, SourceError
 from cache.node import cgroup_folders
+from cache.system import affinity
 from packer.tools.monitor.record import Series
 
 __all__ = ["CpuSeconds", "Machine", "Readings", "cpu_seconds"]
@@ -133,7 +134,7 @@ def _cpus(readings: Readings) -> None:
 
     The iowait of a single core says nothing: a process that waits is on none (proc(5)).
     """
-    cpus, own = cpu_seconds(), os.sched_getaffinity(0)
+    cpus, own = cpu_seconds(), affinity()
     mine = [cpu for number, cpu in cpus.items() if number in own]
     total = sum(cpu.total for cpu in mine)
     for what in ("busy", "iowait", "steal"):

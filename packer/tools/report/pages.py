@@ -12,6 +12,7 @@ from dataclasses import replace
 from importlib import metadata
 
 from cache.messages import human_seconds
+from cache.system import affinity
 from packer.tools.diagnose.ladder import Advice, Diagnosis, facts_of, ladder_table
 from packer.tools.monitor import Usage
 from packer.tools.monitor.record import (
@@ -69,7 +70,7 @@ def environment(command: str) -> list[tuple[str, str]]:
     """What figures depend on: command, date, machine, versions."""
     facts = [("Command", command), ("Date", time.strftime("%Y-%m-%d %H:%M %z"))]
     facts.append(("Machine", f"{platform.node()}, {platform.system()} {platform.release()}, {_processor()}"))
-    facts.append(("CPUs", f"{os.cpu_count()}, of which this process may use {len(os.sched_getaffinity(0))}"))
+    facts.append(("CPUs", f"{os.cpu_count()}, of which this process may use {len(affinity())}"))
     versions = [f"Python {platform.python_version()}"]
     for name in _PACKAGES:
         try:

@@ -2,6 +2,7 @@
 
 places             what can be looked at, as readers
 document           columns as .npy, orders with runs, histograms, the scan of all samples; view.json
+predictions        the labels of a model next to those of a set
 samples            one sample: bytes, facts, small pictures; batches as training sees them
 answers, server    paths to answers, over HTTP on 127.0.0.1
 export             a page for any web server, with small pictures; serving it again
@@ -16,9 +17,8 @@ from types import TracebackType
 
 from cache.remote import is_remote
 from packer.tools.view.answers import Answers
-from packer.tools.view.document import View
+from packer.tools.view.document import View, open_view
 from packer.tools.view.export import ExportSite, ViewExport, export_view, is_export
-from packer.tools.view.places import open_place
 from packer.tools.view.server import ViewServer
 
 __all__ = ["ViewExport", "Viewing", "export_view", "view"]
@@ -49,21 +49,31 @@ class Viewing:
         self.close()
 
 
-def view(place: str | os.PathLike[str], *, split: str | None = None, port: int = 0) -> Viewing:
+def view(
+    place: str | os.PathLike[str],
+    *,
+    split: str | None = None,
+    port: int = 0,
+    predictions: str | os.PathLike[str] | None = None,
+) -> Viewing:
     """Serve a page on 127.0.0.1 that shows the samples of a place, from threads of this process until it is closed.
 
     place: a packed set by its directory or address, any source of `packer.convert`, such as a folder or an archive, or
         a page that was exported.
     split: only this one.
     port: 0 for a free one.
+    predictions: a CSV file with the columns key and predicted and, if known, score or loss: they are shown beside the
+        labels, the worst mistakes first.
 
     Raises DatasetError, UnknownNameError, StaleIndexError, RemoteError, SourceError, MissingExtraError, ServingError.
     """
     if not is_remote(place) and is_export(Path(place)):
         if split is not None:
             raise ValueError(f"{place}: is an exported page, which has its splits; leave split out")
+        if predictions is not None:
+            raise ValueError(f"{place}: is an exported page; view the set itself with predictions")
         return Viewing(None, ViewServer(ExportSite(Path(place)), port))
-    opened = View(open_place(place, split))
+    opened = open_view(place, split, predictions)
     try:
         return Viewing(opened, ViewServer(Answers(opened), port))
     except BaseException:

@@ -131,7 +131,9 @@ class Answers:
         _expect(rest, 0)
         split = self._split(_one(query, "split"))
         try:
-            name, order = split.select(_one(query, "where"))
+            name, order = split.select(
+                _one(query, "where", ""), _one(query, "search", ""), _one(query, "order", "stored")
+            )
         except (ValueError, UnknownNameError) as error:
             raise Refused(400, type(error).__name__, str(error)) from error
         return _json(order_document(order, f"order/{quote(split.name, safe='')}/{name}.npy"))
@@ -148,7 +150,8 @@ class Answers:
 
     def _column(self, rest: Sequence[str], query: Query) -> Answer:
         _expect(rest, 2)
-        columns = self._split(rest[0]).columns()
+        split = self._split(rest[0])
+        columns = split.columns() | split.more_columns
         name = rest[1].removesuffix(".npy")
         if name not in columns or name == rest[1]:
             raise Refused(404, "NotFound", f"there is no column {name!r}")

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
 import math
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -24,12 +26,14 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from cache.errors import PackerError, UnknownNameError
-from packer.tools.view.places import Place
+from cache.messages import human_bytes
+from packer.tools.view.places import Place, open_place
+from packer.tools.view.predictions import OrderColumn, Predictions, Run, read_predictions
 from packer.verification import header_difference
 from readers.headers import MEDIA
 from readers.headers.base import stored_bytes
 from readers.layout import PIXELS
-from readers.reader import Reader, json_payloads
+from readers.reader import Reader, field_payloads, json_payloads
 from readers.table import FIELD_COLUMNS, NO_LABEL, Buffer, ImageInfo, MemoryColumns, Strings, headers_of, upright_sides
 from readers.where import TableFacts, json_columns, parse_where
 
@@ -43,6 +47,7 @@ __all__ = [
     "View",
     "checksum_of",
     "examined",
+    "open_view",
     "order_document",
     "same_bytes",
 ]
@@ -158,21 +163,6 @@ BINNED = {
 """Orders by a number: title and unit."""
 
 
-class Run(NamedTuple):
-    """Samples [first, first + samples) of an order."""
-
-    name: str
-    first: int
-    samples: int
-
-
-class OrderColumn(NamedTuple):
-    """values: sample numbers, uint32 [count]."""
-
-    values: npt.NDArray[np.uint32]
-    runs: list[Run]
-
-
 class Histogram(NamedTuple):
     """edges: float64 [k + 1], the last one included; counts: int64 [k]."""
 
@@ -257,6 +247,43 @@ def by_class(labels: npt.NDArray[np.int64], classes: Sequence[str]) -> OrderColu
     return OrderColumn(order, [Run(*run) for run in runs])
 
 
+def by_value(values: Sequence[Any]) -> OrderColumn:
+    """Samples by what a column of their table says, in a run for each value; numbers rise, those without one are last.
+
+    From ten thousand values on, the rest is one run, so that a browser can take the list.
+    """
+    texts = ["" if value is None else value if isinstance(value, str) else json.dumps(value) for value in values]
+    names = sorted(set(texts), key=lambda text: (not text, _rank(text)))
+    place = {name: number for number, name in enumerate(names)}
+    marks = np.fromiter(map(place.__getitem__, texts), np.int64, len(texts))
+    bounds = np.cumsum([0, *np.bincount(marks, minlength=len(names)).tolist()]).tolist()
+    runs = [Run(name, first, end - first) for name, (first, end) in zip(names, itertools.pairwise(bounds), strict=True)]
+    return OrderColumn(np.argsort(marks, kind="stable").astype(np.uint32), _shortened(runs, len(texts), "values"))
+
+
+def _rank(text: str) -> tuple[float, str]:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.inf
+    return (number if number == number else math.inf, text)
+
+
+def _shortened(runs: list[Run], total: int, what: str) -> list[Run]:
+    if len(runs) <= _MOST_GROUPS:
+        return runs
+    first = runs[_MOST_GROUPS].first
+    return [*runs[:_MOST_GROUPS], Run(f"{len(runs) - _MOST_GROUPS:,} more {what}", first, total - first)]
+
+
+def chosen_of(order: OrderColumn, mask: npt.NDArray[np.bool_]) -> OrderColumn:
+    """The samples of an order that a mask chooses, in that order and in its runs."""
+    kept = mask[order.values]
+    before = np.concatenate(([0], np.cumsum(kept)))
+    runs = [Run(name, int(before[a]), int(before[a + n] - before[a])) for name, a, n in order.runs]
+    return OrderColumn(order.values[kept], runs)
+
+
 def by_medium(media: npt.NDArray[np.uint8]) -> OrderColumn:
     """Samples by what their images are, in a run for each medium; those whose header cannot be read last."""
     marks = np.where(media == 0, 255, media)
@@ -291,10 +318,7 @@ def same_bytes(sizes: npt.NDArray[Any], checksums: npt.NDArray[Any], keys: Seque
     named = (keys[int(group[0])] if i < _MOST_GROUPS else "" for i, group in enumerate(groups))
     runs = [Run(name, first, len(group)) for name, first, group in zip(named, firsts, groups, strict=False)]
     joined = np.concatenate([np.zeros(0, np.int64), *groups])
-    if len(runs) > _MOST_GROUPS:
-        first = runs[_MOST_GROUPS].first
-        runs = [*runs[:_MOST_GROUPS], Run(f"{len(runs) - _MOST_GROUPS:,} more groups", first, len(joined) - first)]
-    return OrderColumn(joined.astype(np.uint32), runs)
+    return OrderColumn(joined.astype(np.uint32), _shortened(runs, len(joined), "groups"))
 
 
 def _with_rest(runs: list[Run], known: int, total: int) -> list[Run]:
@@ -399,9 +423,14 @@ def checksum_of(reader: Reader, field: str, data: Buffer) -> int:
 
 
 FORMAT = 1
+_TITLES = {"mistakes": "mistakes, worst first", "confusion": "given → predicted"}
 _MOST_CLASSES = 200  # bars of a histogram
 _MOST_INLINE = 100_000  # characters of a list in view.json; a longer one has a separate file
 _KEPT_SELECTIONS = 16
+_COLUMN = "column-"  # before the number of a column of the table: an order
+_LISTED = frozenset({"class", "key", "unlabelled", "mistakes", "confusion"})  # orders of what a listing says
+_PROBED, _MOST_COLUMNS = 100, 100
+_MOST_SEARCHED = 256 << 20  # bytes of texts
 _HEADER_NAMES = {"width", "height", "min_side", "max_side", "pixels", "aspect", "medium", "orientation", "components"}
 
 
@@ -416,15 +445,15 @@ class Pending(Exception):
 class SplitView:
     """One split: its reader, its columns, its orders and its histograms."""
 
-    def __init__(self, name: str, reader: Reader) -> None:
+    def __init__(self, name: str, reader: Reader, predictions: Predictions | None = None) -> None:
         if len(reader) >= 1 << 32:
             raise ValueError(f"{reader}: has more samples than can be shown (2^32); view a part of it")
-        self.name, self.reader = name, reader
+        self.name, self.reader, self.predictions = name, reader, predictions
         self.scan = Scan(reader)
         self.indexed = not isinstance(reader.table.columns, MemoryColumns)
         self._lock = threading.RLock()
         self._orders: dict[str, OrderColumn] = {}
-        self._selections: OrderedDict[str, OrderColumn] = OrderedDict()
+        self._selections: OrderedDict[tuple[str, ...], tuple[str, OrderColumn]] = OrderedDict()
         self._histograms: dict[str, dict[str, Any]] = {}
         self._edges: dict[str, Histogram] = {}
 
@@ -455,6 +484,20 @@ class SplitView:
         """By the names of the files of an index."""
         return columns_of(self.reader, self.info)
 
+    @property
+    def more_columns(self) -> dict[str, npt.NDArray[Any]]:
+        """What the index does not have, by name: predictions."""
+        given = self.predictions
+        return {} if given is None else {"predicted": given.labels, "score": given.scores}
+
+    @cached_property
+    def table_columns(self) -> tuple[str, ...]:
+        """Columns of the table that the samples came from, as the first samples have them."""
+        first = np.arange(min(len(self.reader), _PROBED))
+        with suppress(PackerError):
+            return tuple(json_columns(json_payloads(self.reader, first), ()))[:_MOST_COLUMNS]
+        return ()
+
     # --- orders -----------------------------------------------------------------------------------------------------
     @property
     def order_names(self) -> list[str]:
@@ -464,22 +507,30 @@ class SplitView:
         names += [*BINNED, "media"] if "image" in self.reader.fields else []
         names += ["key"] if "key" in self.columns() else []
         names += ["unlabelled"] if not labelled.all() else []
-        return [*names, "duplicates", "damaged"]
+        names += ["mistakes", "confusion"] if self.predictions is not None else []
+        return [*names, *(f"{_COLUMN}{i}" for i in range(len(self.table_columns))), "duplicates", "damaged"]
 
     def order(self, name: str) -> OrderColumn:
         """An order, computed if this is the first time. Raises Pending, and UnknownNameError."""
         with self._lock:
-            if name in self._selections:
-                return self._selections[name]
+            for number, selection in self._selections.values():
+                if number == name:
+                    return selection
             if name not in self._orders:
                 if name not in self.order_names:
                     raise UnknownNameError(f"there is no order {name!r}; there are {', '.join(self.order_names)}")
                 self._orders[name] = self._computed(name)
             return self._orders[name]
 
+    def title(self, name: str) -> str:
+        """What an order is called."""
+        if name.startswith(_COLUMN):
+            return self.table_columns[int(name.removeprefix(_COLUMN))]
+        return _TITLES.get(name, name)
+
     def needs_scan(self, name: str) -> bool:
         """Whether an order takes reading every sample, which has not been done."""
-        if self.scan.finished or name in ("class", "key", "unlabelled"):
+        if self.scan.finished or name in _LISTED or name.startswith(_COLUMN):
             return False
         if name == "duplicates":
             return self.checksums is None
@@ -490,6 +541,13 @@ class SplitView:
             self.scan.start()
             raise Pending(self.scan)
         reader, info = self.reader, self.info
+        if name == "stored":
+            return OrderColumn(np.arange(len(reader), dtype=np.uint32), [])
+        if name.startswith(_COLUMN):
+            column = self.table_columns[int(name.removeprefix(_COLUMN))]
+            return by_value(json_columns(json_payloads(reader, np.arange(len(reader))), (column,))[column])
+        if self.predictions is not None and name in ("mistakes", "confusion"):
+            return self.predictions.order(name, reader.labels, reader.classes)
         if name == "class":
             return by_class(reader.labels, reader.classes)
         if name == "key":
@@ -510,32 +568,54 @@ class SplitView:
             values = np.full(len(reader), np.nan)
         return by_number(values, self._histogram(name, values).edges)
 
-    def select(self, text: str) -> tuple[str, OrderColumn]:
-        """(name, the order) of the samples for which an expression of `readers.where` is true.
+    def select(self, text: str, search: str = "", order: str = "stored") -> tuple[str, OrderColumn]:
+        """(name, the samples) for which an expression of `readers.where` is true and in which a text is found.
+
+        search: a part of the key, of the name of the class, or of a field of text or JSON, in letters of any case.
+        order: the samples are in this order, and in its runs.
 
         Raises ValueError, UnknownNameError and Pending.
         """
-        where = parse_where(text)
+        request, where = (text, search, order), parse_where(text) if text else None
         with self._lock:
-            known = {order.runs[0].name: name for name, order in self._selections.items()}
-            if text in known:
-                return known[text], self._selections[known[text]]
-            if where.names & _HEADER_NAMES and self.info is None:
+            if request in self._selections:
+                return self._selections[request]
+            if where is not None and where.names & _HEADER_NAMES and self.info is None:
                 self.scan.start()
                 raise Pending(self.scan)
-            facts = TableFacts(
-                self.reader.table,
-                self._headers,
-                self.name,
-                columns=lambda names: json_columns(json_payloads(self.reader, np.arange(len(self.reader))), names),
-            )
-            chosen = np.flatnonzero(where.mask(facts)).astype(np.uint32)
-            number = 1 + max((int(name.removeprefix("where-")) for name in self._selections), default=0)
-            name = f"where-{number}"
-            self._selections[name] = OrderColumn(chosen, [Run(text, 0, len(chosen))])
+        whole = self.order(order) if order != "stored" else self._computed(order)
+        facts = TableFacts(
+            self.reader.table,
+            self._headers,
+            self.name,
+            columns=lambda names: json_columns(json_payloads(self.reader, np.arange(len(self.reader))), names),
+        )
+        mask = np.ones(len(self.reader), np.bool_) if where is None else where.mask(facts)
+        if search:
+            mask &= self._found(search.casefold(), facts, mask)
+        with self._lock:
+            number = 1 + max((int(name.removeprefix("where-")) for name, _ in self._selections.values()), default=0)
+            self._selections[request] = f"where-{number}", chosen_of(whole, mask)
             while len(self._selections) > _KEPT_SELECTIONS:
                 self._selections.popitem(last=False)
-            return name, self._selections[name]
+            return self._selections[request]
+
+    def _found(self, search: str, facts: TableFacts, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """The samples, of those of a mask, that have a text anywhere, bool [n]. Raises ValueError."""
+        found = facts.texts("key").where(lambda text: search in text.casefold())
+        found |= facts.texts("class_name").where(lambda text: search in text.casefold())
+        names = [name for name in self.reader.fields if self.reader.kinds[name] in ("text", "json")]
+        rest = np.flatnonzero(mask & ~found)
+        size = sum(int(self.reader.sizes(name)[rest].sum()) for name in names)
+        if size > _MOST_SEARCHED:
+            raise ValueError(
+                f"the texts to be searched have {human_bytes(size)}, expected at most {human_bytes(_MOST_SEARCHED)}: "
+                "choose fewer samples with an expression first"
+            )
+        for name in names:
+            for index, (_, data) in zip(rest, field_payloads(self.reader, rest, name), strict=True):
+                found[index] |= data is not None and search in _text_of(data)
+        return found
 
     def _headers(self) -> ImageInfo:
         info = self.info
@@ -569,6 +649,14 @@ class SplitView:
         return self._edges[name]
 
 
+def _text_of(data: Buffer) -> str:
+    """The text of a field, in the same case as what is searched; JSON with its escapes resolved."""
+    text = bytes(data).decode("utf-8", "replace")
+    with suppress(ValueError, RecursionError):
+        text = json.dumps(json.loads(text), ensure_ascii=False) if text[:1] in "[{" and "\\" in text else text
+    return text.casefold()
+
+
 def _named(title: str, order: str, bars: list[tuple[str, int]]) -> dict[str, Any]:
     names, counts = [name for name, _ in bars], [count for _, count in bars]
     return {"title": title, "unit": "", "names": names, "counts": counts, "order": order}
@@ -583,9 +671,10 @@ def order_document(order: OrderColumn, url: str) -> dict[str, Any]:
 class View:
     """A place, and what is shown of it."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, predictions: str | os.PathLike[str] | None = None) -> None:
         self.place = place
-        self.splits = {name: SplitView(name, reader) for name, reader in place.splits.items()}
+        given = {} if predictions is None else read_predictions(predictions, place.splits)
+        self.splits = {name: SplitView(name, reader, given.get(name)) for name, reader in place.splits.items()}
         self._warming = threading.Thread(target=self._warm, name="packer-view-warm", daemon=True)
         self._warming.start()
 
@@ -620,6 +709,7 @@ class View:
             "fields": [{"name": name, "kind": first.reader.kinds[name]} for name in first.reader.fields],
             "media": list(MEDIA),
             "splits": {name: self.split_document(split) for name, split in self.splits.items()},
+            "predictions": first.predictions and {"unknown": first.predictions.unknown},
             "can": {"where": True, "batches": batches or False, "damaged": True},
         }
 
@@ -628,10 +718,15 @@ class View:
         part = quote(split.name, safe="")
         orders: dict[str, Any] = {"stored": None}
         for name in split.order_names:
-            orders[name] = {"pending": True, "document": f"order/{part}/{name}.json", "scan": split.needs_scan(name)}
+            orders[name] = {
+                "title": split.title(name),
+                "pending": True,
+                "document": f"order/{part}/{name}.json",
+                "scan": split.needs_scan(name),
+            }
         described = {
             name: Column(values).described(f"column/{part}/{quote(name, safe='')}.npy")
-            for name, values in split.columns().items()
+            for name, values in (split.columns() | split.more_columns).items()
         }
         shards = () if self.place.dataset is None else self.place.dataset.splits[split.name].shards
         if sum(len(shard.path) + 40 for shard in shards) > _MOST_INLINE:  # every sample names its own
@@ -644,3 +739,15 @@ class View:
             "orders": orders,
             "histograms": split.histograms(),
         }
+
+
+def open_view(
+    place: str | os.PathLike[str], split: str | None, predictions: str | os.PathLike[str] | None = None
+) -> View:
+    """A view of a place. Raises what `open_place` and `read_predictions` raise."""
+    opened = open_place(place, split)
+    try:
+        return View(opened, predictions)
+    except BaseException:
+        opened.close()
+        raise

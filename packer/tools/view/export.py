@@ -30,10 +30,10 @@ from cache.files import Folder, atomic_write, read_regular
 from cache.messages import Silent, Watcher, quoted
 from cache.node import usable_cpus
 from cache.remote import is_remote, parse_url
+from cache.system import pread
 from packer.output import Result, local_output, output_errors
 from packer.tools.view.answers import PAGE_TYPES, Answer, Query, error_answer, page_files
-from packer.tools.view.document import FORMAT, Bytes, Column, SplitView, View
-from packer.tools.view.places import open_place
+from packer.tools.view.document import FORMAT, Bytes, Column, SplitView, View, open_view
 from packer.tools.view.samples import thumbnail
 from readers.layout import read_dataset_info
 from readers.opening.packed import PackedColumns
@@ -131,6 +131,7 @@ def export_view(
     url: str | None = None,
     overwrite: bool = False,
     thumbnails: bool | None = None,
+    predictions: str | os.PathLike[str] | None = None,
     watcher: Watcher | None = None,
 ) -> ViewExport:
     """Write a page that shows a packed set by ranges of its files, without packer.
@@ -142,14 +143,15 @@ def export_view(
     overwrite: replace an earlier page.
     thumbnails: write small pictures too, some 8 kB and 3 ms of a CPU each; None: for up to 10,000 samples. Without them
         the grid reads the images themselves.
+    predictions: as for `view`.
 
     Raises DatasetError, UnknownNameError, StaleIndexError, RemoteError, OutputError.
     """
     folder = Path(os.path.realpath(local_output(output).expanduser()))
     with output_errors():
         _check(folder, overwrite)
-    opened = open_place(place, split)
-    view = View(opened)
+    view = open_view(place, split, predictions)
+    opened = view.place
     try:
         if opened.dataset is None:
             raise OutputError(
@@ -278,6 +280,10 @@ def _split(split: SplitView, view: View, base: _Base, writing: _Writing) -> dict
         size = (columns.directory / f"{name}.npy").stat().st_size
         url = f"{base.url}{quote(info.index)}/{quote(name)}.npy"
         document["columns"][name] |= {"url": url, "start": size - values.nbytes}
+    for name, values in split.more_columns.items():
+        column = Column(values)
+        writing.write(f"orders/{part}/{name}.npy", column.read(0, column.size))
+        document["columns"][name]["url"] = f"orders/{quote(part)}/{name}.npy"
     names = (name for name in split.order_names if not split.needs_scan(name))
     document["orders"] = {"stored": None} | {name: _order(split, name, f"{part}/{name}", writing) for name in names}
     shards = [{"url": base.url + quote(shard.path), "bytes": shard.bytes, "path": shard.path} for shard in info.shards]
@@ -292,7 +298,12 @@ def _order(split: SplitView, name: str, path: str, writing: _Writing) -> dict[st
     column = Column(order.values)
     writing.write(f"orders/{path}.npy", column.read(0, column.size))
     runs = [list(run) for run in order.runs]
-    entry = {"url": f"orders/{quote(path)}.npy", "start": len(column.header), "count": len(order.values)}
+    entry = {
+        "title": split.title(name),
+        "url": f"orders/{quote(path)}.npy",
+        "start": len(column.header),
+        "count": len(order.values),
+    }
     if len(_json(runs)) <= _MOST_INLINE:
         return {**entry, "runs": runs}
     writing.write(f"runs/{path}.json", _json(runs))
@@ -324,7 +335,7 @@ class _File:
 
     def read(self, start: int, stop: int) -> bytes:
         with self.folder.open(self.name) as file:
-            return os.pread(file.fileno(), stop - start, start)
+            return pread(file.fileno(), stop - start, start)
 
 
 class ExportSite:

@@ -3,9 +3,9 @@
  * Each checks that its arguments fit one another, so that no caller in Python can lead it outside of its buffers, and
  * raises ValueError otherwise; what an image says is checked where it is read. The interpreter's lock is released.
  *
- *   shape   (height, width, components, across, down) of the image as stored
- *   region  (size, is_fancy, top, left, height, width): a box at size / 8 of its sides
- *   resize  (rows, columns, top, left, flips): the size of the whole box, and the corner of what is wanted */
+ *   shape   height, width, components, across, down of the image as stored
+ *   region  size, is_fancy, top, left, height, width: a box at size / 8 of its sides
+ *   resize  rows, columns, top, left, flips: the size of the whole box, and the corner of what is wanted */
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -38,30 +38,34 @@ static int check_region(const Shape *s, const Region *r) {
     return 0;
 }
 
-/* What a function writes to, [height, width, 3] of uint8 or float32. */
+/* What a function writes to, [height, width, 3] of uint8 or float32, or several of them. */
 typedef struct {
     Py_buffer view;
     Target target;
-    i64 height, width;
+    i64 images, image_stride, height, width, pixel, colour; /* the last two: bytes to the next pixel and colour */
 } Output;
 
-static int open_output(PyObject *object, Output *out) {
+static int open_output(PyObject *object, Output *out, int axes) {
     if (PyObject_GetBuffer(object, &out->view, PyBUF_STRIDES | PyBUF_WRITABLE)) return 1;
     const Py_buffer *v = &out->view;
-    if (v->ndim != 3 || v->shape[2] != 3 || (v->itemsize != 1 && v->itemsize != 4)) {
+    if (v->ndim != axes || v->shape[axes - 1] != 3 || (v->itemsize != 1 && v->itemsize != 4)) {
         PyBuffer_Release(&out->view);
         return refuse("out: [height, width, 3]");
     }
-    out->target = (Target){v->buf, v->strides[0], v->strides[2]};
-    out->height = v->shape[0], out->width = v->shape[1];
+    const Py_ssize_t *sides = v->shape + axes - 3, *steps = v->strides + axes - 3;
+    out->target = (Target){v->buf, steps[0], steps[2]};
+    out->images = axes > 3 ? v->shape[0] : 1, out->image_stride = axes > 3 ? v->strides[0] : 0;
+    out->height = sides[0], out->width = sides[1], out->pixel = steps[1], out->colour = steps[2];
     return 0;
 }
 /* The strides of a side of one pixel are anything. */
-static int has_step(const Py_buffer *v, i64 bytes) { return v->shape[1] == 1 || v->strides[1] == bytes; }
-static int is_interleaved(const Py_buffer *v) { return v->strides[2] == v->itemsize && has_step(v, 3 * v->itemsize); }
+static int has_step(const Output *out, i64 bytes) { return out->width == 1 || out->pixel == bytes; }
+static int is_interleaved(const Output *out) {
+    return out->colour == out->view.itemsize && has_step(out, 3 * out->view.itemsize);
+}
 
 static int check_pixels(const Region *r, const Output *out) {
-    if (out->view.itemsize != 1 || !is_interleaved(&out->view) || out->height != r->height || out->width != r->width)
+    if (out->view.itemsize != 1 || !is_interleaved(out) || out->height != r->height || out->width != r->width)
         return refuse("out: uint8 of the size of the region");
     return 0;
 }
@@ -75,14 +79,14 @@ static int read_resize(const Region *r, const Output *out, PyObject *scaling, in
         return refuse("resize");
     if (scaling == Py_None) {
         to->kind = BYTES;
-        return v->itemsize == 1 && is_interleaved(v) ? 0 : refuse("out: uint8, a line without gaps");
+        return v->itemsize == 1 && is_interleaved(out) ? 0 : refuse("out: uint8, a line without gaps");
     }
     Py_buffer factors;
     if (PyObject_GetBuffer(scaling, &factors, PyBUF_SIMPLE)) return 1;
-    int fits = factors.len == 6 * sizeof(float) && v->itemsize == 4 && (is_interleaved(v) || has_step(v, 4));
+    int fits = factors.len == 6 * sizeof(float) && v->itemsize == 4 && (is_interleaved(out) || has_step(out, 4));
     if (fits) {
         const float *both = factors.buf;
-        to->kind = !is_interleaved(v) ? PLANES : is_fused ? FUSED : FLOATS;
+        to->kind = !is_interleaved(out) ? PLANES : is_fused ? FUSED : FLOATS;
         for (int k = 0; k < 48; k++) {
             int n = k % 24;
             to->factors[k] = both[3 * (k / 24) + (to->kind == PLANES ? n / 8 : n % 3)];
@@ -94,7 +98,6 @@ static int read_resize(const Region *r, const Output *out, PyObject *scaling, in
 
 #define SHAPE(s) &(s).height, &(s).width, &(s).components, &(s).across, &(s).down
 #define REGION(r) &(r).size, &(r).is_fancy, &(r).top, &(r).left, &(r).height, &(r).width
-#define RESIZE(z) &(z).rows, &(z).columns, &(z).top, &(z).left, &(z).flips
 #define WITHOUT_LOCK(expression)                                                                                       \
     Py_BEGIN_ALLOW_THREADS expression;                                                                                 \
     Py_END_ALLOW_THREADS
@@ -111,33 +114,9 @@ static PyObject *py_decode(PyObject *self, PyObject *args) {
     int status = -1;
     (void)self;
     if (!PyArg_ParseTuple(args, "y*(LLLLL)(LLLLLL)O", &data, SHAPE(s), REGION(r), &object)) return NULL;
-    if (!check_shape(&s) && !check_region(&s, &r) && !open_output(object, &out)) {
+    if (!check_shape(&s) && !check_region(&s, &r) && !open_output(object, &out, 3)) {
         if (data.len < rows_at(&s) + TAIL_BYTES) refuse("data");
         else if (!check_pixels(&r, &out)) { WITHOUT_LOCK(status = codec->decode_box(data.buf, data.len, &s, &r, out.target)) }
-        PyBuffer_Release(&out.view);
-    }
-    PyBuffer_Release(&data);
-    return status < 0 ? NULL : result_of(status);
-}
-
-/* decode_resized(data, shape, region, resize, out, scaling, is_fused): the same, resized. */
-static PyObject *py_decode_resized(PyObject *self, PyObject *args) {
-    Py_buffer data;
-    PyObject *object, *scaling;
-    Shape s;
-    Region r;
-    Resize to = {0};
-    Output out;
-    int status = -1, is_fused;
-    (void)self;
-    if (!PyArg_ParseTuple(args, "y*(LLLLL)(LLLLLL)(LLLLL)OOp", &data, SHAPE(s), REGION(r), RESIZE(to), &object, &scaling,
-                          &is_fused))
-        return NULL;
-    if (!check_shape(&s) && !check_region(&s, &r) && !open_output(object, &out)) {
-        if (data.len < rows_at(&s) + TAIL_BYTES) refuse("data");
-        else if (!read_resize(&r, &out, scaling, is_fused, &to)) {
-            WITHOUT_LOCK(status = codec->resize_box(data.buf, data.len, &s, &r, &to, out.target))
-        }
         PyBuffer_Release(&out.view);
     }
     PyBuffer_Release(&data);
@@ -178,7 +157,7 @@ static PyObject *py_decode_jpeg(PyObject *self, PyObject *args) {
     int status = -1;
     (void)self;
     if (!PyArg_ParseTuple(args, "y*(LL)(LLLLLL)O", &jpeg, &s.height, &s.width, REGION(r), &object)) return NULL;
-    if (!check_shape(&s) && !check_region(&s, &r) && !open_output(object, &out)) {
+    if (!check_shape(&s) && !check_region(&s, &r) && !open_output(object, &out, 3)) {
         if (!check_pixels(&r, &out)) { WITHOUT_LOCK(status = run_jpeg(&jpeg, &s, &r, NULL, out.target)) }
         PyBuffer_Release(&out.view);
     }
@@ -186,25 +165,71 @@ static PyObject *py_decode_jpeg(PyObject *self, PyObject *args) {
     return status < 0 ? NULL : result_of(status);
 }
 
-/* decode_jpeg_resized(jpeg, shape, region, resize, out, scaling, is_fused): the same, resized. */
-static PyObject *py_decode_jpeg_resized(PyObject *self, PyObject *args) {
-    Py_buffer jpeg;
-    PyObject *object, *scaling;
-    Shape s = {.components = 1, .across = 1, .down = 1};
-    Region r;
-    Resize to = {0};
+/* A box of an image, resized into a row of a batch. */
+typedef struct {
+    Py_buffer data;
+    Shape shape;
+    Region region;
+    Resize to;
+    Target target;
+    int is_jpeg, status;
+} Row;
+enum { ROW_NUMBERS = 18 };
+
+static int read_row_of(PyObject *list, i64 place, const i64 *n, const Output *out, PyObject *scaling, int is_fused, Row *row) {
+    PyObject *data = PySequence_GetItem(list, place);
+    int failed = !data || PyObject_GetBuffer(data, &row->data, PyBUF_SIMPLE);
+    Py_XDECREF(data);
+    if (failed) return 1;
+    i64 images = out->images, step = out->image_stride;
+    row->is_jpeg = n[1] != 0;
+    row->shape = (Shape){n[2], n[3], n[4], n[5], n[6]};
+    row->region = (Region){n[7], n[8] != 0, n[9], n[10], n[11], n[12]};
+    row->to = (Resize){.rows = n[13], .columns = n[14], .top = n[15], .left = n[16], .flips = n[17] & 3};
+    row->target = out->target;
+    if (n[0] < 0 || n[0] >= images) return refuse("row");
+    row->target.at += n[0] * step;
+    if (check_shape(&row->shape) || check_region(&row->shape, &row->region)) return 1;
+    if (!row->is_jpeg && row->data.len < rows_at(&row->shape) + TAIL_BYTES) return refuse("data");
+    return read_resize(&row->region, out, scaling, is_fused, &row->to);
+}
+
+/* resize(images, numbers, out, scaling, is_fused): boxes of images, resized, into rows of a batch [n, height, width, 3].
+ * numbers: int64 [images, 18], the row, is_jpeg, shape, region and resize of each; of the shape of a JPEG the first two
+ * count. Returns a byte for each: 0, or a reason. */
+static PyObject *py_resize(PyObject *self, PyObject *args) {
+    PyObject *list, *object, *scaling, *made = NULL;
+    Py_buffer numbers;
     Output out;
-    int status = -1, is_fused;
+    int is_fused;
     (void)self;
-    if (!PyArg_ParseTuple(args, "y*(LL)(LLLLLL)(LLLLL)OOp", &jpeg, &s.height, &s.width, REGION(r), RESIZE(to), &object,
-                          &scaling, &is_fused))
-        return NULL;
-    if (!check_shape(&s) && !check_region(&s, &r) && !open_output(object, &out)) {
-        if (!read_resize(&r, &out, scaling, is_fused, &to)) { WITHOUT_LOCK(status = run_jpeg(&jpeg, &s, &r, &to, out.target)) }
+    if (!PyArg_ParseTuple(args, "Oy*OOp", &list, &numbers, &object, &scaling, &is_fused)) return NULL;
+    Py_ssize_t count = PySequence_Size(list), ready = 0;
+    if (count < 0 || numbers.len / (ROW_NUMBERS * 8) != count || numbers.len % (ROW_NUMBERS * 8)) {
+        if (count >= 0) refuse("numbers");
+    } else if (!open_output(object, &out, 4)) {
+        Row *rows = calloc((size_t)count + 1, sizeof(Row));
+        if (!rows) PyErr_NoMemory();
+        while (rows && ready < count &&
+               !read_row_of(list, ready, (const i64 *)numbers.buf + ROW_NUMBERS * ready, &out, scaling, is_fused, &rows[ready]))
+            ready++;
+        if (rows && ready == count) {
+            int lacks_memory = 0;
+            WITHOUT_LOCK(for (Py_ssize_t k = 0; k < count; k++) {
+                Row *r = &rows[k];
+                r->status = r->is_jpeg ? run_jpeg(&r->data, &r->shape, &r->region, &r->to, r->target)
+                                       : codec->resize_box(r->data.buf, r->data.len, &r->shape, &r->region, &r->to, r->target);
+                lacks_memory |= r->status == NO_MEMORY;
+            })
+            made = lacks_memory ? PyErr_NoMemory() : PyBytes_FromStringAndSize(NULL, count);
+            for (Py_ssize_t k = 0; made && k < count; k++) PyBytes_AsString(made)[k] = (char)rows[k].status;
+        }
+        for (Py_ssize_t k = 0; rows && k <= ready; k++) PyBuffer_Release(&rows[k].data); /* of zeros: nothing */
+        free(rows);
         PyBuffer_Release(&out.view);
     }
-    PyBuffer_Release(&jpeg);
-    return status < 0 ? NULL : result_of(status);
+    PyBuffer_Release(&numbers);
+    return made;
 }
 
 static int check_scans(const Encoding *e, i64 bytes, i64 count) {
@@ -313,9 +338,8 @@ static PyObject *py_choose(PyObject *self, PyObject *args) {
 }
 
 #define METHOD(name) {#name, py_##name, METH_VARARGS, NULL}
-static PyMethodDef methods[] = {METHOD(decode),      METHOD(decode_resized), METHOD(decode_jpeg), METHOD(decode_jpeg_resized),
-                                METHOD(encode),      METHOD(build_codes),    METHOD(find_marker), METHOD(choose),
-                                METHOD(affine),
+static PyMethodDef methods[] = {METHOD(decode),      METHOD(decode_jpeg), METHOD(resize), METHOD(encode),
+                                METHOD(build_codes), METHOD(find_marker), METHOD(choose), METHOD(affine),
                                 {NULL, NULL, 0, NULL}};
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "native", NULL, -1, methods, NULL, NULL, NULL, NULL};
 
@@ -329,7 +353,7 @@ PyMODINIT_FUNC PyInit_native(void) {
 #else
     const char *compiler = "GCC";
 #endif
-    if (module && PyModule_AddStringConstant(module, "COMPILER", compiler)) {
+    if (module && (PyModule_AddStringConstant(module, "COMPILER", compiler) || PyModule_AddIntConstant(module, "VERSION", 3))) {
         Py_DecRef(module);
         return NULL;
     }

@@ -11,12 +11,9 @@ const PROCESSES = { 0xc0: "baseline", 0xc1: "extended", 0xc2: "progressive", 0xc
 const MOST_SHOWN = 256 << 20, MOST_IN_GRID = 1_000_000; // of one field, in memory
 const MOST_SCANNED = 1_000_000; // numbers of an order that are looked through for a sample
 const POLL_MS = 400, PROBES = 8;
-const MOST_SEARCHED = 2_000_000, SEARCHED_AT_ONCE = 20_000; // keys
-const KEY_HAS = /^matches\(key, "\*(.*)\*"\)$/;
+const LARGE = 400; // pixels, from which small pictures are too small
+const MOST_SEARCHED = 500_000, SEARCHED_AT_ONCE = 20_000; // keys
 const images = new Turns(4);
-
-/** The expression for samples whose key has `text` anywhere. */
-export const keyHas = (text) => `matches(key, ${JSON.stringify(`*${text.replace(/[*?[]/g, "[$&]")}*`)})`;
 
 export async function openSet() {
   const view = await getJson("view.json");
@@ -125,25 +122,34 @@ export class Split {
     return new Order(name, document, column, this.samples);
   }
 
-  /** The samples that an expression chooses (`packer subset --where`). Throws its message. */
-  async where(expression, progress = () => {}) {
-    if (!this.view.can?.where) return this.#searched(expression, progress);
-    const query = new URLSearchParams({ split: this.name, where: expression });
-    return this.#opened("where", await finished(`where.json?${query}`, progress));
+  /** Whether texts can be searched: without Python every key is read for it. */
+  get isSearchable() {
+    return Boolean(this.view.can?.where) || this.samples <= MOST_SEARCHED;
   }
 
-  /** The same without Python, for the expressions of `keyHas` alone: all keys are read, some at a time. */
-  async #searched(expression, progress) {
-    const text = expression === "" ? null : KEY_HAS.exec(expression)?.[1];
-    if (text === null || text === undefined) throw new Error("an exported page has no expressions; packer view SET has them");
-    if (this.samples > MOST_SEARCHED) throw new Error(`keys are searched in up to ${MOST_SEARCHED} samples; write how the key begins`);
-    const wanted = JSON.parse(`"${text}"`).replace(/\[([*?[])\]/g, "$1"), values = [];
-    for (let first = 0; first < this.samples; first += SEARCHED_AT_ONCE) {
-      progress(first, this.samples);
-      const indices = Array.from({ length: Math.min(SEARCHED_AT_ONCE, this.samples - first) }, (_, i) => first + i);
-      (await this.keys(indices)).forEach((key, i) => key.includes(wanted) && values.push(first + i));
+  /** The samples that an expression chooses (`packer subset --where`) and that have a text, in an order and its runs. */
+  async select({ where, search, order }, progress = () => {}) {
+    if (!this.view.can?.where) return this.#searched(where, search, order, progress);
+    const query = new URLSearchParams({ split: this.name, where, search, order });
+    return this.#opened(order, await finished(`where.json?${query}`, progress));
+  }
+
+  /** The same without Python, for a text in keys and names of classes alone: all keys are read, some at a time. */
+  async #searched(where, search, name, progress) {
+    if (where) throw new Error("an exported page has no expressions; packer view SET has them");
+    const order = await this.order(name), wanted = search.toLowerCase(), values = [], before = [0];
+    const isOfClass = this.classes.map((name) => name.toLowerCase().includes(wanted));
+    for (let first = 0; first < order.count; first += SEARCHED_AT_ONCE) {
+      progress(first, order.count);
+      const indices = await order.numbers(first, Math.min(first + SEARCHED_AT_ONCE, order.count));
+      const [keys, labels] = await Promise.all([this.keys(indices), this.labels(indices)]);
+      indices.forEach((index, i) => {
+        if (keys[i].toLowerCase().includes(wanted) || isOfClass[labels[i]]) values.push(index);
+        before.push(values.length);
+      });
     }
-    return new Order("where", { title: "Where", values }, null, this.samples);
+    const runs = order.runs?.map(([run, first, number]) => [run, before[first], before[first + number] - before[first]]);
+    return new Order(name, { title: order.title, values, runs }, null, this.samples);
   }
 
   async keys(indices) {
@@ -161,6 +167,13 @@ export class Split {
 
   async labels(indices) {
     return this.columns.has("label") ? this.columns.get("label").at(indices) : indices.map(() => -1);
+  }
+
+  /** {label, score} that a model gave each sample; null without predictions. */
+  async predictions(indices) {
+    if (!this.columns.has("predicted")) return null;
+    const [labels, scores] = await Promise.all(["predicted", "score"].map((name) => this.columns.get(name).at(indices)));
+    return labels.map((label, i) => ({ label, score: scores[i] }));
   }
 
   className(label) {
@@ -230,7 +243,7 @@ export class Split {
   async thumbnail(index, side, signal) {
     if (this.view.live) return { url: `thumb/${this.address}/${index}?side=${side}`, free: () => {} };
     return images.take(async () => {
-      const data = (await this.#picture(index)) ?? (await this.fieldBytes(index, "image", { signal, most: MOST_IN_GRID }));
+      const data = (side <= LARGE ? await this.#picture(index) : null) ?? (await this.fieldBytes(index, "image", { signal, most: MOST_IN_GRID }));
       if (!data) throw new Error("no image");
       const url = URL.createObjectURL(new Blob([data], { type: mediaType(data) }));
       return { url, free: () => URL.revokeObjectURL(url) };

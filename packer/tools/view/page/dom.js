@@ -58,7 +58,7 @@ export function bytes(number) {
   const units = ["bytes", "kB", "MB", "GB", "TB", "PB"];
   let unit = 0, value = Number(number);
   for (; value >= 999.5 && unit + 1 < units.length; unit++) value /= 1000;
-  return unit ? `${value.toPrecision(3)} ${units[unit]}` : plural(value, "byte");
+  return unit ? `${Number(value.toPrecision(3))} ${units[unit]}` : plural(value, "byte");
 }
 
 /** A call of `work` when nothing asked for it during `ms`. */

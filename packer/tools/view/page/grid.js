@@ -4,11 +4,15 @@
 import { clean, count, find, make, settled } from "./dom.js";
 import { Scroll } from "./scroll.js";
 
-const LEAST_WIDTH = 9.25, CAPTION = 2.6, GAP = 0.5; // rem
+const LEAST_WIDTHS = [5.5, 9.25, 15, 24], CAPTION = 2.6, GAP = 0.5; // rem
+export const SIZES = LEAST_WIDTHS.length;
 const SETTLED_MS = 80;
 
 export class Grid {
   active = 0; // position in what is shown, from 0
+  picked = new Set(); // numbers of the samples that are selected
+  #least = LEAST_WIDTHS[1];
+  #lastPicked = 0;
   #element;
   #spacer = make("div", { class: "spacer", role: "presentation" });
   #scroll;
@@ -22,7 +26,7 @@ export class Grid {
   #loading = new AbortController();
   #on;
 
-  /** on: {opened(position), moved(position)}. */
+  /** on: {opened(position), moved(position), picked()}. */
   constructor(element, on) {
     this.#element = element;
     this.#on = on;
@@ -31,6 +35,19 @@ export class Grid {
     element.addEventListener("keydown", (event) => this.#key(event));
     element.addEventListener("click", (event) => this.#click(event));
     new ResizeObserver(() => this.#measure()).observe(element);
+  }
+
+  /** How large pictures are: 0 to SIZES - 1. */
+  set size(size) {
+    if (this.#least === LEAST_WIDTHS[size]) return;
+    this.#least = LEAST_WIDTHS[size];
+    if (this.#order) this.#measure(true, true);
+  }
+
+  unpick() {
+    this.picked.clear();
+    this.#mark();
+    this.#on.picked();
   }
 
   get count() {
@@ -68,14 +85,14 @@ export class Grid {
     this.#load();
   }
 
-  #measure(isForced = false) {
+  #measure(isForced = false, keepsPlace = !isForced) {
     const rem = parseFloat(getComputedStyle(document.documentElement).fontSize), width = this.#element.clientWidth;
     if (!width) return;
-    const gap = GAP * rem, columns = Math.max(1, Math.floor((width - gap) / (LEAST_WIDTH * rem + gap)));
+    const gap = GAP * rem, columns = Math.max(1, Math.floor((width - gap) / (this.#least * rem + gap)));
     const tile = Math.floor((width - gap) / columns - gap), row = tile + CAPTION * rem + gap;
     const isSame = columns === this.#columns && tile === this.#size.tile && this.#element.clientHeight === this.#size.page;
     if (isSame && !isForced) return;
-    const middle = columns !== this.#columns ? this.active : null;
+    const middle = columns !== this.#columns || isForced ? this.active : null;
     this.#columns = columns;
     this.#size = { tile, row, gap, edge: gap, page: this.#element.clientHeight };
     this.#element.style.setProperty("--tile", `${tile}px`);
@@ -83,7 +100,7 @@ export class Grid {
     this.#element.setAttribute("aria-rowcount", Math.ceil(this.#count / columns));
     this.#clear();
     this.#scroll.resize(Math.ceil(this.#count / columns) * row + 2 * gap);
-    if (middle !== null && !isForced) this.reveal(middle);
+    if (middle !== null && keepsPlace) this.reveal(middle);
     this.#draw();
     this.#load();
   }
@@ -129,13 +146,15 @@ export class Grid {
     for (let position = first; position < end; position++)
       row.append(make("div", { class: "cell", role: "gridcell", id: `cell-${position}`, "aria-colindex": position - first + 1,
                                "data-position": position, "aria-selected": "false" },
-                      make("div", { class: "picture" }), make("div", { class: "caption" })));
+                      make("div", { class: "picture" }), make("div", { class: "caption" }), make("span", { class: "pick", "aria-hidden": "true", title: "Select (x); with Shift all up to here" })));
     return row;
   }
 
   #mark() {
     const id = `cell-${this.active}`;
     for (const cell of this.#element.querySelectorAll('[aria-selected="true"]')) if (cell.id !== id) cell.setAttribute("aria-selected", "false");
+    for (const cell of this.#element.querySelectorAll(".cell[data-sample]")) cell.classList.toggle("picked", this.picked.has(Number(cell.dataset.sample)));
+    this.#element.classList.toggle("picking", this.picked.size > 0);
     const cell = find(id);
     cell?.setAttribute("aria-selected", "true");
     if (cell) this.#element.setAttribute("aria-activedescendant", id);
@@ -152,26 +171,31 @@ export class Grid {
     const end = Math.min((rows.at(-1)[0] + 1) * this.#columns, this.#count);
     try {
       const indices = await this.#order.numbers(this.#first + first, this.#first + end);
-      const [keys, labels] = await Promise.all([split.keys(indices), split.labels(indices)]);
+      const [keys, labels, predictions] = await Promise.all([split.keys(indices), split.labels(indices), split.predictions(indices)]);
       if (signal.aborted) return;
       for (const [number, row] of rows) {
         row.dataset.filled = "true";
         [...row.children].forEach((cell, column) => {
           const at = number * this.#columns + column - first;
-          this.#fill(cell, indices[at], keys[at], split.className(labels[at]));
+          this.#fill(cell, indices[at], keys[at], split.className(labels[at]), predictions && { ...predictions[at], isWrong: predictions[at].label !== labels[at] });
         });
       }
+      this.#mark();
       performance.mark("packer-rows"); // what measures the page looks for it
     } catch (error) {
       if (!signal.aborted) this.#on.failed(error);
     }
   }
 
-  #fill(cell, index, key, className) {
+  #fill(cell, index, key, className, predicted) {
+    cell.dataset.sample = index;
     const picture = cell.firstChild, name = clean(key, 200), loading = (cell.loading = new AbortController());
-    cell.setAttribute("aria-label", `${name}${className ? `, ${clean(className, 80)}` : ""}, sample ${count(index)}`);
-    cell.title = className ? `${name}\n${clean(className, 200)}` : name;
-    cell.lastChild.append(make("bdi", { class: "key", text: tail(name) }), make("bdi", { class: "class", text: className ? clean(className, 60) : "" }));
+    const given = className ? clean(className, 60) : "", model = predicted && predicted.label >= 0 ? predictedText(this.#split, predicted) : "";
+    const labels = [given, model && `predicted ${model}`].filter(Boolean);
+    cell.setAttribute("aria-label", [name, ...labels, `sample ${count(index)}`].join(", "));
+    cell.title = [name, ...labels].join("\n");
+    cell.children[1].append(make("bdi", { class: "key", text: tail(name) }), make("div", { class: "labels" }, make("bdi", { class: "class", text: given }),
+      predicted ? make("bdi", { class: predicted.isWrong && model ? "predicted wrong" : "predicted", text: model || "–" }) : null));
     const failed = (why) => {
       if (!loading.signal.aborted) picture.replaceChildren(make("span", { class: "none", text: why }));
     };
@@ -190,6 +214,7 @@ export class Grid {
     const cell = event.target.closest(".cell");
     if (!cell) return;
     this.active = Number(cell.dataset.position);
+    if (event.target.closest(".pick") || event.ctrlKey || event.metaKey || event.shiftKey) return this.#pick(event.shiftKey);
     this.#mark();
     this.#on.opened(this.active);
   }
@@ -203,10 +228,26 @@ export class Grid {
       PageUp: this.active - page, PageDown: this.active + page, Home: all ? 0 : start,
       End: all ? this.#count - 1 : Math.min(start + columns, this.#count) - 1,
     }[event.key];
-    if (event.key === "Enter" || event.key === " ") this.#on.opened(this.active);
+    if (event.key === "x" || event.key === "X") this.#pick(event.key === "X");
+    else if (event.key === "Enter" || event.key === " ") this.#on.opened(this.active);
     else if (to === undefined) return;
     else this.#go(to, columns);
     event.preventDefault();
+  }
+
+  /** Select the active sample, or no longer; isRange: select all from the last one on. */
+  async #pick(isRange) {
+    const at = this.active, [first, end] = isRange ? [Math.min(at, this.#lastPicked), Math.max(at, this.#lastPicked) + 1] : [at, at + 1];
+    try {
+      const numbers = await this.#order.numbers(this.#first + first, this.#first + end);
+      const isPicked = !isRange && this.picked.has(numbers[0]);
+      for (const number of numbers) this.picked[isPicked ? "delete" : "add"](number);
+    } catch (error) {
+      return this.#on.failed(error);
+    }
+    this.#lastPicked = at;
+    this.#mark();
+    this.#on.picked();
   }
 
   /** Up from the first row and down from the last stay in their column. */
@@ -229,6 +270,12 @@ function remove(row) {
     if (image) image.removeAttribute("src"); // a request that is under way ends
   }
   row.remove();
+}
+
+/** What a model says of a sample: a class and how sure it is, or its loss. */
+export function predictedText(split, { label, score }) {
+  const sure = Number.isNaN(score) ? "" : ` ${score.toPrecision(2)}`;
+  return clean(split.className(label), 60) + sure;
 }
 
 /** The end of a key, which tells samples apart. */

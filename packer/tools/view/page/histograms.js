@@ -4,6 +4,7 @@ import { bytes, clean, count, foreign, make, plural } from "./dom.js";
 import { capital, runName } from "./runs.js";
 
 const MOST_CLASSES = 40;
+const plain = (value, unit) => (unit === "bytes" ? bytes(value) : `${Number(value.toPrecision(3)).toLocaleString("en-GB")}${unit ? ` ${unit}` : ""}`);
 const SHORT = new Intl.NumberFormat("en-US", { notation: "compact", maximumSignificantDigits: 3 });
 
 /** on(order, run): a bar was chosen. */
@@ -34,8 +35,7 @@ const figure = (title, ...content) => make("figure", {}, make("figcaption", { te
 const byName = ({ names, counts }) => names.map((name, i) => ({ name, number: counts[i], run: i }));
 
 function byRange({ edges, counts, unit }) {
-  const shown = (value) => (unit === "bytes" ? bytes(value) : `${SHORT.format(value)}${unit ? ` ${unit}` : ""}`);
-  return counts.map((number, i) => ({ name: `${shown(edges[i])} – ${shown(edges[i + 1])}`, from: shown(edges[i]), to: shown(edges[i + 1]), number, run: i }));
+  return counts.map((number, i) => ({ name: `${plain(edges[i], unit)} – ${plain(edges[i + 1], unit)}`, from: plain(edges[i], unit), to: plain(edges[i + 1], unit), number, run: i }));
 }
 
 /** Bars of named things, one below the other. */

@@ -1,15 +1,15 @@
 // The page of `packer view` and of its exports: what is shown is in the fragment of the address, so that it can be linked.
 
 import { Batches } from "./batches.js";
-import { keyHas, openSet } from "./data.js";
+import { openSet } from "./data.js";
 import { bytes, clean, count, find, foreign, make, plural, settled } from "./dom.js";
-import { Grid } from "./grid.js";
+import { Grid, SIZES } from "./grid.js";
 import { showHistograms } from "./histograms.js";
 import { Panel } from "./panel.js";
 import { capital, RunList, runName } from "./runs.js";
 
 const VIEWS = ["samples", "histograms", "batches"], MOST_NAME = 100, SAVED_AT_ONCE = 20_000;
-const state = { view: "samples", split: "", order: "stored", run: null, where: "", sample: null, at: 0, batch: new URLSearchParams() };
+const state = { view: "samples", split: "", order: "stored", run: null, where: "", search: "", size: 1, sample: null, at: 0, batch: new URLSearchParams() };
 let set, split, order, crop = null; // crop: what a batch took of a sample
 
 const grid = new Grid(find("grid"), {
@@ -19,17 +19,19 @@ const grid = new Grid(find("grid"), {
     if (panel.isOpen) follow(position);
     else writeSoon();
   },
+  picked: () => status(),
   failed: (error) => problem(error.message),
 });
 const panel = new Panel(find("panel"), { closed: () => closeSample(), stepped: (by) => step(by) });
-const runs = new RunList((run) => go({ run, at: 0, sample: null }).then(() => grid.focus()));
+const runs = new RunList((name, run) => go({ ...(run === null ? {} : { order: name }), run, at: 0, sample: null }).then(() => grid.focus()));
 const batches = new Batches(find("batches-view"), {
   asked: (batch) => go({ batch }),
   opened: (index, box) => {
     crop = box && { index, box };
-    go({ view: "samples", order: "stored", run: null, where: "", at: index, sample: index }).then(() => panel.focus());
+    go({ view: "samples", order: "stored", run: null, ...UNFILTERED, at: index, sample: index }).then(() => panel.focus());
   },
 });
+const UNFILTERED = { where: "", search: "" };
 const follow = settled(async (position) => openSample(await grid.sample(position), position, false), 60);
 const writeSoon = settled(() => write(false), 200);
 
@@ -38,7 +40,9 @@ function write(isNew) {
   const query = new URLSearchParams({ split: state.split });
   if (state.view !== "samples") query.set("view", state.view);
   if (state.where) query.set("where", state.where);
-  else if (state.order !== "stored") query.set("order", state.order);
+  if (state.search) query.set("search", state.search);
+  if (state.size !== 1) query.set("size", state.size);
+  if (state.order !== "stored") query.set("order", state.order);
   if (state.run !== null) {
     const name = order.runs[state.run][0];
     const isPlain = name && name.length <= MOST_NAME && order.runs.filter(([other]) => other === name).length === 1;
@@ -55,9 +59,9 @@ function write(isNew) {
 function read() {
   const query = new URLSearchParams(location.hash.slice(1)), number = (name) => (/^\d{1,12}$/.test(query.get(name) ?? "") ? Number(query.get(name)) : null);
   const name = query.get("split"), batch = new URLSearchParams();
-  for (const [key, value] of query) if (!["split", "view", "where", "order", "run", "range", "at", "sample"].includes(key)) batch.append(key, value);
+  for (const [key, value] of query) if (!["split", "view", "where", "search", "size", "order", "run", "range", "at", "sample"].includes(key)) batch.append(key, value);
   return { view: VIEWS.includes(query.get("view")) ? query.get("view") : "samples", split: set.splits.has(name) ? name : [...set.splits.keys()][0],
-           where: query.get("where") ?? "", order: query.get("order") ?? "stored", run: number("range") ?? query.get("run"), at: number("at") ?? 0,
+           where: query.get("where") ?? "", search: query.get("search") ?? "", size: Math.min(number("size") ?? 1, SIZES - 1), order: query.get("order") ?? "stored", run: number("range") ?? query.get("run"), at: number("at") ?? 0,
            sample: number("sample"), batch };
 }
 
@@ -67,22 +71,21 @@ let going = 0;
 /** Change what is shown. Nothing is changed where it cannot be: the reason is shown. */
 async function go(change, { isNew = true } = {}) {
   const next = { ...state, ...change }, mine = ++going;
-  const isOther = !split || next.split !== state.split || next.order !== state.order || next.where !== state.where;
+  const isOther = !split || next.split !== state.split || next.order !== state.order || next.where !== state.where || next.search !== state.search;
   problem("");
   try {
     if (isOther) {
-      find("status").textContent = next.where ? "choosing …" : "sorting …";
-      if (next.split !== split?.name && !("where" in change)) next.where = "";
+      find("status").textContent = next.where || next.search ? "choosing …" : "sorting …";
       const nextSplit = set.splits.get(next.split);
       const progress = (done, total) => mine === going && (find("status").textContent = `reading every sample: ${count(done)} of ${count(total)} …`);
-      const nextOrder = next.where ? await nextSplit.where(next.where, progress) : await nextSplit.order(next.order, progress);
+      const nextOrder = await orderOf(nextSplit, next, next.order, progress);
       if (mine !== going) return;
       [split, order] = [nextSplit, nextOrder];
     }
   } catch (error) {
     if (mine !== going) return;
     problem(error.message);
-    if (!split) return go({ ...next, order: "stored", where: "", run: null }, { isNew: false });
+    if (!split) return go({ ...next, order: "stored", ...UNFILTERED, run: null }, { isNew: false });
     status();
     find("order").value = state.order;
     return;
@@ -90,8 +93,10 @@ async function go(change, { isNew = true } = {}) {
   if (typeof next.run === "string") next.run = Math.max(order.runs?.findIndex(([name]) => name === next.run) ?? -1, -1);
   if (next.run === -1 || !order.runs?.[next.run]) next.run = null;
   if (change.view && change.view !== state.view) scrollTo(0, 0);
+  if (split.name !== state.split) grid.unpick();
   const isElsewhere = isOther || next.run !== state.run, isMoved = next.at !== grid.active, wasSample = panel.isOpen ? state.sample : null;
   Object.assign(state, next);
+  grid.size = state.size;
   controls();
   views(); // before the grid is measured
   if (isElsewhere) {
@@ -100,31 +105,36 @@ async function go(change, { isNew = true } = {}) {
   } else if (isMoved) grid.reveal(state.at);
   state.at = grid.active;
   write(isNew);
+  if (state.sample === null) document.body.classList.remove("with-panel");
   if (state.sample === null) panel.close();
   else if (state.sample !== wasSample || isElsewhere) await showSample();
 }
+
+/** The samples that are chosen, in an order. */
+const orderOf = (split, { where, search }, order, progress) => (where || search ? split.select({ where, search, order }, progress) : split.order(order, progress));
 
 function controls() {
   find("split").value = state.split;
   const names = split.orderNames.map(({ name, title, count: number }) =>
     make("option", { value: name, text: capital(clean(title, 40)) + (number !== null && number !== split.samples ? ` (${count(number)})` : "") }));
-  if (state.where) names.push(make("option", { value: "where", text: `Where (${count(order.count)})` }));
   find("order").replaceChildren(...names);
-  find("order").value = state.where ? "where" : state.order;
+  find("order").value = state.order;
   find("where").value = state.where;
-  runs.show(order, state.run);
-  find("classes").hidden = !split.orderNames.some(({ name }) => name === "class");
-  find("save").hidden = order.count === split.samples && state.run === null;
+  find("find").value = state.search;
+  const shown = { ...state }, of = split;
+  runs.show(split, order, state.run, (name) => orderOf(of, shown, name));
   status();
 }
 
-/** Download the keys of what is shown, one a line, as --keys of packer's commands takes them. */
+/** Download the keys of the samples that are selected, else of what is shown, one a line, as --keys of packer's commands takes them. */
 async function save() {
-  const [first, number] = state.run === null ? [0, order.count] : order.runs[state.run].slice(1), lines = [], saved = split;
+  const [first, number] = grid.picked.size ? [0, grid.picked.size] : state.run === null ? [0, order.count] : order.runs[state.run].slice(1);
+  const lines = [], saved = split, picked = [...grid.picked].sort((a, b) => a - b);
+  const numbers = (from, end) => (picked.length ? picked.slice(from, end) : order.numbers(from, end));
   find("save").disabled = true;
   try {
     for (let from = first; from < first + number; from += SAVED_AT_ONCE)
-      lines.push(...(await saved.keys(await order.numbers(from, Math.min(from + SAVED_AT_ONCE, first + number)))));
+      lines.push(...(await saved.keys(await numbers(from, Math.min(from + SAVED_AT_ONCE, first + number)))));
     if (lines.some((key) => /[\n\r]/.test(key))) throw new Error("a key with a line break in it cannot be in a list of keys");
     const url = URL.createObjectURL(new Blob([lines.map((key) => `${key}\n`).join("")], { type: "text/plain" }));
     make("a", { href: url, download: `keys-${saved.name}.txt` }).click();
@@ -140,6 +150,10 @@ function status() {
   if (state.run !== null) line.replaceChildren(foreign(runName(order, state.run), 200), `: ${count(order.runs[state.run][2])} of ${all}`);
   else line.textContent = order.count === split.samples ? all : `${count(order.count)} of ${all}`;
   if (!(state.run === null ? order.count : order.runs[state.run][2])) line.append(": nothing to show");
+  const picked = grid.picked.size;
+  find("save").hidden = !picked && order.count === split.samples && state.run === null;
+  find("save").textContent = picked ? `Save ${plural(picked, "key")}` : "Save keys";
+  find("unpick").hidden = !picked;
 }
 
 function problem(message) {
@@ -154,7 +168,7 @@ function views() {
     else tab.removeAttribute("aria-current");
   }
   document.body.dataset.view = state.view;
-  if (state.view === "histograms") showHistograms(find("histograms-view"), split, (name, run) => go({ view: "samples", order: name, where: "", run, at: 0, sample: null }).then(() => grid.focus()));
+  if (state.view === "histograms") showHistograms(find("histograms-view"), split, (name, run) => go({ view: "samples", order: name, ...UNFILTERED, run, at: 0, sample: null }).then(() => grid.focus()));
   if (state.view === "batches") batches.show(split, state.batch);
 }
 
@@ -212,17 +226,24 @@ async function step(by) {
 }
 
 // --- what is typed and chosen ---------------------------------------------------------------------------------------
-/** A key or its beginning; else the number of a sample; else any part of a key. */
+/** The number of a sample; else what has a text in its key, its class or its texts; of very many, the first such key. */
 async function jump(text) {
+  const number = /^#?\d{1,12}$/.test(text) && Number(text.replace("#", "")) < split.samples ? Number(text.replace("#", "")) : null;
+  const toNumber = () => go({ view: "samples", order: "stored", ...UNFILTERED, run: null, at: number, sample: null });
   problem("");
   try {
-    const position = split.orderNames.some(({ name }) => name === "key") ? await split.findKey(text) : null;
-    if (position !== null) await go({ view: "samples", order: "key", where: "", run: null, at: position, sample: null });
-    else if (/^#?\d{1,12}$/.test(text) && Number(text.replace("#", "")) < split.samples)
-      await go({ view: "samples", order: "stored", where: "", run: null, at: Number(text.replace("#", "")), sample: null });
-    else {
-      await go({ view: "samples", where: keyHas(text), order: "stored", run: null, at: 0, sample: null });
-      if (state.where === keyHas(text) && !order.count) problem(`no key has ${JSON.stringify(clean(text, 100))} in it, and it is not the number of a sample`);
+    if (number !== null && text.startsWith("#")) await toNumber();
+    else if (text && !split.isSearchable) {
+      const position = await split.findKey(text);
+      if (position !== null) await go({ view: "samples", order: "key", ...UNFILTERED, run: null, at: position, sample: null });
+      else if (number !== null) await toNumber();
+      else problem(`no key begins with ${JSON.stringify(clean(text, 100))}`);
+    } else {
+      await go({ view: "samples", search: text, run: null, at: 0, sample: null });
+      if (text && state.search === text && !order.count) {
+        if (number !== null) await toNumber();
+        else problem(`${JSON.stringify(clean(text, 100))} is in no key, class or text of these samples`);
+      }
     }
     grid.focus();
   } catch (error) {
@@ -231,18 +252,20 @@ async function jump(text) {
 }
 
 function listen() {
-  find("split").addEventListener("change", (event) => go({ split: event.target.value, order: "stored", where: "", run: null, at: 0, sample: null }));
-  find("order").addEventListener("change", (event) => event.target.value !== "where" && go({ order: event.target.value, where: "", run: null, at: 0, sample: null }));
+  find("split").addEventListener("change", (event) => go({ split: event.target.value, order: "stored", ...UNFILTERED, run: null, at: 0, sample: null }));
+  find("order").addEventListener("change", (event) => go({ order: event.target.value, run: null, at: 0, sample: null }));
   find("find-form").addEventListener("submit", (event) => {
     event.preventDefault();
-    if (find("find").value) jump(find("find").value);
+    jump(find("find").value.trim());
   });
   find("where-form").addEventListener("submit", (event) => {
     event.preventDefault();
-    go({ view: "samples", where: find("where").value.trim(), order: "stored", run: null, at: 0, sample: null });
+    go({ view: "samples", where: find("where").value.trim(), run: null, at: 0, sample: null });
   });
   for (const tab of document.querySelectorAll("[data-view]")) tab.addEventListener("click", () => go({ view: tab.dataset.view }));
-  find("classes").addEventListener("click", showClasses);
+  find("unpick").addEventListener("click", () => grid.unpick());
+  find("larger").addEventListener("click", () => resize(1));
+  find("smaller").addEventListener("click", () => resize(-1));
   find("save").addEventListener("click", save);
   find("help-button").addEventListener("click", () => find("help").showModal());
   find("skip").addEventListener("click", (event) => {
@@ -264,21 +287,22 @@ function keys(event) {
     event.preventDefault();
     return step(by);
   }
-  const work = { "/": () => find("find").focus(), c: () => (order.runs?.length ? runs.focus() : showClasses()), "?": () => find("help").showModal(), s: () => go({ view: "samples" }),
+  const work = { "/": () => find("find").focus(), c: () => runs.focus(), "+": () => resize(1), "=": () => resize(1), "-": () => resize(-1), "?": () => find("help").showModal(), s: () => go({ view: "samples" }),
                  h: () => go({ view: "histograms" }), b: () => set.view.can?.batches && go({ view: "batches" }) }[event.key];
   if (!work) return;
   event.preventDefault();
   work();
 }
 
-const showClasses = () => (order.name === "class" ? Promise.resolve() : go({ order: "class", where: "", run: null, at: 0, sample: null })).then(() => runs.focus());
+const resize = (by) => go({ size: Math.min(Math.max(state.size + by, 0), SIZES - 1) }, { isNew: false });
 
 /** Out of a text box; then the sample is closed; then the filter is taken away. */
 function escape(event) {
   if (event.target.closest("input, select, textarea")) grid.focus();
   else if (panel.isOpen) closeSample();
   else if (state.view !== "samples") go({ view: "samples" }).then(() => grid.focus());
-  else if (state.where || state.run !== null) go({ where: "", run: null, at: 0 });
+  else if (grid.picked.size) grid.unpick();
+  else if (state.where || state.search || state.run !== null) go({ ...UNFILTERED, run: null, at: 0 });
   else return;
   event.preventDefault();
 }
@@ -295,7 +319,8 @@ async function start() {
   document.title = `${clean(view.name, 100)} – packer view`;
   find("name").replaceChildren(foreign(view.name, 200));
   find("about").textContent = [clean(view.container ?? "", 40), plural(samples, "sample"), size && bytes(size), shards && plural(shards, "shard"),
-                               set.classes.length && `${count(set.classes.length)} ${set.classes.length === 1 ? "class" : "classes"}`].filter(Boolean).join(" · ");
+                               set.classes.length && `${count(set.classes.length)} ${set.classes.length === 1 ? "class" : "classes"}`,
+                               view.predictions && `predictions${view.predictions.unknown ? ` (${plural(view.predictions.unknown, "row")} of them for no sample here)` : ""}`].filter(Boolean).join(" · ");
   find("split").append(...[...set.splits.values()].map(({ name, samples }) => make("option", { value: name, text: `${clean(name, 60)} (${count(samples)})` })));
   find("split-field").hidden = set.splits.size < 2;
   find("where-form").hidden = !view.can?.where;

@@ -3,6 +3,7 @@
 import { hexDump, parseNpy } from "./bytes.js";
 import { bytes, clean, cleanLines, count, foreign, make, plural } from "./dom.js";
 import { checksum, mediaType } from "./data.js";
+import { predictedText } from "./grid.js";
 import { boxLayer, cropLayer, maskLayer, pointLayer } from "./overlays.js";
 import { Stage } from "./stage.js";
 
@@ -65,12 +66,12 @@ export class Panel {
     if (focused) ([...bar.children].find((child) => child.getAttribute("aria-label") === focused) ?? this.#element).focus();
     this.#element.scrollTop = 0;
     try {
-      const sample = await split.sample(index);
+      const [sample, predictions] = await Promise.all([split.sample(index), split.predictions([index])]), predicted = predictions?.[0];
       if (signal.aborted) return;
       title.replaceChildren(foreign(sample.key, 400));
       const layers = make("div", { class: "bar layers" }), texts = make("div", { class: "texts" });
       const checks = new Map();
-      body.append(layers, texts, this.#facts(split, sample, checks), this.#reading(split, sample), this.#bytes(split, sample, signal));
+      body.append(layers, texts, this.#facts(split, sample, predicted, checks), this.#reading(split, sample), this.#bytes(split, sample, signal));
       await this.#picture(split, sample, stage, checks, signal);
       if (crop && stage.size[0] && !signal.aborted) this.#crop(crop, stage, layers);
       await this.#layers(split, sample, stage, layers, signal);
@@ -200,12 +201,13 @@ export class Panel {
     }
   }
 
-  #facts(split, sample, checks) {
+  #facts(split, sample, predicted, checks) {
     const list = make("dl", { class: "facts" });
     const fact = (name, ...values) => list.append(make("dt", { text: name }), make("dd", {}, ...values));
     const { header = {} } = sample;
     fact("Number", count(sample.index), make("span", { class: "note", text: ` of ${split.name}` }));
     fact("Class", ...(sample.label >= 0 ? [foreign(sample.class ?? split.className(sample.label), 300), make("span", { class: "note", text: ` label ${sample.label}` })] : ["none"]));
+    if (predicted) fact("Predicted", make("span", { class: predicted.label === sample.label ? "" : "bad" }, predicted.label < 0 ? "none" : predictedText(split, predicted)));
     if (header.width) fact("Pixels", `${count(header.width)} × ${count(header.height)}${header.components ? `, ${plural(header.components, "component")}` : ""}`);
     if (header.media) fact("Medium", [header.media, header.process].filter(Boolean).join(", "));
     if (header.orientation > 1) fact("EXIF orientation", String(header.orientation));

@@ -1,33 +1,59 @@
-// The runs of an order as a list to search and choose from: classes, ranges of sizes, groups of duplicates.
+// The filter: classes, values of a column, ranges of sizes or groups of duplicates, as a list to search and choose from.
+// They are the runs of orders; which order is listed does not depend on the one that is shown.
 
 import { clean, count, find, foreign, make } from "./dom.js";
 
-const MOST_SHOWN = 200;
+const MOST_SHOWN = 200, WITHOUT_RUNS = ["stored", "key", "unlabelled", "damaged"];
 
 export class RunList {
   #element = find("runs");
+  #by = find("runs-by");
   #search = find("runs-find");
   #list = find("runs-list");
+  #shown = null;
   #order = null;
   #chosen = null;
   #on;
 
-  /** on: called with the number of a run, or null for all. */
+  /** on: called with the name of an order and the number of one of its runs, or null for all. */
   constructor(on) {
     this.#on = on;
     this.#search.addEventListener("input", () => this.#draw());
+    this.#by.addEventListener("change", () => this.list(this.#by.value));
     this.#element.addEventListener("keydown", (event) => this.#key(event));
     this.#element.open = matchMedia("(min-width: 60rem)").matches;
   }
 
-  /** Show the runs of an order; nothing if it has none. */
-  show(order, chosen) {
-    if (order !== this.#order) this.#search.value = "";
-    [this.#order, this.#chosen] = [order, chosen];
-    this.#element.hidden = !order.runs?.length || order.name === "where";
-    find("runs-title").textContent = order.name === "class" ? "Classes" : capital(clean(order.title, 40));
-    find("runs-chosen").replaceChildren(...(chosen === null ? [] : [foreign(runName(order, chosen), 60)]));
+  /** List the runs of what is shown, or those that were listed, of the same samples. orderOf: makes an order of them. */
+  show(split, order, chosen, orderOf) {
+    this.#shown = { split, order, chosen, orderOf };
+    const names = split.orderNames.filter(({ name }) => !WITHOUT_RUNS.includes(name));
+    const known = names.map(({ name }) => name), current = this.#by.value;
+    this.#by.replaceChildren(...names.map(({ name, title }) => make("option", { value: name, text: capital(clean(title, 40)) })));
+    this.#element.hidden = !names.length;
+    const first = known.find((name) => name === "class" || name.startsWith("column-")) ?? "";
+    this.list(order.runs?.length && known.includes(order.name) ? order.name : known.includes(current) ? current : first);
+  }
+
+  /** List the runs of an order. */
+  async list(name) {
+    const { order, chosen, orderOf } = this.#shown, asked = this.#shown;
+    if (name !== this.#order?.name) this.#search.value = "";
+    this.#by.value = name;
+    this.#chosen = name === order.name ? chosen : null;
+    find("runs-chosen").replaceChildren(...(this.#chosen === null ? [] : [foreign(runName(order, chosen), 60)]));
+    this.#order = name === order.name ? order : null;
     this.#draw();
+    if (this.#order || !name) return;
+    try {
+      const listed = await orderOf(name);
+      if (asked !== this.#shown || this.#by.value !== name) return;
+      this.#order = listed;
+      this.#draw();
+    } catch (error) {
+      find("runs-more").hidden = false;
+      find("runs-more").textContent = clean(error.message, 200);
+    }
   }
 
   focus() {
@@ -45,14 +71,14 @@ export class RunList {
     const item = (name, number, share, run) => {
       const bar = make("span", { class: "share" });
       bar.style.width = `${100 * share}%`;
-      return make("li", {}, make("button", { type: "button", "aria-pressed": String(run === this.#chosen), click: () => this.#on(run) },
+      return make("li", {}, make("button", { type: "button", "aria-pressed": String(run === this.#chosen), click: () => this.#on(this.#by.value, run) },
         bar, name, make("span", { class: "count", text: count(number) })));
     };
-    const all = wanted ? [] : [item("All", this.#order?.count ?? 0, 0, null)];
-    this.#list.replaceChildren(...all, ...shown.map((i) => item(foreign(runName(this.#order, i), 100), runs[i][2], runs[i][2] / most, i)));
+    const all = wanted || !this.#order ? [] : [item("All", this.#order.count, 0, null)];
+    this.#list.replaceChildren(...all, ...shown.map((i) => item(make("bdi", { text: clean(runName(this.#order, i), 100), title: clean(runName(this.#order, i), 300) }), runs[i][2], runs[i][2] / most, i)));
     const more = find("runs-more");
     more.hidden = found.length > 0 && found.length <= MOST_SHOWN;
-    more.textContent = found.length ? `${count(found.length - MOST_SHOWN)} more: search to see them` : "nothing found";
+    more.textContent = !this.#order ? (this.#by.value ? "sorting …" : "choose a column above") : found.length ? `${count(found.length - MOST_SHOWN)} more: search to see them` : "nothing found";
   }
 
   /** Up and down walk through the list; Enter in the search takes the first that was found. */
