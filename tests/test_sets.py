@@ -352,7 +352,7 @@ def test_shares_of_splits_are_exact_and_drawn_by_the_seed(tmp_path: Path) -> Non
     for wrong_shares, message in (
         ({"a": 0.5}, "sum to 0.5, expected 1; add a split for the rest"),
         ({"a": 0.9, "b": 0.2}, "sum to 1.1, expected 1; make them smaller"),
-        ({"a": 1.5, "b": -0.5}, "above 0"),
+        ({"a": 1.5, "b": -0.5}, "expected shares of 1"),
         ({"a b": 1}, "'a b'"),
     ):
         with pytest.raises(ValueError, match=message):
