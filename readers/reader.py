@@ -54,7 +54,7 @@ _SHOWN = 5
 _AHEAD_BLOCKS = 4
 _LARGE_RUN_BYTES = 1 << 20  # a read this large keeps a disk busy by itself; announcing it costs more than it gains
 _AHEAD_SAMPLES, _AHEAD_BYTES = 1024, 128 << 20
-_OPEN_BYTES = 224 << 20  # of blocks that are announced whole: of more, some would be dropped before they are read
+OPEN_BYTES = 224 << 20  # of blocks that are announced whole: of more, some would be dropped before they are read
 # Samples that take longer wait for a disk or a network: from then on these learn in advance which follow.
 _SLOW_SECONDS = 0.0001
 SAMPLE_ERRORS = (BadSampleError, DamagedSampleError, UnknownNameError)
@@ -516,7 +516,7 @@ class Announcer:
     def _rows_with(self, positions: Int64s, rows: Int64s) -> Int64s:
         """What to announce for a batch: the blocks that it is the first to read of, and samples without one."""
         order = self._blocks
-        if order is None or not len(rows) or order.open_samples * self._bytes > _OPEN_BYTES:
+        if order is None or not len(rows) or order.open_samples * self._bytes > OPEN_BYTES:
             return rows
         visits, first = order.visits(self._epoch, positions), int(positions.min())
         fresh = np.array(sorted({*visits[visits >= 0].tolist()} - self._visits), np.int64)
