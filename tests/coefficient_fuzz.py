@@ -196,6 +196,24 @@ def fuzz_strips(trials: int, rng: np.random.Generator) -> Counter[str]:
     return counts
 
 
+def fuzz_affine(trials: int, rng: np.random.Generator) -> Counter[str]:
+    """Images of any size, mirrored or not, by any map, to a part of any grid."""
+    codec, counts, data, pixels = load_codec(), Counter[str](), Guarded(), Guarded()
+    for trial in range(trials):
+        place: _Place = Guarded.at_end if trial % 2 else Guarded.at_begin
+        height, width, rows, columns = rng.integers(1, 40, 4).tolist()
+        lines, across = int(rng.integers(1, rows + 1)), int(rng.integers(1, columns + 1))
+        grid = rows, columns, int(rng.integers(rows - lines + 1)), int(rng.integers(columns - across + 1))
+        source = place(data, height * width * 3).reshape(height, width, 3)[
+            :: rng.choice([1, -1]), :: rng.choice([1, -1])
+        ]
+        out = place(pixels, lines * across * 3).reshape(lines, across, 3)
+        by = np.clip(rng.normal(0, rng.choice([0.1, 1, 1e5]), 6), -1e6, 1e6).tolist()
+        codec.affine(source, out, tuple(by), grid, trial % 3 == 0)
+        counts["decoded"] += 1
+    return counts
+
+
 def fuzz_encoder(trials: int, rng: np.random.Generator) -> Counter[str]:
     counts, data, codec = Counter[str](), Guarded(), load_codec()
     encode, calls = codec.encode, []
@@ -242,5 +260,5 @@ if __name__ == "__main__":
     if asked.startswith(("read", "write")):
         beyond(asked)
     else:
-        fuzz = {"decode": fuzz_decoder, "encode": fuzz_encoder, "strips": fuzz_strips}[asked]
+        fuzz = {"decode": fuzz_decoder, "encode": fuzz_encoder, "strips": fuzz_strips, "affine": fuzz_affine}[asked]
         print(dict(fuzz(count, np.random.default_rng(seed))))

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from augment_cases import on_a_device, on_the_cpu, photo
 from conftest import make_jpeg
 from gpu_doubles import install
 from loader_options import grouped
@@ -19,13 +20,16 @@ from loader_options import grouped
 import readers
 from readers import Decode
 from readers.augment import (
+    CenterCrop,
     Normalize,
     RandomCrop,
     RandomHorizontalFlip,
     RandomResizedCrop,
+    RandomRotation,
     RandomVerticalFlip,
     Recipe,
     Resize,
+    kernel,
 )
 from readers.augment.fused import BatchRenderer
 from readers.augment.geometry import Job, Pass
@@ -64,6 +68,24 @@ def render(engine: Any, images: list[Picture], jobs: list[Job], size: tuple[int,
 def difference(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:
     apart = (a.to(torch.float64) - b.to(torch.float64)).abs()
     return float(apart.max()), float(apart.mean())
+
+
+def test_moves_of_a_batch_are_one_launch_and_those_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of moves before a crop, one that enlarges, and one of the nearest pixel with flips."""
+    load = [RandomHorizontalFlip(), RandomVerticalFlip(), RandomRotation(30)]
+    nearest = [*load[:2], RandomRotation(30, "nearest")]
+    launches: list[Any] = []
+    original = type(kernel.move_tiles).__getitem__
+    monkeypatch.setattr(
+        type(kernel.move_tiles), "__getitem__", lambda self, grid: launches.append(self) or original(self, grid)
+    )
+    images = [photo(number, 40 + 3 * number, 52 - 4 * number) for number in range(3)]
+    for moves, then in ((load * 3, []), (load, [Resize(33)]), (nearest * 2, [Resize(9)])):
+        ops: list[Any] = [*moves, CenterCrop(24), *then]
+        ours = on_a_device(ops, images, compose=True, engine="triton")
+        most, mean = difference(ours, on_the_cpu(ops, images, compose=True))
+        assert mean < 0.05 and (most <= 1 or moves[2].interpolation == "nearest"), (ops, most, mean)
+    assert launches.count(kernel.move_tiles) == 3
 
 
 def plan_jobs(images: list[Picture], ops: list[Any], epoch: int = 0) -> list[Job]:

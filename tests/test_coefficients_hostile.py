@@ -26,7 +26,7 @@ PROGRAM = Path(__file__).parent / "coefficient_fuzz.py"
 ROOT = PROGRAM.parent.parent
 TRIALS = int(os.environ.get("TRIALS", "100000"))
 SEED = os.environ.get("SEED", "1")
-KINDS = ("decode", "encode", "strips")
+KINDS = ("decode", "encode", "strips", "affine")
 
 
 def fuzz(what: str, trials: int, **environ: str) -> subprocess.CompletedProcess[str]:

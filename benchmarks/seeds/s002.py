@@ -51,9 +51,9 @@ SECONDS = {
 STEPS, MODELS, FIRST = 298, tuple(SECONDS), "ResNet-18"
 QUANTILES = ("p50", "p95")
 Step = Callable[[Any, Any], None]
-# Mean differences of 255 that checks allow: of resized images; for each turn by Pillow, which drops the fraction of
-# every value; of the nearest pixels, where two are equally near; of the same draws in DALI.
-_LARGEST = {"samples": 4.0, "turn": 0.7, "nearest": 1.0, "dali": 1.0}
+# Mean differences of 255 that checks allow: of resized images; of one map by Pillow, which drops the fraction of every
+# bilinear value; of the same draws in DALI.
+_LARGEST = {"samples": 4.0, "map": 1.0, "dali": 1.0}
 
 
 @dataclass(frozen=True)
@@ -125,9 +125,12 @@ def ops(load: int, bilinear: bool = True) -> list[Any]:
     return [*[A.RandomHorizontalFlip(), A.RandomVerticalFlip(), rotation] * load, box, A.Normalize(MEAN, STD)]
 
 
-def image_loader(job: Job, bilinear: bool = True, device: str = "cpu") -> Iterable[Any]:
-    how = ops(job.load, bilinear)
-    return systems.image_loader(job.reader(), job.batch, how, job.workers, device, shuffle=not job.ordered)
+def image_loader(job: Job, bilinear: bool = True, device: str = "cpu", compose: str = "auto") -> Iterable[Any]:
+    from readers import Decode
+
+    how, decode = ops(job.load, bilinear), Decode(layout="NCHW", compose=compose)  # type: ignore[arg-type]
+    shuffle = not job.ordered
+    return systems.image_loader(job.reader(), job.batch, how, job.workers, device, shuffle=shuffle, decode=decode)
 
 
 def dali_loader(job: Job, device: str) -> Iterable[Any]:
@@ -174,7 +177,7 @@ def _same_samples(name: str, arguments: argparse.Namespace) -> Check:
 
 
 def _same_draws(load: int, arguments: argparse.Namespace) -> Iterator[Check]:
-    """What ImageLoader makes of images, against Pillow and DALI with the draws that its recipe makes for them."""
+    """What ImageLoader makes of images, against Pillow and, op by op, DALI with the draws of its recipe for them."""
     from pillow_transforms import read_image
 
     from readers.augment import Recipe
@@ -182,48 +185,52 @@ def _same_draws(load: int, arguments: argparse.Namespace) -> Iterator[Check]:
     job, count = make_job(arguments, load, compared=True), arguments.compared
     files = [read_image(path) for path, _ in list_tree(job.tree)[:count]]
     sizes = np.array([(image.height, image.width) for image in files])
-    plan = Recipe(ops(load)).plan(1, 0, np.arange(count), sizes[:, 0], sizes[:, 1])
-    flips = sum(bool(op.flip_axis) for op, _ in plan.before[0].steps)
-    turns = len(plan.before[0].steps) - flips
-    yield Check(
-        f"load {load}: ours merges no turns, and no flips but those before the first turn",
-        f"turns of an image: {turns}; flips behind the first of them: {flips}",
-        (turns, flips) == (load, 2 * load - 2),
-    )
-    turned = {True: (OURS, 1 + _LARGEST["turn"] * load), False: (OURS_NEAREST, _LARGEST["nearest"])}
-    for bilinear, (name, bound) in turned.items():
-        ours = _pixels(name, job, count)
+    plan = Recipe(ops(load), compose=True).plan(1, 0, np.arange(count), sizes[:, 0], sizes[:, 1])
+    steps = {len(made.first.steps) for made in plan.jobs()}
+    what = f"load {load}: ours moves the pixels of an image once, by one map of all flips and turns"
+    yield Check(what, f"steps of an image: {steps}", steps == {1})
+    for bilinear, name in {True: OURS, False: OURS_NEAREST}.items():
+        ours, bound = _pixels(CONTENDERS[name].function(job), job, count), _LARGEST["map"]
         pairs = zip(ours, (_by_plan(image, plan, i, bilinear) for i, image in enumerate(files)), strict=True)
         apart = float(np.mean([np.abs(a - np.asarray(b, np.float32)).mean() for a, b in pairs]))
         how = "bilinear" if bilinear else "nearest pixel"
-        what = f"load {load}: ours against Pillow with the same draws, {how}"
+        what = f"load {load}: ours against one Image.transform by Pillow with the same draws, {how}"
         yield Check(what, f"{apart:.2f} of 255 on average", apart < bound)
     if systems.installed(CONTENDERS[DALI_LOADER].imports):
-        apart = float(np.abs(_pixels(OURS, job, count) - _pixels(DALI_LOADER, job, count)).mean())
-        what = f"load {load}: ImageLoader against DaliLoader, both with their own draws, which are the same"
+        exact, theirs = image_loader(job, compose="exact"), CONTENDERS[DALI_LOADER].function(job)
+        apart = float(np.abs(_pixels(exact, job, count) - _pixels(theirs, job, count)).mean())
+        what = f"load {load}: ImageLoader, op by op, against DaliLoader, both with their own draws, which are the same"
         yield Check(what, f"{apart:.2f} of 255 on average", apart < _LARGEST["dali"])
 
 
 def _by_plan(image: Any, plan: Any, number: int, bilinear: bool) -> Any:
-    """An image by Pillow, by the plan of a recipe."""
-    from pillow_transforms import crop, hflip, resize, rotate, vflip
+    """An image by Pillow, by the plan of a recipe: all moves as one matrix, which also enlarges bilinearly."""
+    from PIL import Image
+    from pillow_transforms import crop, resize
 
     (before,), box = plan.before, plan.boxes
-    image = hflip(image) if before.hflip[number] else image
-    image = vflip(image) if before.vflip[number] else image
-    for op, parameters in before.steps:
-        value = float(parameters[number, 0])
-        if not op.flip_axis:
-            image = rotate(image, value, bilinear=bilinear)
-        elif value:
-            image = hflip(image) if op.flip_axis == 3 else vflip(image)
-    edges = (int(side[number]) for side in (box.top, box.left, box.height, box.width))
-    return resize(crop(image, *edges), (SIZE, SIZE))
+    to_middle = np.array([[1, 0, -image.width / 2], [0, 1, -image.height / 2], [0, 0, 1]])
+    total = np.linalg.inv(to_middle)
+    steps = [(op.flip_axis, float(parameters[number, 0])) for op, parameters in before.steps]
+    for axis, value in ((3, before.hflip[number]), (2, before.vflip[number]), *steps):
+        turn = 0.0 if axis else np.radians(value)
+        matrix = np.array([[np.cos(turn), -np.sin(turn), 0], [np.sin(turn), np.cos(turn), 0], [0, 0, 1]])
+        if axis and value:
+            matrix[3 - axis, 3 - axis] = -1
+        total = total @ matrix
+    top, left, height, width = (int(side[number]) for side in (box.top, box.left, box.height, box.width))
+    total = total @ to_middle
+    method = Image.Resampling.BILINEAR if bilinear else Image.Resampling.NEAREST
+    if bilinear and max(height, width) <= SIZE:
+        total = total @ np.array([[width / SIZE, 0, left], [0, height / SIZE, top], [0, 0, 1]])
+        return image.transform((SIZE, SIZE), Image.Transform.AFFINE, tuple(total[:2].ravel()), method)
+    moved = image.transform(image.size, Image.Transform.AFFINE, tuple(total[:2].ravel()), method)
+    return resize(crop(moved, top, left, height, width), (SIZE, SIZE))
 
 
-def _pixels(name: str, job: Job, count: int) -> Any:
+def _pixels(row: Iterable[Any], job: Job, count: int) -> Any:
     """The first images of a row as float32 [count, height, width, 3], 0 to 255."""
-    batches = itertools.islice(CONTENDERS[name].function(job), -(-count // job.batch))
+    batches = itertools.islice(row, -(-count // job.batch))
     pixels = np.concatenate([systems.on_host(batch).transpose(0, 2, 3, 1) for batch, _ in batches])[:count]
     return 255 * (pixels * np.float32(STD) + np.float32(MEAN))
 

@@ -27,9 +27,10 @@ import torch.nn.functional as F
 
 from cache.errors import install_command
 from cache.messages import shortened
+from readers.augment.compose import Moved, fit_of
 from readers.augment.cpu import box_of, render_pass
 from readers.augment.geometry import Change, Job, Pass
-from readers.augment.ops.base import Interpolation, Rows, window
+from readers.augment.ops.base import Interpolation, Rows, map_of_halves, window
 from readers.augment.ops.color import Normalize, channel_factors
 from readers.decode.device import Picture, layout, upright_tensor
 from readers.decode.region import Region
@@ -107,8 +108,10 @@ class BatchRenderer:
         """
         _check(pictures, jobs)
         if any(job.before for job in jobs):
-            both = zip(pictures, jobs, strict=True)
-            pictures, jobs = zip(*(self._passed(*one) if one[1].before else one for one in both), strict=True)
+            moved = {} if self._kernel is None else self._moved(pictures, jobs)
+            both = list(zip(pictures, jobs, strict=True))
+            made = [moved.get(i) or (self._passed(*one) if one[1].before else one) for i, one in enumerate(both)]
+            pictures, jobs = zip(*made, strict=True)
         common = jobs[0].last.steps if jobs else ()
         steps = [(op, [job.last.steps[k][1] for job in jobs]) for k, (op, _) in enumerate(common)]
         whole = self._kernel is not None and not steps
@@ -174,6 +177,34 @@ class BatchRenderer:
         values = image if exact else image.to(torch.float32)
         values = F.interpolate(values, size, mode=self._filter, antialias=True, align_corners=False)
         return values if exact else values.round_().clamp_(0, 255)
+
+    def _moved(self, pictures: Sequence[Picture], jobs: Sequence[Job]) -> dict[int, tuple[Picture, Job]]:
+        """The same as `_passed` of all images whose only part before the last is one move, by one launch."""
+        from readers.augment.kernel import move_tiles
+
+        made: dict[int, tuple[Picture, Job]] = {}
+        rows, maps = [], []
+        for i, (picture, (last, before)) in enumerate(zip(pictures, jobs, strict=True)):
+            if len(before) != 1 or len(before[0].steps) != 1 or not isinstance(before[0].steps[0][0], Moved):
+                continue
+            region, size, corner, flips, ((op, matrix),), crop = before[0]
+            if not (region.height, region.width) == size == crop or corner != (0, 0):
+                continue
+            by, grid = map_of_halves(matrix, size, last.region, fit_of(before[0], last, self._filter))
+            out = torch.empty((3, *grid[4:]), dtype=torch.uint8, device=self.device)
+            how = 3 in flips, 2 in flips, op.sampling == "nearest"
+            rows.append((*_box(picture, region), out.data_ptr(), *grid, *how))
+            maps.append(by)
+            made[i] = Picture(out), Job(last._replace(region=Region(0, 0, *out.shape[1:])))
+        if rows:
+            tile_y, tile_x, *_, warps = self._tiling
+            tiles = max(-(-height // tile_y) * -(-width // tile_x) for *_, height, width, _, _, _ in rows)
+            table = torch.tensor(rows, dtype=torch.int64).to(self.device, non_blocking=True)
+            with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
+                move_tiles[(len(rows) * tiles,)](
+                    table, torch.tensor(maps).to(self.device), tiles, TILE_Y=tile_y, TILE_X=tile_x, num_warps=warps
+                )
+        return made
 
     def _passed(self, picture: Picture, job: Job) -> tuple[Picture, Job]:
         """What the parts before the last make of the box of a picture, on its device, and what is left to do."""

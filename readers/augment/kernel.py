@@ -151,3 +151,68 @@ def render_tiles(
     _store(out, red * per_y, inside, factors, 0, mask, FLOAT)
     _store(out + channel_step, green * per_y, inside, factors, 1, mask, FLOAT)
     _store(out + 2 * channel_step, blue * per_y, inside, factors, 2, mask, FLOAT)
+
+
+MOVE_COLUMNS = 16
+_MOVE_COLUMNS = tl.constexpr(MOVE_COLUMNS)
+
+
+@triton.jit
+def _tap(pixels, x, y, width, height, step_x, step_y, flip_x, flip_y, mask):
+    """The values at these columns and rows of a flipped image; 0 outside."""
+    inside = (x >= 0) & (x < width) & (y >= 0) & (y < height) & mask
+    x = tl.where(flip_x != 0, width - 1 - x, x)
+    y = tl.where(flip_y != 0, height - 1 - y, y)
+    return tl.load(pixels + y * step_y + x * step_x, mask=inside, other=0).to(tl.float32)
+
+
+@triton.jit
+def move_tiles(table, maps, tiles, TILE_Y: tl.constexpr, TILE_X: tl.constexpr):
+    """Images moved by affine maps (`readers.augment.ops.base.map_of_halves`), uint8 [3, height, width] each.
+
+    A row of the table, int64: as for `render_tiles` the address, the steps and the size of the source; the address of
+    the result; (rows, columns, top, left, height, width) of `map_of_halves`; 1 to mirror the source left and right; 1
+    to mirror it top and bottom; 1 for the nearest pixel. maps: float32 [n, 6]. Grid: images x `tiles`, those of the
+    largest result.
+    """
+    image, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    entry = table + image.to(tl.int64) * _MOVE_COLUMNS
+    pixels, out = tl.load(entry).to(tl.pointer_type(tl.uint8)), tl.load(entry + 6).to(tl.pointer_type(tl.uint8))
+    step_y, step_x = tl.load(entry + 1).to(tl.int32), tl.load(entry + 2).to(tl.int32)
+    step_c = tl.load(entry + 3)
+    height, width = tl.load(entry + 4).to(tl.int32), tl.load(entry + 5).to(tl.int32)
+    rows, columns = tl.load(entry + 7).to(tl.int32), tl.load(entry + 8).to(tl.int32)
+    top, left = tl.load(entry + 9).to(tl.int32), tl.load(entry + 10).to(tl.int32)
+    out_height, out_width = tl.load(entry + 11).to(tl.int32), tl.load(entry + 12).to(tl.int32)
+    flip_x, flip_y = tl.load(entry + 13).to(tl.int32), tl.load(entry + 14).to(tl.int32)
+    is_nearest = tl.load(entry + 15).to(tl.int32)
+
+    tiles_x = tl.cdiv(out_width, TILE_X)
+    y_out = (tile // tiles_x) * TILE_Y + tl.arange(0, TILE_Y)
+    x_out = (tile % tiles_x) * TILE_X + tl.arange(0, TILE_X)
+    mask = (y_out < out_height)[:, None] & (x_out < out_width)[None, :]
+    down = ((2 * (top + y_out) + 1 - rows).to(tl.float32) / rows.to(tl.float32))[:, None]
+    across = ((2 * (left + x_out) + 1 - columns).to(tl.float32) / columns.to(tl.float32))[None, :]
+    by = maps + image * 6
+    x = tl.load(by) * across + (tl.load(by + 1) * down + tl.load(by + 2))
+    y = tl.load(by + 3) * across + (tl.load(by + 4) * down + tl.load(by + 5))
+    x = (x + 1.0) * (width.to(tl.float32) * 0.5) - 0.5
+    y = (y + 1.0) * (height.to(tl.float32) * 0.5) - 0.5
+    # What is outside stays there, and fits into an int.
+    x = tl.minimum(tl.maximum(x, -2.0), width.to(tl.float32))
+    y = tl.minimum(tl.maximum(y, -2.0), height.to(tl.float32))
+    x = tl.where(is_nearest != 0, tl.floor(x + 0.5), x)
+    y = tl.where(is_nearest != 0, tl.floor(y + 0.5), y)
+    share_x, share_y = x - tl.floor(x), y - tl.floor(y)
+    x_in, y_in = tl.floor(x).to(tl.int32), tl.floor(y).to(tl.int32)
+    out += y_out[:, None] * out_width + x_out[None, :]
+    for _ in tl.static_range(3):
+        values = tl.zeros([TILE_Y, TILE_X], tl.float32)
+        for corner in tl.static_range(4):
+            by_x = share_x if corner % 2 else 1.0 - share_x
+            by_y = share_y if corner // 2 else 1.0 - share_y
+            at_x, at_y = x_in + corner % 2, y_in + corner // 2
+            values += by_x * by_y * _tap(pixels, at_x, at_y, width, height, step_x, step_y, flip_x, flip_y, mask)
+        tl.store(out, tl.floor(values + 0.5).to(tl.uint8), mask=mask)
+        pixels += step_c
+        out += out_height * out_width
