@@ -45,7 +45,7 @@ class SplitReport:
     size_percentiles: maps 0, 5, 25, 50, 75, 95 and 100 to bytes of the image field.
     dimensions: percentiles of width and height in pixels.
     media: images by kind.
-    coding: images by what a decoder must know.
+    coding: images by the features that a decoder must know.
     label_counts: samples by label; unlabelled: samples without one.
     """
 
@@ -66,8 +66,8 @@ class SplitReport:
 class InspectResult(Result):
     """A set. duplicates counts samples whose image has the size and CRC32C of another one; examples name some.
 
-    edited, separate, history: what was done to it since it was packed; see `readers.layout`.
-    retired: indexes and shards of earlier states that are still there.
+    edited, separate, history: changes of the set since it was packed; see `readers.layout`.
+    retired: remaining indexes and shards of earlier states.
     """
 
     path: Path | str
@@ -87,7 +87,7 @@ class InspectResult(Result):
 
 
 def inspect(path: str | os.PathLike[str]) -> InspectResult:
-    """Describe a packed set, in a directory or at an address. Raises DatasetError where there is none."""
+    """Describe a packed set, in a directory or at an address. Raises DatasetError if there is no set."""
     root = set_root(path)
     info = read_dataset_info(root)
     opened = {name: readers.open(path, name) for name in info.splits}
@@ -198,7 +198,7 @@ class OrderReport(Result):
     requests: GETs a sample, where the set is remote.
     quality: 1 mixes as well as a global shuffle, 0 not at all: one batch of 256.
     mixing: the same over 1, 4, 16 and 64 batches in a row, as far as an epoch has them.
-    memory_bytes: what a reader needs to read every block once; 0 without blocks.
+    memory_bytes: memory of a reader that reads every block once; 0 without blocks.
     sample_bytes: fetched for each sample.
     use: the line of code that makes it.
     samples_s, first_batch_s: estimates of `recommend_order`, 0 before that; decoding is not in them.

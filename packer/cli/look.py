@@ -1,4 +1,4 @@
-"""`packer inspect`, `verify`, `extract`, `export-index`, `order` and `parity`: what is in a set, and is it whole."""
+"""`packer inspect`, `verify`, `extract`, `export-index`, `order` and `parity`: a look at sets."""
 
 from __future__ import annotations
 
