@@ -262,6 +262,7 @@ def drive(benchmark: Benchmark, arguments: argparse.Namespace) -> Results:
 
     Returns results[name][round]: what each run gave; a contender that failed is not run again.
     """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the contender, too
     names = _chosen(arguments)
     pythons = interpreters(arguments)
     results: Results = {name: [] for name in names}

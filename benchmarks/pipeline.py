@@ -6,7 +6,8 @@ imagenet: a random box to 224 x 224, flip, batches of 64. celeb: 148 x 148 of 17
 of 128. "[u8]" rows hand out uint8, "[f32]" rows normalised floats. A round of a row is at least 300 batches and 30 s,
 after a warm-up, and there are five, interleaved. --recoded: ours on a set that was packed smaller, against FFCV on its
 re-encoded one. TREE may be DATA/420 of make_data.py: such images gain least from coefficients. Sets that are not below
---work yet are made first, outside the clock. `figure.py` draws the chart of the docs from the file of --out.
+--work yet are made first, outside the clock. docs/site/chart.py makes the
+tables and the chart of the docs from the file of --out.
 """
 
 from __future__ import annotations

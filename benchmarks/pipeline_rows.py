@@ -246,10 +246,12 @@ def lance_streaming(job: Job) -> MakeLoader:
     import cv2
     import lancedb
     import numpy as np
+    import torch
     from lancedb.streaming import StreamingDataset
     from torch.utils.data import DataLoader
 
     cv2.setNumThreads(0)
+    torch.set_num_threads(1)  # more of them, of the copy to a batch, take the cores from the decoders
     table = lancedb.connect(job.output(sets.LANCE)).open_table("images")
 
     def transform(rows: Any) -> list[Any]:

@@ -1,10 +1,16 @@
 """Remote: samples and whole sets from a web server with latency, on loopback.
 
     python benchmarks/remote.py --set DIR --target DIR [--latency 20] [--samples 256] [--rounds 3] …
+    python benchmarks/remote.py --set DIR --target DIR --long 60 --work DIR [--endpoint URL] --python peers=PYTHON
 
 The set is served by a process of its own that waits so many milliseconds before each answer. Samples are drawn at
 random from the whole split. Opening, the index and a first draw, which opens connections and starts threads, are not in
 the clock; `gets` counts what the clock saw. Staging writes to a directory below --target, which is removed.
+
+With --long each row reads encoded images in batches of 256 for so many seconds, or an epoch where that is shorter: ours
+and those of libraries that stream from object stores, over the same bytes in their own formats, made once in the bucket
+--work/data. What is fetched before the first batch is in the samples/s of the whole run, and not in `later`, which
+leaves out its first fifth. --endpoint is a server that is already running over --work, as remote_server.py is.
 """
 
 from __future__ import annotations
@@ -12,20 +18,23 @@ from __future__ import annotations
 import argparse
 import functools
 import http.client
+import itertools
 import os
 import shutil
 import time
 import urllib.request
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import Benchmark, Contender, contender, main
-from machine import prime
+from harness import Benchmark, Contender, contender, keep_rows, main, make_once
+from machine import prime, pss_of_tree
 from remote_server import served
-from report import Claim, Column
+from report import PEERS, Claim, Column
 
 __all__ = ["BENCHMARK"]
 
@@ -144,6 +153,202 @@ def _connect(url: str) -> http.client.HTTPConnection:
     return http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
 
 
+# --- long runs ----------------------------------------------------------------------------------------------------
+_S3 = {
+    "AWS_ACCESS_KEY_ID": "x",
+    "AWS_SECRET_ACCESS_KEY": "y",
+    "AWS_REGION": "us-east-1",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_ALLOW_HTTP": "true",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+_BATCH = 256
+LONG = functools.partial(contender, long=True, python="peers")
+
+
+@dataclass
+class Long:
+    """set: the packed set. work: where the peers' sets are. endpoint: of the bucket `data`. cache: an empty folder."""
+
+    set: Path
+    work: Path
+    endpoint: str
+    cache: Path
+    before: list[int] = field(default_factory=list)
+    started: float = 0.0
+
+    def samples(self) -> Iterator[tuple[bytes, int]]:
+        import readers
+
+        reader = readers.open(self.set)
+        for data, label in zip(reader.stream(), reader.labels.tolist(), strict=True):
+            yield bytes(data), label
+
+    def begin(self) -> None:
+        self.before, self.started = _counts(self.endpoint), time.perf_counter()
+
+    def open(self) -> Any:
+        import readers
+
+        self.begin()
+        return readers.open(f"{self.endpoint}/data/set")
+
+
+def as_they_come(items: Sequence[Any]) -> list[Any]:
+    return list(items)
+
+
+@LONG("ours: stream, woven", imports="readers obstore", note="one process; blocks of 256 KiB, 256 open")
+def stream_woven(job: Long) -> Iterator[int]:
+    from readers.order import woven
+
+    reader = job.open()
+    return _batched(reader.stream(woven(reader, 1)))
+
+
+@LONG("ours: stream, Shuffled", imports="readers obstore", note="one process; a GET a sample")
+def stream_shuffled(job: Long) -> Iterator[int]:
+    from readers.order import Shuffled
+
+    reader = job.open()
+    return _batched(reader.stream(Shuffled(len(reader), 1)))
+
+
+@LONG("ours: ImageStream, woven", imports="readers obstore torch", note="DataLoader, 2 workers")
+def data_set_woven(job: Long) -> Iterator[int]:
+    from torch.utils.data import DataLoader
+
+    from readers.order import woven
+    from readers.torch import EpochSampler, ImageDataset, ImageStream
+
+    dataset = ImageDataset(reader := job.open(), decode=None)
+    order = woven(reader, 1, workers=2, batch_size=_BATCH)
+    stream = ImageStream(dataset, EpochSampler(order, dataset), _BATCH, collate=as_they_come)
+    return map(len, DataLoader(stream, None, num_workers=2))
+
+
+def _batched(stream: Iterator[Any]) -> Iterator[int]:
+    while batch := [bytes(data) for data in itertools.islice(stream, _BATCH)]:
+        yield len(batch)
+
+
+@LONG("LanceDB streaming, clumps of 44", imports="lancedb", note="its defaults; 44 rows are 256 KiB", clump=44)
+@LONG("LanceDB streaming", imports="lancedb", note="its defaults, rows one by one", clump=None)
+def lance(job: Long, clump: int | None) -> Iterator[int]:
+    import lancedb
+    import pyarrow as pa
+    from lancedb.streaming import StreamingDataset
+
+    schema = pa.schema([("image", pa.binary()), ("label", pa.int64())])
+
+    def batches() -> Iterator[Any]:
+        rows = job.samples()
+        while some := list(itertools.islice(rows, 1000)):
+            images, labels = zip(*some, strict=True)
+            yield pa.record_batch([pa.array(images, pa.binary()), pa.array(labels, pa.int64())], schema)
+
+    where = job.work / "data" / "lance"
+
+    def make(to: Path) -> None:
+        lancedb.connect(to).create_table("t", pa.RecordBatchReader.from_batches(schema, batches()))
+
+    make_once(where, make)
+    job.begin()
+    options = {"endpoint": job.endpoint, "allow_http": "true", "region": "us-east-1"}
+    table = lancedb.connect("s3://data/lance", storage_options=options).open_table("t")
+    rows = StreamingDataset(
+        table, num_splits=8, shuffle_seed=1, shuffle_clump_size=clump, transform=lambda batch: batch.to_pylist()
+    )
+    return _batched(row["image"] for row in rows)
+
+
+@LONG("MosaicML Streaming, 32k", imports="streaming torch", note="the same, shuffle_block_size=32768", block=1 << 15)
+@LONG("MosaicML Streaming", imports="streaming torch", note="shards of 64 MiB, 2 workers, kept locally", block=None)
+def mosaic(job: Long, block: int | None) -> Iterator[int]:
+    from streaming import MDSWriter, StreamingDataset
+    from streaming.base.util import clean_stale_shared_memory
+    from torch.utils.data import DataLoader
+
+    def make(to: Path) -> None:
+        with MDSWriter(out=str(to), columns={"image": "bytes", "label": "int"}) as out:
+            for data, label in job.samples():
+                out.write({"image": data, "label": label})
+
+    make_once(job.work / "data" / "mds", make)
+    clean_stale_shared_memory()
+    job.begin()
+    dataset = StreamingDataset(
+        remote="s3://data/mds",
+        local=str(job.cache),
+        shuffle=True,
+        batch_size=_BATCH,
+        num_canonical_nodes=1,
+        shuffle_block_size=block,
+    )
+    return map(len, DataLoader(dataset, _BATCH, num_workers=2, collate_fn=as_they_come))
+
+
+@LONG("LitData", imports="litdata torch", note="chunks of 64 MiB, 2 workers, kept on a local disk")
+def lit(job: Long) -> Iterator[int]:
+    import litdata
+    from litdata.streaming import downloader
+    from litdata.streaming.cache import Cache
+
+    def make(to: Path) -> None:
+        cache = Cache(str(to), chunk_bytes=64 << 20)
+        for number, (data, label) in enumerate(job.samples()):
+            cache[number] = {"image": data, "label": label}
+        cache.done()
+        cache.merge()
+
+    make_once(job.work / "data" / "lit", make)
+    job.begin()
+    given = getattr(downloader, "_OBSTORE_CLIENT_OPTIONS", None) or {}
+    downloader._OBSTORE_CLIENT_OPTIONS = {**given, "allow_http": True}
+    keys = {"aws_access_key_id": "x", "aws_secret_access_key": "y", "region_name": "us-east-1"}
+    dataset = litdata.StreamingDataset(
+        input_dir="s3://data/lit",
+        cache_dir=str(job.cache),
+        shuffle=True,
+        storage_options={"endpoint_url": job.endpoint, **keys},
+    )
+    return map(len, litdata.StreamingDataLoader(dataset, batch_size=_BATCH, num_workers=2, collate_fn=as_they_come))
+
+
+def measure_long(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
+    """One contender: samples/s of the whole run and after its first fifth, seconds to the first batch, memory."""
+    work, target = Path(arguments.work), Path(arguments.target) / "remote-benchmark"
+    make_once(work / "data" / "set", lambda to: shutil.copytree(arguments.set, to, dirs_exist_ok=True))
+    shutil.rmtree(target, ignore_errors=True)
+    (target / "cache").mkdir(parents=True)
+    os.environ |= {**_S3, "PACKER_CACHE_DIR": str(target / "index")}
+    running = nullcontext((arguments.endpoint, 0)) if arguments.endpoint else served(work, arguments.latency)
+    with running as (url, _):
+        os.environ |= {"AWS_ENDPOINT_URL": url, "S3_ENDPOINT_URL": url}
+        job = Long(arguments.set, work, url, target / "cache")
+        more = {name: chosen.options[name] for name in ("clump", "block") if name in chosen.options}
+        times, memory = [(0.0, 0)], 0.0
+        for size in chosen.function(job, **more):
+            times.append((time.perf_counter() - job.started, times[-1][1] + size))
+            if len(times) % 64 == 2:
+                memory = max(memory, pss_of_tree())
+            if times[-1][0] > arguments.long:
+                break
+        after = _counts(url)
+    shutil.rmtree(target, ignore_errors=True)
+    seconds, samples = times[-1]
+    fifth = next(one for one in times if one[0] >= seconds / 5)
+    return {
+        "samples_s": samples / seconds,
+        "later": (samples - fifth[1]) / max(1e-9, seconds - fifth[0]),
+        "first_s": times[1][0],
+        "s": seconds,
+        "gets_sample": (after[0] - job.before[0]) / samples,
+        "kb_sample": (after[1] - job.before[1]) / samples / 1e3,
+        "mb": memory,
+    }
+
+
 def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
     """One contender: seconds, samples/s, MB/s of what was wanted, GETs."""
     import readers
@@ -178,8 +383,13 @@ def _ranges(reader: Any, wanted: list[int]) -> list[tuple[str, int, int]]:
 
 
 def _gets(url: str) -> int:
+    return _counts(url)[0]
+
+
+def _counts(url: str) -> list[int]:
+    """GETs and bytes so far."""
     with urllib.request.urlopen(f"{url}/-/count", timeout=60) as answer:
-        return int(answer.read())
+        return [int(word) for word in answer.read().split()[:2]]
 
 
 BENCHMARK = Benchmark(
@@ -197,13 +407,38 @@ BENCHMARK = Benchmark(
 )
 
 
+LONG_RUNS = Benchmark(
+    title="Encoded images from an object store with latency, long runs",
+    columns=(
+        Column("samples_s", "samples/s (min–max)"),
+        Column("later", "after the first fifth"),
+        Column("first_s", "first batch, s", "{:.2f}"),
+        Column("s", "s", "{:.0f}"),
+        Column("gets_sample", "GETs a sample", "{:.3f}"),
+        Column("kb_sample", "kB a sample", "{:.1f}"),
+        Column("mb", "MB of memory"),
+    ),
+    key="samples_s",
+    limits=(("samples_s", PEERS), ("later", PEERS)),
+    measure=measure_long,
+)
+
+
+def chosen_benchmark(arguments: argparse.Namespace) -> Benchmark:
+    keep_rows(lambda row: bool(row.options.get("long")) == bool(arguments.long))
+    return LONG_RUNS if arguments.long else BENCHMARK
+
+
 if __name__ == "__main__":
     main(
-        BENCHMARK,
+        chosen_benchmark,
         __doc__,
         set="a packed set on this machine, which is served",
         split=(None, "default: the only one, or train"),
         target="folder to stage to",
         latency=(20, "milliseconds before each answer"),
         samples=(256, "that are read"),
+        long=(0.0, "seconds of each row of long runs, in place of the others"),
+        work=("", "folder of the bucket of long runs"),
+        endpoint=("", "a server that runs over --work, in place of one started here"),
     )

@@ -2,8 +2,10 @@
 
     python benchmarks/remote_server.py FOLDER MILLISECONDS
 
+It also answers what clients of S3 ask of a bucket, which is a folder, in path style: HEAD and ListObjectsV2.
+
 MILLISECONDS is one number, or two, 20-50, between which each delay is drawn. What follows a ? in an address is ignored.
-GET /-/count gives the number of GETs so far, this one not counted. It ends with its standard input.
+GET /-/count gives the number of GETs so far and of bytes sent, this one not counted. It ends with its standard input.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import parse_qs
 
 __all__ = ["served"]
 
@@ -35,7 +38,7 @@ def served(root: Path, milliseconds: object = 0) -> Iterator[tuple[str, int]]:
 
 class Server:
     def __init__(self, root: Path, delay_s: tuple[float, float]) -> None:
-        self.root, self.delay_s, self.gets = root, delay_s, 0
+        self.root, self.delay_s, self.gets, self.sent = root, delay_s, 0, 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -51,11 +54,15 @@ class Server:
 
     async def answer(self, method: str, path: str, head: str, writer: asyncio.StreamWriter) -> None:
         if path == "/-/count":
-            body = str(self.gets).encode()
+            body = f"{self.gets} {self.sent}".encode()
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
             return
         self.gets += method == "GET"
         await asyncio.sleep(random.uniform(*self.delay_s))
+        if "list-type=2" in path:
+            body = self.listed(path).encode()
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+            return
         file = self.root / path.partition("?")[0].lstrip("/")
         if not file.is_file():
             writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
@@ -69,9 +76,30 @@ class Server:
             f'HTTP/1.1 {status}\r\nContent-Length: {stop - start}\r\nETag: "{size:x}"\r\n{ranges}\r\n\r\n'.encode()
         )
         if method == "GET":
+            self.sent += stop - start
             with open(file, "rb") as opened:
                 await writer.drain()
                 await asyncio.get_running_loop().sendfile(writer.transport, opened, start, stop - start, fallback=True)
+
+    def listed(self, path: str) -> str:
+        """The objects of a bucket whose keys begin with prefix=; with delimiter=/ folders alone."""
+        bucket, _, query = path.partition("?")
+        asked = {name: values[0] for name, values in parse_qs(query).items()}
+        prefix, folder, rows, folders = asked.get("prefix", ""), self.root / bucket.strip("/"), [], set()
+        for file in sorted(one for one in folder.rglob("*") if one.is_file()):
+            key, size = file.relative_to(folder).as_posix(), file.stat().st_size
+            if not key.startswith(prefix):
+                continue
+            below, slash, _ = key[len(prefix) :].partition(asked.get("delimiter", "\0"))
+            if slash:
+                folders.add(f"<CommonPrefixes><Prefix>{prefix}{below}{slash}</Prefix></CommonPrefixes>")
+                continue
+            when = "2026-01-01T00:00:00.000Z"
+            rows.append(
+                f'<Contents><Key>{key}</Key><LastModified>{when}</LastModified><ETag>"{size:x}"</ETag>'
+                f"<Size>{size}</Size><StorageClass>STANDARD</StorageClass></Contents>"
+            )
+        return f"<ListBucketResult><IsTruncated>false</IsTruncated>{''.join(rows + sorted(folders))}</ListBucketResult>"
 
 
 async def main() -> None:

@@ -101,7 +101,7 @@ def alone(descriptor: int) -> Iterator[None]:
 
 
 def take_lock(descriptor: int, *, shared: bool = False) -> Lock | None:
-    """The lock of an open file, with a descriptor of its own; None where another process holds it."""
+    """The lock of an open file, with a separate descriptor; None where another process holds it."""
     try:
         supported = True
         if not _flock(descriptor, shared):

@@ -45,7 +45,7 @@ def detect_ranks(environ: Mapping[str, str] | None = None) -> Ranks:
 
 
 def own_gpu(visible: int | None) -> int:
-    """Which of the GPUs that this process sees, 0 to visible - 1, is its own; None: nobody knows how many these are.
+    """Which of the GPUs that this process sees, 0 to visible - 1, is its own; None: it is unknown how many these are.
 
     The one that torch.cuda.set_device has chosen, if that is not 0; otherwise the one of its local rank, as ranks of a
     node that see all of its GPUs share them out; 0 where each rank sees one. Ranks beyond the GPUs begin again at 0.

@@ -5,7 +5,7 @@ resets, time-outs; obstore's own retries with growing, jittered pauses). A body 
 requested again here. Credentials, endpoints and proxies are obstore's: it reads AWS_*, GOOGLE_* and AZURE_* and the
 files and services that belong to them.
 
-obstore runs threads of its own, which a forked child does not have: a call there would wait for ever. Forked children
+obstore runs its own threads, which a forked child does not have: a call there would wait for ever. Forked children
 go through the courier at the end of this file.
 """
 

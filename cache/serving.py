@@ -77,7 +77,7 @@ class Request(NamedTuple):
 
 
 class HttpServer(ABC):
-    """Serves from a thread of its own until it is closed; a subclass answers.
+    """Serves from a separate thread until it is closed; a subclass answers.
 
     port: at which it listens.
     """
@@ -395,7 +395,7 @@ def _tls(terms: ServeTerms) -> ssl.SSLContext | None:
     return context
 
 
-# The server in a process of its own, so that training threads and answers do not wait for each other.
+# The server in a separate process, so that training threads and answers do not wait for each other.
 #
 #     this process                                    server
 #     terms and ranges, pickled   ──►  its input      opens the ranges, listens

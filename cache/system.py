@@ -45,7 +45,7 @@ try:
     import fcntl as fcntl
     import resource as resource
 except ImportError:
-    fcntl, resource = _Refused("locking files"), _Refused("limits of processes")  # type: ignore[assignment]
+    fcntl, resource = _Refused("locking files"), _Refused("limiting processes")  # type: ignore[assignment]
 
 
 def require_shared_memory() -> None:

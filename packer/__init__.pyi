@@ -7,7 +7,7 @@ from .conversion.run import commit, convert
 from .engines import open_engine
 from .exported_index import ExportResult, export_index
 from .extraction import ExtractResult, extract
-from .inspection import InspectResult, OrderReport, compare_orders, inspect
+from .inspection import InspectResult, OrderAdvice, OrderReport, compare_orders, inspect, recommend_order
 from .node import CleanResult, StagedCopy, clean_staged, staged_copies
 from .sets.duplicates import DedupResult, dedup
 from .sets.erase import CopyLeft, EraseResult, erase
@@ -39,6 +39,7 @@ __all__ = [
     "Images",
     "IndexResult",
     "InspectResult",
+    "OrderAdvice",
     "OrderReport",
     "PruneResult",
     "Reencode",
@@ -76,6 +77,7 @@ __all__ = [
     "open_shard",
     "open_source",
     "prune",
+    "recommend_order",
     "relabel",
     "reshard",
     "simulate",

@@ -150,9 +150,9 @@ def open_shard(
 ) -> Reader:
     """Read the samples of one shard without an index: HDF5, TFRecord, tar or any other format that is registered.
 
-    path: the shard, which stays where and as it is.
-    image_key, label_key: what the shard calls them; None for the format's usual names.
-    label_offset: is subtracted from the labels.
+    path: the shard, which is neither moved nor changed.
+    image_key, label_key: their names in the shard; None for the format's usual names.
+    label_offset: number that is subtracted from the labels.
     fields: further field name -> key in the shard.
 
     The samples are located each time, and have no checksums: `packer.index` adopts shards permanently. Raises
@@ -351,7 +351,7 @@ _OF_CONVERSION = ("by", "plan", "payload_bytes", "left_out")
 
 @dataclass(frozen=True, slots=True)
 class IndexResult(Result):
-    """What was adopted: splits maps names to samples; unreadable counts images whose header cannot be parsed."""
+    """The adopted set: splits maps names to samples; unreadable counts images whose header cannot be parsed."""
 
     output: Path
     format: str
@@ -380,18 +380,19 @@ def index(
 ) -> IndexResult:
     """Adopt WebDataset tars, TFRecords of tf.train.Example or flat HDF5 files, or rebuild the index of a set.
 
-    shards: files, or directories of them, or one such.
-    output: where dataset.json and the index go; default the folder of the shards, otherwise links to them are made.
+    shards: a file or directory, or several.
+    output: directory of dataset.json and the index; default the folder of the shards, otherwise with links to the
+        shards.
     split: of all shards; default read from each file name.
-    image_key, label_key: what the shards call image and label; kept in dataset.json.
+    image_key, label_key: names of image and label in the shards; kept in dataset.json.
     fields: further field name -> key in the shards; kept in dataset.json.
     label_offset: subtracted from the labels.
     classes: names by label.
-    accept_loss: continue where shards are missing, or the existing set would lose shards, samples, splits, classes or
-    fields; otherwise that is an OutputError that says how many.
+    accept_loss: continue if shards are missing, or the existing set would lose shards, samples, splits, classes or
+        fields; by default an OutputError states the loss.
     checksums: write SHA256SUMS, for  sha256sum -c ; an index that is rebuilt keeps it.
     workers: processes; default the CPUs this process may use.
-    engine: where shards are located, if not in processes of this machine; see `packer.open_engine`.
+    engine: where shards are located, by default processes of this machine; see `packer.open_engine`.
 
     Raises FormatError (broken), NotFlatError (cannot be adopted), SourceError, BadNameError (of a split or field).
     """
@@ -533,7 +534,7 @@ class _Adoption:
         there, known = self._found.there, self._found.known
         if known and (known.edited or known.separate):
             what = [EDITS[name] for name in known.edited] + [
-                f"the field {name} is in shards of its own" for name in known.separate
+                f"the field {name} is in separate shards" for name in known.separate
             ]
             raise OutputError(
                 f"{self._found.shards[0].path.parent}: the index of this set cannot be rebuilt from its shards, which "
@@ -554,8 +555,8 @@ class _Adoption:
         if count and not self._accept_loss:
             raise SourceError(
                 f"{self._found.shards[0].path.parent}: {plural(count, 'shard')} of this set "
-                f"{'is' if count == 1 else 'are'} missing by the names of the others ({listed(some)}); bring them "
-                f"back, or pass accept_loss=True for a set without"
+                f"{'is' if count == 1 else 'are'} missing by the names of the others ({listed(some)}); restore them, "
+                f"or pass accept_loss=True for a set without them"
             )
 
     def _compare(self, info: DatasetInfo, given_classes: bool) -> None:
@@ -585,9 +586,8 @@ class _Adoption:
             out = self._found.out
             raise OutputError(
                 f"{out}: there is a set here, and it would lose {'; '.join(lost)}. Nothing was changed. Name all its "
-                f"shards ( packer index {quoted(out)} ), bring "
-                f"back what is missing or damaged, choose another output=DIR, "
-                f"or pass accept_loss=True"
+                f"shards ( packer index {quoted(out)} ), restore missing or damaged shards, choose another "
+                f"output=DIR, or pass accept_loss=True"
             )
 
 
@@ -683,7 +683,7 @@ def _label_offset(found: FoundShards, given: int | None) -> int:
     stated = {shard.spec.label_offset: shard.path for shard in found.shards if shard.spec}
     for offset, path in stated.items():
         if given is not None and offset != given:
-            raise FormatError(f"{path}: says itself that its labels start at {offset}; leave out label_offset={given}")
+            raise FormatError(f"{path}: states that its labels start at {offset}; leave out label_offset={given}")
     if len(stated) > 1:
         (first, path), (second, other), *_ = stated.items()
         raise FormatError(f"{path} has labels with the offset {first}, {other} with {second}; index them apart")
@@ -819,7 +819,7 @@ def _common_folder(asked: Sequence[Path], files: Sequence[Path]) -> Path:
         return asked[0]
     folders = {path.parent for path in files}
     if len(folders) > 1:
-        raise SourceError("the shards are in several folders; say where the index goes with output=DIR")
+        raise SourceError("the shards are in several folders; choose the folder of the index with output=DIR")
     return folders.pop()
 
 
@@ -870,8 +870,8 @@ def _check_names(shards: Sequence[FoundShard]) -> None:
         other = by_name.setdefault(shard.name, shard.path)
         if other != shard.path:
             raise OutputError(
-                f"{other} and {shard.path} have one name, and one folder cannot hold links to both; rename one, "
-                f"or index each folder by itself"
+                f"{other} and {shard.path} have the same name, so one folder cannot hold links to both; rename one, "
+                f"or index each folder separately"
             )
 
 

@@ -231,7 +231,7 @@ def write_index(
     parts: in order, the part of one shard, or columns from elsewhere, which name their shards themselves.
     samples: how many each of them has.
     scratch: a folder of the same filesystem, where the index is made.
-    separate: the fields that have shards of their own.
+    separate: the fields that have separate shards.
     numbers: the shard of each part; by default they count from 0.
 
     Returns size and CRC32C of every file. Raises OutputError where other files are in the way.

@@ -44,7 +44,7 @@ _INSTEAD = {
 
 @dataclass(frozen=True, slots=True)
 class ExportResult(Result):
-    """What was written: the index files in the order of the shards, and the samples in them."""
+    """The written index files, in the order of the shards, and their samples."""
 
     path: Path
     target: str
@@ -67,9 +67,9 @@ def export_index(
     output: the directory of the files, under the names of the shards; default that of the set.
     split: only this one.
 
-    Each file appears whole or not at all, and replaces one of its name. Raises FormatError where the target has no
-    reader for this format or cannot spell a name, StaleIndexError for a shard that is not the one that was indexed,
-    DatasetError, UnknownNameError, OutputError.
+    Each file appears whole or not at all, and replaces a file of the same name. Raises FormatError if the target has no
+    reader for this format or cannot represent a name, StaleIndexError for a shard that was replaced since it was
+    indexed, DatasetError, UnknownNameError, OutputError.
     """
     if target not in TARGETS:
         raise ValueError(f"an index is for one of {', '.join(TARGETS)}, not {target!r}")

@@ -61,10 +61,10 @@ _LABELS_LOCK, _LABELS_LOCK_SECONDS = "labels.lock", 120.0
 
 @dataclass(frozen=True, slots=True)
 class ExtractResult(Result):
-    """What was written: files and their bytes.
+    """The written files and their bytes.
 
-    kept: files that existed already with the same bytes.
-    renamed: files that got a shorter name because theirs is too long.
+    kept: existing files with the same bytes.
+    renamed: files with a shorter name, because the original is too long.
     """
 
     output: Path
@@ -92,7 +92,7 @@ def extract(
     keys: shell patterns of the keys to extract; none: all.
     overwrite: replace existing files of other bytes.
     workers: processes; default the CPUs this process may use.
-    engine: where files are written, if not in processes of this machine; see `packer.open_engine`.
+    engine: where files are written, by default processes of this machine; see `packer.open_engine`.
 
     The checksums of the index and of every sample are verified. Raises OutputError (a name leads out of `output`, or a
     file is in the way), UnknownNameError (no key matches), DatasetError (a damaged index) and DamagedSampleError.
@@ -237,7 +237,7 @@ def _doubles(
                 if found[number].read(i, member) != found[other[0]].read(*other[1:]):
                     raise OutputError(
                         f"{out / name}: two samples of the set have this name and not the same bytes; extract one "
-                        f"split or key at a time, each to an output of its own"
+                        f"split or key at a time, each to a separate output"
                     )
                 doubles[number].add((i, member))
     return [frozenset(of_reader) for of_reader in doubles]

@@ -7,8 +7,9 @@ by how well they mix it.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,17 @@ import numpy.typing as npt
 
 import readers
 from cache.messages import plural
+from cache.node import available_memory_bytes
+from cache.remote import is_remote, parallel_gets
 from packer.output import Result, set_root, set_title
 from readers.headers import MEDIA
 from readers.layout import read_dataset_info
 from readers.order import Order, Sequential, Shuffled, block_shuffled, woven
 from readers.order.quality import mixing, read_amplification, requests_per_sample, shuffle_quality
+from readers.reader import OPEN_BYTES
 from readers.table import NO_LABEL
 
-__all__ = ["InspectResult", "OrderReport", "SplitReport", "compare_orders", "inspect"]
+__all__ = ["InspectResult", "OrderAdvice", "OrderReport", "SplitReport", "compare_orders", "inspect", "recommend_order"]
 
 _PERCENTILES = (0, 5, 25, 50, 75, 95, 100)
 _EXAMPLES = 5
@@ -41,7 +45,7 @@ class SplitReport:
     size_percentiles: maps 0, 5, 25, 50, 75, 95 and 100 to bytes of the image field.
     dimensions: percentiles of width and height in pixels.
     media: images by kind.
-    coding: images by what a decoder must know.
+    coding: images by the features that a decoder must know.
     label_counts: samples by label; unlabelled: samples without one.
     """
 
@@ -62,8 +66,8 @@ class SplitReport:
 class InspectResult(Result):
     """A set. duplicates counts samples whose image has the size and CRC32C of another one; examples name some.
 
-    edited, separate, history: what was done to it since it was packed; see `readers.layout`.
-    retired: indexes and shards of earlier states that are still there.
+    edited, separate, history: changes of the set since it was packed; see `readers.layout`.
+    retired: remaining indexes and shards of earlier states.
     """
 
     path: Path | str
@@ -83,7 +87,7 @@ class InspectResult(Result):
 
 
 def inspect(path: str | os.PathLike[str]) -> InspectResult:
-    """Describe a packed set, in a directory or at an address. Raises DatasetError where there is none."""
+    """Describe a packed set, in a directory or at an address. Raises DatasetError if there is no set."""
     root = set_root(path)
     info = read_dataset_info(root)
     opened = {name: readers.open(path, name) for name in info.splits}
@@ -194,7 +198,10 @@ class OrderReport(Result):
     requests: GETs a sample, where the set is remote.
     quality: 1 mixes as well as a global shuffle, 0 not at all: one batch of 256.
     mixing: the same over 1, 4, 16 and 64 batches in a row, as far as an epoch has them.
-    memory_bytes: what a reader needs to read every block once; 0 without blocks.
+    memory_bytes: memory of a reader that reads every block once; 0 without blocks.
+    sample_bytes: fetched for each sample.
+    use: the line of code that makes it.
+    samples_s, first_batch_s: estimates of `recommend_order`, 0 before that; decoding is not in them.
     """
 
     name: str
@@ -204,6 +211,24 @@ class OrderReport(Result):
     memory_bytes: int
     requests: float
     mixing: dict[int, float]
+    sample_bytes: float = 0.0
+    use: str = ""
+    samples_s: float = 0.0
+    first_batch_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class OrderAdvice(Result):
+    """What `recommend_order` says. latency_s: of one read. bandwidth: bytes a second. measured: whether both are."""
+
+    orders: list[OrderReport]
+    latency_s: float
+    bandwidth: float
+    memory_bytes: int
+    measured: bool
+    recommended: str
+    use: str
+    reason: str
 
 
 def compare_orders(
@@ -221,19 +246,161 @@ def compare_orders(
     if block_bytes < 1 or not windows or min(windows) < 1:
         raise ValueError(f"block_bytes ({block_bytes}) and windows ({tuple(windows)}) must be at least 1")
     with readers.open(path, split) as reader:
-        whole = int(reader.sizes().sum())  # the most that memory can take
-        orders: list[tuple[str, Order, int]] = [("stored order", Sequential(len(reader)), 0)]
-        for window in windows:
-            order = block_shuffled(reader, seed, block_bytes=block_bytes, window=window)
-            orders.append((f"{window} blocks", order, min(window * block_bytes, whole)))
-        order_of_blocks = woven(reader, seed)
-        memory = min(order_of_blocks.open * (256 << 10), whole)
-        orders.append((f"woven, {order_of_blocks.open} open", order_of_blocks, memory))
-        orders.append(("global shuffle", Shuffled(len(reader), seed), 0))
-        return [_order_report(name, order, memory, reader) for name, order, memory in orders]
+        return _compared(reader, block_bytes, windows, seed)
 
 
-def _order_report(name: str, order: Order, memory: int, reader: readers.Reader) -> OrderReport:
+def _compared(reader: readers.Reader, block_bytes: int, windows: Sequence[int], seed: int) -> list[OrderReport]:
+    whole = int(reader.sizes().sum())  # the most that memory can take
+    orders: list[tuple[str, Order, int, str]] = [
+        ("stored order", Sequential(len(reader)), 0, "Sequential(len(reader))")
+    ]
+    for window in windows:
+        order = block_shuffled(reader, seed, block_bytes=block_bytes, window=window)
+        orders.append(
+            (
+                f"{window} blocks",
+                order,
+                min(window * block_bytes, whole),
+                f"block_shuffled(reader, {seed}, {block_bytes}, {window})",
+            )
+        )
+    order_of_blocks = woven(reader, seed)
+    memory = min(order_of_blocks.open * (256 << 10), whole)
+    orders.append(
+        (f"woven, {order_of_blocks.open} open", order_of_blocks, memory, f"woven(reader, {seed}, nodes=ranks)")
+    )
+    orders.append(("global shuffle", Shuffled(len(reader), seed), 0, f"Shuffled(len(reader), {seed})"))
+    return [_order_report(name, order, memory, reader, use) for name, order, memory, use in orders]
+
+
+def _order_report(name: str, order: Order, memory: int, reader: readers.Reader, use: str) -> OrderReport:
     amplification = {size: read_amplification(order, reader, request_bytes=size) for size in _REQUESTS}
     requests, over_many = requests_per_sample(order, reader), mixing(order)
-    return OrderReport(name, order.spec(), amplification, shuffle_quality(order), memory, requests, over_many)
+    fetched = read_amplification(order, reader, request_bytes=1) * float(reader.sizes().mean() if len(reader) else 0)
+    return OrderReport(
+        name,
+        order.spec(),
+        amplification,
+        shuffle_quality(order),
+        memory,
+        requests,
+        over_many,
+        fetched,
+        f"readers.order.{use}",
+    )
+
+
+# --- which one to take --------------------------------------------------------------------------------------------
+_BATCH = 256
+_GET_SECONDS = 0.00025  # of processor time, where it is not measured
+_LOCAL_READS = 16  # that a local disk does at a time
+_PROBED_BYTES = 32 << 20
+
+
+def recommend_order(
+    path: str | os.PathLike[str],
+    split: str | None = None,
+    *,
+    latency_s: float | None = None,
+    bandwidth: float | None = None,
+    memory_bytes: int | None = None,
+    need: float = 0.0,
+    block_bytes: int = 8 << 20,
+    windows: Sequence[int] = _WINDOWS,
+    seed: int = 0,
+) -> OrderAdvice:
+    """`compare_orders` with estimates for the place where the set is, and the order to take there.
+
+    latency_s, bandwidth: seconds of a small read and bytes a second of large ones; what is not given is measured by
+        some reads of the set, of about 32 MiB (of a local set past the page cache).
+    memory_bytes: that a process may take for blocks; by default half of what it can have. A remote set keeps 224 MiB at
+        most.
+    need: samples a second that training takes, 0 if unknown.
+
+    The best mixing order that gives `need`, or half of what the fastest shuffle gives. One process is assumed; a sample
+    takes the longest of its share of GETs that wait (up to `parallel_gets` at a time, 1,024 samples ahead) and of what
+    bytes and GETs cost. Raises as `compare_orders`, ValueError, and RemoteError.
+    """
+    for name, value in (("latency_s", latency_s), ("bandwidth", bandwidth), ("memory_bytes", memory_bytes)):
+        if value is not None and not 0 < value < 1e15:
+            raise ValueError(f"{name} is {value}, expected more than 0")
+    if block_bytes < 1 or not windows or min(windows) < 1:
+        raise ValueError(f"block_bytes ({block_bytes}) and windows ({tuple(windows)}) must be at least 1")
+    with readers.open(path, split) as reader:
+        if not len(reader):
+            raise ValueError(f"{set_title(path)}: a split without samples has no order to recommend")
+        remote, mean = is_remote(path), max(1.0, float(reader.sizes().mean()))
+        measured = latency_s is None or bandwidth is None
+        probed = _probe(reader, remote) if measured else (0.0, 0.0, _GET_SECONDS)
+        latency, rate = latency_s or probed[0], bandwidth or probed[1]
+        most = available_memory_bytes() // 2 if memory_bytes is None else memory_bytes
+        most = min(most, OPEN_BYTES) if remote else most
+        width = parallel_gets() * 7 // 8 if remote else _LOCAL_READS
+        get = probed[2] if remote else 0.0
+
+        def estimated(one: OrderReport) -> OrderReport:
+            fits = one.memory_bytes <= most
+            requests, size = (one.requests, one.sample_bytes) if fits else (1.0, mean)
+            blocks = min(_BATCH, max(1, one.memory_bytes and int(one.spec.get("window", one.spec.get("open", _BATCH)))))
+            gets = blocks if one.memory_bytes and fits else _BATCH * requests
+            first = blocks * min(one.memory_bytes / blocks, mean / max(1e-9, requests)) if one.memory_bytes else 0.0
+            first = latency + gets * get + max(first, _BATCH * size) / rate
+            waiting = max(requests * latency / width, latency / 1024 if remote else 0.0)
+            seconds = max(waiting, size / rate + requests * get)
+            return replace(one, requests=requests, sample_bytes=size, samples_s=1 / seconds, first_batch_s=first)
+
+        reports = [estimated(one) for one in _compared(reader, block_bytes, windows, seed)]
+    return _advised(reports, latency, rate, most, measured, need)
+
+
+def _advised(
+    reports: list[OrderReport], latency: float, rate: float, most: int, measured: bool, need: float
+) -> OrderAdvice:
+    shuffles = [one for one in reports[1:] if one.memory_bytes <= most]
+    fastest = max(one.samples_s for one in shuffles)
+    enough = min(need, fastest) if need else fastest / 2
+    exact = reports[-1]
+    fast = [one for one in shuffles if one.samples_s >= enough]
+    best = exact if exact in fast else max(fast, key=lambda one: (round(one.mixing[1], 1), sum(one.mixing.values())))
+    goal = f"the {need:,.0f} that are needed" if need else f"half of the fastest shuffle's {fastest:,.0f}"
+    if best is exact:
+        reason = f"a global shuffle gives {exact.samples_s:,.0f} samples/s, at least {goal}, and nothing mixes better"
+    else:
+        least = min(best.mixing.values())
+        reason = f"it gives {best.samples_s:,.0f} samples/s, a global shuffle {exact.samples_s:,.0f}"
+        reason += f"; one batch mixes {best.mixing[1]:.2f} as well as there"
+        if least < 0.8:
+            reason += f", but many batches {least:.2f}: pack a set that is sorted with --shuffle"
+    if need > fastest:
+        reason += f"; no order gives the {need:,.0f} samples/s that are needed: stage or cache the set"
+    return OrderAdvice(reports, latency, rate, most, measured, best.name, f"order = {best.use}", reason)
+
+
+def _probe(reader: readers.Reader, remote: bool) -> tuple[float, float, float]:
+    """(seconds of a small read, bytes a second of a long run, processor seconds of a GET)."""
+    rows = np.random.default_rng().permutation(len(reader))[: 2 * _BATCH + 6]
+    sizes = np.asarray(reader.sizes())[: len(reader)]
+    start = int(np.random.default_rng().integers(len(reader)))
+    run = np.arange(start, start + int(np.searchsorted(np.cumsum(sizes[start:]), _PROBED_BYTES)) + 1)[
+        : len(reader) - start
+    ]
+
+    def seconds_of(some: npt.NDArray[np.int64]) -> float:
+        if not remote:
+            for row in some.tolist():
+                place, offset, length = reader.byte_range(row)  # type: ignore[misc]
+                with open(place, "rb") as file:
+                    os.posix_fadvise(file.fileno(), offset, length, os.POSIX_FADV_DONTNEED)
+        began = time.perf_counter()
+        reader.read_many(some)
+        return time.perf_counter() - began
+
+    seconds_of(rows[:1])
+    latency = float(np.median([seconds_of(rows[k : k + 1]) for k in range(len(rows) > 1, min(6, len(rows)))]))
+    if remote:
+        seconds_of(rows[: _BATCH // 2 + 1])  # opens connections
+    many = rows[6 : 6 + _BATCH] if len(rows) > 12 else rows
+    together, length = seconds_of(many), seconds_of(run)
+    rate = max(1.0, int(sizes[run].sum()) / max(1e-9, length - latency))
+    get = max(0.0, (together - latency - int(sizes[many].sum()) / rate) / len(many))
+    return latency, rate, get

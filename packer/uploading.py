@@ -46,7 +46,7 @@ _FILES_AT_ONCE = 4  # each in up to 4 parts of 8 MiB at a time
 
 @dataclass(frozen=True, slots=True)
 class UploadResult(Result):
-    """What was done: bytes and objects that were sent, objects that existed, objects of the old set removed."""
+    """The result of an upload: bytes and objects sent, objects that existed, removed objects of the old set."""
 
     address: str
     sent_bytes: int
@@ -62,7 +62,7 @@ def upload(
     overwrite: bool = False,
     watcher: Watcher | None = None,
 ) -> UploadResult:
-    """Copy a packed set to s3://, gs://, az://, or https:// (WebDAV). overwrite: replace another set there.
+    """Copy a packed set to s3://, gs://, az://, or https:// (WebDAV). overwrite: replace another set at this address.
 
     Raises DatasetError (no set here), OutputError (another set or foreign objects there, a damaged shard here),
     RemoteError, MissingExtraError.
@@ -188,8 +188,8 @@ class _Upload:
         for file, (size, stored) in zip(files, found, strict=True):
             if size != file.bytes or stored != f"{self._sums[file.path]:08x}":
                 raise OutputError(
-                    f"{self._remote.url.at(file.path)}: is not what was uploaded; does another upload go to the same "
-                    f"address? run the same command again when it is over"
+                    f"{self._remote.url.at(file.path)}: differs from the uploaded file; does another upload use the "
+                    f"same address? run the same command again when it has ended"
                 )
 
     def _commit(self, text: bytes) -> None:
@@ -226,7 +226,7 @@ class _Upload:
 
 
 def _another(remote: Remote) -> OutputError:
-    return OutputError(f"{remote.url}: another upload has written its set there meanwhile; choose another address")
+    return OutputError(f"{remote.url}: another upload has written a set there meanwhile; choose another address")
 
 
 def _default_work(remote: Remote) -> Path:

@@ -155,9 +155,9 @@ def check_index(root: Path, info: DatasetInfo, split: str, found: Problems, reme
 def sample_difference(reader: readers.Reader, index: int, sample: Located, shard: str) -> str:
     """How what the index says of a sample differs from what its shard says; "" where it does not."""
     if not _is_key(reader.keys[index], sample.key, shard):
-        return f"the shard says the key {sample.key!r}"
+        return f"the shard has the key {sample.key!r}"
     if sample.label != int(reader.labels[index]):
-        return f"the shard says the label {sample.label}, the index {int(reader.labels[index])}"
+        return f"the shard has the label {sample.label}, the index {int(reader.labels[index])}"
     for name in reader.fields:
         indexed = reader.byte_range(index, name)
         expected = None if indexed is None else indexed[1:]
@@ -166,7 +166,7 @@ def sample_difference(reader: readers.Reader, index: int, sample: Located, shard
         stored = reader.table.columns.names(name)[index]
         named = encode_name(sample.names.get(name, ""), sample.key)
         if stored != named:
-            return f"field {name}: the shard says the file name {named!r:.200}, the index {stored!r:.200}"
+            return f"field {name}: the shard has the file name {named!r:.200}, the index {stored!r:.200}"
     return ""
 
 
@@ -208,12 +208,12 @@ class LocatedRows:
     def _compared(self, row: int, of: str, sample: Located) -> Iterator[str]:
         reader, key = self._reader, self._reader.keys[row]
         if "keys" not in self._edited and not _is_key(key, sample.key, self._shard):
-            yield f"the shard says the key {sample.key!r}"
+            yield f"the shard has the key {sample.key!r}"
         if "labels" not in self._edited and of not in reader.dataset.separate and sample.label != reader.labels[row]:
-            yield f"the shard says the label {sample.label}, the index {int(reader.labels[row])}"
+            yield f"the shard has the label {sample.label}, the index {int(reader.labels[row])}"
         name, stored = sample.names.get(of, ""), reader.table.columns.names(of)[row]
         if stored != encode_name(name, sample.key) and decode_name(stored, key) != name:
-            yield f"field {of}: the shard says the file name {name!r:.200}, the index {stored!r:.200}"
+            yield f"field {of}: the shard has the file name {name!r:.200}, the index {stored!r:.200}"
 
     def missing(self) -> Iterator[tuple[int, str]]:
         """(sample, what is wrong) of payloads that are not where the index puts them."""
@@ -344,7 +344,7 @@ _OF_THE_SHARD = (ChangedError, MissingError, TruncatedError)
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """What was checked and what is wrong. problems holds the first 10,000; problem_count counts all.
+    """The result of a check. problems has the first 10,000 faults; problem_count counts all.
 
     sums: SHA256SUMS was written.
     """
@@ -398,13 +398,13 @@ def verify(
     engine: Executor | None = None,
     watcher: Watcher | None = None,
 ) -> VerifyResult:
-    """Check a packed set, whose damage is reported in the result. Raises DatasetError where there is none.
+    """Check a packed set; the result reports damage. Raises DatasetError if there is no set.
 
     deep, against, sums: see the module.
     workers: processes; default the CPUs this process may use.
-    engine: where shards are checked, if not in processes of this machine; see `packer.open_engine`.
+    engine: where shards are checked, by default processes of this machine; see `packer.open_engine`.
 
-    Of a set at an address the checksum of every shard is compared, and the index. Raises RemoteError.
+    For a set at an address the index and the checksum of every shard are compared. Raises RemoteError.
     """
     watcher, crew = watcher or Silent(), Workers(workers, engine)
     if is_remote(path):

@@ -192,7 +192,7 @@ _GONE = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR)
 
 
 class Board:
-    """The files of one run, in a directory of its own in `folder`; close it, or use it with `with`.
+    """The files of one run, in a separate directory in `folder`; close it, or use it with `with`.
 
     path: that directory; None where it cannot be made, and progress is that of whole tasks.
     """
@@ -387,7 +387,7 @@ def run_call(call: bytes) -> bytes:
     try:
         pickled = pickle.dumps(outcome, pickle.HIGHEST_PROTOCOL)
         if is_error:
-            pickle.loads(pickled)  # errors with arguments of their own may not come back
+            pickle.loads(pickled)  # errors with their own arguments may not come back
         return pickled
     except Exception:
         text = f"{os.uname().nodename}: {type(value).__name__}: {value}"
@@ -593,7 +593,7 @@ class _Run:
 def _outcome(future: Future[bytes]) -> Outcome:
     try:
         found: Outcome = pickle.loads(future.result())
-    except Exception as error:  # each engine has errors of its own
+    except Exception as error:  # each engine has its own errors
         raise WorkerError(
             f"the engine has lost a shard ({type(error).__name__}: {error}); run the same command again: what is whole "
             f"is kept"

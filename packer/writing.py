@@ -58,7 +58,7 @@ class _Split:
 class SetWriter:
     """Writes samples into a new set; see `writer`. One thread at a time.
 
-    info: what the set is, once the block has ended without an error.
+    info: the description of the set, after the block has ended without an error.
     listing, metas: the samples' splits, fields and classes, and what is packed, then, too.
     left_out: (name, reason) of what is not in the set, for its report.
     """
@@ -96,11 +96,11 @@ class SetWriter:
     def write(self, key: str, *, label: Any = None, split: str | None = None, **fields: Any) -> None:
         """Add a sample.
 
-        key: its name, which no other sample of the split has.
+        key: its name, unique in the split.
         label: a class number, or a name among `classes`; None for none. Or in every sample a floating-point number, a
             vector of one length, or a list of names among `classes`, which become the field `target`.
         split: default that of the writer.
-        fields: values of any of the fields, bytes or what `readers.fields` encodes; None for one that it lacks.
+        fields: values of any of the fields, as bytes or values that `readers.fields` encodes; None for a missing field.
 
         Raises BadSampleError, which leaves this sample out and the writer as it was; OutputError, which ends it.
         """
@@ -219,7 +219,7 @@ class SetWriter:
         return self.info
 
     def abort(self) -> None:
-        """Remove what was written; a set that was there before stays."""
+        """Remove the written shards; an earlier set stays."""
         if not self._ended and self._process == os.getpid():
             for part in self._splits.values():
                 if part.open is not None:
@@ -310,8 +310,8 @@ def writer(
     """A writer of a new set in the directory `output`, to be used in a `with` statement.
 
     to: "hdf5", "tfrecord" or "tar".
-    fields: name -> kind (`readers.fields`); by default those of the first sample, by what they are. Name them where the
-        first sample lacks some.
+    fields: name -> kind (`readers.fields`); by default those of the first sample, recognised by the values. State them
+        if the first sample lacks some.
     classes: names of the classes; the position is the label.
     split: of samples that are written without one, default "train".
     images, shards: as of `packer.convert`, without shuffle.

@@ -165,7 +165,7 @@ def _decode_target(data: Buffer) -> npt.NDArray[Any]:
 
 
 def _encode_target(value: Any) -> bytes:
-    """Numbers of Python and of 64 bits with fractions become float32, which trainings work in; so do booleans."""
+    """Numbers of Python and of 64 bits with fractions become float32, the usual dtype of training; so do booleans."""
     values = _as_array(float(value) if isinstance(value, int) else value)
     if values.dtype.kind == "b" or values.dtype == np.float64:
         values = _as_floats(values.astype(np.float64), "targets")

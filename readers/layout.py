@@ -85,7 +85,7 @@ class FieldName(str):
 
     def __new__(cls, text: str) -> FieldName:
         _plain(text, "a field")
-        if text == "key" or text.endswith(".name"):  # key.offset.npy and x.name.offset.npy are columns of their own
+        if text == "key" or text.endswith(".name"):  # key.offset.npy and x.name.offset.npy are separate columns
             raise BadNameError(f"{text!r} cannot be the name of a field: the index has such columns; choose another")
         return super().__new__(cls, text)
 
@@ -575,7 +575,7 @@ def _is_time(text: str) -> bool:
 # What was done to a set since it was packed, and what of its earlier states is still there: members of dataset.json.
 #
 #     "edited": ["labels", "samples"]    what the index says otherwise than the shards: EDITS
-#     "separate": ["mask"]               fields in shards of their own, which are listed with 0 samples; the index has
+#     "separate": ["mask"]               fields in separate shards, which are listed with 0 samples; the index has
 #                                        a column <field>.shard.npy for each
 #     "history": [{"operation": "append", "arguments": {"source": "new"}, "date": "2026-01-31T12:00:00Z",
 #                  "version": "packer 0.1.0", "samples": [before, after]}, …]

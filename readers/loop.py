@@ -326,7 +326,7 @@ class FeedLoader(FeedPosition, ABC):
 
     @property
     def ready(self) -> int:
-        """Batches that wait for the training, as seen at this moment: 0 between two loops, and if that is not known."""
+        """Batches that wait for training, as seen at this moment: 0 between two loops, and if that is not known."""
         loop = self._running() if self._running else None
         return 0 if loop is None else loop.ready
 

@@ -37,7 +37,8 @@ _T = TypeVar("_T")
 class Ranks:
     """How ranks share an epoch.
 
-    rank, world_size: when not given, found in torch.distributed or the launcher's variables each time a loop begins.
+    rank, world_size: by default those of torch.distributed or the launcher's variables, determined each time a loop
+        begins.
     tail: see `readers.order.Schedule`; by default "drop_last" for a shuffle and "exact", every sample once, for samples
         in the order in which they are stored.
     """
@@ -49,23 +50,23 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Decode:
-    """How images are decoded, and what tensors of them are.
+    """How images are decoded, and the form of their tensors.
 
     images: "RGB", 8 bits; or "unchanged" for the depth and channels of the files: uint8, uint16, int32 or float32, the
         same for all images of a batch (`readers.augment.cpu`, docs/images.md). Ops that are not defined for them
         are refused. The CPU decodes.
     dtype: uint8, or float32, float16 or bfloat16 in 0..1; Normalize in `augment` makes float32.
     layout: "channels_last" is [n, 3, h, w] with channels last in memory, "NCHW" is contiguous, "NHWC" is [n, h, w, 3].
-    decoder: "torchcodec" or "torchvision" decode what they are good at and leave the rest to the CPU; "auto" takes the
+    decoder: "torchcodec" or "torchvision" decode baseline JPEGs and leave other images to the CPU; "auto" takes the
         first of them that works on a CUDA device with a JPEG engine, or else the CPU, with a warning that says why;
         elsewhere it is the CPU. There the compiled codec of this package decodes baseline JPEGs, and libjpeg the
         others; "compiled" is the same, an error where the codec was not built; "cpu" is libjpeg for all, to the same
         pixels (docs/images.md). What a cache keeps as coefficients a CUDA device decodes with Triton, if it is
         installed, except with "cpu" and "compiled" (docs/gpu.md).
-    engine: what crops and resizes on a CUDA device: "triton", one kernel for a batch; "torch", image by image; "auto":
-        Triton where it works, or else torch, with a warning that says why.
+    engine: the implementation of crops and resizes on a CUDA device: "triton", one kernel for a batch; "torch", image
+        by image; "auto": Triton where it works, or else torch, with a warning that says why.
     cpu_share: of the images that the device could decode, the share that the threads decode in its place, 0 to 1; or
-        "auto": as many as let both finish together, by what they are measured to take (`readers.decode.device`).
+        "auto": the share with which both finish together, by measurement (`readers.decode.device`).
     exact_colours: interpolate colours that a JPEG stores at half the size also where the box is made half as large or
         less; otherwise they are repeated there, which is a tenth quicker on the CPU. `packer parity` shows the
         difference.
@@ -108,10 +109,10 @@ class Threads:
 
 @dataclass(frozen=True)
 class Views:
-    """Augmentation that makes more than one image of each sample.
+    """Augmentation that makes several images of each sample.
 
     ops: of all views; or a list of ops for each view.
-    count: how many times each sample is augmented, each time with draws of its own.
+    count: number of views of each sample, each with its own draws.
 
     Raises ValueError.
     """
@@ -135,12 +136,11 @@ class Views:
 
 @dataclass(frozen=True)
 class FieldOptions:
-    """What batches are made of, and how masks and boxes follow their image. Raises ValueError.
+    """The fields of a batch, and how masks and boxes follow their image. Raises ValueError.
 
-    min_visible: the share of its area, 0 to 1, of which a box is left out if less is visible; one that is not visible
-        at all is left out in any case.
-    keep_boxes: leave out none; nothing is left of the area of a box that would be.
-    mask_fill: the number in a mask where the image has no pixels: 0, or what the loss ignores.
+    min_visible: 0 to 1; a box with a smaller visible share of its area is left out, and an invisible box in any case.
+    keep_boxes: keep all boxes; those that would be left out have an area of 0.
+    mask_fill: the value of a mask outside the image: 0, or the value that the loss ignores.
     names: the fields, in order, or {name in the batch: field}.
     """
 
@@ -166,7 +166,7 @@ _OLD: dict[str, tuple[str, type[Any]]] = {
 
 
 def accepts_old_names(function: Callable[_P, _T], dropped: Mapping[str, object] = _NONE) -> Callable[_P, _T]:
-    """The function, which for one release also takes options by the names that they had as arguments of their own.
+    """The function, which for one release also takes options by the names that they had as separate arguments.
 
     dropped: options that only ever had one value, and it. Raises ValueError for another one.
     """

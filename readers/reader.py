@@ -54,7 +54,7 @@ _SHOWN = 5
 _AHEAD_BLOCKS = 4
 _LARGE_RUN_BYTES = 1 << 20  # a read this large keeps a disk busy by itself; announcing it costs more than it gains
 _AHEAD_SAMPLES, _AHEAD_BYTES = 1024, 128 << 20
-_OPEN_BYTES = 224 << 20  # of blocks that are announced whole: of more, some would be dropped before they are read
+OPEN_BYTES = 224 << 20  # of blocks that are announced whole: of more, some would be dropped before they are read
 # Samples that take longer wait for a disk or a network: from then on these learn in advance which follow.
 _SLOW_SECONDS = 0.0001
 SAMPLE_ERRORS = (BadSampleError, DamagedSampleError, UnknownNameError)
@@ -67,11 +67,11 @@ _Data = TypeVar("_Data", bound=Sequence[Any])
 class Reader:
     """Random access to n samples: their bytes by number, many at once, or in a known order.
 
-    table: what is known of the samples.
+    table: facts of the samples.
     store: their bytes.
     decoding: of a cache of images in a form that only this package decodes: their bytes in that form.
 
-    A reader pickles by what it was opened with, works in forked children, and may be shared by threads.
+    A reader pickles by the arguments of its opening, works in forked children, and may be shared by threads.
     """
 
     def __init__(self, table: Table, store: Store, decoding: Store | None = None) -> None:
@@ -94,7 +94,7 @@ class Reader:
     # --- properties --------------------------------------------------------------------------------------------
     @property
     def fields(self) -> tuple[str, ...]:
-        """Names of the fields; "image" is the first one, where there is one."""
+        """Names of the fields; "image" is the first, if it exists."""
         return self.table.fields
 
     @property
@@ -114,7 +114,7 @@ class Reader:
 
     @property
     def labels(self) -> npt.NDArray[np.int64]:
-        """Class numbers, int64 [n]; NO_LABEL (-1) where a sample has none."""
+        """Class numbers, int64 [n]; NO_LABEL (-1) without a label."""
         return self.table.labels
 
     @property
@@ -131,7 +131,7 @@ class Reader:
     def info(self) -> ImageInfo:
         """Dimensions and coding of the images as they are read, arrays [n].
 
-        Where no index has them, the first use reads every image.
+        Without an index, the first use reads every image.
         """
         if self._info is None:
             self._info = self.table.headers(None) if self.table.has_headers else self.image_info(range(len(self)))
@@ -260,7 +260,7 @@ class Reader:
         `readers.order`, for one of its epochs.
 
         A disk is fast only while several reads are outstanding, so the next blocks are announced before a block is
-        read; of an order as `Announcer` does it. Memory holds one block.
+        read; of an order as `Announcer` does it. Memory has one block.
         """
         if isinstance(indices, Ordered):
             yield from self._stream_of(indices, field, epoch)
@@ -326,7 +326,7 @@ class Reader:
         fraction: float | None = None,
         seed: int = 0,
     ) -> Reader:
-        """A reader of the samples that fulfil all criteria, in stored order, or in that of `indices` where given.
+        """A reader of the samples that fulfil all criteria, in stored order, or in the order of `indices`.
 
         labels: class numbers or names.
         keys: all of these, or a pattern with * ? [abc], in which * also stands for "/".
@@ -335,10 +335,10 @@ class Reader:
         indices: sample numbers, which may repeat.
         mask: bool [n].
         where: an expression, as 'min_side >= 64 and label in ("cat", 3)'; see `readers.where`.
-        fraction: that share of the rest, drawn by `seed`; a smaller fraction is part of a larger one.
+        fraction: a random share of the remaining samples, drawn by `seed`; a smaller fraction is part of a larger one.
 
-        Only the numbers of the samples are copied. Closing the selection closes this reader. Raises SourceError where
-        no sample is left, UnknownNameError for a class or key that the reader lacks, IndexError, and ValueError.
+        Only the numbers of the samples are copied. Closing the selection closes this reader. Raises SourceError if no
+        sample is left, UnknownNameError for an unknown class or key, IndexError, and ValueError.
         """
         criteria = Criteria(labels, keys, min_bytes, max_bytes, min_side, indices, mask, where, fraction, seed)
         return Reader(self.table.take(criteria.apply(self)), self.store, self.decoding)
@@ -516,7 +516,7 @@ class Announcer:
     def _rows_with(self, positions: Int64s, rows: Int64s) -> Int64s:
         """What to announce for a batch: the blocks that it is the first to read of, and samples without one."""
         order = self._blocks
-        if order is None or not len(rows) or order.open_samples * self._bytes > _OPEN_BYTES:
+        if order is None or not len(rows) or order.open_samples * self._bytes > OPEN_BYTES:
             return rows
         visits, first = order.visits(self._epoch, positions), int(positions.min())
         fresh = np.array(sorted({*visits[visits >= 0].tolist()} - self._visits), np.int64)

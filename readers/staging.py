@@ -162,7 +162,7 @@ def _remote_set_files(url: str) -> SetFiles:
 def shard_owners(columns: Sequence[npt.NDArray[Any]], order: NodeLocal, shards: int) -> Int64s:
     """The first node whose part has samples of each shard: int64 [shards], -1 for shards without samples.
 
-    columns: shards by sample, of the images and of each field that has shards of its own. Raises IndexError for a
+    columns: shards by sample, of the images and of each field that has separate shards. Raises IndexError for a
     number that is not below `shards`.
     """
     owners = np.full(shards, -1, np.int64)
@@ -255,7 +255,7 @@ def _columns(home: Path, folder: str) -> list[tuple[str, int, int]]:
 # field json, `key.boxes.npy` for boxes, `key.jpg` and so on for an image. Names come from the set and are not trusted:
 # who writes a file checks its path.
 #
-# Staged, they are below a folder of their own, `TREE`: the copy's own records would pass for a class in a tree without
+# Staged, they are below a separate folder, `TREE`: the copy's own records would pass for a class in a tree without
 # splits, since torchvision takes every folder for one.
 
 
@@ -624,8 +624,8 @@ def stage(
     """Stage a packed set to this node; a context manager that returns the local directory.
 
     dataset: a directory, or an address: s3://, gs://, az://, https://.
-    target: a directory of this node, which may name environment variables. None takes the first writable, local and
-        large enough one of those that the batch system names ($SLURM_TMPDIR, …), $TMPDIR, /mnt/bb/$USER, /local,
+    target: a directory of this node, which may name environment variables. None takes the first directory that is
+        writable, local and large enough: those of the batch system ($SLURM_TMPDIR, …), $TMPDIR, /mnt/bb/$USER, /local,
         /scratch/local and /dev/shm.
     watcher: is shown the progress.
     options: those of `StageOptions`.
@@ -646,7 +646,7 @@ def stage(
 # cache or the copy of its node. What a server does not answer, or answers with bytes that do not have the CRC32C of the
 # index, is read from the source (`cache.stores.copied`).
 #
-# A server has a process of its own, which ends with the context or with the process that started it; where it was
+# A server has a separate process, which ends with the context or with the process that started it; where it was
 # killed, it is started again. `packer serve` is the same in the foreground, for nodes where nothing else runs.
 
 
@@ -657,15 +657,15 @@ _NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
 
 @dataclass(frozen=True)
 class ShareOptions:
-    """How nodes share what they hold. Raises ValueError.
+    """How nodes serve their parts to each other. Raises ValueError.
 
     node, nodes: the number of this node and how many there are; default: as the launcher numbers them.
     serve: whether this process serves its node; None: the first of the node does. False where `packer serve` does.
     host: the address to listen at: a name or an address of this machine, or a network in which it has one, as
-        "10.1.0.0/16", the same text for all nodes; None: the address of this machine's own name.
+        "10.1.0.0/16", the same text for all nodes; None: the address of this machine's hostname.
     port: 0 for a free one.
     certificate, key: PEM files, to speak TLS; clients trust the authorities in PACKER_HTTP_ROOT_CERTIFICATE.
-    token: a file with the token, which is the user's alone; None: one is made in the folder.
+    token: a file with the token, readable by the user only; None: a new one in the folder.
     timeout_seconds: how long a node may take to answer before its samples are read from the source.
     wait_seconds: how long to wait until all nodes are there.
     """
@@ -809,7 +809,7 @@ class Shared:
 
 
 def share(reader: Reader, folder: str | os.PathLike[str], **options: Any) -> Shared:
-    """Read what other nodes hold from them; a context manager that returns the reader to train with.
+    """Read samples from the nodes that hold them; a context manager that returns the reader for training.
 
     reader: of this node: over a cache of its part of the samples, or a staged copy of its part with the source as
         fallback. All nodes share the same set, and samples as they are: a cache that converts images goes over the

@@ -330,7 +330,7 @@ def upright_sides(info: ImageInfo) -> tuple[npt.NDArray[np.int64], npt.NDArray[n
 # An index is one `.npy` file per column in `<split>.index/`:
 #
 #     shard.npy               uint32 [n]      position in the split's list of shards
-#     <field>.shard.npy       uint32 [n]      the same, of a field with shards of its own (`separate` in dataset.json)
+#     <field>.shard.npy       uint32 [n]      the same, of a field with separate shards (`separate` in dataset.json)
 #     <field>.offset.npy      uint64 [n]      byte offset of the field in its shard; 2^64 - 1 where a sample lacks it
 #     <field>.length.npy      uint64 [n]      bytes; 0 is legal
 #     <field>.crc32c.npy      uint32 [n]      CRC32C (Castagnoli) of those bytes
@@ -367,7 +367,7 @@ FIELD_COLUMNS: dict[str, str] = {"offset": "<u8", "length": "<u8", "crc32c": "<u
 
 
 def column_names(fields: Iterable[str], separate: Iterable[str] = ()) -> list[str]:
-    """The files that every index of these fields has. separate: fields that have shards of their own."""
+    """The files that every index of these fields has. separate: fields that have separate shards."""
     names = [*COLUMNS, "key", "key.offset", *(f"{field}.shard" for field in separate)]
     for field in fields:
         names += [f"{field}.{name}" for name in (*FIELD_COLUMNS, "name", "name.offset")]
@@ -395,7 +395,7 @@ class Columns(ABC):
 
     title: what messages call the set: its directory or address, and the split.
     place: the directory or address, as commands take it.
-    separate: fields that have shards of their own.
+    separate: fields that have separate shards.
     kinds: what the bytes of fields are (`readers.fields`), where that is known.
     """
 

@@ -90,10 +90,20 @@ def test_orders_are_compared(packed: Path) -> None:
     shown = output("order", packed, "--split", "train", "--block-bytes", "4KiB", "--window", 2)
     for text in ("stored order", "2 blocks", "global shuffle", "8.19 kB", "GETs a", "1 batch"):
         assert text in shown
-    reports = json.loads(output("order", packed, "--split", "val", "--json"))
+    reports = json.loads(output("order", packed, "--split", "val", "--json"))["orders"]
     names = ["stored order", "16 blocks", "64 blocks", "256 blocks", "woven, 256 open", "global shuffle"]
     assert [report["name"] for report in reports] == names
     assert all(report["amplification"]["1048576"] >= 1 for report in reports) and reports[-1]["quality"] == 1
+    assert "Recommended: order = readers.order." in shown and "measured" in shown
+    given = ("--bandwidth", "1GB", "--latency", 20)
+    for more, name in ((("--memory", "1GB"), "woven"), (("--memory", 1), "Shuffled"), (("--need", 1), "Shuffled")):
+        advice = json.loads(output("order", packed, "--split", "train", "--json", *given, *more))
+        assert advice["measured"] is False and advice["latency_s"] == 0.02
+        if name == "Shuffled":
+            assert "readers.order.Shuffled" in advice["use"] and "nothing mixes better" in advice["reason"]
+    assert all(one["samples_s"] > 0 and one["first_batch_s"] >= 0.02 for one in advice["orders"])
+    with pytest.raises(ValueError, match="latency_s is 0"):
+        library.recommend_order(packed, "train", latency_s=0)
     with readers.open(packed, "train") as reader:
         memory = {report.memory_bytes for report in compare_orders(packed, "train")}
         assert memory == {0, int(reader.sizes().sum())}, "an order needs no more memory than the split has bytes"

@@ -252,7 +252,11 @@ except OSError as error:
             LIBRARY,
             r"torchcodec is installed but cannot be loaded .*; libcudart.so.13: cannot open shared",
         ),
-        ("torchvision", "raise RuntimeError('no operator nms')", r"cannot be loaded beside torch .*no operator nms"),
+        (
+            "torchvision",
+            "raise RuntimeError('no operator nms')",
+            r"cannot be loaded together with torch .*no operator nms",
+        ),
         ("torchcodec", "", r"cannot import name 'decode_jpeg' .* needs torchcodec >= 0.16"),
     ],
     ids=["no torchcodec", "no torchvision", "no library", "unfit", "too old"],

@@ -87,7 +87,8 @@ def test_limits_come_with_advice(
 
 
 CODEC = (
-    "torchcodec is installed but cannot be loaded beside torch 2.13: libcudart.so.13: cannot open shared object file"
+    "torchcodec is installed but cannot be loaded together with torch 2.13: libcudart.so.13: "
+    "cannot open shared object file"
 )
 VISION = "decoding on cuda needs torchvision >= 0.20: run  pip install 'packer-vision[torchvision]'"
 

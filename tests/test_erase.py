@@ -160,7 +160,7 @@ def test_samples_are_not_appended_by_an_expression_that_has_lost_its_values(tmp_
     root = convert(source, tmp_path / "set", where='width > 1 and key != "train/cat/9"').output
     packer.erase(root, keys=["cat/0"], workers=1)
     more = tree_of(tmp_path / "more", {"train/cat/5.jpg": make_jpeg(5)})
-    with pytest.raises(readers.SourceError, match="has lost its values"):
+    with pytest.raises(readers.SourceError, match="has removed the values"):
         packer.append(root, more, run=packer.Run(workers=1))
 
 
@@ -206,9 +206,13 @@ def test_what_cannot_be_erased(one: Path) -> None:
     cases: list[tuple[dict[str, Any], Any, str]] = [
         ({"keys": ["no/such"]}, readers.UnknownNameError, r"no sample has 1 key of those given: 'no/such'"),
         ({"where": "width > 5000"}, readers.SourceError, r"nothing is erased: 'width > 5000' is false for all"),
-        ({"where": "width > 0"}, readers.SourceError, r"none of the 14 samples is left; to erase all of it, remove"),
+        (
+            {"where": "width > 0"},
+            readers.SourceError,
+            r"none of the 14 samples is left; to erase the whole set, remove",
+        ),
         ({"keys": []}, readers.SourceError, r"nothing is erased: no keys are given"),
-        ({}, ValueError, r"give either an expression"),
+        ({}, ValueError, r"by either an expression"),
         ({"where": "width > 0", "split": "test"}, readers.UnknownNameError, r"no split 'test'"),
     ]
     for options, error, message in cases:

@@ -83,7 +83,7 @@ def test_images_that_are_decoded_in_part_are_warned_about(tmp_path: Path) -> Non
     result, images = packed(tmp_path, files | {"e.jpg": JPEG})
     assert images == [*files.values(), JPEG], "bytes are kept"
     warnings = "\n".join(result.warnings)
-    assert "1 image damaged where it costs no pixels (the first: d.png)" in warnings
+    assert "1 image with damage that costs no pixels (the first: d.png)" in warnings
     assert "1 image of more than 8 bits a channel (the first: c.png)" in warnings
     assert "2 images with further frames or pages (the first: a.gif): readers decode the first one only" in warnings
     assert len(result.warnings) == 3

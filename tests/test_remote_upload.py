@@ -134,7 +134,7 @@ def test_two_uploads_to_one_address(target: str, packed: Path, other: Path, monk
 
     with monkeypatch.context() as patched:
         patched.setattr(ObjectStore, "put", commit_before)
-        with pytest.raises(readers.OutputError, match="another upload has written its set there meanwhile"):
+        with pytest.raises(readers.OutputError, match="another upload has written a set there meanwhile"):
             packer.upload(packed, target)
     assert there(target)["dataset.json"] == text
 
@@ -162,7 +162,7 @@ def test_what_is_damaged_is_not_committed(
 
     with monkeypatch.context() as patched:
         patched.setattr(ObjectStore, "put", replace_after)
-        with pytest.raises(readers.OutputError, match=r"train-000000.tar: is not what was uploaded"):
+        with pytest.raises(readers.OutputError, match=r"train-000000.tar: differs from the uploaded file"):
             packer.upload(packed, target)
     copy = Path(shutil.copytree(packed, tmp_path / "copy"))
     shard = copy / "train-000001.tar"
@@ -217,7 +217,7 @@ def test_a_web_server_that_does_otherwise(
         put(self, path, bytes(content.stat().st_size) if path == "train-000001.tar" else content, **options)
 
     monkeypatch.setattr(ObjectStore, "put", damaged)
-    with pytest.raises(readers.OutputError, match=r"train-000001\.tar: is not what was uploaded"):
+    with pytest.raises(readers.OutputError, match=r"train-000001\.tar: differs from the uploaded file"):
         packer.upload(packed, url)
     assert not (served / "dataset.json").exists()
 

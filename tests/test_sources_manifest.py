@@ -207,7 +207,7 @@ def test_splits(tree: Path) -> None:
 def test_splits_that_differ_by_case_alone_are_refused(tree: Path, tmp_path: Path) -> None:
     manifest = write_csv(tree / "m.csv", [("path", "split"), (image_name(0), "VAL"), (image_name(1), "val")])
     said = pack_error(manifest, tmp_path / "out", SourceError)
-    assert "has the splits 'VAL' and 'val', whose names differ by case alone" in said
+    assert "has the splits 'VAL' and 'val', whose names differ only in case" in said
 
 
 def test_the_same_image_twice(tree: Path) -> None:

@@ -113,7 +113,7 @@ def test_archives_are_judged_as_folders_are(tmp_path: Path) -> None:
         (("masks/1.jpg", "no_masks/2.jpg"), "taken for classes: 'masks'"),
         (("a/1.jpg", "b/2.jpg", "3.jpg"), "1 image of train right under its folder, without a label"),
         (("train/a/1.jpg", "train/b/1.jpg", "test/3.jpg"), "no image of test has a label"),
-        (("a/1.jpg", "b/1.jpg", "meta/x.json"), "classes without a file called like an image: 'meta'"),
+        (("a/1.jpg", "b/1.jpg", "meta/x.json"), "classes without a file named like an image: 'meta'"),
         (("train/a/1.jpg", "train/b/2.jpg", "val/c/3.jpg"), "classes of val that train lacks: 'c'"),
     ],
 )

@@ -546,7 +546,7 @@ class Segment:
 
 
 def map_segment(lock: ByteLocks, layout: Layout, path: Path | None = None) -> Segment:
-    """Map the file of `lock`, whose size has been checked, through a description of its own."""
+    """Map the file of `lock`, whose size has been checked, through a separate description."""
     anchor = lock.reopen()
     try:
         table = mmap.mmap(anchor.number, layout.arena_at)

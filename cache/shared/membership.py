@@ -1,7 +1,7 @@
 """The users of segments: joining and leaving, also across forks; listing and removing segments.
 
 A forked child continues with the mapping of its parent. It closes its copy of the parent's lock, which would otherwise
-keep the parent alive for the kernel, and becomes a user of its own, before any other code of the child runs. A child
+keep the parent alive for the kernel, and becomes a separate user, before any other code of the child runs. A child
 that cannot (no /proc, no number left) reads and does not fill.
 
 Listing takes no lock, so it disturbs no process that opens or closes a segment. Removing needs USE exclusively; what is

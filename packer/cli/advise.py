@@ -1,4 +1,4 @@
-"""`packer advise SOURCE`: what to pack for a training."""
+"""`packer advise SOURCE`: what to pack for a training job."""
 
 from __future__ import annotations
 

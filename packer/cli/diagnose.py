@@ -74,9 +74,7 @@ def find_named(path: Path, name: str) -> Any:
     """What a file calls `name`."""
     module = _load(path)
     if not hasattr(module, name):
-        raise click.ClickException(
-            f"{path}: no {name!r} in it; what there is: {', '.join(_public(module)) or 'nothing'}"
-        )
+        raise click.ClickException(f"{path}: no {name!r} in it; it has {', '.join(_public(module)) or 'nothing'}")
     return getattr(module, name)
 
 

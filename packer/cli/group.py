@@ -186,7 +186,7 @@ def cli() -> None:
     \b
       packer convert images --to hdf5       pack a folder into images-hdf5
       packer verify images-hdf5             check every byte
-      packer inspect images-hdf5            show what is in it
+      packer inspect images-hdf5            show its content
     """
 
 
@@ -276,7 +276,7 @@ def _message_of(error: Exception) -> str:
     if isinstance(error, (AttributeError, ImportError)) and re.search(_OURS, str(error)):
         return (
             f"{error}: another package may have overwritten a part of this one; see what  packer doctor  says, or "
-            f"install packer in an environment of its own"
+            f"install packer in a separate environment"
         )
     return (
         f"unexpected {type(error).__name__}: {error}; this is a defect of packer: run the same command with "

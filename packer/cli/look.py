@@ -1,4 +1,4 @@
-"""`packer inspect`, `verify`, `extract`, `export-index`, `order` and `parity`: what is in a set, and is it whole."""
+"""`packer inspect`, `verify`, `extract`, `export-index`, `order` and `parity`: a look at sets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from packer.cli import flags
 from packer.cli.screen import watcher
 from packer.exported_index import TARGETS, ExportResult, Target, export_index
 from packer.extraction import ExtractResult, extract
-from packer.inspection import InspectResult, OrderReport, SplitReport, compare_orders, inspect
+from packer.inspection import InspectResult, OrderAdvice, SplitReport, inspect, recommend_order
 from packer.verification import VerifyResult, verify
 from readers.layout import EDITS
 from readers.staging import LABELS_FILE
@@ -189,23 +189,32 @@ def export_command(path: str, target: Target, **options: Any) -> ExportResult:
     return export_index(path, target, **options)
 
 
-def _orders(reports: list[OrderReport]) -> Iterator[str]:
-    """The comparison as lines."""
+def _orders(advice: OrderAdvice) -> Iterator[str]:
+    """The comparison as lines, and the order to take."""
+    reports = advice.orders
     counts = sorted({count for report in reports for count in report.mixing})
-    yield "                     bytes read per byte used   GETs a               mixes, against a global shuffle, over"
     yield (
-        "order                4 KiB reads   1 MiB reads   sample   memory"
-        + "     "
+        "                     bytes read per byte used   GETs a   kB a              samples/s  first   mixes, "
+        "against a global shuffle, over"
+    )
+    yield (
+        "order                4 KiB reads   1 MiB reads   sample   sample  memory      estimated  batch"
+        + "  "
         + "".join(f"{plural(count, 'batch'):>12s}" for count in counts)
     )
     for report in reports:
         small, large = report.amplification.values()
         memory = human_bytes(report.memory_bytes) if report.memory_bytes else ""
-        costs = f"{report.name:20s} {small:11.2f} {large:13.2f} {report.requests:8.3f}   {memory:9s}"
+        costs = f"{report.name:20s} {small:11.2f} {large:13.2f} {report.requests:8.3f} {report.sample_bytes / 1e3:8.1f}"
+        costs += f"  {memory:9s} {report.samples_s:11,.0f} {report.first_batch_s:4.1f} s"
         yield f"{costs}  " + "".join(f"{report.mixing[count]:12.2f}" for count in counts)
     blocks = click.get_current_context().params["block_bytes"]
-    use = "readers.order.block_shuffled(reader, seed, window=…), readers.order.woven(reader, seed)"
-    yield f"Blocks hold {blocks}, woven 256 KiB, and are read once. In training: {use}"
+    place = f"{advice.latency_s * 1e3:.3g} ms a read, {human_bytes(int(advice.bandwidth))}/s"
+    room = human_bytes(advice.memory_bytes)
+    yield f"Blocks hold {blocks}, woven 256 KiB, and are read once, where they fit in {room}."
+    yield f"Estimated for one process at {place} ({'measured' if advice.measured else 'as given'}), without decoding."
+    yield f"Recommended: {advice.use}"
+    yield f"  because {advice.reason}"
 
 
 @click.command("order")
@@ -214,14 +223,32 @@ def _orders(reports: list[OrderReport]) -> Iterator[str]:
 @click.option("--block-bytes", default="8MiB", show_default=True, metavar="SIZE", help="Consecutive bytes of a block.")
 @flags.count_option("--window", "Blocks mixed at a time; repeatable.", multiple=True)
 @flags.seed_option(most=None)
+@click.option("--latency", type=click.FloatRange(0, min_open=True), metavar="MS",
+              help="Milliseconds of a small read. Default: measured by some reads of SET.")  # fmt: skip
+@click.option("--bandwidth", metavar="SIZE", help="Bytes a second. Default: measured by reading at most 32 MiB.")
+@click.option("--memory", metavar="SIZE", help="For blocks, of one process. Default: half of what is free.")
+@click.option(
+    "--need", type=click.FloatRange(0), default=0.0, metavar="N", help="Samples a second that training takes."
+)
 @flags.reports(_orders, watched=False)
-def order_command(path: str, block_bytes: str, window: tuple[int, ...], **options: Any) -> list[OrderReport]:
-    """Show how many bytes each order of the samples in SET reads, and how well it mixes them.
+def order_command(
+    path: str,
+    block_bytes: str,
+    window: tuple[int, ...],
+    latency: float | None,
+    bandwidth: str | None,
+    memory: str | None,
+    **options: Any,
+) -> OrderAdvice:
+    """Show what each order of the samples in SET costs, how fast it is and how well it mixes; recommend one.
 
-    Local disks read single samples at little cost; slow and remote storage needs a block shuffle.
+    Estimates are for one process and the place of SET, or for --latency and --bandwidth. Local disks read single
+    samples at little cost; slow and remote storage needs an order that reads blocks.
     """
+    options |= {"latency_s": None if latency is None else latency / 1000}
+    options |= {"bandwidth": bandwidth and float(parse_size(bandwidth)), "memory_bytes": memory and parse_size(memory)}
     options |= {"windows": window} if window else {}
-    return compare_orders(path, block_bytes=parse_size(block_bytes), **options)
+    return recommend_order(path, block_bytes=parse_size(block_bytes), **options)
 
 
 @click.command("parity", short_help="Compare decoders and resizers with Pillow.")

@@ -191,7 +191,7 @@ def _erased(result: EraseResult) -> Iterator[str]:
     yield f"  {wrote} {plural(result.rewritten, 'shard')} again{size}"
     yield f"  {removed} {plural(len(result.removed), 'old file')}, {human_bytes(result.removed_bytes)}"
     if result.copies:
-        yield flags.Emphasis("  this command does not reach other copies, which may exist:")
+        yield flags.Emphasis("  other copies may exist, which this command does not reach:")
         yield from (f"    {copy.what} {copy.where}: {copy.advice}" for copy in result.copies)
     if result.unknown:
         yield flags.Emphasis(f"  files here that are not of the set, not looked at: {listed(result.unknown, _SHOWN)}")

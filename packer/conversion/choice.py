@@ -184,12 +184,12 @@ def _of_classes(listing: SourceListing, classes: Sequence[str]) -> SourceListing
 def _dealt(listing: SourceListing, choice: Choose, fractions: Mapping[str, float]) -> SourceListing:
     if len(listing.splits) != 1:
         raise SourceError(
-            f"the source has the splits {', '.join(listing.splits)}; name the one to deal by its shares with split="
+            f"the source has the splits {', '.join(listing.splits)}; choose the split to divide with split="
         )
     if choice.stratify and listing.late_labels:
         raise SourceError(
-            "the labels of this source are known only when its samples are read, so that classes cannot be dealt "
-            "alike: leave stratify out, or deal the packed set with  packer split --stratify"
+            "the labels of this source are known only after its samples are read, so classes cannot be divided by "
+            "shares: leave stratify out, or divide the packed set with  packer split --stratify"
         )
     ((split, part),) = listing.splits.items()
     labels = np.asarray(part.labels, np.int64) if choice.stratify else np.zeros(len(part), np.int64)
@@ -198,8 +198,8 @@ def _dealt(listing: SourceListing, choice: Choose, fractions: Mapping[str, float
     else:
         if choice.group != "folder" and not listing.json_listed and "json" in listing.fields:
             raise SourceError(
-                f"the columns of this source are known only when its samples are read, so that {choice.group!r} "
-                f"cannot keep samples together: deal the packed set with  packer split --group {quoted(choice.group)}"
+                f"the columns of this source are known only after its samples are read, so {choice.group!r} cannot "
+                f"keep samples together: divide the packed set with  packer split --group {quoted(choice.group)}"
             )
         values = group_values(listed_facts(listing)[split], choice.group)
         of = deal_groups(

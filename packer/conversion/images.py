@@ -1,7 +1,7 @@
 """Check an image before it is packed, and re-encode it on request.
 
 The checks follow from how images will be decoded: an image that `readers.decode` could not decode so is refused here,
-by name, and not in the middle of the training. One that it decodes only in part is counted as a remark.
+by name, and not in the middle of training. One that it decodes only in part is counted as a remark.
 
 Re-encoding: Pillow decodes, resizes with its antialiasing Lanczos filter, and encodes. The result is upright, with its
 EXIF and colour profile where they still apply. Grey of 16 bits stays so in a PNG, and is shifted to 8 in a JPEG or
@@ -93,7 +93,7 @@ class FieldChecks:
                     raise BadSampleError(f"field {name}: {error}") from error
 
     def remarks(self, payloads: Sequence[Buffer | None], header: ImageHeader) -> tuple[str, ...]:
-        """Of boxes that are packed as they are, though trainings may not take them. header: of the image."""
+        """Of boxes that are packed as they are, which training code may not accept. header: of the image."""
         height, width = header.upright_size
         found = set()
         for number, _, kind in self._checked:
@@ -112,8 +112,8 @@ class FieldChecks:
         expected = self.targets.setdefault("image", found)
         if found != expected:
             raise SourceError(
-                f"{name}: has {found}, the images before it {expected}; raw images of a set have one size: give ops "
-                f"that make it, as  --op Resize:256 --op CenterCrop:256  (in Python ops=[Resize(256), CenterCrop(256)])"
+                f"{name}: has {found}, the images before it {expected}; raw images of a set have one size: set it by "
+                f"ops, as  --op Resize:256 --op CenterCrop:256  (in Python ops=[Resize(256), CenterCrop(256)])"
             )
 
     def _check_target(self, name: str, payload: Buffer) -> None:
@@ -147,9 +147,9 @@ _DAMAGED, _DEEP, _FRAMES, _NO_RGB = "damaged", "over_8_bits", "further_frames", 
 _REMARKS = {
     "unnumbered": "{images} (the first: {first}) with the name of a class and no number, which an index leaves out; "
     "packer convert  gives them numbers",
-    _DAMAGED: "{images} damaged where it costs no pixels (the first: {first}): kept as they are, decoded by Pillow",
+    _DAMAGED: "{images} with damage that costs no pixels (the first: {first}): kept unchanged, decoded by Pillow",
     _DEEP: "{images} of more than 8 bits a channel (the first: {first}): decoding to RGB takes the upper 8 bits, "
-    "decode='unchanged' gives them all",
+    "decode='unchanged' keeps all",
     _FRAMES: "{images} with further frames or pages (the first: {first}): readers decode the first one only",
     WITHOUT_AREA: "{images} with boxes without area (the first: {first}): packed as they are; detectors refuse them",
     BEYOND: "{images} with boxes that reach beyond the image (the first: {first}): packed as they are",

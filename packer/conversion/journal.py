@@ -5,7 +5,7 @@
     planning.lock     locked by the task that lists and plans for all of them
     job.json          what `packer commit` must know of the conversion of tasks: see `packer.conversion.saved`
     plan.json         fingerprint of listing and options; the names of the splits
-    <shard>.….tmp     a shard being written, by a name of its own; removed when its conversion starts again
+    <shard>.….tmp     a shard being written, by its own name; removed when its conversion starts again
     <shard>           a whole shard, on the disk (fsync), renamed from .tmp
     <shard>.part      its columns; written after the shard, so that a part proves its shard whole; names the plan
     .run-….tmp/       progress and stop of the tasks of an engine: see `packer.workers`

@@ -1,6 +1,6 @@
 """Ops at pack time: `--op Resize:256 --op CenterCrop:224`, by the code that carries them out in training.
 
-What a training would get of a sample with these ops (`readers.torch.ImageDataset`) is what is packed: pixels of 8 bits,
+What training would get of a sample with these ops (`readers.torch.ImageDataset`) is what is packed: pixels of 8 bits,
 RGB, encoded again, and masks, boxes and points that have followed them (`readers.batch`). Only ops that draw nothing
 are taken, since a draw made once would be the same in every epoch. An image that they leave as it is keeps its bytes.
 
@@ -66,7 +66,7 @@ def check_fields(given: Sequence[Op], fields: Mapping[str, str]) -> None:
         raise SourceError("ops change images, and this source has no field called image")
     if given and others:
         raise SourceError(
-            f"ops change the image alone, and {others[0]} is another image of the sample: convert without ops"
+            f"ops change only one image, and {others[0]} is another image of the sample: convert without ops"
         )
 
 

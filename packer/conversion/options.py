@@ -59,16 +59,17 @@ def _at_least_one(what: str, value: int | None, unit: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Choose:
-    """Which samples of a source are packed, and into which splits.
+    """The samples of a source to pack, and their splits.
 
     split: the only split to take, or the name for a source without splits.
     classes: the only classes to take; their labels are then 0, 1, … in this order.
     where: take the samples for which this is true, as 'min_side >= 64 and class_name in ("cat", "dog")'
-    (`readers.where`); what it says of images is decided while they are packed, before ops and re-encoding.
+    (`readers.where`); conditions on images are decided while they are packed, before ops and re-encoding.
     fractions: deal the samples of one split to new ones, as {"train": 0.9, "val": 0.1}.
     seed: of the draw.
-    stratify: every class in these shares.
-    group: a column of the table whose values are not divided, as "patient", or "folder", that of the keys.
+    stratify: divide every class by these shares.
+    group: a column of the table: samples with the same value, as "patient", stay together; or "folder", the folder of
+        the key.
 
     Raises ValueError and BadNameError.
     """
@@ -89,12 +90,10 @@ class Choose:
         names = parse_where(self.where).names if self.where is not None else ()
         if self.fractions is None:
             if self.stratify or self.seed or self.group is not None:
-                raise ValueError("seed, stratify and group say how samples are dealt by fractions: give fractions, too")
+                raise ValueError("seed, stratify and group need fractions: give fractions, too")
             return
         if "split" in names:
-            raise ValueError(
-                "fractions deal the samples of one split, so where cannot distinguish splits: leave one out"
-            )
+            raise ValueError("fractions divide one split, so where cannot distinguish splits: leave one out")
         for name in self.fractions:
             SplitName(name)
         deal(np.zeros(0, np.int64), list(self.fractions.values()), self.seed)  # checks both
@@ -104,8 +103,8 @@ class Choose:
 class Reencode:
     """Make the images smaller while packing.
 
-    codec: what to write ("keep": the codec an image has; GIF, BMP and TIFF become PNG). "raw": pixels without a codec,
-    uint8 [height, width, 3], for HDF5 shards of images that have, or get by ops, one size (`readers.opening.packed`).
+    codec: the new codec ("keep": that of the image; GIF, BMP and TIFF become PNG). "raw": pixels without a codec,
+    uint8 [height, width, 3], for HDF5 shards of images of one size, if necessary by ops (`readers.opening.packed`).
     max_side: longest side at most this many pixels.
     resize_short: shortest side exactly this many pixels, never enlarged.
     quality: 1 to 100, of JPEG and WebP.
@@ -133,13 +132,13 @@ class Reencode:
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """What is done with the images.
+    """How images are checked, re-encoded and changed.
 
     check: "header", or "decode" for a full decode of each.
-    decode: how readers will decode them: "RGB", "unchanged" or "none"; others are refused.
-    reencode: how to make them smaller, or in which codec to write what `ops` make.
-    ops: ops of `readers.augment` that draw nothing, as [Resize(256), CenterCrop(224)], by the code that carries them
-    out in training; masks, boxes and points follow (`packer.conversion.ops`). Needs torch.
+    decode: how readers will decode images: "RGB", "unchanged" or "none"; other images are refused.
+    reencode: how to make images smaller, or the codec of the results of `ops`.
+    ops: ops of `readers.augment` without random draws, as [Resize(256), CenterCrop(224)], run by the code of training;
+        masks, boxes and points follow (`packer.conversion.ops`). Needs torch.
 
     Raises ValueError.
     """
@@ -160,7 +159,7 @@ class Images:
         if self.ops and self.decode != "RGB":
             raise ValueError("ops are for decode='RGB'; leave decode or the ops out")
         if self.ops and self.reencode is not None and (self.reencode.max_side or self.reencode.resize_short):
-            raise ValueError("max_side and resize_short resize, and so do ops: leave one of them out")
+            raise ValueError("max_side and resize_short resize images, as do ops: leave one of them out")
 
     @property
     def is_raw(self) -> bool:
@@ -213,11 +212,12 @@ class Shards:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """How the work is done; the set does not depend on it, but for samples that cannot be read.
+    """How the work is done. The set does not depend on this, except for unreadable samples.
 
-    workers: processes; default the CPUs this process may use. With an engine, shards at a time; default all it can.
-    engine: where shards are packed, if not in processes of this machine; see `packer.open_engine`.
-    on_error: what to do with unreadable images ("raise", "skip", "quarantine").
+    workers: processes; default the CPUs this process may use. With an engine, shards at a time; default as many as it
+        can.
+    engine: where shards are packed, by default processes of this machine; see `packer.open_engine`.
+    on_error: treatment of unreadable images ("raise", "skip", "quarantine").
     task: (i, n), i from 0: pack the i-th of n shares of the shards only, as a task of an array job; `packer.commit`
     makes the set when all are packed.
     work: directory of a set for an address until it is uploaded; default a hidden one here, removed afterwards.
@@ -330,7 +330,7 @@ def takes_old_names(function: F) -> F:
                 for group, values in moved.items()
             )
             warnings.warn(
-                f"packer.{function.__name__} takes {new}; arguments of their own go with the next release",
+                f"packer.{function.__name__} takes {new}; separate arguments are removed in the next release",
                 DeprecationWarning,
                 stacklevel=2,
             )

@@ -247,7 +247,7 @@ class _Packing:
                     packer.add(samples.keys[i], label, payloads, samples.names[i])
             except MemoryError as error:
                 raise SourceError(
-                    f"{self._task.source.title}: {_name(samples, i)}: takes more memory than there is; remove it, or "
+                    f"{self._task.source.title}: {_name(samples, i)}: needs more memory than is free; remove it, or "
                     f"free memory (fewer workers need less)"
                 ) from error
             except BadSampleError as error:

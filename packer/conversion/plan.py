@@ -74,8 +74,8 @@ def make_plan(listing: SourceListing, options: ConvertOptions, container: Format
     """Plan every split of a listing. Raises SourceError where a listing cannot be packed."""
     if options.shards.shuffle is not None and not listing.shuffles:
         raise SourceError(
-            "a source that unpacks from front to back cannot be read in shuffled order; convert it as it is, and then "
-            "convert the result with shuffle=SEED (or unpack it first, where gunzip, unzstd or unxz does that)"
+            "a source that unpacks from front to back cannot be read in shuffled order; convert it without shuffle, "
+            "and then convert the result with shuffle=SEED (or unpack it first, where gunzip, unzstd or unxz does that)"
         )
     _check_words(listing)
     shards, specs = [], {}
@@ -117,8 +117,7 @@ def check_splits(names: Iterable[str], where: str) -> None:
         other = folded.setdefault(name.casefold(), name)
         if other != name:
             raise SourceError(
-                f"{where}: has the splits {other!r} and {name!r}, whose names differ by case alone; write one of them "
-                f"otherwise"
+                f"{where}: has the splits {other!r} and {name!r}, whose names differ only in case; rename one of them"
             )
 
 

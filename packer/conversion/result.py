@@ -88,7 +88,7 @@ def refuse_unlike(title: str, metas: Sequence[PartMeta]) -> None:
                 if name == "image":
                     raise SourceError(
                         f"{title}: the images in {meta.shard.path} have {found}, those in {shard} {expected}; raw "
-                        f"images of a set have one size: give ops that make it (--op Resize:256 --op CenterCrop:256)"
+                        f"images of a set have one size: set it by ops (--op Resize:256 --op CenterCrop:256)"
                     )
                 raise SourceError(
                     f"{title}: the labels ({name}) in {meta.shard.path} are {found}, those in {shard} {expected}: all "
@@ -139,11 +139,11 @@ def refuse_nothing(title: str, root: object, listing: SourceListing, plan: Plan,
 
 @dataclass(frozen=True, slots=True)
 class ConvertResult(Result):
-    """What a conversion did. Times are seconds, sizes bytes; splits maps names to samples.
+    """The result of a conversion. Times are seconds, sizes bytes; splits maps names to samples.
 
-    left_out counts files by what was done with them, left_out_reasons by why.
-    expected_bytes, expected_seconds: of a dry run: what all shards will have, and the time with these workers, by
-    packing some samples into a temporary directory; None where that failed.
+    left_out counts files by their treatment, left_out_reasons by the reason.
+    expected_bytes, expected_seconds: of a dry run: bytes of all shards, and the time with these workers, estimated by
+        packing some samples into a temporary directory; None if that failed.
     undecided: of a dry run, the part of `where` that is known only of samples that have been read.
     task: (i, n) of one task of several, whose shards and samples these are; `packer.commit` then makes the set.
     """

@@ -347,8 +347,8 @@ class Conversion:
             listing = choose(self._source.list(self._options.split), self._choice)
         except MemoryError as error:
             raise SourceError(
-                f"{self._source.title}: listing it takes more memory than there is; is it damaged, or is all that one "
-                f"set? pack a part of it at a time, or free memory"
+                f"{self._source.title}: listing it needs more memory than is free; is it damaged, or does it hold "
+                f"several sets? pack a part of it at a time, or free memory"
             ) from error
         listing.warnings += link_warnings(listing)
         for split in listing.splits.values():
@@ -542,7 +542,7 @@ class Stream:
             or dry_run
             or options.on_error == "quarantine"
         ):
-            raise ValueError("samples that come one after the other cannot be shuffled, dealt, planned or set aside")
+            raise ValueError("samples of an iterable cannot be shuffled, divided, planned or quarantined")
         summary = Summary(out, options.to, time.perf_counter())
         classes = class_names(self.samples) if self.classes is None else self.classes
         title = type(self.samples).__name__
@@ -574,18 +574,18 @@ def convert(
 
     source: a folder of images, COCO, Pascal VOC, YOLO, ILSVRC, a manifest or a list of addresses (CSV, TSV, JSONL,
     Parquet), an archive (tar, zip), a packed set, shards made elsewhere or a folder of them, a data set of Hugging
-    Face, MosaicML, FFCV, CIFAR, MNIST or NumPy, or a `Source`. Or a data set of a program: anything that has a length
-    and hands out samples by number (torch, torchvision, Hugging Face, a list), which workers read in parallel; or an
-    iterable of samples, which this process reads. `packer.sources.samples` says what a sample may be. Or a list of
-    paths and Sources, which become one set (`packer.sources.several`).
+    Face, MosaicML, FFCV, CIFAR, MNIST or NumPy, or a `Source`. Or a data set of a program: anything with a length and
+    samples by number (torch, torchvision, Hugging Face, a list), read in parallel by workers; or an iterable of
+    samples, read by this process. `packer.sources.samples` describes samples. Or a list of paths and Sources, which
+    become one set (`packer.sources.several`).
     to: "hdf5", "tfrecord" or "tar" (or "h5", "webdataset").
     output: a directory, or an address at s3://, gs:// or az://; default `<source name>-<to>`.
-    fields: of a program's samples: member -> kind, by default by what they are.
+    fields: of a program's samples: member -> kind, by default recognised by the values.
     classes: of a program's samples: the names of the labels.
-    choose: which samples are packed, and into which splits.
+    choose: the samples to pack, and their splits.
     images: how they are checked, re-encoded and changed.
     shards: their sizes, order and labels.
-    run: workers or an engine, what to do with unreadable images, tasks of an array job.
+    run: workers or an engine, treatment of unreadable images, tasks of an array job.
     overwrite: replace an existing set.
     dry_run: list and plan only.
 
@@ -604,9 +604,7 @@ def convert(
     def convert_to(out: Path, overwrite: bool) -> ConvertResult:
         if isinstance(opened, Stream):
             if run.task is not None or run.engine is not None:
-                raise ValueError(
-                    "samples that come one after the other are packed by one process: no engine=, no task="
-                )
+                raise ValueError("samples of an iterable are packed by one process: no engine=, no task=")
             return opened.convert(out, options, choose, overwrite, dry_run, watcher)
         conversion = Conversion(opened, out, options, choose, run.crew, watcher)
         if run.task is None or dry_run:
@@ -628,7 +626,7 @@ def convert(
 
 
 def commit(output: str | os.PathLike[str], *, watcher: Watcher | None = None) -> ConvertResult:
-    """Make a set of what all tasks of a conversion (task= of `convert`) have packed into a directory.
+    """Make a set of the shards that all tasks of a conversion (task= of `convert`) have packed into a directory.
 
     Raises OutputError where shards are missing, with the tasks to run again, and where tasks are still running.
     """

@@ -235,7 +235,7 @@ class SavedSamples:
         except (OSError, DatasetError) as error:
             raise SourceError(
                 f"{path}: the listing of the source cannot be read ({error}); remove that file and run the same "
-                f"command again, which lists again and keeps the shards that are whole"
+                f"command again, which lists again and keeps complete shards"
             ) from error
 
 

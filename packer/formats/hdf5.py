@@ -14,7 +14,7 @@
 Contiguous data sets cannot grow, and how many bytes a shard will hold is known only when its last sample is in. So
 the image bytes are streamed to where HDF5 will put them (the first large object of a file is at byte 4096); then
 h5py writes the same file with the right sizes and nothing in it, as a sparse skeleton, and its metadata is copied
-around the streamed bytes. Further fields are spooled to files of their own and copied in. Memory stays constant.
+around the streamed bytes. Further fields are spooled to separate files and copied in. Memory stays constant.
 """
 
 from __future__ import annotations
@@ -580,7 +580,7 @@ _VERSION = 1
 
 
 class Hdf5Writer:
-    """Writes one shard; image payloads are not copied, further fields are spooled to files of their own."""
+    """Writes one shard; image payloads are not copied, further fields are spooled to separate files."""
 
     def __init__(self, path: Path, spec: ShardSpec) -> None:
         self._path, self._spec = path, spec

@@ -8,7 +8,7 @@
 
 WebDataset splits a name at the first dot of its last component, so a stem must have no dot there; blanks would
 break DALI's index, and names over 100 bytes need header extensions that several readers lack. Such a key gets a
-stem of its own (percent-escaped, or its BLAKE2b hash) and a `__name__` member with the real one. A file whose
+separate stem (percent-escaped, or its BLAKE2b hash) and a `__name__` member with the real one. A file whose
 name is not `key.ext` (say "x.JPEG") gets a `__name__` member too, so the original tree can always be rebuilt. Behind
 the end of the archive is a record of the set that the shard belongs to: see `packer.formats.tar`.
 """

@@ -10,8 +10,8 @@
 Files of the old set stay, since readers that have it open need them, also columns not mapped yet. dataset.json
 lists them as retired. Indexes are removed by the first change after 30 days, or earlier, the oldest first, where they
 take more than an eighth of the bytes of the shards (and 1 GiB); shards only by `prune`. A change that erases samples
-retires nothing: names.json lists the old files beside the new ones, and what it lists and dataset.json does not name is
-removed, by this command or by the next one.
+retires nothing: names.json lists the old files next to the new ones, and what it lists and dataset.json does not name
+is removed, by this command or by the next one.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def shares(count: int, fractions: Sequence[float]) -> list[int]:
         raise ValueError(f"fractions are {list(fractions)}, expected shares of 1, as 0.9")
     total = math.fsum(fractions)
     if abs(total - 1) > _TOLERANCE:
-        what = "give the rest a split of its own, too" if total < 1 else "make them smaller"
+        what = "add a split for the rest" if total < 1 else "make them smaller"
         raise ValueError(f"fractions sum to {total:.9g}, expected 1; {what}")
     exact = [count * fraction / total for fraction in fractions]
     found = [math.floor(share + _TOLERANCE) for share in exact]

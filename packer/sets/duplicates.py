@@ -125,10 +125,10 @@ class Duplicate:
 
 @dataclass(frozen=True, slots=True)
 class DedupResult(Result):
-    """What was found. duplicates: samples that are not kept; unread: images that could not be decoded.
+    """The groups of duplicates. duplicates: samples that are not kept; unread: images that could not be decoded.
 
     across_splits, across_classes: groups whose samples are in several splits, or have several labels.
-    saved: the new set, or the change of the set; None where nothing was to change.
+    saved: the new set, or the change of the set; None without a change.
     """
 
     path: Path
@@ -164,11 +164,11 @@ def dedup(
     """Drop all but one sample of each group of duplicates.
 
     output: a new set, which is made where there are no duplicates, too; default the set itself.
-    near: also images whose perceptual hashes differ in at most so many of 128 bits, 0 to 20; 6 finds those that were
-        resized or encoded again. All images are decoded, at 1/8.
+    near: also images whose perceptual hashes differ in at most this many of 128 bits, 0 to 20; 6 finds resized and
+        re-encoded copies. All images are decoded, at 1/8.
     keep: "first" in stored order, or "largest" in pixels, then in bytes.
-    prefer: the split whose samples are kept before all others.
-    engine: where images are decoded, if not in processes of this machine; see `packer.open_engine`.
+    prefer: the split whose samples are preferably kept.
+    engine: where images are decoded, by default processes of this machine; see `packer.open_engine`.
     dry_run: only report.
 
     Raises DatasetError, UnknownNameError (no such split), ValueError, OutputError.

@@ -185,7 +185,7 @@ class _Erasure:
                 raise
             raise UnknownNameError(f"{error}{self._of_dropped()}") from error
         except SourceError as error:
-            raise SourceError(f"{error}; to erase all of it, remove the directory {self._root}") from error
+            raise SourceError(f"{error}; to erase the whole set, remove the directory {self._root}") from error
         if len(self._left) == len(whole):
             what = "no keys are given" if where is None else f"{where!r:.200} is false for all its samples"
             raise SourceError(f"{self._root}: nothing is erased: {what}{self._of_dropped()}")
@@ -438,8 +438,8 @@ def _write_shard(task: _Task, counter: Counter) -> PartMeta:
             if not isinstance(error, DamagedSampleError):
                 raise
             raise BadSampleError(
-                f"{error}; so the rest of its shard cannot be written again, and nothing is erased: erase this sample, "
-                f"too, or restore the shard"
+                f"{error}; so its shard cannot be rewritten, and nothing is erased: erase this sample, too, or "
+                f"restore the shard"
             ) from error
         work.rename(f"{task.work}.tmp", task.work)
         sha256 = file_sha256(work.path / task.work) if task.checksums else ""

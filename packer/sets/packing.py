@@ -102,7 +102,7 @@ def recorded_options(root: Path, info: DatasetInfo, options: ConvertOptions) -> 
     where = recorded.get("where")
     try:
         if isinstance(where, str) and ERASED in where:
-            raise ValueError(f"the expression {where} has lost its values when samples were erased")
+            raise ValueError(f"an erasure has removed the values of the expression {where}")
         images = replace(
             options.images,
             check=recorded.get("check", options.images.check),
@@ -259,7 +259,7 @@ def append(
     dry_run: bool = False,
     watcher: Watcher | None = None,
 ) -> SaveResult:
-    """Add the samples of a source to a packed set, in shards of their own; the shards that are there stay as they are.
+    """Add the samples of a source to a packed set, in separate shards; the shards that are there stay as they are.
 
     path: the set.
     source: anything that `packer.convert` takes. The shards of a packed set that is like this one
@@ -322,15 +322,15 @@ def reshard(
     dry_run: bool = False,
     watcher: Watcher | None = None,
 ) -> SaveResult:
-    """Pack the samples of a set again, into another set, or in its own place.
+    """Repack the samples of a set, into another set or in place.
 
     output: a new directory; default the set itself, whose old shards stay until `packer.prune`, for its readers.
     to: the format, by default that of the set.
     shards: size or samples of the new shards, and the seed of a random order.
     run: workers or an engine.
 
-    The bytes of the payloads are the same, but for raw pixels, which are PNG in other shards than HDF5. What no sample
-    uses any more is left behind, and the shards say again what the index says. Raises as `append` does.
+    Payloads keep their bytes, except raw pixels, which become PNG in shards other than HDF5. Unused bytes are left out,
+    and the shards agree with the index again. Raises as `append` does.
     """
     refuse_others(shards, "size", "samples", "shuffle")
     refuse_others(run, "workers", "engine")
@@ -501,7 +501,7 @@ class _Append:
         info = replace(self._info, fields=self._fields, classes=self._classes)
         added = sum(meta.shard.samples for meta in new.metas)
         if not added:
-            raise SourceError(f"{self._title}: no sample of it can be read, so none is appended")
+            raise SourceError(f"{self._title}: none of its samples can be read, so nothing is appended")
         splits = dict(info.splits)
         for name in dict.fromkeys([*info.splits, *new.splits]):
             of_split, old = new.of_split(change, name), info.splits.get(name)
@@ -564,20 +564,20 @@ def add_field(
     """Add a field to a set, from files whose names without suffix are keys.
 
     name: of the field, which must be new.
-    kind: what the files are: "mask", "boxes", "points", "array", "text", "json", "image", "file"; by default what the
-        name of the field or their suffix says.
+    kind: "mask", "boxes", "points", "array", "text", "json", "image" or "file"; by default by the name of the field or
+        the suffix of the files.
     shards: size or samples of the new shards.
     run: workers or an engine.
 
-    Samples without a file lack the field. Raises SourceError where no file is of a sample, BadSampleError for a file
-    that is not of this kind, and as `packer.append` does.
+    Samples without a file lack the field. Raises SourceError if no file belongs to a sample, BadSampleError for a file
+    of another kind, and as `packer.append` does.
     """
     refuse_others(shards, "size", "samples")
     refuse_others(run, "workers", "engine")
     root, watcher = Path(path), watcher or Silent()
     field: str = FieldName(name)
     if field in RESERVED_FIELDS or field != field.lower():
-        raise ValueError(f"{name!r} cannot be the name of a field that is added: containers use it, or need lower case")
+        raise ValueError(f"{name!r} cannot be the name of a new field: containers use it, or need lower case")
     if kind is not None and kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, not {kind!r}")
     files = _Files(Path(folder), field, _hidden_names(root))

@@ -178,7 +178,7 @@ class PieceColumns:
     """The columns of a piece, for `packer.columns.write_index`.
 
     numbers: the new number of each shard.
-    separate: the fields that have shards of their own in the new set.
+    separate: the fields that have separate shards in the new set.
     """
 
     def __init__(self, piece: Piece, numbers: Int64s, separate: Sequence[str]) -> None:
@@ -383,7 +383,7 @@ def mapped_classes(
 ) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
     """The classes under new names, and the new number of each label: int64 [classes + 1], the last one for none.
 
-    Raises UnknownNameError for a class that there is not, ValueError for an empty name.
+    Raises UnknownNameError for an unknown class, ValueError for an empty name.
     """
     unknown = [name for name in names if name not in classes]
     if unknown:
@@ -473,5 +473,5 @@ class _Numbering:
         if self._first_number and self._numbers and not self._count:
             raise SourceError(
                 f"{self._first_number}, and others are names, such as {next(iter(self._numbers))!r}; a set without "
-                f"classes gets numbers alone, or names alone"
+                f"classes needs either numbers or names"
             )

@@ -82,13 +82,13 @@ _KEPT = ("by", "indexed_by", "source", "options")
 
 @dataclass(frozen=True, slots=True)
 class SaveResult(Result):
-    """What was written: splits maps names to samples. Sizes are bytes.
+    """The result of a change of a set: splits maps names to samples. Sizes are bytes.
 
     samples_before: of the set that it was made of, or of the first of several.
-    shards: how many the set uses; written_bytes: of them, this operation has written.
+    shards: number of shards of the set; written_bytes: bytes of them that this operation has written.
     linked: shards of other sets; symbolic: those of them that are symbolic links, on another file system.
-    payload_bytes: of the samples; shard_bytes: of the shards, with what they have of other samples.
-    left_out: files of a source that are not samples; skipped: samples that the set had already.
+    payload_bytes: of the samples; shard_bytes: of the shards, including bytes of other samples.
+    left_out: files of a source that are not samples; skipped: samples that the set already had.
     with_field: samples that have the field that was added; unmatched: files for it that are of no sample.
     """
 
@@ -122,8 +122,8 @@ def save(
 
     dry_run: write nothing.
 
-    No byte of a shard is written. A new set has hard links to the shards of the sets that it is made of, so that it is
-    whole without them; on another file system the links are symbolic, with a warning, and those sets must stay.
+    No byte of a shard is written. A new set has hard links to the shards of its source sets, so it does not need them;
+    on another file system the links are symbolic, with a warning, and the source sets must stay.
 
     Raises OutputError where the set has been changed since the table was opened, or `output` is not empty or new.
     """
@@ -275,7 +275,7 @@ def table(path: str | os.PathLike[str]) -> SetTable:
 
 @dataclass(frozen=True)
 class SetTable:
-    """The samples of all splits of a set that is, or could be.
+    """The samples of all splits of an existing or future set.
 
     root, info: the set that it began with; `concat` keeps those of the first.
     classes: names by label.
@@ -332,9 +332,9 @@ class SetTable:
         return self._next({split: self._split(split)}, "subset", {"split": split})
 
     def where(self, text: str, *, split: str | None = None) -> SetTable:
-        """The samples for which an expression is true, and of `split`, if given, only those.
+        """The samples for which an expression is true; with `split`, only samples of this split.
 
-        Raises ValueError, and UnknownNameError for classes and fields that there are not. See `readers.where`.
+        Raises ValueError, and UnknownNameError for unknown classes and fields. See `readers.where`.
         """
         return self._filtered(self._mask_where(text), split, "subset", {"where": text})
 
@@ -351,7 +351,7 @@ class SetTable:
         split: only samples of this split. Raises as `where` and `select` do.
         """
         if (where is None) == (keys is None):
-            raise ValueError("give either an expression (where=…) or keys (keys=…) of samples to drop")
+            raise ValueError("select the samples to drop by either an expression (where=…) or keys (keys=…)")
         mask = self._mask_where(where) if where is not None else self._mask_keys(keys or (), split)
         arguments = without_values({"where": where}) if where is not None else {"keys": "listed"}
         return self._filtered(lambda name, piece: ~mask(name, piece), split, "drop", arguments, others_stay=True)
@@ -364,7 +364,7 @@ class SetTable:
         return self._filtered(self._mask_of(masks), None, operation, arguments)
 
     def every(self, step: int, *, split: str | None = None) -> SetTable:
-        """Each `step`-th sample of each split, from the first on."""
+        """Every `step`-th sample of each split, beginning with the first."""
         if step < 1:
             raise ValueError(f"every is {step}, expected at least 1")
         return self._counted(lambda count: np.arange(0, count, step), split, {"every": step})
@@ -391,13 +391,13 @@ class SetTable:
         group: str | None = None,
         split: str | None = None,
     ) -> SetTable:
-        """Deal all samples, or those of one split, at random to new splits.
+        """Distribute all samples, or those of one split, at random among new splits.
 
-        fractions: the share of each, which sum to 1.
+        fractions: the share of each split; the shares sum to 1.
         seed: from 0 to 2^32 - 1.
-        stratify: every class in these shares, as nearly as its samples can be divided.
-        group: a column of the table that the set was packed from, as "patient", or "folder", that of the keys: samples
-            that have the same there stay together.
+        stratify: divide every class by these shares, as nearly as possible.
+        group: a column of the table from which the set was packed, as "patient", or "folder", the folder of the key:
+            samples with the same value stay together.
 
         Splits have exactly the share of samples, to within one; with `group`, as nearly as the groups allow. Other
         splits stay. Raises ValueError, BadNameError, UnknownNameError (no such column), and SourceError where a split
@@ -440,11 +440,11 @@ class SetTable:
     ) -> SetTable:
         """With other classes.
 
-        names: new names by old ones; a class that gets the name of another is joined with it.
+        names: new names by old names; a class that gets the name of another class is joined with it.
         labels: the class of single samples by key, as `packer.sets.pieces.read_labels` reads them.
-        classes: names by label, of a set without.
+        classes: names by label, for a set without names.
 
-        Raises UnknownNameError for a class or key that there is not, ValueError.
+        Raises UnknownNameError for an unknown class or key, ValueError.
         """
         if sum(given is not None for given in (names, labels, classes)) != 1:
             raise ValueError("give one of names, labels and classes")
@@ -463,9 +463,10 @@ class SetTable:
         return replace(found, classes=new)
 
     def concat(self, *others: SetTable, prefix_keys: bool = False) -> SetTable:
-        """With the samples of other sets behind its own, split by split; classes are unified by their names.
+        """The samples of this set, then those of other sets, split by split; classes are unified by name.
 
-        prefix_keys: put the name of its directory and a slash before each key; with a number, where two have the same.
+        prefix_keys: put the name of the set's directory and a slash before each key; with a number, if two sets have
+            the same name.
 
         Raises SourceError where the sets cannot be one (`packer.sets.pieces`), or share a key in one split.
         """
@@ -677,7 +678,7 @@ def split(
     dry_run: bool = False,
     watcher: Watcher | None = None,
 ) -> SaveResult:
-    """Deal the samples of a set, or of one split, to new splits; see `SetTable.split`."""
+    """Distribute the samples of a set, or of one split, among new splits; see `SetTable.split`."""
     return _changed(
         path,
         output,
@@ -727,7 +728,7 @@ def drop(
     dry_run: bool = False,
     watcher: Watcher | None = None,
 ) -> SaveResult:
-    """Take samples out of the index of a set; see `SetTable.drop`. Their bytes stay in the shards (`packer.erase`)."""
+    """Remove samples from the index of a set; see `SetTable.drop`. Their bytes stay in the shards (`packer.erase`)."""
     return _changed(path, output, lambda whole: whole.drop(where, keys=keys, split=split), dry_run, watcher)
 
 

@@ -410,7 +410,7 @@ class SourceReader(Protocol):
     """Reads samples in a worker."""
 
     def read(self, place: Any, arena: Arena) -> Sequence[Buffer | None]:
-        """The payload of every field, None where absent; in the arena or in memory of its own.
+        """The payload of every field, None where absent; in the arena or in separate memory.
 
         Raises BadSampleError (this sample cannot be read) or SourceError (none can).
         """
@@ -492,8 +492,8 @@ class FileSource(ABC):
 
     kind: what it is, for the title.
     isolated: its library trusts the bytes of a file, so that damage may end the process that reads them; it is listed
-    and read in processes of its own.
-    seconds: how long listing may take, in a process of its own that has 1 GiB of memory more; None for no limits.
+    and read in separate processes.
+    seconds: how long listing may take, in a separate process that has 1 GiB of memory more; None for no limits.
     """
 
     kind: str = ""
@@ -572,7 +572,7 @@ def choose_split(listing: SourceListing, split: str | None, where: object) -> No
 
 
 def in_child(where: object, work: Callable[..., T], *arguments: object, seconds: float | None = None) -> T:
-    """What `work` returns in a process of its own. Raises what it raises, and SourceError where the process dies.
+    """What `work` returns in a separate process. Raises what it raises, and SourceError where the process dies.
 
     seconds: how long it may take, and then has 1 GiB of memory more than this process; None for no limits.
     """

@@ -10,7 +10,7 @@ green, then of blue. The images become PNG, in the order of the files, which is 
 fine label is the label, unless label_column="coarse" asks for the other, and both are in the field json.
 
 Unpickling looks up what a file names: here only what arrays and numbers of NumPy and bytes need, so that nothing else
-is imported or called. It has a process of its own, a minute, and 1 GiB. Images are then read where they are in a file.
+is imported or called. It has a separate process, a minute, and 1 GiB. Images are then read where they are in a file.
 """
 
 from __future__ import annotations

@@ -169,12 +169,12 @@ def _vectors(values: Iterable[tuple[int, Any]], table: Table) -> Targets:
 # ------------------------------------------------------------------------------
 # Which column of a record is the image, which its label, and what becomes of the others.
 #
-# image     the column of images that is called so, else the first one; further ones are fields of their own, masks
+# image     the column of images that is called so, else the first one; further ones are separate fields, masks
 #           where they are called so and their first value can be one
 # target    the column of labels where that holds numbers with fractions, or arrays (`packer.sources.columns`)
 # label     named by the caller; else a column of class labels, else one of numbers or texts with a usual name
 # caption   a column of texts called caption, captions, text or prompt
-# arrays, bytes    fields of their own
+# arrays, bytes    separate fields
 # json      all other columns, together
 
 

@@ -505,8 +505,8 @@ def check_layout(
     if found is not None:
         what, folder, *split = found
         raise SourceError(
-            f"{where}: {what}; {_command(where, folder, *split)}; to take its folders for classes all the same, "
-            f"pass  layout='tree'"
+            f"{where}: {what}; {_command(where, folder, *split)}; to use its folders as classes anyway, pass  "
+            f"layout='tree'"
         )
     images = {name: _are_images(part) for name, part in splits.items()}
     labels = {name: part.labels[images[name]] for name, part in splits.items()}
@@ -623,7 +623,7 @@ def _warnings(
     used = {label for its in labels.values() for label in _used(its)}
     empty = [name for label, name in enumerate(classes) if label not in used]
     if used and empty and whole:
-        yield f"classes without a file called like an image: {_listed(empty)}; they count as labels all the same"
+        yield f"classes without a file named like an image: {_listed(empty)}; they count as labels anyway"
     yield from lacking_in_train(labels, classes)
 
 

@@ -53,7 +53,7 @@ Floats = npt.NDArray[np.float64]
 Pixels = npt.NDArray[np.bool_]
 
 _MAX_COORDINATE = float(1 << 20)
-_IGNORED = 255  # many trainings take this value for pixels that do not count
+_IGNORED = 255  # common value for pixels that do not count
 
 
 File: TypeAlias = "tuple[str, int] | None"

@@ -567,7 +567,7 @@ class DatasetSource:
 
 
 class _SampleReader:
-    """Reads samples by number. It takes no memory of the arena: the samples are objects of their own."""
+    """Reads samples by number. It takes no memory of the arena: the samples are separate objects."""
 
     def __init__(self, source: DatasetSource, form: SampleForm) -> None:
         self._source, self._form, self._label = source, form, NO_LABEL

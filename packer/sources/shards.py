@@ -235,9 +235,7 @@ class ShardSource(FileSource):
         kinds = {file.kind: file.path for _, file in files}
         if len(kinds) != 1:
             names = ", ".join(f"{path.name} ({kind})" for kind, path in kinds.items())
-            what = (
-                f"shards of several formats: {names}; keep each in a folder of its own" if kinds else "no shards in it"
-            )
+            what = f"shards of several formats: {names}; keep each in a separate folder" if kinds else "no shards in it"
             raise SourceError(f"{self.root}: {what}")
         names_of = [file.path.name.lower() for _, file in files]
         says_splits = any(folder for folder, _ in files) or any(

@@ -296,7 +296,7 @@ def number_labels(
     joined = [name for name in classes if _is_joined(name, positions)]
     if joined:
         warnings.append(
-            f"{table.path}: labels such as {joined[0]!r} look like several in one, but each is a class of its own "
+            f"{table.path}: labels such as {joined[0]!r} look like several in one, but each is a separate class "
             f"({plural(len(joined), 'class')}); for several labels an image write lists:  {_as_list(joined[0])}"
         )
     return [positions[name] for name in names], classes, warnings
@@ -342,7 +342,7 @@ def _refuse_strays(
 
 
 def _is_joined(name: str, known: Mapping[str, int]) -> bool:
-    """Whether a name looks like several: with | between them, or with ; or , next to a name of its own."""
+    """Whether a name looks like several: with | between them, or with ; or , next to its own name."""
     parts = [part.strip() for part in _JOINT.split(name)]
     return len(parts) > 1 and all(parts) and ("|" in name or any(part in known for part in parts))
 
@@ -376,7 +376,7 @@ def _as_name(value: Any, line: int, table: Table) -> str:
     if isinstance(value, str):
         name = value.strip()
         if "\0" in name or not _is_text(name):
-            raise SourceError(f"{table.where(line)}: the label {name!r} is not text that could be a class name")
+            raise SourceError(f"{table.where(line)}: the label {name!r} is not valid as a class name")
         return "" if name.casefold() in _NOT_A_NUMBER else name
     if isinstance(value, int):
         return str(value)

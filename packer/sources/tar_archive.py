@@ -7,8 +7,8 @@ the archive, devices, and links that lead to no file in it are left out and repo
 A tar whose first member is a tar holds an archive a class, as that of ImageNet does: the members of n01440764.tar count
 as files in a folder n01440764. They are read where they are in the outer archive.
 
-A tar in which samples have their labels in members of their own is a WebDataset shard: see `packer.sources.shards`. So
-is one in whose only folder most images have other files of their names beside them, such as captions: 0.jpg, 0.txt.
+A tar in which samples have their labels in separate members is a WebDataset shard: see `packer.sources.shards`. So
+is one in whose only folder most images have other files of their names next to them, such as captions: 0.jpg, 0.txt.
 
 Place: (offset of the data in the unpacked archive, bytes, whether another sample has the same data).
 """
@@ -217,13 +217,13 @@ def _target(member: Member) -> str:
 
 
 def _is_webdataset(names: Sequence[str]) -> bool:
-    """Whether these are the members of a WebDataset shard, whose labels are members of their own."""
+    """Whether these are the members of a WebDataset shard, whose labels are separate members."""
     samples = {_split_name(name)[0] for name in names if _split_name(name)[1] in _WEBDATASET_EXTENSIONS}
     return bool(samples) and any(_split_name(name)[0] in samples for name in names if has_image_suffix(name))
 
 
 def _has_pairs(names: Sequence[str]) -> bool:
-    """Whether all images are in one folder, and most have other files of their names beside them."""
+    """Whether all images are in one folder, and most have other files of their names next to them."""
     images = {_split_name(name)[0] for name in names if has_image_suffix(name)}
     others = {_split_name(name)[0] for name in names if not has_image_suffix(name)}
     one_folder = len({posixpath.dirname(key) for key in images}) == 1

@@ -1,7 +1,7 @@
 """Sets for YOLO: images, and a text file for each with a line an object.
 
     images/train/1.jpg, labels/train/1.txt     or  train/images/1.jpg, train/labels/1.txt,  or without splits
-    train/1.jpg, train/1.txt                   labels beside their images, as LabelImg and Darknet have them
+    train/1.jpg, train/1.txt                   labels next to their images, as LabelImg and Darknet have them
     data.yaml                                  names: the classes, a list or by number; kpt_shape: [n, 2 or 3] of poses;
                                                train, val, test: the splits
     classes.txt, obj.names, _darknet.labels    the names, one a line, without a data.yaml

@@ -6,7 +6,7 @@ process is taken, which other work on the machine changes little, and the varian
 alike. Nothing is written.
 
 Errors are between crops of the original and of the variant, both decoded in full. The box is the same part of the
-image in both, not rounded to pixels, and Pillow resizes it (bilinear with antialiasing) to the size of the training. So
+image in both, not rounded to pixels, and Pillow resizes it (bilinear with antialiasing) to the size in training. So
 they are those of the variant alone, without the small differences that random crops of another size would have.
 """
 
@@ -615,7 +615,7 @@ class Facts:
         return self.cpus / one.decode.value
 
     def keeps_up(self, one: Measured) -> bool:
-        """Whether decoding is quick enough for the training; True where its rate is unknown."""
+        """Whether decoding is fast enough for training; True where its rate is unknown."""
         wanted = self.job.images_per_second
         return wanted is None or self.rate(one) >= _SPARE * wanted
 

@@ -1,6 +1,6 @@
 """Is this environment ready? What `packer doctor` examines: packages, limits, shared memory, storage, GPUs.
 
-Optional packages are imported in processes of their own: one that is broken may end the process that imports it, and
+Optional packages are imported in separate processes: one that is broken may end the process that imports it, and
 a version that is installed is not one that works.
 """
 

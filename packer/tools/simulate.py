@@ -6,8 +6,8 @@
 
 No payload is read. Positions come from the schedules of all ranks, samples from the orders, extents from the index,
 requests from the rule that merges reads, what caches keep from `readers.caching`, and what is staged from
-`readers.staging`: the functions that a training runs, called for all nodes in one process. Only times are a model, of
-the bandwidths that are given (`run_epoch`).
+`readers.staging`: the functions that a training job runs, called for all nodes in one process. Only times are a model,
+of the bandwidths that are given (`run_epoch`).
 """
 
 from __future__ import annotations

@@ -217,7 +217,7 @@ class Renderer:
     interpolation: of the resize of its jobs. finish: how their results end up in a batch, if they do. compiled: see
     `decode_image`.
     lap: called with the name of a stage when it has ended, of an image or of several that are treated together:
-        "decode", "resize", "augment"; None where nobody wants to know.
+        "decode", "resize", "augment"; None if not needed.
     """
 
     def __init__(

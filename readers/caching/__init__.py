@@ -101,7 +101,7 @@ class CachedReader(Reader):
         return self._ahead
 
     def stats(self) -> CachedStats:
-        """How full the cache is and how often it was hit, by all processes that use it."""
+        """Use and hits of the cache, by all its processes."""
         return self._cache.stats()
 
     @property
@@ -143,23 +143,22 @@ def cached(
         the set (a float from 0 to 1, or a text such as "25%"). Samples that do not fit pass through: the same ones in
         every process and every epoch.
     keep: "encoded", "recoded:256@90" or `Recoded(256, 90)`, "decoded:256" or `Decoded([Resize(256)])`, "coefficients":
-        what decoding a JPEG on the CPU begins with, for the same pixels (ImageLoader and ImageDataset; what reads
-        images as they are reads below the cache). Needs the compiled codec.
+        JPEGs with their Huffman codes undone, for the same pixels (ImageLoader and ImageDataset; other consumers read
+        below the cache). Needs the compiled codec.
     fields: the fields to keep (default: all).
     partition: (node, nodes) keeps only this node's contiguous part, as `readers.order.NodeLocal` assigns it; "node":
         the same, as the launcher numbers the nodes.
     check: when payloads are checked against their CRC32C: "never", on the "first" hit of this process, or "always";
         wrong ones are dropped and read again.
-    compress: store what is not compressed already (BMP, raw arrays, text) as zstd where that saves a tenth.
+    compress: store uncompressed payloads (BMP, raw arrays, text) as zstd if that saves a tenth.
     directory, backend, job, comm: see `cache.SharedByteCache.open`.
     persist: the memory stays filled after the last process has ended, until `packer cache clean`; a later job that
         opens the same cache with persist=True starts with it.
 
-    A reader may be cached again, in another directory: memory over a local disk over the set. Where the memory cannot
-    be reserved, everything passes through, with a warning; there is one, too, where "auto" keeps little because
-    /dev/shm is small, where the compiled codec is missing, and where the first image has more than the 8 bits that
-    are kept. Raises ValueError and UnknownNameError for invalid
-    arguments, MissingExtraError.
+    A reader may be cached again, in another directory: memory over a local disk over the set. Without memory,
+    everything passes through, with a warning. There are also warnings if "auto" keeps little because /dev/shm is small,
+    if the compiled codec is missing, and if the first image has more bits than the 8 that are kept. Raises ValueError
+    and UnknownNameError for invalid arguments, MissingExtraError.
     """
     if check not in CHECKS:
         raise ValueError(f"check is one of {', '.join(CHECKS)}, not {check!r}")
@@ -176,7 +175,7 @@ def cached(
     terms = Terms(threshold, tuple(measures.shares), rate_of(measures.form))
     shared: SharedByteCache | None = None
     if size:
-        # Jobs have names of their own; a cache that outlives its job must not have one.
+        # Jobs have their own names; a cache that outlives its job must not have one.
         job = _ANY_JOB if persist and job is None else job
         where = {"directory": Path(directory), "backend": backend, "job": job, "persist": persist, "comm": comm}
         shared = _open_shared(reader, _kind(form.kind, slots, table, compress), len(slots), size, where)

@@ -84,7 +84,7 @@ class Run(ABC):
 
     @abstractmethod
     def take(self) -> tuple[Any, ...]:
-        """The outputs of the next batch, in memory of their own: images, and int64 [n] each.
+        """The outputs of the next batch, in separate memory: images, and int64 [n] each.
 
         Raises StopIteration at the end of an epoch, and what DALI raises.
         """

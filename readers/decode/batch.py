@@ -282,7 +282,8 @@ def _open(name: str, device: torch.device) -> ListDecoder:
         if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == name:
             raise MissingExtraError(library.needs, library.extra, f"decoding on {device.type}") from error
         raise DeviceError(
-            f"{name} is installed but cannot be loaded beside torch {torch.__version__}: {reason_of(error)}; decoding "
+            f"{name} is installed but cannot be loaded together with torch {torch.__version__}: {reason_of(error)}; "
+            f"decoding "
             f"on {device.type} needs {library.needs}, of the release that fits this torch and its CUDA"
         ) from error
     decoder = ListDecoder(f"{name}/{device.type}", device, call, library.turns)

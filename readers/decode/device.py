@@ -8,7 +8,7 @@ writes its output without regard to what is queued on the stream it is given, so
 later) it may overwrite a block which the allocator has given out again while queued kernels still read it
 (pytorch/vision#9606, torchcodec#1634: 134 of 200 decodes). Hence:
 
-1. Decoding has a stream of its own, and so have its blocks. Before each decode the host waits for that stream: nothing
+1. Decoding has a separate stream, and so have its blocks. Before each decode the host waits for that stream: nothing
    is queued that could still read a recycled block.
 2. What is made of the pixels is queued on the same stream, after them.
 3. An event marks the end. The consumer's stream waits for it, on the device, and every tensor that is handed on is
@@ -281,7 +281,7 @@ _SUCCESS = 0
 
 
 def has_jpeg_engine(maps: Path = Path("/proc/self/maps")) -> bool | None:
-    """Of the current CUDA device, by the libnvjpeg of this process; None where none is loaded, so nobody knows.
+    """Of the current CUDA device, by the libnvjpeg of this process; None where none is loaded, so it is unknown.
 
     maps: lists the files that are mapped into this process. A decoder has to be loaded before.
     """

@@ -55,7 +55,7 @@ class Region(NamedTuple):
 class Scratch:
     """Memory of one thread, used for one image after another: each overwrites what was decoded before.
 
-    Up to 64 MiB of each kind are kept; an image that needs more gets memory of its own.
+    Up to 64 MiB of each kind are kept; an image that needs more gets separate memory.
     """
 
     __slots__ = ("_encoded", "_pixels")

@@ -38,7 +38,7 @@ class PackerDataModule(LightningDataModule):  # type: ignore[misc]
 
     dataset: the directory of the set, or its address.
     batch_size: samples of a batch on each rank.
-    augment: ops of the training; eval_augment: of validation and testing, such as [Resize(256), CenterCrop(224)].
+    augment: ops of training; eval_augment: of validation and testing, such as [Resize(256), CenterCrop(224)].
     train_split, val_split, test_split: None takes "train", the first of val, valid, validation and dev, and "test". A
         split that the set lacks has no loader.
     stage: options of `readers.stage`, as {} or {"target": "/local"}: the set is copied to each node first.

@@ -2,7 +2,7 @@
 
 Offsets in messages are bytes from the start of the image, also where it is part of a larger buffer.
 
-Decoded pixels, as a cache hands them out, have a header of their own, of 16 bytes. They exist in memory only: in a file
+Decoded pixels, as a cache hands them out, have their own header, of 16 bytes. They exist in memory only: in a file
 they are not an image.
 
     0    89 "PXL" 0D 0A 1A 0A       the magic; the bytes after the name are PNG's, and for the same reasons

@@ -26,7 +26,7 @@ _JOIN_SECONDS = 10.0
 class Crew:
     """`threads` threads at work on the batches of an epoch, at most `ahead` of them begun and not yet taken.
 
-    fill: called, under the lock, with whether all batches that may be begun are done; None where nobody wants to know.
+    fill: called, under the lock, with whether all batches that may be begun are done; None if not needed.
     stays: whether the threads wait for `redo` when all batches are done, until `stop`.
     """
 

@@ -5,7 +5,7 @@
           (`prefetch` batches ahead)                         stream of its own (`readers.decode.device`)   (prefetch)
 
 Of the images that the device could decode the crew decodes a share (`readers.decode.device`). What a cache keeps as
-coefficients goes to a decoder of its own (`readers.coefficients.device`), which makes the box of each view alone.
+coefficients goes to a separate decoder (`readers.coefficients.device`), which makes the box of each view alone.
 
 The crew works on later batches meanwhile, so reading and decoding on the CPU, decoding on the device, and training
 overlap. Images that the CPU decodes are cropped and resized there as well, by the same code as without a device, and

@@ -58,15 +58,15 @@ class ImageLoader(FeedLoader):
     order: positions to samples (default: a global shuffle, or as stored with shuffle=False).
     seed: of the order and of the augmentation; by default that of `order`, or 0.
     ranks: `Ranks`, how ranks share an epoch.
-    fields: what a batch is made of, in this order: "image"; "label" (int64 [n], -1 without one); "key" (list of str);
+    fields: the fields of a batch, in this order: "image"; "label" (int64 [n], -1 without one); "key" (list of str);
         "index" (int64 [n]); other fields of the set, decoded by their kind and moved with the image (`readers.batch`):
         masks [n, h, w], lists of all others, None where a sample lacks one. Batches are tuples, or with
         {"pixel_values": "image", "labels": "label"} dictionaries with these names. Without "image" no image is read.
         `FieldOptions` also says how masks and boxes follow the image.
-    decode: "RGB", "unchanged", or `Decode`, which also says by what, and what tensors are made.
+    decode: "RGB", "unchanged", or `Decode`, with the decoder and the form of tensors.
     on_error: "raise", "skip" (smaller batches) or "substitute" (another sample); see `bad_samples`.
-    threads: default one per CPU this process may use, shared among the ranks of the node; `Threads` also says how many
-        batches they make ahead, and in what memory.
+    threads: default one per CPU this process may use, shared among the ranks of the node; `Threads` also sets the
+        number of batches ahead and their memory.
     device: where batches are, "cpu" or "cuda". On a CUDA device they are finished there, and as many as are made ahead
         wait there (`readers.loader.device`). "cuda" is the one that torch.cuda.set_device has chosen, or that of the
         local rank.
@@ -150,7 +150,7 @@ class ImageLoader(FeedLoader):
 
     @property
     def decoder(self) -> str:
-        """What decodes the images, as resume tokens name it."""
+        """The decoder, as resume tokens name it."""
         name = self._path.name if self._path is not None else DECODER
         geometry = next(filter(None, (recipe.geometry for recipe in self._recipes)), "")
         return decoder_name(name, self.exact_colours, geometry)
@@ -176,7 +176,7 @@ class ImageLoader(FeedLoader):
 
     # --- where its time goes --------------------------------------------------------------------------------------
     def stats(self, *, reset: bool = False) -> LoaderStats:
-        """What the loop under way, or the last one, spent on what; `print(loader.stats())` says who waits for whom.
+        """Times of the current loop, or of the last one, by stage; `print(loader.stats())` says which side waits.
 
         reset: count from now on.
         """
@@ -184,7 +184,7 @@ class ImageLoader(FeedLoader):
 
     @contextmanager
     def trace(self, path: str | os.PathLike[str], *, limit: int = 200_000) -> Iterator[Trace]:
-        """Record what the threads do inside the block, and write it to `path` at its end, for Perfetto.
+        """Record the work of the threads inside the block, and write it to `path` at its end, for Perfetto.
 
         limit: events that are kept, the last ones. Raises OSError, and ValueError where a trace is being recorded.
         """
@@ -192,12 +192,12 @@ class ImageLoader(FeedLoader):
         with self.record(trace):
             try:
                 yield trace
-            finally:  # also of a training that fails
+            finally:  # also of training code that fails
                 trace.save(path)
 
     @contextmanager
     def record(self, trace: Trace) -> Iterator[None]:
-        """Add what the threads do inside the block to a trace. Raises ValueError where one is being recorded."""
+        """Add the work of the threads inside the block to a trace. Raises ValueError where one is being recorded."""
         if self._slot.trace is not None:
             raise ValueError("a trace of this loader is being recorded already")
         self._slot.trace = trace
@@ -332,7 +332,7 @@ class _ImageMemory:
 
 
 class _TimedMaker:
-    """A maker of batches, with the time that the training waits for it. Holds no reference to the loader."""
+    """A maker of batches, with the time that training waits for it. Holds no reference to the loader."""
 
     def __init__(self, maker: Crew | DeviceStage | IndexWork, timers: LoopTimers) -> None:
         self._maker, self._timers = maker, timers

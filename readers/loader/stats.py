@@ -1,4 +1,4 @@
-"""What a loader says of itself: seconds by stage, rates, and in one line who waits for whom."""
+"""What a loader says of itself: seconds by stage, rates, and in one line which side waits."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _NAMED = 0.01
 class LoaderStats:
     """Of the loop under way, or of the last one, since it began or since the last reset.
 
-    batches, images: handed out to the training.
+    batches, images: handed out to training.
     seconds: since the loop began, until it ended or now; the end of an epoch is when its last batch is handed out.
     stages: seconds by stage, summed over the threads: "read" (bytes from the store), "cache" (bytes from a cache, and
         what storing them there takes), "plan" (which samples, their crops and the memory of the batch), "decode",
         "resize", "augment" (flips, crops without a resize, pixels ops, normalisation, dtype), "collate" (labels and
         other fields, skipped rows), "copy" (host to device, as the host sees it).
-    cpu_seconds: CPU time of the loader's threads, and of the training in them.
+    cpu_seconds: CPU time of the loader's threads, and of training code in them.
     busy_seconds: of the `threads`, summed.
-    wait_seconds: the training waited for batches; first_wait_seconds: for the first one, in which threads start.
-    idle_seconds: the loader waited for the training: all batches that it may make ahead were ready.
+    wait_seconds: training waited for batches; first_wait_seconds: for the first one, in which threads start.
+    idle_seconds: the loader waited for training: all batches that it may make ahead were ready.
     made: images, also in batches that are not handed out yet.
     bytes_read: of images, as stored or cached. reads: images asked for; cache_hits: those that a cache had.
-    ready: of the batches that the training asked for, how many found 0, 1, … prefetch batches ready.
+    ready: of the batches that training asked for, how many found 0, 1, … prefetch batches ready.
     decoded_images: of batches that were finished on a device, also of those that are not handed out yet. Of them,
         device_images: decoded by the device; failed_images: on which it failed, so that the threads decoded them;
         shared_images: those that it could have decoded, and the threads did, by cpu_share.
@@ -64,12 +64,12 @@ class LoaderStats:
 
     @property
     def wait(self) -> float:
-        """Share of the time in which the training waited for data, 0 to 1."""
+        """Share of the time in which training waited for data, 0 to 1."""
         return _share(self.wait_seconds, self.seconds)
 
     @property
     def idle(self) -> float:
-        """Share of the time in which data waited for the training, 0 to 1."""
+        """Share of the time in which data waited for training, 0 to 1."""
         return _share(self.idle_seconds, self.seconds)
 
     @property
@@ -122,7 +122,7 @@ class LoaderStats:
         return f"decoded on the device: {_percent(_share(self.device_images, self.decoded_images))}{failed}; "
 
     def _who(self) -> str:
-        """Who waits for whom."""
+        """Which side waits."""
         crew = f"{self.threads} thread{'s' if self.threads != 1 else ''} {_percent(self.busy)} busy"
         rate = f"{self.images_per_second:,.0f} images/s"
         if self.cpu_share:
@@ -145,7 +145,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-# The clocks of a loader: what its threads spend on which stage, and who waits for whom.
+# The clocks of a loader: what its threads spend on which stage, and which side waits.
 #
 # Each thread adds to a `ThreadClock` of its own, without a lock; the sums are merged when they are read. They are taken
 #
@@ -347,7 +347,7 @@ class LoopTimers:
 
     # --- the crew: under its lock ---------------------------------------------------------------------------------
     def fill(self, full: bool) -> None:
-        """Whether the loader has nothing to do before the training takes a batch."""
+        """Whether the loader has nothing to do before training takes a batch."""
         now = self._ended or time.perf_counter_ns()
         if self._full:
             self._idle += max(0, now - self._full)

@@ -38,7 +38,7 @@ from cache.errors import ResumeError
 # multiplication. Eight turns leave no trace in the position of an element or of a pair of neighbours from about 20
 # samples on; below SMALL, where a turn adds little, three such networks follow each other. Shuffling needs even
 # statistics, which the tests measure, and no secrecy, which this does not provide. All numbers are pinned by tests and
-# may never change: the orders of running trainings and their resume tokens depend on them.
+# may never change: the orders of running training jobs and their resume tokens depend on them.
 
 
 UInt64s = npt.NDArray[np.uint64]

@@ -122,7 +122,7 @@ def read_amplification(order: Order, reader: Reader, *, field: str = "image", re
     """Bytes fetched per payload byte used, in units of `request_bytes`; estimated from up to 2,048 samples or blocks.
 
     Blocks of `BlockShuffled` and `Woven` are read once and together, as is stored order; samples of any other order one
-    by one. A reader that does not say where its bytes lie counts as one file a sample. 1 for a set without bytes.
+    by one. A reader that does not know where its bytes are counts as one file a sample. 1 for a set without bytes.
     """
     if request_bytes < 1:
         raise ValueError(f"request_bytes is {request_bytes}, expected at least 1")

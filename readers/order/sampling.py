@@ -1,7 +1,7 @@
 """Orders that do not have every sample once: drawn by weight, and every class equally often.
 
 `Weighted` draws with replacement. An epoch of `ClassBalanced` is a sequence of rounds; a round has each class once, in
-an order of its own. A class gives its samples in a permuted cycle: all of them once, then all of them again in another
+a separate order. A class gives its samples in a permuted cycle: all of them once, then all of them again in another
 order.
 """
 

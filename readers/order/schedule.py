@@ -19,7 +19,7 @@ m positions, fewer than one step:
     pad         every rank gets ceil(m / world_size) samples; those missing are repeats from the start of the epoch
     exact       every position once, as evenly as possible; ranks may get fewer, or none: an empty array
 
-A resume token says where a training is in its epoch: a small dictionary to save with the model. It counts global
+A resume token says where a training job is in its epoch: a small dictionary to save with the model. It counts global
 positions and holds neither ranks, batch size nor workers. What it does hold is checked: the data set by its fingerprint
 and number of samples, the order by its `spec`, and what decoded the images.
 
@@ -125,7 +125,7 @@ class Schedule:
         positions = self.positions(step, cursor)[None]
         whole = (len(self.order) - cursor) // self.step_samples
         count = min(most // self.batch_size, whole - step)
-        if count > 1:  # whole steps differ by a constant; what is left at the end is a block of its own
+        if count > 1:  # whole steps differ by a constant; what is left at the end is a separate block
             positions = positions + self.step_samples * np.arange(count, dtype=np.int64)[:, None]
         return positions
 

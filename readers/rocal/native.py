@@ -7,12 +7,12 @@
         for images, labels in native_batches(iterator, layout):
             ...
 
-These readers do not resume, have no exact last batch, and use an order of their own. To fill the last batch they
+These readers do not resume, have no exact last batch, and use a separate order. To fill the last batch they
 repeat the last sample of the set, and with `shuffle` the repeats are anywhere. Now and then they end an epoch one step
 too late, with old pixels: `native_batches` counts instead. Their order is drawn from the C library's generator, not
 from `seed`.
 
-They take directories and use every file in them, so the shards of one split get a directory of their own:
+They take directories and use every file in them, so the shards of one split get a separate directory:
 
     tar        DIR/shards/x.tar    symbolic links        TFRecord   DIR/x.tfrecord   hard links: rocAL's reader of
                DIR/index/x.idx     sample index                                      labels skips symbolic ones

@@ -254,7 +254,7 @@ class _SharedPlace(Place):
     DataLoader and how often they were asked. The process that made the stream may be none of the ranks, and sets the
     position of all of them.
 
-    Pickles to the same memory where DataLoader starts workers, and else to memory of its own. sampler: says which rank
+    Pickles to the same memory where DataLoader starts workers, and else to separate memory. sampler: says which rank
     this process is.
     """
 

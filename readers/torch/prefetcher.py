@@ -1,6 +1,6 @@
 """Batches of any loader, copied to a device while the training step runs.
 
-    loader's thread: next batch ──► pin ──► copy, on a stream of its own ──► queue of `prefetch` batches ──► training
+    loader's thread: next batch ──► pin ──► copy, on a separate stream ──► queue of `prefetch` batches ──► training
 
 Pinned memory makes the copy asynchronous; a batch that is not in it is put there by the thread. An event marks the end
 of the copy: the training's stream waits for it on the device, and every tensor is recorded on that stream, so that its

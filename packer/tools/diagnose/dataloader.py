@@ -5,7 +5,7 @@
     loading | collate | transfer                                a stream
 
 The loader is rebuilt with its own samplers, workers, collate function and options, so that everything that is not cut
-runs as it does in training. A loader of a class of its own, which may do more with its batches, is the stage "wrapper"
+runs as it does in training. A loader of another class, which may do more with its batches, is the stage "wrapper"
 before all others: what it takes more than the same loader rebuilt.
 """
 
@@ -172,7 +172,7 @@ make_pipeline = DataLoaderPipeline
 
 
 def _own(leaf: Any) -> Any:
-    """A leaf of a batch in memory of its own, pinned if it was."""
+    """A leaf of a batch in separate memory, pinned if it was."""
     if isinstance(leaf, torch.Tensor):
         return leaf.clone().pin_memory() if leaf.is_pinned() else leaf.clone()
     return copy.deepcopy(leaf)

@@ -254,7 +254,7 @@ class _Climb:
         return self._measure(f"{name} again" if again else name, self._pipeline.cached(cached), use)
 
     def _again(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """The batches again and again, in containers of their own; tensors of their own where the step changes them."""
+        """The batches again and again, in new containers; tensors of their own where the step changes them."""
         for batch in itertools.cycle(batches):
             yield map_tree(batch, _clone) if self._pipeline.fresh else own_container(batch)
 

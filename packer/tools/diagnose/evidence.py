@@ -267,7 +267,7 @@ def _of_node() -> dict[str, Any]:
 
 
 def _places_nearby(facts: Facts) -> tuple[tuple[str, int], ...]:
-    """Directories of this node that are faster than where the data lie, with their free bytes: memory last.
+    """Directories of this node that are faster than that of the data, with their free bytes: memory last.
 
     On a local disk only memory is faster; in memory nothing is.
     """
@@ -416,11 +416,11 @@ class Evidence:
         return cls(diagnosis, facts, fit(diagnosis, facts.workers if facts.loader == "DataLoader" else None))
 
     def freed(self, stage: str) -> float:
-        """Seconds of a step that are gained if a stage is free; 0 for one that there is not."""
+        """Seconds of a step that are gained if a stage is free; 0 for a missing one."""
         return sum(cost.freed for cost in self.diagnosis.costs if cost.stage == stage)
 
     def added(self, stage: str) -> float:
-        """Seconds of a step that the line of a stage adds; 0 for one that there is not."""
+        """Seconds of a step that the line of a stage adds; 0 for a missing one."""
         return sum(cost.added for cost in self.diagnosis.costs if cost.stage == stage)
 
     def costs(self, *stages: str) -> bool:

@@ -62,7 +62,7 @@ _VERSION = 2
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """The time of a step when `stage` and all stages nearer to the training run for real.
+    """The time of a step when `stage` and all stages nearer to training run for real.
 
     measured: False where the lines on both sides of it take equally long, so that its time is that of the one before;
     done where the loader is too slow to measure all.
@@ -535,7 +535,7 @@ def facts_of(result: Diagnosis) -> list[tuple[str, str]]:
     """(name, fact): the bound, and the workers and CPUs that would keep up."""
     facts = []
     if result.workers_needed is not None:
-        facts.append(("workers", f"{result.workers}; {result.workers_needed:.1f} would keep up with the training"))
+        facts.append(("workers", f"{result.workers}; {result.workers_needed:.1f} would keep up with training"))
     if result.cpus_needed is not None:
         facts.append(("CPUs", f"{result.cpus} may be used; {result.cpus_needed:.1f} would keep up"))
     if result.pinned is not None:

@@ -77,7 +77,7 @@ class Pipeline(ABC):
     notes: tuple[str, ...] = ()  # what could not be cut, and why
     size_error: float = 0.0  # share by which the samples that are replayed may be larger or smaller than all
     _kept: Sequence[Any] = ()
-    fresh: bool = False  # whether the training changes its batches, so that each replayed one must be a copy
+    fresh: bool = False  # whether training changes its batches, so that each replayed one must be a copy
 
     @abstractmethod
     def cached(self, count: int) -> Iterator[Any]:
@@ -203,7 +203,7 @@ def tree_bytes(value: Any) -> int:
     return total
 
 
-# --- What a training does with the batches of a loader: copy them to its device, and step.
+# --- What training does with the batches of a loader: copy them to its device, and step.
 @dataclass(frozen=True)
 class Training:
     """What happens to a batch after the loader.

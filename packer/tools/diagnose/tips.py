@@ -449,7 +449,7 @@ TIPS: tuple[Tip, ...] = (
         lambda e, f: 0 < (f.batch_size or 0) < _SMALL_BATCH and f.is_known
         and _overhead(e) >= 0.1 * e.diagnosis.full.seconds,
         "a batch has {samples_a_batch}, for which copy, transfer and collate take {overhead} of each step; with larger "
-        "batches a sample costs less of that, but they change the training", "batch_size={double_batch}"),
+        "batches a sample costs less of that, but they change training", "batch_size={double_batch}"),
     Tip("gpu-memory", "leave memory of the GPU for preprocessing",
         lambda e, f: f.gpu_bytes and f.device.startswith("cuda") and f.gpu_free_bytes <= _LOW_MEMORY * f.gpu_bytes
         and f.loader in ("ImageLoader", "DaliLoader"),
@@ -464,7 +464,7 @@ TIPS: tuple[Tip, ...] = (
 
 
 def advise(evidence: Evidence, tips: Iterable[Tip] = TIPS) -> tuple[Advice, ...]:
-    """The advice of a diagnosis, the largest predicted gain first; none if the data keep up with the training."""
+    """The advice of a diagnosis, the largest predicted gain first; none if the data keep up with training."""
     full, advice, words = evidence.diagnosis.full.seconds, list[Advice](), _Words(evidence)
     for tip in tips if evidence.diagnosis.culprit else ():
         if not tip.when(evidence, evidence.facts):

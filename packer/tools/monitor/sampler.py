@@ -7,7 +7,7 @@
                 train(images, labels)
                 usage.step(images=len(images))
 
-Nothing that goes wrong in a probe reaches the training: what cannot be read has no value, and a record that cannot be
+Nothing that goes wrong in a probe reaches training: what cannot be read has no value, and a record that cannot be
 written any more (a full disk) ends with a note.
 """
 

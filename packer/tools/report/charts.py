@@ -237,7 +237,7 @@ def require_charts() -> None:
 
 
 def svg_image(chart: Chart) -> str:
-    """The wide drawing of a chart as a document of its own, for a page in Markdown, with its colours."""
+    """The wide drawing of a chart as a separate document, for a page in Markdown, with its colours."""
     head, _, drawing = chart.wide.partition(">")
     width, height = re.findall(r"[\d.]+", head.partition('viewBox="')[2])[2:4]
     return (

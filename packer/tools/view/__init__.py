@@ -2,8 +2,8 @@
 
 places             what can be looked at, as readers
 document           columns as .npy, orders with runs, histograms, the scan of all samples; view.json
-predictions        the labels of a model beside those of a set
-samples            one sample: bytes, facts, small pictures; batches as a training sees them
+predictions        the labels of a model next to those of a set
+samples            one sample: bytes, facts, small pictures; batches as training sees them
 answers, server    paths to answers, over HTTP on 127.0.0.1
 export             a page for any web server, with small pictures; serving it again
 page               the page itself: HTML, CSS and JavaScript, which loads nothing else

@@ -331,7 +331,7 @@ def _with_rest(runs: list[Run], known: int, total: int) -> list[Run]:
 
 
 class Scan:
-    """One pass over a split, in a thread of its own once it is started.
+    """One pass over a split, in a separate thread once it is started.
 
     done: samples that were read. faulty: which samples are damaged. info, sizes, checksums: headers, bytes and CRC32C
     of the images of what has no index, each [n]; 0 where one cannot be read.
@@ -425,7 +425,7 @@ def checksum_of(reader: Reader, field: str, data: Buffer) -> int:
 FORMAT = 1
 _TITLES = {"mistakes": "mistakes, worst first", "confusion": "given → predicted"}
 _MOST_CLASSES = 200  # bars of a histogram
-_MOST_INLINE = 100_000  # characters of a list in view.json; a longer one has a file of its own
+_MOST_INLINE = 100_000  # characters of a list in view.json; a longer one has a separate file
 _KEPT_SELECTIONS = 16
 _COLUMN = "column-"  # before the number of a column of the table: an order
 _LISTED = frozenset({"class", "key", "unlabelled", "mistakes", "confusion"})  # orders of what a listing says
@@ -501,7 +501,7 @@ class SplitView:
     # --- orders -----------------------------------------------------------------------------------------------------
     @property
     def order_names(self) -> list[str]:
-        """Those that there are, besides the stored one."""
+        """The other orders of this export."""
         labelled = self.reader.labels >= 0
         names = ["class"] if labelled.any() else []
         names += [*BINNED, "media"] if "image" in self.reader.fields else []

@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 
-# --- Small pictures of samples in a file of their own, for pages that no decoder serves.
+# --- Small pictures of samples in a separate file, for pages that no decoder serves.
 # thumbnails/SPLIT.npy           uint8, JPEGs end to end; nothing for an image that cannot be decoded
 # thumbnails/SPLIT.offset.npy    uint64, n + 1: picture i is bytes offset[i] to offset[i + 1]
 FOLDER = "thumbnails"

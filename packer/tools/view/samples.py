@@ -164,7 +164,7 @@ def _check_size(data: Buffer) -> tuple[int, int]:
     return header.upright_size
 
 
-# --- What a batch of a training holds: its samples, what was drawn for each, and its pixels.
+# --- The content of a training batch: its samples, what was drawn for each, and its pixels.
 # Nothing is computed here in a way of its own. Which samples a batch has is said by `readers.feed`, what is drawn for
 # them by `readers.augment` (the text of an op is the difference that it makes to the plan), and the pixels are those
 # that `ImageLoader` hands out when it begins with this batch.

@@ -223,7 +223,7 @@ def refuses_all_but(dtypes: Sequence[str], dtype: str, channels: int, *, colours
 
 
 def grey(images: torch.Tensor) -> torch.Tensor:
-    """[n, 1, height, width], in memory of its own."""
+    """[n, 1, height, width], in separate memory."""
     if images.shape[1] == 1:
         return images.clone()
     weighted = [images[:, i : i + 1] * weight for i, weight in enumerate(LUMA)]

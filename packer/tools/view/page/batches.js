@@ -1,4 +1,4 @@
-// What a batch of a training holds: its samples as the order deals them, as pixels after the augmentations, with what
+// The content of a training batch: its samples as the order deals them, as pixels after the augmentations, with what
 // was drawn for each. Orders and draws are functions of seed, epoch and position, so this is what training gets.
 
 import { clean, count, foreign, make, plural } from "./dom.js";

@@ -197,7 +197,7 @@ export class Split {
     return wanted.every((byte, i) => byte === found[i]) ? low : null;
   }
 
-  /** The shards; a long list of them is a file of its own. */
+  /** The shards; a long list of them is a separate file. */
   #shards() {
     const { shards, shards_url: url } = this.document;
     return (this.#listed ??= shards || !url ? Promise.resolve(shards ?? []) : getJson(url));
