@@ -1,4 +1,4 @@
-"""Which stage starves the training: a pipeline with two planted bottlenecks, diagnosed, repaired, diagnosed again.
+"""Which stage starves a job: a pipeline with two planted bottlenecks, diagnosed, repaired, diagnosed again.
 
     python benchmarks/seeds/s001.py [--seconds 20] [--batch 32] [--smoke]
 

@@ -364,7 +364,7 @@ def sections(arguments: argparse.Namespace) -> Iterator[Section]:
         text += f"There, ms a step at loads 1, 4, 8 and 12 with PyTorch and DALI: {there}."
         columns = tuple(Column(f"{model} {load}", f"load {load}: ms a step", "{:.1f}") for load in some)
         name = slug(model.lower())
-        yield Section(name, f"Steps of a training, {model}", columns, base=PYTORCH, text=text, charted=len(some))
+        yield Section(name, f"Steps of a training job, {model}", columns, base=PYTORCH, text=text, charted=len(some))
     columns = tuple(
         Column(f"{key} {load}", f"load {load}: {what}", "{:.2f}")
         for key, what in (("cpu", "CPU ms an image"), ("alone", "ms a batch"))
