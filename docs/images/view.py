@@ -21,6 +21,7 @@ from PIL import Image, ImageDraw, ImageFilter
 from suites.browser import Browser, find_chromium
 
 import packer
+import readers
 
 CLASSES = ["balloon", "boat", "house", "tree"]
 FIELDS = {
@@ -171,22 +172,36 @@ DRAWN = "$$('.stage .layer').length === 3 && $('.caption-text') && $$('.panel .g
 VIEWS = [  # name, fragment of the address, width, dark, when it is complete
     ("grid", "order=class", 1280, False, SHOWN),
     ("sample", "order=class&run=house&at=3&sample={}", 1280, False, f"{SHOWN} && {DRAWN}"),
+    ("predictions", "order=mistakes&run=wrong", 1280, False, SHOWN),
     ("histograms", "view=histograms", 1280, True, "$$('.columns').length > 2"),
     ("batch", "view=batches&seed=1&batch_size=24", 1280, False, "$$('.batch img.shown').length > 11"),
     ("phone", "order=class&run=house&at=3&sample={}", 420, True, DRAWN),
 ]
 
 
+def predictions(place: Path, table: Path) -> Path:
+    """A table of what a model may say of the scenes: one in nine is wrong."""
+    draws, rows = np.random.default_rng(1), ["key,predicted,score"]
+    with readers.open(place) as reader:
+        for key, label in zip(reader.keys, reader.labels, strict=True):
+            wrong = draws.random() < 0.11
+            rows.append(f"{key},{CLASSES[(label + wrong) % 4]},{draws.uniform(0.4 + 0.2 * (not wrong), 1):.2f}")
+    table.write_text("\n".join(rows))
+    return table
+
+
 def take_pictures(place: Path, output: Path, scratch: Path) -> None:
     browser = Browser(find_chromium(), scratch / "profile")
     try:
-        with packer.view(place) as viewing:
+        table = predictions(place, scratch / "predictions.csv")
+        with packer.view(place) as viewing, packer.view(place, predictions=table) as predicted:
             page = browser.open(f"{viewing.url}#order=class&run=house")
             page.wait(SHOWN)
             page.click("#cell-3")
             number = page.wait("new URLSearchParams(location.hash.slice(1)).get('sample')")
             for name, fragment, width, is_dark, ready in VIEWS:
-                page = browser.open(f"{viewing.url}#{fragment.format(number)}", width=width, dark=is_dark)
+                url = predicted.url if name == "predictions" else viewing.url
+                page = browser.open(f"{url}#{fragment.format(number)}", width=width, dark=is_dark)
                 page.wait(f"{ready} && [...document.images].every(image => image.complete)")
                 page.screenshot(scratch / "page.png")
                 with Image.open(scratch / "page.png") as image:
