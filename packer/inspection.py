@@ -293,6 +293,7 @@ def _order_report(name: str, order: Order, memory: int, reader: readers.Reader, 
 # --- which one to take --------------------------------------------------------------------------------------------
 _BATCH = 256
 _GET_SECONDS = 0.00025  # of processor time, where it is not measured
+_WOVEN_SECONDS = 40e-6  # of processor time a sample: where it is, and taking it from its block (benchmarks/remote.py)
 _LOCAL_READS = 16  # that a local disk does at a time
 _PROBED_BYTES = 32 << 20
 
@@ -346,7 +347,9 @@ def recommend_order(
             first = blocks * min(one.memory_bytes / blocks, mean / max(1e-9, requests)) if one.memory_bytes else 0.0
             first = latency + gets * get + max(first, _BATCH * size) / rate
             waiting = max(requests * latency / width, latency / 1024 if remote else 0.0)
-            seconds = max(waiting, size / rate + requests * get)
+            seconds = max(
+                waiting, size / rate + requests * get + (_WOVEN_SECONDS if one.spec["kind"] == "woven" else 0.0)
+            )
             return replace(one, requests=requests, sample_bytes=size, samples_s=1 / seconds, first_batch_s=first)
 
         reports = [estimated(one) for one in _compared(reader, block_bytes, windows, seed)]
