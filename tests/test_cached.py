@@ -106,7 +106,7 @@ def test_bytes_are_a_limit(base: Any, place: dict[str, Any]) -> None:
     assert set(range(36)) > kept_samples(more) > kept_samples(reader), "a larger cache keeps what a smaller one does"
     assert kept_samples(readers.cached(base, "1GiB", **{**place, "job": "most"})) == set(range(36))
     with pytest.warns(UserWarning, match=r"of 10 bytes keeps no sample.*one takes up to (\d,\d+) bytes, all 36 take"):
-        assert readers.cached(base, "10", **{**place, "job": "least"}).stats().kept == 0
+        assert readers.cached(base, "10B", **{**place, "job": "least"}).stats().kept == 0
 
 
 def test_a_node_keeps_its_part(shards: Any, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

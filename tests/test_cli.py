@@ -96,7 +96,7 @@ def test_orders_are_compared(packed: Path) -> None:
     assert all(report["amplification"]["1048576"] >= 1 for report in reports) and reports[-1]["quality"] == 1
     assert "Recommended: order = readers.order." in shown and "measured" in shown
     given = ("--bandwidth", "1GB", "--latency", 20)
-    for more, name in ((("--memory", "1GB"), "woven"), (("--memory", 1), "Shuffled"), (("--need", 1), "Shuffled")):
+    for more, name in ((("--memory", "1GB"), "woven"), (("--memory", "1B"), "Shuffled"), (("--need", 1), "Shuffled")):
         advice = json.loads(output("order", packed, "--split", "train", "--json", *given, *more))
         assert advice["measured"] is False and advice["latency_s"] == 0.02
         if name == "Shuffled":

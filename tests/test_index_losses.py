@@ -201,7 +201,7 @@ def test_a_crash_at_every_step_leaves_the_old_index_or_the_new_one(tree: Path, t
 def test_links_of_one_name_are_refused(tmp_path: Path) -> None:
     paths = [shard(tmp_path / folder / "train-000000.tar", [number]) for number, folder in enumerate("ab")]
     (tmp_path / "out").mkdir()
-    refused(tmp_path, lambda: packer.index(paths, tmp_path / "out", workers=1), "have one name", *map(str, paths))
+    refused(tmp_path, lambda: packer.index(paths, tmp_path / "out", workers=1), "have the same name", *map(str, paths))
 
 
 def test_shards_with_other_classes_do_not_mix_and_lists_that_agree_are_merged(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def run_on_two_ranks(output: Path, *words: str) -> str:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    start = multiprocessing.get_context("fork").Process
+    start = multiprocessing.get_context("spawn").Process
     ranks = [start(target=rank_of_two, args=(rank, port, output, list(words))) for rank in range(2)]
     for process in ranks:
         process.start()

@@ -74,7 +74,7 @@ def test_dying_leaders_are_followed(source: Path, tmp_path: Path) -> None:
 
 
 def test_interrupt(source: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "packer", "stage", source, "--target", tmp_path, "--bandwidth", str(SLOWLY)]
+    command = [sys.executable, "-m", "packer", "stage", source, "--target", tmp_path, "--bandwidth", f"{SLOWLY}B"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for(lambda: leader_of(tmp_path), "copying")
     process.send_signal(signal.SIGINT)
@@ -296,7 +296,7 @@ def test_a_process_that_is_being_started_does_not_keep_the_copy(source: Path, tm
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
 def test_copying_that_is_stopped_is_cleaned_up(source: Path, tmp_path: Path, number: signal.Signals) -> None:
     ran = tmp_path / "ran"
-    process = stage(source, tmp_path, "--cleanup", "atexit", "--bandwidth", SLOWLY, "--", "touch", ran)
+    process = stage(source, tmp_path, "--cleanup", "atexit", "--bandwidth", f"{SLOWLY}B", "--", "touch", ran)
     wait_for(lambda: leader_of(tmp_path), "copying")
     for _ in range(2):
         process.send_signal(number)
