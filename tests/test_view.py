@@ -163,9 +163,9 @@ def test_expressions_choose_samples(client: Client, truth: readers.Reader) -> No
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def captioned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six images with a caption and three columns of a table."""
-    folder = tmp_path_factory.mktemp("told") / "set"
+    folder = tmp_path_factory.mktemp("captioned") / "set"
     fields = {"image": "image", "caption": "text", "json": "json"}
     with packer.writer(folder, "tar", fields=fields, classes=["Ant", "bee"]) as out:
         for number in range(6):
@@ -176,8 +176,8 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_texts_are_searched_and_columns_are_orders(told: Path) -> None:
-    with packer.view(told) as viewing, Client(viewing.url) as client:
+def test_texts_are_searched_and_columns_are_orders(captioned: Path) -> None:
+    with packer.view(captioned) as viewing, Client(viewing.url) as client:
         orders = client.get("view.json").json["splits"]["train"]["orders"]
         assert [orders[f"column-{number}"]["title"] for number in range(3)] == ["camera", "year", "note"]
         values, runs = client.order("order/train/column-1.json")
@@ -195,17 +195,17 @@ def test_texts_are_searched_and_columns_are_orders(told: Path) -> None:
         )  # fmt: skip
 
 
-def test_predictions_are_sorted_worst_first(told: Path, tmp_path: Path) -> None:
+def test_predictions_are_sorted_worst_first(captioned: Path, tmp_path: Path) -> None:
     table = tmp_path / "model.csv"
     table.write_text("Filename,pred,confidence\nk/0,Ant,.9\nk/1,0,0.2\nk/2,bee,0.4\nk/3,Ant,.7\nk/4,0,.3\nno,0,1\n")
-    with packer.view(told, predictions=table) as viewing, Client(viewing.url) as client:
+    with packer.view(captioned, predictions=table) as viewing, Client(viewing.url) as client:
         assert client.get("view.json").json["predictions"] == {"unknown": 1}
         values, runs = client.order("order/train/mistakes.json")
         assert (values.tolist(), runs) == ([3, 2, 1, 4, 0, 5], [["wrong", 0, 3], ["right", 3, 2], ["unknown", 5, 1]])
         values, runs = client.order("order/train/confusion.json")
         assert (values.tolist(), runs) == ([3, 1, 2], [["bee → Ant", 0, 2], ["Ant → bee", 2, 1]])
     table.write_text("key,predicted,loss\nk/0,Ant,.9\nk/1,0,0.2\nk/2,bee,0.4\n")
-    with packer.view(told, predictions=table) as viewing, Client(viewing.url) as client:
+    with packer.view(captioned, predictions=table) as viewing, Client(viewing.url) as client:
         assert client.order("order/train/mistakes.json")[0].tolist()[:3] == [2, 1, 0]
 
 
@@ -216,15 +216,15 @@ def test_predictions_are_sorted_worst_first(told: Path, tmp_path: Path) -> None:
         ("key,predicted\nk/0,cow\n", "line 2: no class 'cow'; expected a number below 2 or one of"),
         ("key,predicted\nk/0,2\n", "line 2: no class '2'"),
         ("key,predicted\nk/0,0\nk/0,1\n", "line 3: 'k/0' has a prediction already"),
-        ("key,predicted,score\nk/0,0,high\n", "line 2: 'high' is no number"),
+        ("key,predicted,score\nk/0,0,high\n", "line 2: 'high' is not a number"),
         ("key,predicted\nk/0\n", "line 2: has 1 values, expected 2"),
         ("key,predicted\nx,0\n", "none of its 1 rows names a sample"),
         ('key,predicted\n"k', "cannot be read as CSV"),
     ],
 )
-def test_predictions_that_do_not_fit(told: Path, tmp_path: Path, text: str, words: str) -> None:
+def test_predictions_that_do_not_fit(captioned: Path, tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "model.csv").write_text(text)
-    done = run_packer("view", told, "--no-browser", "--predictions", tmp_path / "model.csv")
+    done = run_packer("view", captioned, "--no-browser", "--predictions", tmp_path / "model.csv")
     assert done.returncode == 1 and words in done.stderr and "Traceback" not in done.stderr
 
 

@@ -2,7 +2,7 @@
 
     python docs/site/chart.py [FIGURES.json]
 
-FIGURES.json: what `pipeline.py --out` saved; the tables are written anew from the last run of each kind of batch. The
+FIGURES.json: what `pipeline.py --out` saved; the tables are written from the last run of each kind of batch. The
 chart is drawn from the first table of the page.
 """
 

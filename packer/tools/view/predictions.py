@@ -174,4 +174,4 @@ def _number(row: Mapping[str, str], where: str) -> float:
     try:
         return float(text) if text else math.nan
     except ValueError:
-        raise DatasetError(f"{where}: {text!r:.40} is no number") from None
+        raise DatasetError(f"{where}: {text!r:.40} is not a number; expected a score or a loss such as 0.93") from None
