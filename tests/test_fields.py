@@ -356,7 +356,7 @@ def test_kinds_can_be_given_to_a_set_that_does_not_say_them(tmp_path: Path) -> N
             readers.concat([given, reader])
         with pytest.raises(UnknownNameError, match="no field 'nowhere'"):
             reader.with_kinds({"nowhere": "mask"})
-        with pytest.raises(ValueError, match="kinds of fields, not of the image, are image, file"):
+        with pytest.raises(ValueError, match="a field other than the image is of kind image, file"):
             reader.with_kinds({"seg": "stencil"})
 
 

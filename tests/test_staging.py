@@ -828,7 +828,7 @@ def test_every_way_to_read_is_counted(source: Path, tmp_path: Path, backend: Any
 
 
 def test_what_does_not_go_together(source: Path, order: StagedFirst, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="a set with a fallback"):
+    with pytest.raises(ValueError, match="patience_seconds needs a fallback"):
         readers.open(source, "train", patience_seconds=1)
     with pytest.raises(ValueError, match="0 or more, not nan"):
         open_staged(source, source, float("nan"))

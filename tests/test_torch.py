@@ -397,5 +397,5 @@ def test_the_decoder_of_a_data_set(
             assert torch.equal(pickle.loads(pickle.dumps(dataset))[0][0], expected) and bool(calls) == (
                 decoder != "cpu"
             )
-        with pytest.raises(ValueError, match="the rest is for ImageLoader"):
+        with pytest.raises(ValueError, match="for the other options use ImageLoader"):
             ImageDataset(reader, None, readers.Decode(layout="NHWC"))

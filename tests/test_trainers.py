@@ -160,7 +160,7 @@ def story(lightning: Any, reader: Any, folder: Path, kind: str, *fits: Fit) -> S
 
 NO_STATE = r"resumes after batch 2 of epoch 1.*write  StatefulDataLoader\("
 NO_END = r"Lightning begins epoch 2, .* at the end of one.*write  StatefulDataLoader\(dataset"
-COUNTED = r"Lightning has counted 2 .*another batch size or number of ranks|share out batches of 4 samples"
+COUNTED = r"Lightning has counted 2 .*another batch size or number of ranks|workers with batches of 4 samples"
 IN_STEP = "saved this checkpoint inside the step of batch 2 of epoch 1"
 LEFT_OUT = r"whole epochs would be left out; leave out persistent_workers=True"
 SAME = r"ended this loop: .*training and validation, make two loaders"
@@ -263,7 +263,7 @@ def test_workers_of_a_stream_resume_with_as_many_ranks(reader: Any, ranks: tuple
     batches = iter(before)
     next(batches)
     after.load_state_dict(before.state_dict())
-    with pytest.raises(ResumeError, match=f"on each of {ranks[0]} ranks"):
+    with pytest.raises(ResumeError, match=f"batches of 4 samples on {ranks[0]} ranks"):
         list(after)
     assert list(batches)
     after = make(reader, "stateful stream 2", rank=0, world_size=ranks[1])
@@ -462,7 +462,7 @@ def test_accelerate_deals_out_the_batches_of_all_ranks(accelerate: Any, reader: 
         prepared = accelerator.prepare(make(reader, "batches 2", 3, order, all_ranks=True))
         seen = [[batch[0].tolist() for batch in prepared] for _ in range(2)]
         assert len(seen[0]) == len(prepared)
-        with pytest.raises(TrainerError, match="batches of 2 ranks in turn, and accelerate deals them out to 1"):
+        with pytest.raises(TrainerError, match="batches of 2 ranks in turn, but accelerate distributes them among 1"):
             next(iter(make(reader, "batches 0", 3, order, all_ranks=True)))
         again = make(reader, "batches 0", 3, order, all_ranks=True)
         again.batch_sampler.load_state_dict({**again.batch_sampler.state_after(4), "epoch": 1})

@@ -176,6 +176,6 @@ def test_ops_on_batches_need_labels_and_a_loader_of_batches(tmp_path: Path, read
     with pytest.raises(ValueError, match="no sample of this set has one: leave them out"):
         ImageLoader(flat, 2, augment=[CenterCrop(32), MixUp()])
     with pytest.raises(
-        ValueError, match="ImageDataset makes single samples, and MixUp is for batches: use ImageLoader"
+        ValueError, match="ImageDataset makes single samples, but MixUp is for batches: use ImageLoader"
     ):
         ImageDataset(reader, [CenterCrop(32), MixUp()])

@@ -1,4 +1,4 @@
-"""The ops of an `ImageDataset`, carried out for single samples by their places in an epoch."""
+"""The ops of an `ImageDataset`, applied to single samples by their places in an epoch."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from readers.table import Buffer
 
 @contextmanager
 def one_core() -> Iterator[None]:
-    """Let torch's operations of this thread use one core, as in a worker of a DataLoader.
+    """Limit torch operations of this thread to one core, as in a DataLoader worker.
 
-    An image is too little work to share out: threads that wait for each other cost several times what they save.
+    One image is too little work to parallelise: synchronising threads costs several times what they save.
     """
     before = torch.get_num_threads()
-    if before == 1:  # not set again: what is set is also the default of threads to come, which others may have restored
+    if before == 1:  # do not set it again: setting it also changes the default of new threads
         yield
         return
     torch.set_num_threads(1)
@@ -40,13 +40,13 @@ def one_core() -> Iterator[None]:
 
 
 class Place(int):
-    """The number of a sample, which knows where in which epoch it was asked for: what seeds its augmentation.
+    """The number of a sample with its position in an epoch, which seeds its augmentation.
 
-    others: the samples that may replace it, in the order in which to try them (`readers.feed`); none where the sampler
-        knows that nothing will be replaced.
-    ranks: how many of them share the epoch; 0 where that is not known.
+    others: samples that may replace it, in the order in which to try them (`readers.feed`); empty if the sampler knows
+        that nothing will be replaced.
+    ranks: number of ranks that share the epoch; 0 if unknown.
 
-    Less a number it is the same place in a data set that begins there: torch's ConcatDataset counts so.
+    Subtracting an offset keeps the place, because torch's ConcatDataset computes the numbers within its parts so.
     """
 
     seed: int
@@ -71,30 +71,30 @@ class Place(int):
 
 
 class PerThread(threading.local):
-    """What each thread keeps to itself; a copy in another process has nothing of it."""
+    """Thread-local attributes; pickles as empty."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PerThread, ()
 
 
 class Task(NamedTuple):
-    """What happens to one sample. size: (height, width) of the upright image."""
+    """The work on one sample. size: (height, width) of the upright image."""
 
     job: Job
     size: tuple[int, int]
 
 
 class OpRenderer:
-    """Encoded images to tensors [3, height, width]: uint8, or float32 where the ops end in Normalize.
+    """Renders encoded images to tensors [3, height, width]: uint8, or float32 if the ops end in Normalize.
 
-    unchanged: in their own depth and channels (`readers.augment.cpu`). compiled: see `decode_image`.
+    unchanged: keep the file's depth and channels (`readers.augment.cpu`). compiled: see `decode_image`.
     """
 
     def __init__(self, recipe: Recipe, exact_colours: bool, *, unchanged: bool = False, compiled: bool = True) -> None:
         for op in recipe.batch_ops:
             name = type(op).__name__
             raise ValueError(
-                f"ImageDataset makes single samples, and {name} is for batches: use ImageLoader, or mix in the "
+                f"ImageDataset makes single samples, but {name} is for batches: use ImageLoader, or mix in the "
                 f"collate_fn of the DataLoader"
             )
         self.recipe, self.out_size, self.exact_colours = recipe, recipe.out_size, exact_colours
@@ -104,7 +104,7 @@ class OpRenderer:
         self._local = PerThread()
 
     def tasks(self, indices: Sequence[int], data: Sequence[Buffer | Exception]) -> list[Task | Exception]:
-        """One for each sample, or why there is none."""
+        """One task for each sample, or the error that prevents it."""
         sizes = [_upright_size(image) for image in data]
         known = [size if isinstance(size, tuple) else (1, 1) for size in sizes]
         tasks: dict[int, Task | Exception] = {
@@ -124,7 +124,7 @@ class OpRenderer:
         return [tasks[row] for row in range(len(sizes))]
 
     def render(self, data: Buffer, task: Task) -> torch.Tensor:
-        """Raises BadSampleError."""
+        """The tensor of one sample. Raises BadSampleError."""
         if self._unchanged:
             return self._render_unchanged(data, task)
         renderer: Renderer | None = getattr(self._local, "renderer", None)
@@ -146,8 +146,10 @@ class OpRenderer:
 
 
 def loser_of_places(indices: Sequence[int]) -> str:
-    """The class of a data set that was asked for places and asks for plain numbers, such as torch's Subset; "" where
-    nothing is lost. Looks at the functions of torch.utils.data that are under way."""
+    """Name of the wrapping data set that got places and passes on plain numbers, such as torch's Subset; "" if none.
+
+    Inspects the frames of torch.utils.data on the call stack.
+    """
     if any(isinstance(index, Place) for index in indices):
         return ""
     frame = sys._getframe(1).f_back
@@ -156,7 +158,7 @@ def loser_of_places(indices: Sequence[int]) -> str:
             values = dict(frame.f_locals)
             for value in values.values():
                 if isinstance(next(iter(value), None) if isinstance(value, list) else value, Place):
-                    owner = values.get("self")  # a data set, or what fetches from one
+                    owner = values.get("self")  # a data set, or a fetcher of one
                     return type(owner if isinstance(owner, Dataset) else getattr(owner, "dataset", owner)).__name__
         frame = frame.f_back
     return ""
@@ -173,6 +175,6 @@ def _upright_size(data: Buffer | Exception) -> tuple[int, int] | Exception:
 
 
 def _with_positions(indices: Sequence[int]) -> list[Place]:
-    """Plain numbers get an epoch from torch's generator, which seeds other transforms, too."""
+    """The indices as places; plain numbers get an epoch from torch's generator, which seeds other transforms, too."""
     epoch = 0 if all(isinstance(index, Place) for index in indices) else int(torch.randint(1 << 62, ()))
     return [index if isinstance(index, Place) else Place(index, 0, epoch, row) for row, index in enumerate(indices)]
