@@ -125,7 +125,7 @@ def test_a_bad_sample_is_bad_in_all_its_views(tmp_path: Path, threads: int) -> N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"views": 0}, "count of views is 1 or more"),
+        ({"views": 0}, "count of views is at least 1"),
         ({"augment": [[OPS], [OPS]], "views": 2}, "not both"),
         ({"views": [OPS, [*OPS, Normalize((0.5,) * 3, (0.5,) * 3)]]}, "all views have one normalize"),
         ({"augment": [*OPS, MixUp()], "views": 2}, "MixUp and CutMix mix labels"),
