@@ -154,9 +154,8 @@ class OpRenderer:
         shape = (count, 3, *self.out_size)
         if get_worker_info() is None:
             return torch.empty(shape, dtype=self._finish.dtype)
-        empty: Any = torch.empty(
-            0, dtype=self._finish.dtype
-        )  # as in `default_collate`, so that it is sent without a copy
+        # Made as `default_collate` makes it, so that it is sent without a copy.
+        empty: Any = torch.empty(0, dtype=self._finish.dtype)
         batch: torch.Tensor = empty.set_(torch.UntypedStorage._new_shared(math.prod(shape) * empty.itemsize), 0, shape)
         return batch
 
