@@ -373,7 +373,7 @@ def test_rows_that_do_not_belong_to_boxes_are_named(tmp_path: Path) -> None:
     pack(tmp_path, rows)
     with readers.open(tmp_path / "set") as reader:
         dataset = ImageDataset(reader, OPS, fields=("image", "box_labels"))
-        with pytest.raises(BadSampleError, match=r"field box_labels: is \[1\], but there are 3 boxes: expected a row"):
+        with pytest.raises(BadSampleError, match=r"box_labels: has shape \[1\], expected a row for each of 3 boxes"):
             dataset[5]
 
 

@@ -295,7 +295,7 @@ def test_a_wrapper_that_loses_the_place_in_the_epoch_is_named(reader: readers.Re
     loader = DataLoader(wrapped, 5, sampler=EpochSampler(Shuffled(20, 1)))
     lost = "Wrapped" if name == "Wrapped" else "Subset"
     with pytest.warns(
-        UserWarning, match=rf"^{lost} asks .* plain numbers.*reader\.select\(indices=…\).*{lost}$"
+        UserWarning, match=rf"^{lost} passes plain numbers.*reader\.select\(indices=…\).*{lost}$"
     ) as caught:
         for _ in range(2):
             assert len(list(loader)) == 4
