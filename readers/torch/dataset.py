@@ -52,6 +52,7 @@ _NOTHING: Payloads = {}
 class ItemMaker:
     """Makes items of `fields`.
 
+    main: the field that comes decoded, as `image`.
     target_transform: of the label, or of the label and the sample. tensors: whether arrays become tensors.
     one_size: whether all images have one size, so that masks can be stacked.
 
@@ -59,9 +60,15 @@ class ItemMaker:
     """
 
     def __init__(
-        self, fields: Fields, target_transform: Callable[..., Any] | None, *, tensors: bool, one_size: bool
+        self,
+        fields: Fields,
+        target_transform: Callable[..., Any] | None,
+        main: str = "image",
+        *,
+        tensors: bool,
+        one_size: bool,
     ) -> None:
-        self.fields, self.target_transform = fields, target_transform
+        self.fields, self.target_transform, self._main = fields, target_transform, main
         self._tensors, self._one_size = tensors, one_size and tensors
         self._sees_sample = target_transform is not None and _takes_two(target_transform)
         if self._sees_sample and fields.label not in fields.wanted:
@@ -82,7 +89,7 @@ class ItemMaker:
         """One item. done: what ops did to its image. Raises BadSampleError."""
         fields = self.fields
         if not fields.stored and not self._sees_sample:
-            return fields.collect(lambda name: image if name == "image" else self._plain(reader, index, name))
+            return fields.collect(lambda name: image if name == self._main else self._plain(reader, index, name))
         placement = None
         if fields.moving and "image" in fields.wanted:
             placement = fields.placement(reader, index, *(done or ()))
@@ -91,7 +98,7 @@ class ItemMaker:
             sample = {name: to_tensor(fields.kind(name), value) for name, value in sample.items()}
         for name in fields.wanted:
             if name not in sample:
-                sample[name] = image if name == "image" else self._plain(reader, index, name)
+                sample[name] = image if name == self._main else self._plain(reader, index, name)
         label = fields.label
         if self._sees_sample:
             sample[label] = self.target_transform(sample[label], sample)  # type: ignore[misc]
@@ -109,11 +116,13 @@ class ItemMaker:
     def collate(self, items: Sequence[Any]) -> Any:
         """A batch of items; see `ImageDataset.collate`."""
         fields = self.fields
-        if not fields.stored:
+        if not fields.stored and self._main == "image":
             return default_collate(list(items))
         columns = zip(*(item.values() if isinstance(item, dict) else item for item in items), strict=True)
         batch: dict[str, Any] = {}
         for name, values in zip(fields.wanted, columns, strict=True):
+            if name == self._main != "image":
+                _check_shapes(name, values)
             if name not in fields.stored or name in fields.targets:
                 batch[name] = default_collate(list(values))
             elif self._one_size and name in fields.stacked:
@@ -121,6 +130,16 @@ class ItemMaker:
             else:
                 batch[name] = list(values)
         return fields.collect(batch.__getitem__)
+
+
+def _check_shapes(name: str, values: Sequence[Any]) -> None:
+    """Raise ValueError for arrays that make no batch."""
+    shapes = {tuple(value.shape) for value in values if hasattr(value, "shape")}
+    if len(shapes) > 1:
+        raise ValueError(
+            f"field {name}: arrays of the shapes {sorted(map(list, shapes))[:3]} in one batch: crop or pad them with  "
+            f"transform=,  or take lists, with  collate_fn=list  (ImageStream: collate=list)"
+        )
 
 
 def _takes_two(function: Callable[..., Any]) -> bool:
@@ -139,6 +158,9 @@ _OUTPUTS = get_args(Output)
 
 class ImageDataset(Dataset[Any]):
     """(image, label) by number; label is -1 where a sample has none.
+
+    In a set without images its main field (`reader.main`) has their place: an array as a tensor, or the bytes of a
+    file, changed by `transform`, a function. Arrays of one shape make a batch; ValueError says which do not.
 
     transform: a list of `readers.augment` ops, which decodes no more of an image than it needs and draws by (seed,
         epoch, position) when the indices come from `EpochSampler`; or any callable that takes an image, albumentations
@@ -199,21 +221,26 @@ class ImageDataset(Dataset[Any]):
         self.decode, self.output, self.on_error = decode, output, on_error
         self.reader = reader
         self.transform, self.target_transform = transform, target_transform
-        own = decode == "unchanged"
+        self._main: str = getattr(reader, "main", "image")
+        own = decode == "unchanged" and self._main == "image"
         if own:
             check_unchanged(reader)
         self._ops = None
+        if isinstance(transform, Sequence) and self._main != "image":
+            raise ValueError(
+                f"ops change images, and this set has none: give a function of {self._main!r} as transform"
+            )
         if isinstance(transform, Sequence):
             images = kind_of_first(reader) if own else ("uint8", 3)
             recipe = Recipe(transform, images, compose=compose == "auto")
             self._ops = OpRenderer(recipe, exact_colours, unchanged=own, compiled=self._compiled)
-        asked = Fields(fields, reader)
+        asked = Fields(fields, reader, self._main)
         if isinstance(transform, Sequence):
             asked.check_ops(transform)
         elif transform is not None:
             asked.check_apart("a function as transform sees the image alone", "give a list of readers.augment ops")
         one_size = self._ops is not None and self._ops.out_size is not None and "image" in asked.wanted
-        self._maker = ItemMaker(asked, target_transform, tensors=output == "tensor", one_size=one_size)
+        self._maker = ItemMaker(asked, target_transform, self._main, tensors=output == "tensor", one_size=one_size)
         if self._ops is not None and decode is None:
             raise ValueError("ops need decoded images: leave decode=None out, or give a callable as transform")
         if own and output == "pil":
@@ -330,7 +357,7 @@ class ImageDataset(Dataset[Any]):
             return named or substitutes_of_row(int(index), mates)
 
         def take(row: int) -> Any:
-            data = read_sample(self._images, row) if "image" in self.fields else b""
+            data = read_sample(self._images, row) if self._main in self.fields else b""
             task = self._tasks((Place(row, place.seed, place.epoch, place.position),), (data,))[0]
             return self._sample(row, data, task, self._maker.read(self.reader, [row])[0])
 
@@ -358,7 +385,7 @@ class ImageDataset(Dataset[Any]):
 
     # --- inside -------------------------------------------------------------------------------------------------
     def _tasks(self, indices: Sequence[int], data: Sequence[Buffer | Exception]) -> Sequence[Task | Exception | None]:
-        if self._ops is None or "image" not in self.fields:
+        if self._ops is None or self._main not in self.fields:
             return [None] * len(indices)
         return self._ops.tasks(indices, data)
 
@@ -367,11 +394,11 @@ class ImageDataset(Dataset[Any]):
         if self._ops is not None and self._ops.draws and not self._counts[3]:
             self._warn_of_places(indices)
         data: Sequence[Buffer | Exception] = [b""] * len(rows)
-        if "image" in self.fields:
+        if self._main in self.fields:
             announcer = self._announce(indices, rows)
             read = partial(read_samples if len(rows) > 1 else _read_each, self._images)
             data = read(rows) if announcer is None else announcer.read(read, rows)
-        if self.decode == "RGB" and not self._counts[2]:
+        if self.decode == "RGB" and self._main == "image" and not self._counts[2]:
             self._warn_of_depth(rows, data)
         payloads = self._maker.read(self.reader, rows)
         for index, encoded, task, others in zip(indices, data, self._tasks(indices, data), payloads, strict=True):
@@ -436,7 +463,7 @@ class ImageDataset(Dataset[Any]):
         for problem in (data, task):
             if isinstance(problem, Exception):
                 raise problem
-        if "image" not in self.fields:
+        if self._main not in self.fields:
             return self._maker.make(self.reader, index, others)
         if self._ops is None:
             image = self._decode_and_transform(data)  # type: ignore[arg-type]
@@ -452,6 +479,10 @@ class ImageDataset(Dataset[Any]):
         return call(image=image)["image"] if self._keywords else call(image)
 
     def _decode(self, data: Buffer) -> Any:
+        if self._main != "image":
+            kind = self._maker.fields.kind(self._main)
+            value = decode_field(kind, data)
+            return to_tensor(kind, value) if self.output == "tensor" else value
         if self.decode == "unchanged":
             pixels = decode_own(data)
             return pixels if self.output == "numpy" or self._keywords else pixels_to_tensor(pixels)
