@@ -50,7 +50,7 @@ class FolderSource:
 
     @property
     def title(self) -> str:
-        return f"image folder {self.root}" if self._main is None else f"folder {self.root}"
+        return f"folder {self.root}" if self.fields else f"image folder {self.root}"
 
     @property
     def identity(self) -> str:
@@ -62,10 +62,10 @@ class FolderSource:
         left_out: list[tuple[str, str]] = []
         files = scan(self.root, left_out, usable_cpus())
         watched = files.folders, files.folder_times
-        self._main = self._main or main_of(files.paths())
-        if self._main.name == "image":
+        main = self._main or main_of(files.paths())
+        if main.name == "image":
             files = _without_large_strays(self.root, files, left_out)
-        listing = list_tree(files, split, str(self.root), left_out, self.layout, self._main)
+        listing = list_tree(files, split, str(self.root), left_out, self.layout, main)
         listing.watched = watched
         return listing
 
