@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -41,7 +41,7 @@ from readers.order import Order
 from readers.order.base import Int64s
 from readers.reader import SAMPLE_ERRORS, Announcer, Reader, depth_warning
 from readers.table import Buffer
-from readers.torch.rendering import OpRenderer, PerThread, Place, Task, loser_of_places
+from readers.torch.rendering import Made, OpRenderer, PerThread, Place, Task, collate_of_caller, loser_of_places
 
 # What an item of `ImageDataset` is made of, from its image and its other fields, and a batch of items.
 
@@ -73,6 +73,11 @@ class ItemMaker:
         self._sees_sample = target_transform is not None and _takes_two(target_transform)
         if self._sees_sample and fields.label not in fields.wanted:
             raise ValueError("target_transform makes the label of a sample: name 'label' in fields")
+
+    @property
+    def keeps_image(self) -> bool:
+        """Whether an item has its image once, and that which it is made of."""
+        return self.fields.wanted.count("image") == 1 and not self._sees_sample
 
     def read(self, reader: Reader, rows: Sequence[int]) -> list[Payloads]:
         """The bytes of the fields other than the image."""
@@ -113,23 +118,28 @@ class ItemMaker:
             return value
         return self.target_transform(value)
 
-    def collate(self, items: Sequence[Any]) -> Any:
-        """A batch of items; see `ImageDataset.collate`."""
+    def collate(self, items: Sequence[Any], images: torch.Tensor | None = None, *, by_torch: bool = False) -> Any:
+        """A batch of items; see `ImageDataset.collate`. images: where those of the items are, in their order. by_torch:
+        what `default_collate` makes."""
         fields = self.fields
-        if not fields.stored and self._main == "image":
+        by_torch = by_torch or not fields.stored
+        if by_torch and images is None and self._main == "image":
             return default_collate(list(items))
         columns = zip(*(item.values() if isinstance(item, dict) else item for item in items), strict=True)
         batch: dict[str, Any] = {}
         for name, values in zip(fields.wanted, columns, strict=True):
             if name == self._main != "image":
                 _check_shapes(name, values)
-            if name not in fields.stored or name in fields.targets:
+            if name == "image" and images is not None:
+                batch[name] = images
+            elif by_torch or name not in fields.stored or name in fields.targets:
                 batch[name] = default_collate(list(values))
             elif self._one_size and name in fields.stacked:
                 batch[name] = stack_masks(values)
             else:
                 batch[name] = list(values)
-        return fields.collect(batch.__getitem__)
+        made = fields.collect(batch.__getitem__)
+        return list(made) if by_torch and isinstance(made, tuple) else made
 
 
 def _check_shapes(name: str, values: Sequence[Any]) -> None:
@@ -294,7 +304,7 @@ class ImageDataset(Dataset[Any]):
         return len(self.reader)
 
     def __getitem__(self, index: int) -> Any:
-        items = self._items((index,))
+        items, _ = self._items((index,))
         if not items:
             raise name_sample(
                 self.reader,
@@ -304,8 +314,11 @@ class ImageDataset(Dataset[Any]):
         return items[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Many samples, read together; what DataLoader calls for a batch."""
-        items = self._items(indices)
+        """Many samples, read together; what DataLoader calls for a batch. Where `collate` or torch's `default_collate`
+        would copy their images into one, they are decoded into it instead, and the batch is made here."""
+        collate = collate_of_caller()
+        by_torch, own = collate is default_collate, getattr(collate, "__func__", None) is ImageDataset.collate
+        items, images = self._items(indices, together=by_torch or (own and collate.__self__ is self))
         if not items and len(indices):
             first = int(indices[0])
             raise BadSampleError(
@@ -313,12 +326,12 @@ class ImageDataset(Dataset[Any]):
                 f"is sample {first} ({self.reader.keys[first]}): find them with `packer verify --deep`, or take "
                 f"on_error='substitute'"
             )
-        return items
+        return items if images is None else [Made(self._maker.collate(items, images, by_torch=by_torch))]
 
     def collate(self, items: Sequence[Any]) -> Any:
         """A batch, for DataLoader(collate_fn=dataset.collate): masks are stacked where ops make all images of one size
         and every sample has one; other fields of the set are lists; the rest is `default_collate`'s."""
-        return self._maker.collate(items)
+        return items[0].batch if isinstance(items[0], Made) else self._maker.collate(items)
 
     def over(self, reader: Reader) -> ImageDataset:
         """A data set with the same options over another reader of the same fields."""
@@ -358,7 +371,8 @@ class ImageDataset(Dataset[Any]):
 
         def take(row: int) -> Any:
             data = read_sample(self._images, row) if self._main in self.fields else b""
-            task = self._tasks((Place(row, place.seed, place.epoch, place.position),), (data,))[0]
+            again = Place(row, place.seed, place.epoch, place.position)
+            task = self._plan((again,), (data,), together=False).tasks[0]
             return self._sample(row, data, task, self._maker.read(self.reader, [row])[0])
 
         where = int(index), place.position
@@ -384,12 +398,18 @@ class ImageDataset(Dataset[Any]):
             )
 
     # --- inside -------------------------------------------------------------------------------------------------
-    def _tasks(self, indices: Sequence[int], data: Sequence[Buffer | Exception]) -> Sequence[Task | Exception | None]:
-        if self._ops is None or self._main not in self.fields:
-            return [None] * len(indices)
-        return self._ops.tasks(indices, data)
+    def _plan(self, indices: Sequence[int], data: Sequence[Buffer | Exception], *, together: bool) -> _Plan:
+        count = len(indices)
+        if self._ops is None or "image" not in self.fields:
+            return _Plan([None] * count, None, [None] * count, [False] * count)
+        tasks, plans = self._ops.plan(indices, data)
+        images = self._ops.batch(count) if together and self._maker.keeps_image else None
+        if images is None:
+            return _Plan(tasks, None, [None] * count, [False] * count)
+        return _Plan(tasks, images, images.unbind(), self._ops.render_boxes(data, tasks, plans, images))
 
-    def _items(self, indices: Sequence[int]) -> list[Any]:
+    def _items(self, indices: Sequence[int], *, together: bool = False) -> tuple[list[Any], torch.Tensor | None]:
+        """Samples, and with `together` the memory that their images share as those of a batch, where they do."""
         rows, items = [int(index) for index in indices], []
         if self._ops is not None and self._ops.draws and not self._counts[3]:
             self._warn_of_places(indices)
@@ -401,14 +421,15 @@ class ImageDataset(Dataset[Any]):
         if self.decode == "RGB" and self._main == "image" and not self._counts[2]:
             self._warn_of_depth(rows, data)
         payloads = self._maker.read(self.reader, rows)
-        for index, encoded, task, others in zip(indices, data, self._tasks(indices, data), payloads, strict=True):
+        tasks, images, places, done = self._plan(indices, data, together=together)
+        for number, (index, encoded, others) in enumerate(zip(indices, data, payloads, strict=True)):
             try:
-                item: Any = self._sample(int(index), encoded, task, others)
+                item: Any = self._sample(int(index), encoded, tasks[number], others, places[number], done[number])
             except SAMPLE_ERRORS as error:
-                item = self._treat(index, rows, error)
+                item, images = self._treat(index, rows, error), None
             if item is not None:
                 items.append(item)
-        return items
+        return items, images
 
     def _announce(self, indices: Sequence[int], rows: list[int]) -> Announcer | None:
         """Announce this batch and those after it that this process makes, as far as these follow from the sampler's
@@ -459,16 +480,25 @@ class ImageDataset(Dataset[Any]):
                 stacklevel=4,
             )
 
-    def _sample(self, index: int, data: Buffer | Exception, task: Task | Exception | None, others: Payloads) -> Any:
+    def _sample(
+        self,
+        index: int,
+        data: Buffer | Exception,
+        task: Task | Exception | None,
+        others: Payloads,
+        image: torch.Tensor | None = None,
+        is_made: bool = False,
+    ) -> Any:
+        """image: where to put its image. is_made: which is there already."""
         for problem in (data, task):
             if isinstance(problem, Exception):
                 raise problem
         if self._main not in self.fields:
             return self._maker.make(self.reader, index, others)
         if self._ops is None:
-            image = self._decode_and_transform(data)  # type: ignore[arg-type]
-            return self._maker.make(self.reader, index, others, image)
-        image = self._ops.render(data, task)  # type: ignore[arg-type]
+            return self._maker.make(self.reader, index, others, self._decode_and_transform(data))  # type: ignore[arg-type]
+        if not is_made:
+            image = self._ops.render(data, task, image)  # type: ignore[arg-type]
         return self._maker.make(self.reader, index, others, image, task)  # type: ignore[arg-type]
 
     def _decode_and_transform(self, data: Buffer) -> Any:
@@ -496,6 +526,16 @@ class ImageDataset(Dataset[Any]):
         if self.output == "numpy" or self._keywords:
             return pixels
         return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+class _Plan(NamedTuple):
+    """What is done to the images of some samples. images: the memory of a batch, and their places in it; done: which
+    of them are there already."""
+
+    tasks: Sequence[Task | Exception | None]
+    images: torch.Tensor | None
+    places: Sequence[torch.Tensor | None]
+    done: Sequence[bool]
 
 
 def _read_each(images: Reader, rows: Sequence[int]) -> list[Buffer | Exception]:
