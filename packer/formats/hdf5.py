@@ -353,10 +353,11 @@ def _layout(data: Any) -> str:
 # --- all images in one data set ---
 def _together(images: Any, group: Any, path: Path, options: LocateOptions, split: str) -> Iterator[Located]:
     layout, name = _layout(images), str(images.name)
-    if not layout:
+    if not layout or (layout == "arrays" and "image" in name and not options.image_key):
         raise FormatError(
             f"{path}: {name} holds {images.dtype} of shape {images.shape}; expected encoded images (1-D uint8 with a "
-            f"table of offsets, or variable-length uint8) or 8-bit pixels [n, height, width, channels]"
+            f"table of offsets, or variable-length uint8) or 8-bit pixels [n, height, width, channels]; "
+            f"image_key='KEY' packs other numbers as arrays"
         )
     start, places, sizes = _ranges(images, path, options) if layout == "ranges" else _elements(images, path, options)
     labels = _labels_for(images, group, len(sizes), options)
