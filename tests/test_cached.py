@@ -638,7 +638,7 @@ def test_a_reader_passes_through_where_all_names_are_in_use(shards: Any, tmp_pat
         reader.close()
         take_name(path)
         assert len(list(tmp_path.iterdir())) < 10, "names must end"
-    with pytest.warns(UserWarning, match="so everything passes through") as warned:
+    with pytest.warns(UserWarning, match="so all samples are read without a cache") as warned:
         reader = readers.cached(shards, "1MiB", directory=tmp_path, job="test")
     assert len(warned) == 1 and images(reader) == images(shards) and reader.stats().kept == 0
 

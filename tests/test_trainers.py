@@ -159,7 +159,7 @@ def story(lightning: Any, reader: Any, folder: Path, kind: str, *fits: Fit) -> S
 
 
 NO_STATE = r"resumes after batch 2 of epoch 1.*write  StatefulDataLoader\("
-NO_END = r"Lightning begins epoch 2, .* at the end of one.*write  StatefulDataLoader\(dataset"
+NO_END = r"Lightning begins epoch 2, .* at the end of an epoch.*write  StatefulDataLoader\(dataset"
 COUNTED = r"Lightning has counted 2 .*another batch size or number of ranks|workers with batches of 4 samples"
 IN_STEP = "saved this checkpoint inside the step of batch 2 of epoch 1"
 LEFT_OUT = r"whole epochs would be left out; leave out persistent_workers=True"
@@ -227,7 +227,7 @@ def test_epochs_that_max_steps_ends_or_cuts_short_are_whole(
 
 def test_a_state_that_a_stateful_loader_has_forgotten(lightning: Any, reader: Any, tmp_path: Path) -> None:
     """At the end of fit Lightning shuts its workers down."""
-    forgets = "forgets where it was at the end of fit; resume from a checkpoint that"
+    forgets = "loses its position at the end of fit; resume from a checkpoint that"
     story(lightning, reader, tmp_path, "stateful 0", steps(5, after=True), steps(21, refused=forgets))
 
 
@@ -433,7 +433,9 @@ def test_what_accelerate_would_repeat_is_refused_on_all_processes(accelerate: An
             options = accelerate.DataLoaderConfiguration(dispatch_batches=dispatch)
             accelerator = accelerate.Accelerator(cpu=True, dataloader_config=options)
             for kind in ("plain 0", "plain 2", "stream 0"):
-                with pytest.raises(TrainerError, match=r"shares the batches .* 2 processes.*rank=0, world_size=1\)"):
+                with pytest.raises(
+                    TrainerError, match=r"distributes the batches .* 2 processes.*rank=0, world_size=1\)"
+                ):
                     next(iter(accelerator.prepare(make(reader, kind))))
         accelerator = accelerate.Accelerator(cpu=True)
         for count in (COUNT, 29):
