@@ -236,8 +236,8 @@ def check_skipping() -> None:
     """Raise TrainerError in accelerate's skip_first_batches, which would build a DataLoader from a loader's parts."""
     if any(frame.f_code.co_name == "skip_first_batches" for frame in _callers()):
         raise TrainerError(
-            "skip_first_batches of accelerate skips batches of a DataLoader; this loader resumes by its state instead: "
-            "write  loader.load_state_dict(state)  or, for the Trainer of transformers, "
+            "skip_first_batches of accelerate skips batches of a DataLoader, not of this loader, which resumes by its "
+            "state: write  loader.load_state_dict(state)  or, for the Trainer of transformers, "
             "LoaderTrainer(…, train_loader=loader)  or  ignore_data_skip=True  with LoaderCallback(loader)"
         )
 
