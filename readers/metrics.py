@@ -180,7 +180,7 @@ class _Collector:
 
 def _client() -> Any:
     try:
-        import prometheus_client
+        import prometheus_client.core
         import prometheus_client.openmetrics.exposition
     except ImportError as error:
         raise MissingExtraError("prometheus_client", "prometheus", "readers.metrics") from error
