@@ -23,7 +23,7 @@ HEAVY = ("click", "h5py", "torch", "PIL", "zstandard", "pyarrow", "webdataset", 
 OPTIONAL = (
     "torch", "lmdb", "pyarrow", "yaml", "webdataset", "tfrecord", "tensorflow", "nvidia", "mpi4py", "dask",
     "distributed", "ray", "amd", "obstore", "matplotlib", "jinja2", "lightning", "pytorch_lightning", "timm",
-    "transformers", "urllib3", "scipy",
+    "transformers", "urllib3", "scipy", "prometheus_client",
 )  # fmt: skip
 GPU = ("triton", "torchcodec", "torchvision", "pynvml", "amdsmi")
 ALLOWED = {  # third-party packages that a layer may name at all, lazily or not
