@@ -32,7 +32,7 @@ from cache.node import detect_ranks
 from readers.loader.stats import LoopTimers, Totals, bucket_ns, lengths_of, metrics_of, stage_ns
 from readers.trace import TraceSlot
 
-__all__ = ["Meter", "Watched", "serve", "text", "write", "write_every"]
+__all__ = ["Meter", "Watched", "images_of", "serve", "text", "write", "write_every"]
 
 _COUNTS = {
     "images": ("images", "Images handed out to training."),
