@@ -328,7 +328,7 @@ def test_one_node_shares_with_nobody(source: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("reader", "options", "message"),
     [
-        (lambda r, p: r.select(indices=[1, 2]), {}, "select from what share returns"),
+        (lambda r, p: r.select(indices=[1, 2]), {}, "select from the shared reader"),
         (lambda r, p: readers.cached(r, 1.0, "recoded:16@90", directory=p), {}, "share the reader below it"),
         (lambda r, p: readers.open_folder(p / "tree"), {}, "has no checksums"),
         (lambda r, p: r, {"node": 1}, "both node and nodes or neither"),
@@ -485,7 +485,7 @@ def test_server_processes_that_are_killed_are_started_again(
         texts = [str(warning.message) for warning in said]
         for node in range(2):
             assert any(f"node {node} is left out" in text for text in texts)
-            started = f"the process that serves node {node} had ended: it was started again"
+            started = f"the server process of node {node} had ended: it was started again"
             assert sum(started in text for text in texts) == kills
     assert [path.name for path in tmp_path.glob("job/*/*")] == ["token"]
     assert [*tmp_path.glob("memory-*/*")] == [], "no cache stays"
