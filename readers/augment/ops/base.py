@@ -76,13 +76,15 @@ class Stage(IntEnum):
 class Op:
     """The base of all ops; see the top of this module.
 
-    crops: whether it cuts out a part of the image. flip_axis: the axis of images [n, 3, height, width] that it flips:
-    3 for left and right, 2 for top and bottom, 0 for none.
+    named: names of its parameters for a report; may be fewer than the parameters. crops: whether it cuts out a part of
+    the image. flip_axis: the axis of images [n, 3, height, width] that it flips: 3 for left and right, 2 for top and
+    bottom, 0 for none.
     """
 
     __slots__ = ()
     stage: ClassVar[Stage]
     draws: ClassVar[int] = 0
+    named: ClassVar[tuple[str, ...]] = ()
     crops: ClassVar[bool] = False
     flip_axis: ClassVar[int] = 0
 
@@ -130,6 +132,10 @@ class Op:
     def moves(self, parameters: Sequence[float], height: int, width: int) -> Sequence[Matrix]:
         """PIXELS: the maps of `affine` by which it moves the pixels of an image of this size, in order."""
         return ()
+
+    def say(self, parameters: Sequence[float]) -> dict[str, Any]:
+        """PIXELS: the parameters of one image by name, for JSON."""
+        return dict(zip(self.named, parameters, strict=False))
 
     def mix(self, images: torch.Tensor, labels: torch.Tensor, u: Floats) -> tuple[torch.Tensor, torch.Tensor]:
         """BATCH: combine finished images [n, 3, height, width] and labels, float32 [n, classes], by the draws `u`,
