@@ -125,12 +125,12 @@ class Woven(PlainOrder):
 
     @property
     def _life(self) -> int:
-        """Rounds that a block is open."""
+        """Number of rounds for which a block is open."""
         return min(self.block, self.open)
 
     @property
     def _starts(self) -> int:
-        """Blocks of a weave that a round opens."""
+        """Number of blocks of a weave that a round opens."""
         return max(1, min(self.open // self._life, self.blocks // self._weaves))
 
     @property
@@ -138,23 +138,23 @@ class Woven(PlainOrder):
         return self.blocks // self._weaves // self._starts
 
     def _ages(self, slots: Int64s) -> Int64s:
-        """The rounds after its block was opened in which each slot of a block comes."""
+        """For each slot of a block, the number of rounds after the block's opening in which it comes."""
         ages: Int64s = ((slots + 1) * self._life - 1) // self.block
         return ages
 
     def _moved(self, epoch: int, samples: Int64s) -> Int64s:
-        """Samples, counted from where blocks begin in this epoch."""
+        """Samples shifted by the offset of this epoch's blocks."""
         first = Permutation(self.block, self.seed, epoch, "woven grid").forward(np.zeros(1, np.int64))
         moved: Int64s = (samples + first) % max(1, self.samples)
         return moved
 
     def _dealt(self, positions: Int64s) -> tuple[Int64s, Int64s]:
-        """The weaves that these positions are of, and which place of its weave each is."""
+        """The weave of each position, and its place in the weave."""
         node, place = positions % self.nodes, positions // self.nodes
         if self.workers == 1:
             return node, place
         turn, within = place // self.batch_size, place % self.batch_size
-        full = self._rounds * self.round_samples // self.batch_size * self.batch_size  # of a weave; the rest one by one
+        full = self._rounds * self.round_samples // self.batch_size * self.batch_size  # in batches; the rest singly
         rest = place - full * self.workers
         worker = np.where(rest < 0, turn, rest) % self.workers
         dealt = np.where(rest < 0, turn // self.workers * self.batch_size + within, full + rest // self.workers)
@@ -180,7 +180,7 @@ class Woven(PlainOrder):
         block = order.forward(turn)
         keys = derive_keys(self.seed, epoch, "woven block")
         sample[woven] = block * self.block + permute_each(slot, np.full(len(slot), self.block), block, keys)
-        # Then whole blocks that are too few for a round, and what is left of the set behind its last block.
+        # Then whole blocks that are too few for a round, and the samples after the last block.
         rest = positions[~woven] - whole
         rest = Permutation(self.samples - whole, self.seed, epoch, "woven rest").forward(rest)
         spare, spare_samples = self._rounds * self._starts * self._weaves, self.blocks * self.block - whole
@@ -209,12 +209,13 @@ def woven(
     workers: int = 1,
     batch_size: int = 1,
 ) -> Woven:
-    """The order for a reader, by the mean size of one field; reads the column of lengths once.
+    """A woven order for a reader, by the mean size of one field; reads the column of lengths once.
 
-    open: at least the samples of a batch of one rank. What is announced of it is kept in memory, up to 256 MiB of each
-        process, so `open * block_bytes` should be below that.
-    nodes: the ranks.
-    workers, batch_size: of each rank's DataLoader, where its workers read (`ImageDataset`, `ImageStream`).
+    block_bytes: bytes of a block.
+    open: at least the samples of a batch of one rank. Announced blocks are kept in memory, up to 256 MiB a process, so
+        `open * block_bytes` should be below that.
+    nodes: number of ranks.
+    workers, batch_size: those of each rank's DataLoader, if its workers read (`ImageDataset`, `ImageStream`).
 
     Raises ValueError.
     """
