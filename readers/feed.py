@@ -166,11 +166,10 @@ class Steps:
 
     # --- the record of a run ----------------------------------------------------------------------------------------
     def joined(self: _S, start: Start, done: int | None, batch_size: int = 0, partial: bool | None = None) -> _S:
-        """The same with the record of a run in which a loop begins at `start`.
+        """The same steps with the record of a run in which a loop begins at `start`.
 
-        done: steps before it; None where all epochs were run to their ends, -1 where one was not, and nobody knows how
-            far it came.
-        batch_size, partial: as for `Segment`, of who makes batches of this feed.
+        done: steps before it; None if all epochs were run to their ends, -1 if the number of steps is unknown.
+        batch_size, partial: as for `Segment`, of the DataLoader that makes batches of this feed.
         """
         size, world_size, order = batch_size or self.batch_size, self.ranks[1], (start.order or self.order).spec()
         segment = Segment(done or 0, *start[:2], size, world_size, self.options.tail, partial, order)
@@ -182,8 +181,8 @@ class Steps:
         return replace(self, run=(*self.run, segment)[-MOST_SEGMENTS:])
 
     def step_at(self, start: Start) -> int | None:
-        """Steps of the run before `start`, if that is within its last segment: -1 where the record does not say, None
-        where there is none."""
+        """Number of steps of the run before `start`, if it is within the last segment; -1 if unknown, None without a
+        record."""
         if not self.run:
             return None
         between = self.between(start) if self.run[-1].step >= 0 else None
@@ -199,7 +198,7 @@ class Steps:
         )
 
     def between(self, start: Start) -> int | None:
-        """Steps from the start of the run's last segment to `start`; None where no step ends there."""
+        """Number of steps from the start of the run's last segment to `start`; None if no step ends there."""
         segment = self.run[-1]
         if start[:2] < segment[1:3]:
             return None
@@ -210,17 +209,17 @@ class Steps:
         return units // size + sum(feed.batches_in(segment, epoch) for epoch in range(segment.epoch, start.epoch))
 
     def units_until(self, start: Start) -> int:
-        """Steps of an epoch, counted from where it begins, until all positions before `start` are done."""
+        """Number of steps of an epoch, from its beginning, after which all positions before `start` are done."""
         schedule, cursor = self.schedule(start.epoch)
         return bisect_left(range(schedule.steps(cursor)), start.cursor, key=lambda i: self.cursor(start.epoch, i))
 
     def batches_in(self, segment: Segment, epoch: int) -> int:
-        """Batches of an epoch of a segment, by its feed: those of the rank that has most."""
+        """Number of batches of an epoch of a segment, on the rank with the most."""
         full, rest = divmod(self.steps(epoch), 1 if segment.partial is None else segment.batch_size)
         return full + bool(rest and segment.partial)
 
     def cursor(self, epoch: int, steps: int) -> int:
-        """The cursor after so many steps of an epoch, counted from where it begins."""
+        """The cursor after `steps` steps of an epoch, from its beginning."""
         schedule, cursor = self.schedule(epoch)
         return schedule.cursor_after(steps - 1, cursor) if steps else cursor
 

@@ -69,7 +69,7 @@ class Place:
 
     @property
     def first(self) -> int | None:
-        """The epoch that was begun first, where loops begin in other processes; None otherwise."""
+        """The first epoch that was begun, if loops begin in other processes; else None."""
         return None
 
     def put(self, start: Start) -> None:
@@ -90,9 +90,9 @@ class Place:
 class Progress:
     """The progress of a loop: `taken` units, of which a step has `per_step`, since the start of `feed`.
 
-    trainer: who asked for it.
-    first: steps of the run before it; -1 where that is not known.
-    finished: whether the loop has said that it is over.
+    trainer: the framework that runs the loop.
+    first: number of steps of the run before it; -1 if unknown.
+    finished: whether the loop has raised StopIteration.
     """
 
     feed: Steps
@@ -115,7 +115,7 @@ class Position:
         self._place = Place(feed.start)
         self._loaded = False  # whether the start of the next loop comes from a state
         self._progress: Progress | None = None
-        # Steps of the run before the next loop, as for `Steps.joined`; and whether the last loop was of this run.
+        # Steps of the run before the next loop, as for `Steps.joined`; and whether the last loop belonged to this run.
         self._done: int | None = None
         self._is_same_run = True
 
@@ -191,7 +191,7 @@ class Position:
         self._progress, self._loaded = None, False
 
     def _steps_done(self) -> int | None:
-        """Steps of the run so far, as for `Steps.joined`: counted where this process has had a loop."""
+        """Number of steps of the run so far, as for `Steps.joined`; counted if this process has run a loop."""
         progress = self._progress
         if progress is None or not (self._is_same_run and progress.feed.run):
             return self._done
@@ -205,7 +205,7 @@ class Position:
         return progress.first + taken // (1 if segment.partial is None else segment.batch_size)
 
     def _join(self, start: Start, batch_size: int = 0, partial: bool | None = None) -> tuple[tuple[Segment, ...], int]:
-        """The record of the run with a loop that begins there, and the steps before that."""
+        """The record of the run with a loop that begins at `start`, and the number of steps before it."""
         feed = self.feed
         if feed.at(start).steps():
             if not feed.run and self._place.first is not None and self._place.first < start.epoch:

@@ -67,9 +67,9 @@ from readers.table import ABSENT, NO_LABEL, Columns, Index, decode_name
 # The files of a packed set that a node needs.
 #
 # Staged are whole shards, the whole index of each chosen split, and `dataset.json` last. `part=(i, n)` is the share of
-# node i of n with `readers.order.NodeLocal`: every shard with a sample of `local_part(i)`. A shard at a boundary belongs
-# to two nodes, and both stage it; without `overlap` only the first does. `fraction` takes shards from the front of each
-# split's list (or of this node's share) up to that share of the bytes, at least one shard.
+# node i of n with `readers.order.NodeLocal`: every shard with a sample of `local_part(i)`. A shard at a boundary is
+# staged by both nodes; without `overlap` only by the first. `fraction` takes shards from the front of each split's list
+# (or of this node's share) up to that share of the bytes, at least one shard.
 
 
 @dataclass(frozen=True)

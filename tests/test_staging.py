@@ -178,7 +178,7 @@ def test_one_clear_message(
         ({"form": "files", "background": True}, "whole splits"),
         ({"form": "zip"}, "shards, files"),
         ({"order": Shuffled(36)}, "in the background"),
-        ({"background": True, "resume": {}}, "without the order"),
+        ({"background": True, "resume": {}}, "give the order, too"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:

@@ -147,8 +147,8 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-# Sums of loops in whole units, nanoseconds where they are times: by the names of `LoopTimers._totals`, and counts of
-# batches by ("batch" or "wait", bucket). Buckets are lengths of time, each a sixteenth of a power of two wide.
+# Sums over loops as integers, times in nanoseconds: by the names of `LoopTimers._totals`, and counts of batches by
+# ("batch" or "wait", bucket). Buckets are ranges of durations, each a sixteenth of a power of two wide.
 Totals: TypeAlias = Counter[Any]
 _LENGTHS = ("batch", "wait")
 _PERCENTILES = (50, 95, 99)
@@ -160,19 +160,19 @@ def bucket_of(ns: int) -> int:
 
 
 def bucket_ns(bucket: int) -> tuple[int, int]:
-    """The lengths of time of a bucket, half-open."""
+    """The range of durations of a bucket in nanoseconds, half-open."""
     shift = max(0, (bucket >> 4) - 1)
     first = bucket - (shift << 4)
     return first << shift, (first + 1) << shift
 
 
 def lengths_of(totals: Totals, kind: str) -> list[tuple[int, int]]:
-    """(bucket, count) of one kind, the shortest first."""
+    """(bucket, count) of one kind, shortest durations first."""
     return sorted((name[1], count) for name, count in totals.items() if isinstance(name, tuple) and name[0] == kind)
 
 
 def stage_ns(spent: Mapping[Any, int], ever: Mapping[Any, int] | None = None) -> dict[str, int]:
-    """Nanoseconds by stage. ever: sums whose samples stand for fast images where `spent` has none."""
+    """Nanoseconds by stage. ever: sums whose sampled images represent fast images if `spent` has none."""
     stages = {stage: spent.get(stage, 0) for stage in CLOCKED}
     for sums in (spent, ever or {}):
         sampled = {stage: sums.get(f"sampled {stage}", 0) for stage in _RENDERED}
@@ -184,7 +184,7 @@ def stage_ns(spent: Mapping[Any, int], ever: Mapping[Any, int] | None = None) ->
 
 
 def metrics_of(totals: Totals, threads: int = 0, prefix: str = "packer/") -> dict[str, float]:
-    """Sums as figures for a logger; see `ImageLoader.metrics`. threads: of the loader, 0 where it has none."""
+    """Sums as metrics for a logger; see `ImageLoader.metrics`. threads: the loader's threads, 0 without."""
     seconds, reads, decoded = totals["seconds"], totals["reads"], totals["decoded"]
     figures = {
         "wait_share": _share(totals["wait"], seconds),
@@ -204,7 +204,7 @@ def metrics_of(totals: Totals, threads: int = 0, prefix: str = "packer/") -> dic
 
 
 def _percentile(lengths: Sequence[tuple[int, int]], share: float) -> float:
-    """Milliseconds, the middle of the bucket; NaN without a batch."""
+    """A percentile in milliseconds, the middle of its bucket; NaN without batches."""
     left = share * sum(count for _, count in lengths)
     for bucket, count in lengths:
         left -= count
@@ -213,7 +213,7 @@ def _percentile(lengths: Sequence[tuple[int, int]], share: float) -> float:
     return math.nan
 
 
-# The clocks of a loader: what its threads spend on which stage, and which side waits.
+# The clocks of a loader measure the time of its threads by stage, and the waits of both sides.
 #
 # Each thread writes to a separate `ThreadClock`, without a lock; sums are merged when they are read. Measured are
 #
@@ -396,7 +396,7 @@ class LoopTimers:
             self.slot.trace.add(self.consumer.name, "wait for data", asked, now)
 
     def hand_out(self, images: int, bad: int = 0) -> None:
-        """The batch is handed out; after the last one the loop has ended. bad: samples skipped or replaced in it."""
+        """A batch of `images` images is returned, with `bad` skipped or replaced samples; the last ends the loop."""
         left, (self._left, asked, self._asked) = self._left, (time.perf_counter_ns(), self._asked, 0)
         self._wait += self._left - asked
         if not self._batches:

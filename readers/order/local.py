@@ -204,9 +204,9 @@ def block_starts(sizes: npt.NDArray[Any], block_bytes: int) -> Int64s:
         part = np.maximum(np.asarray(sizes[first : first + _CHUNK_SAMPLES], np.int64), 0)
         ends = np.cumsum(part) + total
         cells = (ends - part) // block_bytes
-        found.append(first + np.flatnonzero(np.diff(cells, prepend=before)))
+        starts.append(first + np.flatnonzero(np.diff(cells, prepend=before)))
         before, total = int(cells[-1]), int(ends[-1])
-    return np.concatenate([*found, [len(sizes)]]).astype(np.int64)
+    return np.concatenate([*starts, [len(sizes)]]).astype(np.int64)
 
 
 def block_shuffled(

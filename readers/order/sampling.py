@@ -203,7 +203,7 @@ class Mixed(PlainOrder):
     def _samples_at(self, epoch: int, positions: Int64s) -> Int64s:
         draws = Permutation(len(self), self.seed, epoch, "mixed").forward(positions)
         number = self._ends.searchsorted(draws, side="right")
-        # Samples that earlier epochs took of each set: cycles are counted from epoch 0, with keys independent of epochs.
+        # Samples taken by earlier epochs of each set: cycles are counted from epoch 0, with keys independent of epochs.
         before = [divmod(epoch * quota, size or 1) for quota, size in zip(self.quotas, self.sizes, strict=True)]
         cycles, first = (np.array([pair[i] % MAX_SAMPLES for pair in before], np.int64)[number] for i in (0, 1))
         size = np.array(self.sizes, np.int64)[number]

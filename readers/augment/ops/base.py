@@ -76,9 +76,9 @@ class Stage(IntEnum):
 class Op:
     """The base of all ops; see the top of this module.
 
-    named: the names of its parameters, as far as they say something. crops: whether it takes a part of its image.
-    flip_axis: 3 where it exchanges left and right, 2 top and bottom, of
-    images [n, 3, height, width].
+    named: names of its parameters for a report; may be fewer than the parameters. crops: whether it cuts out a part of
+    the image. flip_axis: the axis of images [n, 3, height, width] that it flips: 3 for left and right, 2 for top and
+    bottom, 0 for none.
     """
 
     __slots__ = ()
@@ -134,7 +134,7 @@ class Op:
         return ()
 
     def say(self, parameters: Sequence[float]) -> dict[str, Any]:
-        """PIXELS: its parameters for one image by name, for JSON."""
+        """PIXELS: the parameters of one image by name, for JSON."""
         return dict(zip(self.named, parameters, strict=False))
 
     def mix(self, images: torch.Tensor, labels: torch.Tensor, u: Floats) -> tuple[torch.Tensor, torch.Tensor]:
