@@ -281,7 +281,7 @@ def test_offsets_that_are_wrong() -> None:
         with pytest.raises(DatasetError, match="offset"):
             column(*offsets)
     falling = column(0, 4, 2, 6)
-    with pytest.raises(DatasetError, match="fall instead of rising"):
+    with pytest.raises(DatasetError, match="are not ascending"):
         list(falling)
     with pytest.raises(DatasetError, match="string 1 has the offsets 4 to 2"):
         falling[1]
