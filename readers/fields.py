@@ -207,7 +207,7 @@ def _encode_image(value: Any) -> bytes:
     is_plain = pixels.dtype == np.uint8 and (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (3, 4)))
     if not pixels.size or not (is_plain or is_deep_grey):
         raise BadSampleError(
-            f"an image is encoded bytes, uint8 [h, w], [h, w, 3] or [h, w, 4], or uint16 [h, w]; found {pixels.dtype} "
+            f"an image is encoded bytes, uint8 [h, w], [h, w, 3] or [h, w, 4], or uint16 [h, w], not {pixels.dtype} "
             f"{list(pixels.shape)}"
         )
     return _encode_pixels(pixels, "PNG")

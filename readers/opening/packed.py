@@ -267,7 +267,7 @@ class PackedColumns(Index):
 
 
 class Checked(StoreOver):
-    """A store whose bytes must have the CRC32C of the index. Raises DamagedSampleError."""
+    """A store that compares bytes with the CRC32C of the index. Raises DamagedSampleError."""
 
     def __init__(self, source: Store, columns: Columns) -> None:
         self.source, self.columns = source, columns
@@ -307,10 +307,10 @@ class Checked(StoreOver):
 
 
 class Pixels(StoreOver):
-    """A store of images that are raw pixels, [height, width, 3], of the size that the index says.
+    """A store of raw-pixel images, [height, width, 3], of the size in the index.
 
-    They are handed out behind the header that caches of decoded images use, too (`readers.headers.base`), by which
-    everything that decodes knows them. Raises DamagedSampleError.
+    It returns them with the header that caches of decoded images use (`readers.headers.base`), by which decoders
+    recognise them. Raises DamagedSampleError.
     """
 
     def __init__(self, source: Store, columns: Columns) -> None:
@@ -352,7 +352,7 @@ def open_packed(
 
     path: the directory with `dataset.json`.
     split: None takes the only split, or "train".
-    backend: "pread" copies bytes out; "mmap" gives views of the page cache, for files that nothing rewrites.
+    backend: "pread" copies bytes out; "mmap" returns views of the page cache, for files that nothing rewrites.
     verify: check the CRC32C of everything that is read.
     open_shards: how many shards may be open at a time.
     recognise: compare a sample of each shard when it is opened; False where all of them are compared anyway.
@@ -389,7 +389,7 @@ def open_copied(
 
     local, source = _info(Path(path)), _info(Path(fallback))
     if local is not None and source is not None and local.fingerprint() != source.fingerprint():
-        raise StaleIndexError(f"{path}: a copy of another state of {fallback}; stage it again")
+        raise StaleIndexError(f"{path}: a copy of another version of {fallback}; stage it again")
     home, info = Path(fallback), source
     if local is not None:
         _, chosen = local.split(split, Path(path))
@@ -399,7 +399,7 @@ def open_copied(
     copy, origin = (
         _files(Path(root), columns, Recognised(columns, opened, samples), backend, open_shards)
         for root, opened, samples in (
-            (path, _opened_set(Path(path), local, columns), True),  # what is wrong there is read from the source
+            (path, _opened_set(Path(path), local, columns), True),  # a wrong shard is read from the source
             (fallback, _opened_set(Path(fallback), source, columns), not verify),
         )
     )
@@ -440,7 +440,7 @@ def _opened(columns: PackedColumns, store: Store) -> Reader:
 
 
 def handed_out(store: Store, columns: Columns) -> Store:
-    """What a reader of the samples in `columns` reads from: `store`, or raw pixels with their headers."""
+    """The store for a reader of the samples in `columns`: `store`, or one that adds headers to raw pixels."""
     return Pixels(store, columns) if columns.kinds.get("image") == PIXELS else store
 
 
@@ -462,20 +462,17 @@ def _errno(error: BaseException | None) -> int | None:
     return None
 
 
-# Several readers as one, one after the other: their tables and stores, joined.
-
-
 def concat(readers: Sequence[Reader]) -> Reader:
-    """One reader after the other, as one: classes are unified by name, and labels renumbered.
+    """Concatenate readers: classes are unified by name, and labels renumbered.
 
-    The columns are copied into memory. Closing it closes all of them. Raises ValueError for readers without the same
-    fields in the same order, and for readers whose images are converted (cache the result instead).
+    The columns are copied into memory. Closing the result closes all readers. Raises ValueError for readers without the
+    same fields in the same order, and for readers whose images are converted (cache the result instead).
     """
     if not readers:
-        raise ValueError("concat takes one reader or more, and the list is empty")
+        raise ValueError("concat needs at least one reader, but the list is empty")
     tables = [reader.table for reader in readers]
     if any(list(table.kinds.items()) != list(tables[0].kinds.items()) or table.forms for table in tables):
-        raise ValueError("concat takes tables of the same fields, in order and kind, of images as they are stored")
+        raise ValueError("concat needs readers with the same fields in order and kind, and without converted images")
     fields = tables[0].fields
     classes = tuple(dict.fromkeys(name for table in tables for name in table.classes))
     counts = [len(table.columns.shard_bytes) for table in tables]
@@ -516,7 +513,7 @@ def concat(readers: Sequence[Reader]) -> Reader:
 
 
 def _renumbered(table: Table, classes: Sequence[str]) -> npt.NDArray[np.int64]:
-    """The labels of a table as numbers of other classes."""
+    """The labels of a table as numbers of the classes `classes`."""
     numbers = np.array([*map(classes.index, table.classes), NO_LABEL], np.int64)
     return numbers[table.labels] if table.classes else table.labels
 
@@ -525,5 +522,5 @@ class _JoinedColumns(MemoryColumns):
     parts: Sequence[Columns] = ()
 
     def explained(self, error: Exception) -> Exception:
-        """As one of the sets explains it."""
+        """The explanation of the first part that has one, else `error`."""
         return next((other for part in self.parts if (other := part.explained(error)) is not error), error)
