@@ -256,8 +256,9 @@ class ImageDataset(Dataset[Any]):
         if own and output == "pil":
             raise ValueError("decode='unchanged' gives tensors or arrays: choose output='tensor' or 'numpy'")
         self._keywords = _wants_keyword(transform)
-        # Of all workers: bad samples, the first one's number + 1, whether there was a warning of depth, and of places.
-        self._counts = torch.zeros(4, dtype=torch.int64).share_memory_()
+        # Of all workers: bad samples, the first one's number + 1, whether there was a warning of depth, and of places;
+        # bad samples ever.
+        self._counts = torch.zeros(5, dtype=torch.int64).share_memory_()
         self._local = PerThread()
         self._order: Order | None = None
 
@@ -350,6 +351,11 @@ class ImageDataset(Dataset[Any]):
         """How many samples were skipped or replaced since the last report, in this process and all workers."""
         return int(self._counts[0])
 
+    @property
+    def all_bad_samples(self) -> int:
+        """The same since the data set was made."""
+        return int(self._counts[4])
+
     def report(self) -> str:
         """One line about the bad samples since the last report, "" if there were none. For the end of an epoch."""
         count, first = self._counts[:2].tolist()
@@ -380,6 +386,7 @@ class ImageDataset(Dataset[Any]):
         if treated.bad:
             # Two workers may add at the same time, and one of the two be lost from the count: not worth a lock.
             self._counts[0] += 1
+            self._counts[4] += 1
             if not self._counts[1]:
                 self._counts[1] = int(index) + 1
         return treated.value
