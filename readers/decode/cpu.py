@@ -55,7 +55,7 @@ __all__ = [
 
 # Images decoded by Pillow: all except plain JPEGs, as RGB or unchanged.
 #
-# As RGB: Pillow's `convert("RGB")` of the first frame or page, without alpha. There are two exceptions, where its result
+# As RGB: Pillow's `convert("RGB")` of the first frame or page, without alpha. There are two exceptions, where that
 # would be silently wrong:
 #
 # - 16-bit grey is shifted to 8 bits, as Pillow does for 16-bit colours; `convert` would make all values above 255
