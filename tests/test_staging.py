@@ -84,7 +84,7 @@ def test_another_state_of_the_source_is_another_copy(source: Path, tree: Path, t
         with readers.stage(source, tmp_path / "node", watcher=notes) as new:
             assert new != old and old.is_dir() and "source has changed" not in notes  # it is in use
             assert_whole(new, source)
-        with pytest.raises(readers.StaleIndexError, match="another state of"):
+        with pytest.raises(readers.StaleIndexError, match="another version of"):
             readers.open(old, "train", fallback=source)
     notes = Notes()
     with readers.stage(source, tmp_path / "node", watcher=notes) as again:
