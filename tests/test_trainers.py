@@ -621,7 +621,7 @@ def test_the_trainer_that_would_lose_its_place_is_refused(
     transformers: Any, reader: Any, tmp_path: Path, other: dict[str, int]
 ) -> None:
     train(reader, tmp_path, 9)
-    with pytest.raises(TrainerError, match=r"another batch size, number of ranks .*; keep the samples of an update"):
+    with pytest.raises(TrainerError, match=r"the batch size, the number of ranks .*; keep the samples of an update"):
         train(reader, tmp_path, start=9, **other)
 
 
