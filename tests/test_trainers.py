@@ -649,7 +649,7 @@ def test_a_checkpoint_that_is_not_whole_is_left_out(transformers: Any, reader: A
     state = tmp_path / "checkpoint-14/trainer_state.json"
     state.write_text(state.read_text()[:100])
     assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-9")
-    with pytest.raises(TrainerError, match=r"checkpoint-14 is not a whole checkpoint"):
+    with pytest.raises(TrainerError, match=r"checkpoint-14 is not a complete checkpoint"):
         train(reader, tmp_path, start=14)
     state.unlink()
     check(before + train(reader, tmp_path, start=9, resume=True)[0])
