@@ -353,7 +353,7 @@ def upright_sides(info: ImageInfo) -> tuple[npt.NDArray[np.int64], npt.NDArray[n
 _C = TypeVar("_C", bound="Columns")
 _I = TypeVar("_I", bound="Index")
 ABSENT = 2**64 - 1
-REBUILD = "unless the set is being replaced at this moment, rebuild it with  packer index"
+REBUILD = "unless the set is being replaced right now, rebuild it with  packer index"
 COLUMNS: dict[str, str] = {
     "shard": "<u4",
     "label": "<i8",

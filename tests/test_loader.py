@@ -402,9 +402,9 @@ while True:
         ({"batch_size": 0}, "batch_size"),
         ({"tail": "wrap"}, "tail must be"),
         ({"order": Shuffled(9)}, "the order is for 9 samples, but the reader has"),
-        ({"augment": CROP[0]}, r"expected a list of ops, not one: write  \[RandomResizedCrop"),
+        ({"augment": CROP[0]}, r"expected a list of ops, found a single op: write  \[RandomResizedCrop"),
         ({"rank": 2, "world_size": 2}, "rank is 2, expected 0 to 1"),
-        ({"order": Shuffled(COUNT, 3), "seed": 4}, "seed=4, but the order has the seed 3"),
+        ({"order": Shuffled(COUNT, 3), "seed": 4}, "seed=4, but the order has seed 3"),
     ],
 )
 def test_wrong_options(reader: readers.Reader, options: dict[str, Any], message: str) -> None:

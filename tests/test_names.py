@@ -69,7 +69,7 @@ def test_neither_a_shard_nor_an_index_is_one_of_the_sets_own_files() -> None:
         for kind in (ShardPath, IndexPath):
             with pytest.raises(BadNameError, match="belongs to the set"):
                 kind(path)
-    with pytest.raises(BadNameError, match="quarantine is the set's own"):
+    with pytest.raises(BadNameError, match="quarantine belongs to the set"):
         IndexPath("quarantine")
 
 

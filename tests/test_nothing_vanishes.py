@@ -33,7 +33,7 @@ JPEG_XL = b"\xff\x0a" + bytes(200)
 @pytest.mark.parametrize(
     ("name", "data", "what"),
     [
-        ("a/2.avif", AVIF, "found AVIF, an image format that is not read"),
+        ("a/2.avif", AVIF, "found AVIF, an unsupported image format"),
         ("a/2.heic", HEIC, "found HEIC"),
         ("a/2.jp2", JPEG_2000, "found JPEG 2000"),
         ("a/2.jxl", JPEG_XL, "found JPEG XL"),

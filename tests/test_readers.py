@@ -197,7 +197,7 @@ def test_split_names(packed: Path, tmp_path: Path) -> None:
     rewrite({"first": train, "test": val})
     with pytest.raises(UnknownNameError, match="no split 'val'; it has first, test"):
         readers.open(root, "val")
-    with pytest.raises(UnknownNameError, match="say which split you want: first, test") as caught:
+    with pytest.raises(UnknownNameError, match="choose a split: first, test") as caught:
         readers.open(root)
     assert readers.open(packed).dataset.to_json() == (packed / "dataset.json").read_text(encoding="utf-8")
     with pytest.raises(ValueError, match="backend must be 'pread' or 'mmap', not 'magic'"):
