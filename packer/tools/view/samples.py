@@ -54,6 +54,9 @@ MEDIA_TYPES = {
     "gif": "image/gif",
     "bmp": "image/bmp",
     "tiff": "image/tiff",
+    "avif": "image/avif",
+    "heif": "image/heic",
+    "jxl": "image/jxl",
 }
 MOST_PIXELS = 50_000_000  # of a picture that is decoded here; 150 MB of RGB
 _BYTES = "application/octet-stream"
