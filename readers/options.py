@@ -55,7 +55,8 @@ class Decode:
     images: "RGB" (8 bits), or "unchanged" for the depth and channels of the files: uint8, uint16, int32 or float32, the
         same for all images of a batch (`readers.augment.cpu`, docs/images.md). "unchanged" refuses ops that are not
         defined for these images, and decodes on the CPU.
-    dtype: torch.uint8, or float32, float16 or bfloat16 with values in 0..1; default: uint8, or float32 with Normalize.
+    dtype: torch.uint8, or float32, float16 or bfloat16 with values in 0..1; default: that of the images (uint8 for
+        "RGB"), or float32 with Normalize.
     layout: "channels_last" is [n, 3, h, w] with channels last in memory, "NCHW" is contiguous, "NHWC" is [n, h, w, 3].
     decoder: "torchcodec" and "torchvision" decode baseline JPEGs on the GPU and leave other images to the CPU. "auto"
         takes the first of these that works on a CUDA device with a JPEG engine; otherwise the CPU, with a warning that
