@@ -403,7 +403,7 @@ while True:
         ({"tail": "wrap"}, "tail must be"),
         ({"order": Shuffled(9)}, "the order is for 9 samples, but the reader has"),
         ({"augment": CROP[0]}, r"expected a list of ops, found a single op: write  \[RandomResizedCrop"),
-        ({"rank": 2, "world_size": 2}, "rank is 2, expected 0 to 1"),
+        ({"rank": 2, "world_size": 2}, "outside the world"),
         ({"order": Shuffled(COUNT, 3), "seed": 4}, "seed=4, but the order has seed 3"),
     ],
 )

@@ -148,7 +148,7 @@ def test_faulty_schedules() -> None:
     for wrong, message in [
         ({"batch_size": 0}, "must be at least 1"),
         ({"batch_size": 1, "world_size": 0}, "must be at least 1"),
-        ({"batch_size": 1, "rank": 2, "world_size": 2}, "rank is 2, expected 0 to 1 for 2 ranks"),
+        ({"batch_size": 1, "rank": 2, "world_size": 2}, "rank 2 is outside the world of 2"),
         ({"batch_size": 1, "rank": -1}, "rank -1 is outside"),
         ({"batch_size": 1, "tail": "drop"}, "tail must be one of drop_last, pad, exact, not 'drop'"),
     ]:

@@ -607,7 +607,7 @@ def test_limits_come_from_the_index(tmp_path: Path) -> None:
         ({"ahead": 0}, "ahead is 1 or more"),
         ({"max_height": 0, "max_width": 5}, "max_height and max_width are 1 or more"),
         ({"on_error": "ignore"}, "on_error is one of raise, skip, substitute"),
-        ({"rank": 3, "world_size": 1}, "rank is 3, expected 0 to 0 for 1 ranks"),
+        ({"rank": 3, "world_size": 1}, "rank 3 is outside the world of 1"),
     ],
 )
 def test_options_are_checked(reader: Any, options: dict[str, Any], message: str) -> None:

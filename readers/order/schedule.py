@@ -74,7 +74,7 @@ class Schedule:
         if self.batch_size < 1 or self.world_size < 1:
             raise ValueError(f"batch_size {self.batch_size} and world_size {self.world_size} must be at least 1")
         if not 0 <= self.rank < self.world_size:
-            raise ValueError(f"rank is {self.rank}, expected 0 to {self.world_size - 1} for {self.world_size} ranks")
+            raise ValueError(f"rank {self.rank} is outside the world of {self.world_size}")
         if self.tail not in TAILS:
             raise ValueError(f"tail must be one of {', '.join(TAILS)}, not {self.tail!r}")
 
