@@ -686,7 +686,7 @@ class ShareOptions:
         if (self.node is None) != (self.nodes is None):
             raise ValueError(f"give both node and nodes or neither, not {self.node} and {self.nodes}")
         if self.node is not None and self.nodes is not None and not 0 <= self.node < self.nodes:
-            raise ValueError(f"node is {self.node}, expected 0 to {self.nodes - 1} for {self.nodes} nodes")
+            raise ValueError(f"node {self.node} is outside the {self.nodes} nodes")
         if not 0 < self.timeout_seconds <= 3600 or not 0 <= self.wait_seconds <= 86400:
             raise ValueError("timeout_seconds is above 0 and at most 3600, wait_seconds from 0 to 86400")
         if self.key is not None and self.certificate is None:

@@ -355,7 +355,7 @@ class NodeLocal(PlainOrder):
     def local_part(self, node: int) -> range:
         """The samples of a node in the epochs between exchanges."""
         if not 0 <= node < self.nodes:
-            raise IndexError(f"node is {node}, expected 0 to {self.nodes - 1} for this order")
+            raise IndexError(f"node {node} is outside the {self.nodes} of this order")
         size, longer = divmod(self.samples, self.nodes)
         start = node * size + min(node, longer)
         return range(start, start + size + (node < longer))
