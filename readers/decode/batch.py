@@ -197,8 +197,8 @@ class ListDecoder:
         self._seen.update(map(str, refused))
         if not self._seen[""] and len(self._seen) == 2 and sum(self._seen.values()) >= _ALIKE:
             raise DeviceError(
-                f"{self.name} decodes a known image, but refused all of the first {sum(self._seen.values())} images of "
-                f"this set for the same reason: {refused[0]}; use decoder='cpu'"
+                f"{self.name} decodes a known image, but refused all {sum(self._seen.values())} images of this set so "
+                f"far for the same reason: {refused[0]}; give decoder='cpu'"
             )
 
     def _picture(self, found: torch.Tensor | BadSampleError, header: ImageHeader, image: Buffer) -> Decoded:
