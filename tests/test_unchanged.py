@@ -284,7 +284,7 @@ class Own(Op):
 
 
 REFUSED: list[tuple[str, Op, str]] = [
-    ("grey of 16 bits", RandAugment(), r"RandAugment\(\) is defined for 8-bit RGB, and .* uint16 with 1 chan"),
+    ("grey of 16 bits", RandAugment(), r"RandAugment\(\) is defined for 8-bit RGB, but .* uint16 with 1 chan"),
     ("colours and alpha", TrivialAugmentWide(), "TrivialAugmentWide.* 8-bit RGB, and .* uint8 with 4 channels"),
     ("grey of 16 bits", Own(), r"Own\(\) is defined for 8-bit RGB"),
     ("floating point", ColorJitter(0.4), "ColorJitter.* is defined for uint8 and uint16, and .* float32"),
