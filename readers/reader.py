@@ -21,10 +21,12 @@ import math
 import operator
 import re
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar, cast, overload, runtime_checkable
 
@@ -44,7 +46,7 @@ from cache.stores import Buffer, Store
 from cache.stores.base import Payloads, layers, location
 from readers.layout import FIELD_KINDS, DatasetInfo, SplitInfo
 from readers.table import ABSENT as _ABSENT
-from readers.table import NO_LABEL, ImageInfo, Sample, Table, checked_indices, headers_of, html_of
+from readers.table import NO_LABEL, ImageInfo, Sample, Table, checked_indices, headers_of, html_of, parse_npy
 from readers.where import TableFacts, json_columns, parse_where
 
 _BLOCK_SAMPLES = 64
@@ -54,7 +56,8 @@ _SHOWN = 5
 _AHEAD_BLOCKS = 4
 _LARGE_RUN_BYTES = 1 << 20  # a read this large keeps a disk busy by itself; announcing it costs more than it gains
 _AHEAD_SAMPLES, _AHEAD_BYTES = 1024, 128 << 20
-OPEN_BYTES = 224 << 20  # of blocks that are announced whole: of more, some would be dropped before they are read
+_KEPT_BYTES = 256 << 20  # of announced reads that were not taken yet (`cache.stores.remote`)
+OPEN_BYTES = _KEPT_BYTES - (32 << 20)  # of blocks that are announced whole: of more, some would be dropped unread
 # Samples that take longer wait for a disk or a network: from then on these learn in advance which follow.
 _SLOW_SECONDS = 0.0001
 SAMPLE_ERRORS = (BadSampleError, DamagedSampleError, UnknownNameError)
@@ -69,6 +72,7 @@ class Reader:
 
     table: facts of the samples.
     store: their bytes.
+    main: the field that is meant where none is named: "image", or the first one of a set without images.
     decoding: of a cache of images in a form that only this package decodes: their bytes in that form.
 
     A reader pickles by the arguments of its opening, works in forked children, and may be shared by threads.
@@ -79,7 +83,7 @@ class Reader:
         self._setup()
 
     def _setup(self) -> None:
-        self._read_one = self.store.read_one
+        self._read_one, self.main = self.store.read_one, self.table.main
         self._columns: dict[str, tuple[int, memoryview, memoryview, memoryview]] = {}
         self._info: ImageInfo | None = None
         columns = self.table.columns
@@ -142,16 +146,16 @@ class Reader:
         wanted = checked_indices(indices, self)
         return self.table.headers(wanted) if self.table.has_headers else headers_of(read_good(self, wanted))
 
-    def sizes(self, field: str = "image") -> npt.NDArray[np.int64]:
+    def sizes(self, field: str = "") -> npt.NDArray[np.int64]:
         """Encoded bytes of a field by sample, int64 [n]; 0 where a sample lacks it. Reads no payload.
 
         Of a folder, as they were when it was listed; of images that a cache encodes again, as estimated.
         """
-        if field == "image" and self.table.forms and not self.table.has_headers:
+        if self.table.forms and not self.table.has_headers and (field or self.main) == "image":
             return self.table.forms[-1].bytes(self.info, self.table.field_column(field, "length").view("<i8"))
         return self.table.sizes(field)
 
-    def name(self, index: int, field: str = "image") -> str:
+    def name(self, index: int, field: str = "") -> str:
         """The file name, relative to the split's folder, that a field came from; "" where it came from no file."""
         return self.table.name(index, field)
 
@@ -159,8 +163,9 @@ class Reader:
         """Whether a sample has a field."""
         return self._range(index, field) is not None
 
-    def byte_range(self, index: int, field: str = "image") -> tuple[Path | str, int, int] | None:
+    def byte_range(self, index: int, field: str = "") -> tuple[Path | str, int, int] | None:
         """(shard's path or address, offset, length) of a field, for other readers; None where the sample lacks it."""
+        field = field or self.main
         extent = self._range(index, field)
         if extent is None:
             return None
@@ -198,11 +203,13 @@ class Reader:
     _repr_html_ = html_of
 
     # --- reading ------------------------------------------------------------------------------------------------
-    def read(self, index: int, field: str = "image") -> Buffer:
+    def read(self, index: int, field: str = "") -> Buffer:
         """The bytes of one field of one sample.
 
-        Raises IndexError outside the set and UnknownNameError for a field that the set or this sample lacks.
+        field: default `main`. Raises IndexError outside the set and UnknownNameError for a field that the set or this
+        sample lacks.
         """
+        field = field or self.main
         if field == self._only and self._kept is not None:
             data = self._kept.hit(index)
             if data is not None:
@@ -223,11 +230,25 @@ class Reader:
         except StaleIndexError as error:
             raise self.table.columns.explained(error) from error.__cause__
 
-    def read_many(self, indices: Indices, field: str = "image") -> list[Buffer]:
+    def array(self, which: int | str, field: str = "") -> npt.NDArray[Any]:
+        """The array in a field of one sample, by number or key: a read-only view of its bytes where these are in native
+        order and aligned, else a copy. field: of a kind whose bytes are .npy; default `main`.
+
+        Raises BadSampleError where they are no .npy of plain numbers; otherwise as `read`.
+        """
+        index = self.table.find(which) if isinstance(which, str) else which
+        try:
+            return parse_npy(self.read(index, field), copy=False)
+        except BadSampleError as error:
+            name = field or self.main
+            raise BadSampleError(f"sample {index} ({self.keys[index]}): field {name}: {error}") from error
+
+    def read_many(self, indices: Indices, field: str = "") -> list[Buffer]:
         """The bytes of many samples in the order asked for.
 
         Reads are sorted by extent, and neighbours are fetched together. Views stay valid while they are referenced.
         """
+        field = field or self.main
         if field == self._only and self._kept is not None:
             indices = checked_indices(indices, self)
             data = self._kept.hits(indices)
@@ -246,7 +267,7 @@ class Reader:
             self.table.check(extents, field)
             raise self.table.columns.explained(error) from error.__cause__
 
-    def prefetch(self, indices: Indices, field: str = "image") -> None:
+    def prefetch(self, indices: Indices, field: str = "") -> None:
         """Announce samples that will be read soon, such as to the kernel; returns at once.
 
         Samples that lack the field are left out.
@@ -254,7 +275,7 @@ class Reader:
         self._announce(indices, field, None)
 
     def stream(
-        self, indices: Iterable[int] | Ordered | None = None, field: str = "image", epoch: int = 0
+        self, indices: Iterable[int] | Ordered | None = None, field: str = "", epoch: int = 0
     ) -> Iterator[Buffer]:
         """The bytes of samples in a known order (default: as stored), read ahead. indices: may be an order of
         `readers.order`, for one of its epochs.
@@ -357,10 +378,11 @@ class Reader:
         """
         return self if self.decoding is None else Reader(self.table, self.decoding)
 
-    def drop_damaged(self, index: int, field: str = "image") -> bool:
+    def drop_damaged(self, index: int, field: str = "") -> bool:
         """Whether the bytes of a field are a damaged copy in a cache, which is dropped: reading it again gives those of
         the set. For bytes that could not be decoded.
         """
+        field = field or self.main
         row, number = self.table.row(index), self.table.number(field)
         shard = int(self.table.columns.shard_column(field)[row])
         below = layers(self.store, Payloads(self._width).number(row, number), shard)
@@ -410,7 +432,7 @@ class Reader:
         return shard, extent[0], extent[1]
 
     def _announce(self, indices: Indices, field: str, below_bytes: int | None) -> None:
-        wanted = checked_indices(indices, self)
+        field, wanted = field or self.main, checked_indices(indices, self)
         self.table.number(field)
         offsets = self.table.columns.field_column(field, "offset")[self.table.at(wanted)]
         extents = self.table.extents(wanted[offsets != _ABSENT], field)
@@ -422,10 +444,17 @@ class Reader:
 
     def _stream_of(self, order: Ordered, field: str, epoch: int) -> Iterator[Buffer]:
         size, announcer = _BATCH_SAMPLES, Announcer(self, order, epoch, field=field)
+        at_once = _AHEAD_SAMPLES // size  # an order computes a thousand rows nearly as quickly as those of a batch
+
+        @lru_cache(4)
+        def several(number: int) -> tuple[Int64s, Int64s]:
+            positions = np.arange(number * at_once * size, min(len(order), (number + 1) * at_once * size))
+            return positions, order.indices(epoch, positions)
 
         def rows_of(batch: int) -> tuple[Int64s, Int64s]:
-            positions = np.arange(batch * size, min(len(order), (batch + 1) * size), dtype=np.int64)
-            return positions, order.indices(epoch, positions)
+            number, first = batch // at_once, batch % at_once * size
+            positions, rows = several(number)
+            return positions[first : first + size], rows[first : first + size]
 
         for batch in range(-(-len(order) // size)):
             announcer.announce(batch, -(-len(order) // size), size, rows_of)
@@ -466,10 +495,12 @@ class _OfBlocks(Ordered, Protocol):
 
 class Announcer:
     """Announces what the batches to come of one process read in an epoch, each sample once: 1,024 samples ahead, or
-    128 MiB where that is less, shared with the other `workers` of a DataLoader.
+    128 MiB where that is less, shared with the other `workers` of a DataLoader. Before anything was read, two batches.
 
-    It begins where reads wait. An order of blocks is announced by whole blocks, from the first batch on, where those of
-    this process are no other's and their samples fit in what is kept of announced reads. processes: the ranks.
+    It begins where reads wait. An order of blocks is announced by whole blocks, 4,096 samples ahead and from the first
+    batch on, where those of this process are no other's and their samples fit in what is kept of announced reads.
+    Blocks that others read, too, are announced by samples, after a warning. processes: the ranks. warns: False in all
+    workers but one.
     """
 
     def __init__(
@@ -480,11 +511,15 @@ class Announcer:
         processes: int = 1,
         workers: int = 1,
         batch_size: int = 1,
-        field: str = "image",
+        field: str = "",
+        warns: bool = True,
     ) -> None:
         self._reader, self.order, self._epoch, self._workers, self._field = reader, order, epoch, workers, field
         is_alone = isinstance(order, _OfBlocks) and order.is_read_alone(processes, workers, batch_size)
         self._blocks = cast(_OfBlocks, order) if is_alone else None
+        dealt = f", workers={workers}, batch_size={batch_size}" if workers > 1 else ""
+        is_shared = warns and isinstance(order, _OfBlocks) and not is_alone
+        self._better = f"readers.order.woven(reader, nodes={processes}{dealt})" if is_shared else ""
         self._announced = 0
         self._visits: set[int] = set()
         self._done: Int64s | None = None  # samples of blocks of which a resumed epoch reads the rest only
@@ -498,11 +533,24 @@ class Announcer:
         blocks = self._blocks
         if blocks is None and not self._announced and self._seconds < _SLOW_SECONDS:
             return
-        ahead = min(_AHEAD_SAMPLES, _AHEAD_BYTES / max(1.0, self._bytes)) / self._workers / max(1, size)
-        stop = min(stop, batch + max(2, math.ceil(ahead)))
-        for later in range(max(batch + (blocks is None), self._announced), stop):
-            self._reader.prefetch(self._rows_with(*rows_of(later)), self._field)
-        self._announced = max(self._announced, stop)
+        if self._better:
+            warnings.warn(
+                f"samples of one block of this order go to several processes, so each is fetched by itself; faster is  "
+                f"{self._better}",
+                stacklevel=2,
+            )
+            self._better = ""
+        ahead = 2
+        if self._bytes:
+            samples, most_bytes = _AHEAD_SAMPLES, float(_AHEAD_BYTES)
+            if blocks is not None:  # few GETs bring many samples
+                samples, most_bytes = 4 * samples, min(most_bytes, _KEPT_BYTES - blocks.open_samples * self._bytes)
+            ahead = max(2, math.ceil(min(samples, most_bytes / self._bytes) / self._workers / max(1, size)))
+        first, stop = max(batch + (blocks is None), self._announced), min(stop, batch + ahead)
+        if first < stop and (first <= batch + ahead // 2 or stop < batch + ahead):  # several batches at a time
+            positions, rows = zip(*map(rows_of, range(first, stop)), strict=True)
+            self._reader.prefetch(self._rows_with(np.concatenate(positions), np.concatenate(rows)), self._field)
+            self._announced = stop
 
     def read(self, read: Callable[..., _Data], rows: Any, *more: Any) -> _Data:
         """What `read` gives, with what it tells of the storage."""

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, default_collate, get_worker_info
 from cache.errors import BadSampleError, ResumeError
 from readers.augment.cpu import check_unchanged, decode_own, kind_of_first, pixels_to_tensor
 from readers.augment.ops import Op
-from readers.augment.recipe import Recipe
+from readers.augment.recipe import Recipe, made_of
 from readers.batch import Fields, Payloads
 from readers.collate import stack_masks, to_tensor
 from readers.decode import DECODER, Scratch, decode_image
@@ -52,6 +52,7 @@ _NOTHING: Payloads = {}
 class ItemMaker:
     """Makes items of `fields`.
 
+    main: the field that comes decoded, as `image`.
     target_transform: of the label, or of the label and the sample. tensors: whether arrays become tensors.
     one_size: whether all images have one size, so that masks can be stacked.
 
@@ -59,9 +60,15 @@ class ItemMaker:
     """
 
     def __init__(
-        self, fields: Fields, target_transform: Callable[..., Any] | None, *, tensors: bool, one_size: bool
+        self,
+        fields: Fields,
+        target_transform: Callable[..., Any] | None,
+        main: str = "image",
+        *,
+        tensors: bool,
+        one_size: bool,
     ) -> None:
-        self.fields, self.target_transform = fields, target_transform
+        self.fields, self.target_transform, self._main = fields, target_transform, main
         self._tensors, self._one_size = tensors, one_size and tensors
         self._sees_sample = target_transform is not None and _takes_two(target_transform)
         if self._sees_sample and fields.label not in fields.wanted:
@@ -87,7 +94,7 @@ class ItemMaker:
         """One item. done: what ops did to its image. Raises BadSampleError."""
         fields = self.fields
         if not fields.stored and not self._sees_sample:
-            return fields.collect(lambda name: image if name == "image" else self._plain(reader, index, name))
+            return fields.collect(lambda name: image if name == self._main else self._plain(reader, index, name))
         placement = None
         if fields.moving and "image" in fields.wanted:
             placement = fields.placement(reader, index, *(done or ()))
@@ -96,7 +103,7 @@ class ItemMaker:
             sample = {name: to_tensor(fields.kind(name), value) for name, value in sample.items()}
         for name in fields.wanted:
             if name not in sample:
-                sample[name] = image if name == "image" else self._plain(reader, index, name)
+                sample[name] = image if name == self._main else self._plain(reader, index, name)
         label = fields.label
         if self._sees_sample:
             sample[label] = self.target_transform(sample[label], sample)  # type: ignore[misc]
@@ -116,11 +123,13 @@ class ItemMaker:
         what `default_collate` makes."""
         fields = self.fields
         by_torch = by_torch or not fields.stored
-        if by_torch and images is None:
+        if by_torch and images is None and self._main == "image":
             return default_collate(list(items))
         columns = zip(*(item.values() if isinstance(item, dict) else item for item in items), strict=True)
         batch: dict[str, Any] = {}
         for name, values in zip(fields.wanted, columns, strict=True):
+            if name == self._main != "image":
+                _check_shapes(name, values)
             if name == "image" and images is not None:
                 batch[name] = images
             elif by_torch or name not in fields.stored or name in fields.targets:
@@ -131,6 +140,16 @@ class ItemMaker:
                 batch[name] = list(values)
         made = fields.collect(batch.__getitem__)
         return list(made) if by_torch and isinstance(made, tuple) else made
+
+
+def _check_shapes(name: str, values: Sequence[Any]) -> None:
+    """Raise ValueError for arrays that make no batch."""
+    shapes = {tuple(value.shape) for value in values if hasattr(value, "shape")}
+    if len(shapes) > 1:
+        raise ValueError(
+            f"field {name}: arrays of the shapes {sorted(map(list, shapes))[:3]} in one batch: crop or pad them with  "
+            f"transform=,  or take lists, with  collate_fn=list  (ImageStream: collate=list)"
+        )
 
 
 def _takes_two(function: Callable[..., Any]) -> bool:
@@ -149,6 +168,9 @@ _OUTPUTS = get_args(Output)
 
 class ImageDataset(Dataset[Any]):
     """(image, label) by number; label is -1 where a sample has none.
+
+    In a set without images its main field (`reader.main`) has their place: an array as a tensor, or the bytes of a
+    file, changed by `transform`, a function. Arrays of one shape make a batch; ValueError says which do not.
 
     transform: a list of `readers.augment` ops, which decodes no more of an image than it needs and draws by (seed,
         epoch, position) when the indices come from `EpochSampler`; or any callable that takes an image, albumentations
@@ -209,28 +231,34 @@ class ImageDataset(Dataset[Any]):
         self.decode, self.output, self.on_error = decode, output, on_error
         self.reader = reader
         self.transform, self.target_transform = transform, target_transform
-        own = decode == "unchanged"
+        self._main: str = getattr(reader, "main", "image")
+        own = decode == "unchanged" and self._main == "image"
         if own:
             check_unchanged(reader)
         self._ops = None
+        if isinstance(transform, Sequence) and self._main != "image":
+            raise ValueError(
+                f"ops change images, and this set has none: give a function of {self._main!r} as transform"
+            )
         if isinstance(transform, Sequence):
             images = kind_of_first(reader) if own else ("uint8", 3)
             recipe = Recipe(transform, images, compose=compose == "auto")
             self._ops = OpRenderer(recipe, exact_colours, unchanged=own, compiled=self._compiled)
-        asked = Fields(fields, reader)
+        asked = Fields(fields, reader, self._main)
         if isinstance(transform, Sequence):
             asked.check_ops(transform)
         elif transform is not None:
             asked.check_apart("a function as transform sees the image alone", "give a list of readers.augment ops")
         one_size = self._ops is not None and self._ops.out_size is not None and "image" in asked.wanted
-        self._maker = ItemMaker(asked, target_transform, tensors=output == "tensor", one_size=one_size)
+        self._maker = ItemMaker(asked, target_transform, self._main, tensors=output == "tensor", one_size=one_size)
         if self._ops is not None and decode is None:
             raise ValueError("ops need decoded images: leave decode=None out, or give a callable as transform")
         if own and output == "pil":
             raise ValueError("decode='unchanged' gives tensors or arrays: choose output='tensor' or 'numpy'")
         self._keywords = _wants_keyword(transform)
-        # Of all workers: bad samples, the first one's number + 1, whether there was a warning of depth, and of places.
-        self._counts = torch.zeros(4, dtype=torch.int64).share_memory_()
+        # Of all workers: bad samples, the first one's number + 1, whether there was a warning of depth, and of places;
+        # bad samples ever.
+        self._counts = torch.zeros(5, dtype=torch.int64).share_memory_()
         self._local = PerThread()
         self._order: Order | None = None
 
@@ -253,6 +281,14 @@ class ImageDataset(Dataset[Any]):
         if self._ops is None:
             return DECODER
         return decoder_name(DECODER, self._ops.exact_colours, self._ops.recipe.geometry)
+
+    @property
+    def made(self) -> dict[str, Any]:
+        """What states say of how samples are made (`readers.augment.recipe.made_of`)."""
+        ops: Any = [()] if self._ops is None else [self._ops.recipe.ops]
+        if self._ops is None and self.transform is not None:
+            ops = f"the transform is a function, {getattr(self.transform, '__name__', type(self.transform).__name__)}"
+        return made_of(ops, self.decode, self.on_error)
 
     @property
     def classes(self) -> Sequence[str]:
@@ -323,6 +359,11 @@ class ImageDataset(Dataset[Any]):
         """How many samples were skipped or replaced since the last report, in this process and all workers."""
         return int(self._counts[0])
 
+    @property
+    def all_bad_samples(self) -> int:
+        """The same since the data set was made."""
+        return int(self._counts[4])
+
     def report(self) -> str:
         """One line about the bad samples since the last report, "" if there were none. For the end of an epoch."""
         count, first = self._counts[:2].tolist()
@@ -343,7 +384,7 @@ class ImageDataset(Dataset[Any]):
             return named or substitutes_of_row(int(index), mates)
 
         def take(row: int) -> Any:
-            data = read_sample(self._images, row) if "image" in self.fields else b""
+            data = read_sample(self._images, row) if self._main in self.fields else b""
             again = Place(row, place.seed, place.epoch, place.position)
             task = self._plan((again,), (data,), together=False).tasks[0]
             return self._sample(row, data, task, self._maker.read(self.reader, [row])[0])
@@ -353,6 +394,7 @@ class ImageDataset(Dataset[Any]):
         if treated.bad:
             # Two workers may add at the same time, and one of the two be lost from the count: not worth a lock.
             self._counts[0] += 1
+            self._counts[4] += 1
             if not self._counts[1]:
                 self._counts[1] = int(index) + 1
         return treated.value
@@ -387,11 +429,11 @@ class ImageDataset(Dataset[Any]):
         if self._ops is not None and self._ops.draws and not self._counts[3]:
             self._warn_of_places(indices)
         data: Sequence[Buffer | Exception] = [b""] * len(rows)
-        if "image" in self.fields:
+        if self._main in self.fields:
             announcer = self._announce(indices, rows)
             read = partial(read_samples if len(rows) > 1 else _read_each, self._images)
             data = read(rows) if announcer is None else announcer.read(read, rows)
-        if self.decode == "RGB" and not self._counts[2]:
+        if self.decode == "RGB" and self._main == "image" and not self._counts[2]:
             self._warn_of_depth(rows, data)
         payloads = self._maker.read(self.reader, rows)
         tasks, images, places, done = self._plan(indices, data, together=together)
@@ -419,7 +461,9 @@ class ImageDataset(Dataset[Any]):
                 0 <= positions.min() <= positions.max() < len(order)
                 and order.indices(first.epoch, positions).tolist() == rows
             ):
-                announcer = Announcer(self._images, order, first.epoch, first.ranks, workers, len(rows))
+                announcer = Announcer(
+                    self._images, order, first.epoch, first.ranks, workers, len(rows), warns=not info or not info.id
+                )
             self._local.key, self._local.announcer = key, announcer
         known: Announcer | None = self._local.announcer
         if known is not None:
@@ -466,7 +510,7 @@ class ImageDataset(Dataset[Any]):
         for problem in (data, task):
             if isinstance(problem, Exception):
                 raise problem
-        if "image" not in self.fields:
+        if self._main not in self.fields:
             return self._maker.make(self.reader, index, others)
         if self._ops is None:
             return self._maker.make(self.reader, index, others, self._decode_and_transform(data))  # type: ignore[arg-type]
@@ -482,6 +526,10 @@ class ImageDataset(Dataset[Any]):
         return call(image=image)["image"] if self._keywords else call(image)
 
     def _decode(self, data: Buffer) -> Any:
+        if self._main != "image":
+            kind = self._maker.fields.kind(self._main)
+            value = decode_field(kind, data)
+            return to_tensor(kind, value) if self.output == "tensor" else value
         if self.decode == "unchanged":
             pixels = decode_own(data)
             return pixels if self.output == "numpy" or self._keywords else pixels_to_tensor(pixels)
