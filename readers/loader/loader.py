@@ -17,7 +17,7 @@ from cache.node import own_gpu, usable_cpus
 from cache.stores.ranges import BlockPool
 from readers.augment.cpu import Finish, check_unchanged, dtype_of, kind_of_first
 from readers.augment.ops import Normalize, Op
-from readers.augment.recipe import Recipe, recipes_of_views
+from readers.augment.recipe import Recipe, made_of, recipes_of_views
 from readers.batch import Fields
 from readers.decode import DECODER
 from readers.feed import (
@@ -144,7 +144,8 @@ class ImageLoader(FeedLoader):
         self._seen: Totals = Counter()
         self._slot, self._notes_depth = TraceSlot(), True
         given = {"order": order, "shuffle": shuffle, "seed": seed, "ranks": ranks, "on_error": on_error}
-        super().__init__(Feed.of(reader, batch_size, self.decoder, **given))  # type: ignore[arg-type]
+        made_by = made_of([recipe.ops for recipe in self._recipes], self.decode, on_error)
+        super().__init__(Feed.of(reader, batch_size, self.decoder, **given, made=made_by))  # type: ignore[arg-type]
 
     @property
     def fields(self) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, default_collate, get_worker_info
 from cache.errors import BadSampleError, ResumeError
 from readers.augment.cpu import check_unchanged, decode_own, kind_of_first, pixels_to_tensor
 from readers.augment.ops import Op
-from readers.augment.recipe import Recipe
+from readers.augment.recipe import Recipe, made_of
 from readers.batch import Fields, Payloads
 from readers.collate import stack_masks, to_tensor
 from readers.decode import DECODER, Scratch, decode_image
@@ -283,6 +283,14 @@ class ImageDataset(Dataset[Any]):
         return decoder_name(DECODER, self._ops.exact_colours, self._ops.recipe.geometry)
 
     @property
+    def made(self) -> dict[str, Any]:
+        """What states say of how samples are made (`readers.augment.recipe.made_of`)."""
+        ops: Any = [()] if self._ops is None else [self._ops.recipe.ops]
+        if self._ops is None and self.transform is not None:
+            ops = f"the transform is a function, {getattr(self.transform, '__name__', type(self.transform).__name__)}"
+        return made_of(ops, self.decode, self.on_error)
+
+    @property
     def classes(self) -> Sequence[str]:
         """Names of the classes; position = label."""
         return self.reader.classes
@@ -453,7 +461,9 @@ class ImageDataset(Dataset[Any]):
                 0 <= positions.min() <= positions.max() < len(order)
                 and order.indices(first.epoch, positions).tolist() == rows
             ):
-                announcer = Announcer(self._images, order, first.epoch, first.ranks, workers, len(rows))
+                announcer = Announcer(
+                    self._images, order, first.epoch, first.ranks, workers, len(rows), warns=not info or not info.id
+                )
             self._local.key, self._local.announcer = key, announcer
         known: Announcer | None = self._local.announcer
         if known is not None:
