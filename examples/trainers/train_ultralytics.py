@@ -50,8 +50,7 @@ def main() -> None:
     last = given.output.resolve() / "run/weights/last.pt"
     own = {"data": given.set, "epochs": given.epochs, "project": str(given.output.resolve()), "name": "run"}
     own |= {"imgsz": 32, "batch": 4, "plots": False, "amp": False, "exist_ok": True, "device": "cpu"}
-    own |= {"model": "yolo11n-cls.yaml", "resume": last.exists() and str(last)}
-    trainer = PackedTrainer(overrides=own)
+    trainer = PackedTrainer(overrides={"model": "yolo11n-cls.yaml", "resume": last.exists() and str(last), **own})
     trainer.add_callback("on_train_epoch_start", lambda trainer: trainer.train_loader.set_epoch(trainer.epoch))
     trainer.train()
 
