@@ -33,6 +33,8 @@ from packer import __version__
 from packer.output import Result
 from readers.coefficients import unsupported_reason
 from readers.coefficients.compiled import BUILD_BY_CLANG, load_codec
+from readers.headers import SUFFIX
+from readers.headers.pillow import PLUGINS, missing_plugin
 
 __all__ = ["Check", "Health", "examine"]
 
@@ -47,6 +49,7 @@ _IMPORTS = {
     "nvidia-dali-cuda120": "import nvidia.dali as m",
     "nvidia-dali-cuda130": "import nvidia.dali as m",
     "nvidia-ml-py": "import pynvml as m",
+    "pillow-jxl-plugin": "import pillow_jxl as m",
     "pyyaml": "import yaml as m",
 }
 # Distributions that do as well as the one that an extra names.
@@ -104,13 +107,18 @@ def _install() -> Iterator[Check]:
         works = f"{sys.platform}: sets of this machine can be read; packing, staging and caches are made for Linux"
         yield Check("system", "note", works, "for the rest, use WSL 2 on Windows, a container on macOS")
     owners = importlib.metadata.packages_distributions()
+    project = Path("pyproject.toml")
+    is_checkout = project.is_file() and f'name = "{DISTRIBUTION}"' in project.read_text(errors="replace")
+    if is_checkout and not Path.cwd().is_relative_to(where):
+        source = "this directory is a checkout of packer: a script here imports its source, not what is installed"
+        yield Check("directory", "note", source, "run scripts from another directory, or pip install -e .")
     for name in _OURS:
         others = sorted({owner for owner in owners.get(name, ()) if owner != DISTRIBUTION})
         if others:
             both = f"the distribution {listed(others)} also has a package called {name}: one has overwritten the other"
             remove = f"pip uninstall {' '.join(map(quoted, others))}"
             yield Check(name, "problem", both, f"{remove}, then pip install --force-reinstall {DISTRIBUTION}")
-        for local in (Path(f"{name}.py"), Path(name, "__init__.py")):
+        for local in () if is_checkout else (Path(f"{name}.py"), Path(name, "__init__.py")):
             if local.is_file() and not local.resolve().is_relative_to(where):
                 hides = f"a script run in this directory would import its {local}, and not packer's"
                 yield Check(name, "problem", hides, "rename it, or run from another directory")
@@ -217,6 +225,10 @@ def _extras() -> Iterator[Check]:
     if isinstance(versions.get("torch"), str):
         yield from _gpus()
     yield _codec()
+    missing = {media.upper(): missing_plugin(media) for media in PLUGINS}
+    read = listed([media.upper() for media in SUFFIX if not missing.get(media.upper())], 20)
+    lacking = [f"{media}:  {advice}" for media, advice in missing.items() if advice]
+    yield Check("image formats", "note" if lacking else "ok", f"decodes {read}", "; ".join(lacking))
 
 
 def _codec() -> Check:

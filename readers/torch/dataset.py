@@ -461,7 +461,9 @@ class ImageDataset(Dataset[Any]):
                 0 <= positions.min() <= positions.max() < len(order)
                 and order.indices(first.epoch, positions).tolist() == rows
             ):
-                announcer = Announcer(self._images, order, first.epoch, first.ranks, workers, len(rows))
+                announcer = Announcer(
+                    self._images, order, first.epoch, first.ranks, workers, len(rows), warns=not info or not info.id
+                )
             self._local.key, self._local.announcer = key, announcer
         known: Announcer | None = self._local.announcer
         if known is not None:
