@@ -215,7 +215,7 @@ class _Failures:
         if self.first and not self.is_known:
             self.is_known = True
             warnings.warn(
-                f"the device {device} failed on {self.failed} of its first {self.given} images "
+                f"the device {device} failed on {self.failed} of the first {self.given} images "
                 f"({100 * self.failed / self.given:.1f} %), which the CPU decodes: {self.first}; the first line of "
                 f"print(loader.stats()) shows the share in an epoch",
                 stacklevel=stacklevel + 1,
