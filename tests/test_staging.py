@@ -280,9 +280,9 @@ def test_a_forged_marker_is_no_marker(sets: list[Path], tmp_path: Path) -> None:
     home = tmp_path / "home"
     shutil.copytree(local.parent, home / local.parent.name)  # all markers copied, for other directories
     before = files_of(home)
-    with pytest.raises(readers.StagingError, match="holds files but not the marker of a staging directory"):
+    with pytest.raises(readers.StagingError, match="has files but not the marker of a staging directory"):
         packer.clean_staged(target=home)
-    refused("holds files but not the marker", sets[0], home)
+    refused("has files but not the marker", sets[0], home)
     shutil.copytree(local, local.parent / "copied")  # and a copied copy inside our directory
     assert len(packer.clean_staged(target=tmp_path / "node").removed) == 1
     assert files_of(home) == before and (local.parent / "copied/dataset.json").exists()
