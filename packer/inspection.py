@@ -25,7 +25,7 @@ from readers.headers import MEDIA
 from readers.layout import read_dataset_info
 from readers.order import Order, Sequential, Shuffled, block_shuffled, woven
 from readers.order.quality import mixing, read_amplification, requests_per_sample, shuffle_quality
-from readers.reader import OPEN_BYTES
+from readers.reader import OPEN_BYTES, SAMPLE_ERRORS
 from readers.table import NO_LABEL
 
 __all__ = ["InspectResult", "OrderAdvice", "OrderReport", "SplitReport", "compare_orders", "inspect", "recommend_order"]
@@ -34,6 +34,7 @@ _PERCENTILES = (0, 5, 25, 50, 75, 95, 100)
 _EXAMPLES = 5
 # Bytes fetched by a read: a page of a local disk, and a request to a parallel file system or object store.
 _REQUESTS = (4 << 10, 1 << 20)
+_ARRAYS = 16
 _WINDOWS = (16, 64, 256)
 _PROCESSES = {0xC0: "baseline", 0xC1: "extended", 0xC2: "progressive"}
 
@@ -44,7 +45,7 @@ class SplitReport:
 
     size_percentiles: maps 0, 5, 25, 50, 75, 95 and 100 to bytes of the image field.
     dimensions: percentiles of width and height in pixels.
-    media: images by kind.
+    media: images by kind. arrays: of a set of arrays, up to 16 of them by dtype and shape.
     coding: images by the features that a decoder must know.
     label_counts: samples by label; unlabelled: samples without one.
     """
@@ -57,6 +58,7 @@ class SplitReport:
     size_percentiles: dict[int, int]
     dimensions: dict[str, dict[int, int]]
     media: dict[str, int]
+    arrays: dict[str, int]
     coding: dict[str, int]
     label_counts: dict[int, int]
     unlabelled: int
@@ -124,11 +126,27 @@ def _report(reader: readers.Reader) -> SplitReport:
         field_samples={field: _present(reader, field) for field in reader.fields},
         size_percentiles=_percentiles(lengths[reader.fields[0]]),
         dimensions={"width": _percentiles(info.width[sized]), "height": _percentiles(info.height[sized])},
-        media=_named_counts(info.media, lambda code: MEDIA[code] if 0 < code < len(MEDIA) else "unknown"),
+        media=_named_counts(info.media, lambda code: MEDIA[code] if 0 < code < len(MEDIA) else "unknown")
+        if "image" in reader.fields
+        else {},
+        arrays=_arrays(reader) if reader.kinds[reader.main] == "array" else {},
         coding=_coding(reader),
         label_counts=dict(zip(values.tolist(), counts.tolist(), strict=True)),
         unlabelled=len(labels) - len(known),
     )
+
+
+def _arrays(reader: readers.Reader) -> dict[str, int]:
+    """How many of some samples, spread over all of them, have an array of each dtype and shape."""
+    counts: dict[str, int] = {}
+    for row in np.unique(np.linspace(0, len(reader) - 1, min(_ARRAYS, len(reader))).astype(np.int64)).tolist():
+        try:
+            array = reader.array(row)
+            name = f"{array.dtype} {list(array.shape)}"
+        except SAMPLE_ERRORS:
+            name = "unreadable"
+        counts[name] = counts.get(name, 0) + 1
+    return counts
 
 
 def _present(reader: readers.Reader, field: str) -> int:

@@ -1,6 +1,7 @@
 """The fields of an item or a batch: which are asked for, and their values, moved with the image.
 
-Known to every set are "image", "label" (an int, -1 without one), "key" (a str) and "index" (the number of the sample).
+Known to every set are its main field, mostly "image", and "label" (an int, -1 without one), "key" (a str) and "index"
+(the number of the sample).
 A set whose labels are numbers with fractions, or vectors, has them in a field of kind target, which "label" then means:
 [] or [k], in a batch [n] or [n, k]. Other fields are what the set has. They are decoded by their kind
 (`readers.fields`); a sample that lacks one has None. Bytes that are not what the kind says make a bad sample, as those
@@ -29,7 +30,7 @@ from readers.options import FieldOptions
 from readers.reader import SAMPLE_ERRORS, Reader
 from readers.table import ABSENT, Buffer, Table, checked_indices, upright_sides
 
-_KNOWN_FIELDS = ("image", "label", "key", "index")
+_PLAIN_FIELDS = ("label", "key", "index")
 # The bytes of the fields of a sample by name, None for one that it lacks; or why they could not be read.
 Payloads: TypeAlias = Mapping[str, Buffer | None] | Exception
 
@@ -38,7 +39,8 @@ class Fields:
     """The fields of a batch or an item.
 
     fields: names, for tuples; or a mapping {name in the batch: field}, for dictionaries.
-    stored: those that the set has besides its images and labels.
+    main: the field that the caller decodes itself; where it is not the image, the default has it in place of that.
+    stored: those that the set has besides `main` and labels.
     stacked: masks that every sample has, so that those of images of one size make one tensor.
     targets: those that are targets, which make one tensor.
     label: the field that is the label: the first target, or "label" for class numbers.
@@ -46,24 +48,31 @@ class Fields:
     Raises UnknownNameError for a field that the set lacks, TypeError for what is not a reader, and ValueError.
     """
 
-    def __init__(self, fields: Sequence[str] | Mapping[str, str] | FieldOptions, reader: Reader) -> None:
+    def __init__(
+        self, fields: Sequence[str] | Mapping[str, str] | FieldOptions, reader: Reader, main: str = "image"
+    ) -> None:
         options = fields if isinstance(fields, FieldOptions) else FieldOptions(names=fields)
-        fields = options.names
+        fields = (main, "label") if options.names == FieldOptions.names else options.names
         if isinstance(fields, str):
             raise UnknownNameError(f"fields are a list of names, not {fields!r}: write  fields=({fields!r},)")
         if isinstance(reader, str | os.PathLike):
             raise TypeError(f"expected a reader, not a path: write  readers.open({os.fspath(reader)!r}, split=…)")
-        known = [*_KNOWN_FIELDS, *(name for name in reader.fields if name not in _KNOWN_FIELDS)]
+        known = list(dict.fromkeys((main, *_PLAIN_FIELDS, *reader.fields)))
         self._names = tuple(fields) if isinstance(fields, Mapping) else None
         self._kinds = _kinds_of(reader)
         self.label = next((name for name, kind in self._kinds.items() if kind == "target"), "label")
         asked = tuple(fields.values()) if isinstance(fields, Mapping) else tuple(fields)
         self.wanted = tuple(self.label if name == "label" else name for name in asked)
         for name in self.wanted:
+            if name == "image" and name not in reader.fields:
+                raise UnknownNameError(
+                    f"no field 'image': batches of images are asked for, and this set has {', '.join(reader.fields)}; "
+                    f"take  readers.torch.ImageDataset(reader)  in a DataLoader, which hands out {reader.fields[0]!r}"
+                )
             if name not in known:
                 raise UnknownNameError(f"no field {name!r}; a batch can have {', '.join(known)}")
         self.options = options
-        self.stored = tuple(dict.fromkeys(name for name in self.wanted if name not in _KNOWN_FIELDS))
+        self.stored = tuple(dict.fromkeys(name for name in self.wanted if name not in (main, *_PLAIN_FIELDS)))
         self._moves = FieldMoves(self._kinds, self.stored, self.options)
         self._read = self._moves.order
         table: Table | None = getattr(reader, "table", None)

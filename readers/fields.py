@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -41,10 +40,9 @@ from readers.decode.cpu import bits_of
 from readers.decode.region import check_header
 from readers.headers import read_header, sniff
 from readers.headers.pillow import opened
-from readers.table import Buffer, npy_header
+from readers.table import Buffer, npy_layout, parse_npy
 
 _MAX_JSON_BYTES = 64 << 20
-_MAX_VALUES = 1 << 31
 _LOSSLESS = ("png", "tiff", "bmp", "gif")
 _PNG_BITS, _PNG_COLOUR = 24, 25
 
@@ -82,24 +80,6 @@ def check_field(kind: str, data: Buffer, *, deep: bool = False) -> None:
 
 
 # --- arrays -------------------------------------------------------------------------------------------------------
-def parse_npy(data: Buffer) -> npt.NDArray[Any]:
-    """The array of .npy bytes, a copy in native byte order. Raises BadSampleError."""
-    try:
-        dtype, is_fortran, shape, end = npy_header(data)
-        if math.prod(max(side, 1) for side in shape) > _MAX_VALUES:
-            raise ValueError(f"the shape {list(shape)}, expected at most {_MAX_VALUES:,} values")
-        size, expected = len(data) - end, math.prod(shape) * dtype.itemsize
-        if size != expected:
-            raise ValueError(f"{size:,} bytes of values, expected {expected:,} for {dtype} {list(shape)}")
-    except ValueError as error:
-        raise BadSampleError(f"not an array in .npy form: found {error}") from error
-    flat = np.frombuffer(data, dtype, math.prod(shape), end)
-    values = flat.reshape(shape[::-1]).T if is_fortran else flat.reshape(shape)
-    if dtype == np.bool_:  # other bytes than 0 and 1 are not booleans
-        return np.asarray(values.view(np.uint8) != 0, order="C")
-    return np.array(values, dtype.newbyteorder("="), order="C")
-
-
 def _write_npy(value: Any) -> bytes:
     array = _as_array(value)
     if array.dtype.kind not in "biufc" or array.dtype.itemsize > (16 if array.dtype.kind == "c" else 8):
@@ -285,7 +265,7 @@ KINDS: Mapping[str, Kind] = {
     "mask": Kind(_decode_mask, _encode_mask, _check_mask),
     "boxes": Kind(_decode_boxes, lambda value: _write_npy(_as_boxes(_as_array(value))), _decode_boxes),
     "points": Kind(_decode_points, lambda value: _write_npy(_as_points(_as_array(value))), _decode_points),
-    "array": Kind(parse_npy, _write_npy, parse_npy),
+    "array": Kind(parse_npy, _write_npy, npy_layout),
     "pixels": Kind(decode_image, _encode_image, read_header),
     "target": Kind(_decode_target, _encode_target, _decode_target),
     "text": Kind(_decode_text, _encode_text, _decode_text),

@@ -44,7 +44,7 @@ from cache.stores import Buffer, Store
 from cache.stores.base import Payloads, layers, location
 from readers.layout import FIELD_KINDS, DatasetInfo, SplitInfo
 from readers.table import ABSENT as _ABSENT
-from readers.table import NO_LABEL, ImageInfo, Sample, Table, checked_indices, headers_of, html_of
+from readers.table import NO_LABEL, ImageInfo, Sample, Table, checked_indices, headers_of, html_of, parse_npy
 from readers.where import TableFacts, json_columns, parse_where
 
 _BLOCK_SAMPLES = 64
@@ -69,6 +69,7 @@ class Reader:
 
     table: facts of the samples.
     store: their bytes.
+    main: the field that is meant where none is named: "image", or the first one of a set without images.
     decoding: of a cache of images in a form that only this package decodes: their bytes in that form.
 
     A reader pickles by the arguments of its opening, works in forked children, and may be shared by threads.
@@ -79,7 +80,7 @@ class Reader:
         self._setup()
 
     def _setup(self) -> None:
-        self._read_one = self.store.read_one
+        self._read_one, self.main = self.store.read_one, self.table.main
         self._columns: dict[str, tuple[int, memoryview, memoryview, memoryview]] = {}
         self._info: ImageInfo | None = None
         columns = self.table.columns
@@ -142,16 +143,16 @@ class Reader:
         wanted = checked_indices(indices, self)
         return self.table.headers(wanted) if self.table.has_headers else headers_of(read_good(self, wanted))
 
-    def sizes(self, field: str = "image") -> npt.NDArray[np.int64]:
+    def sizes(self, field: str = "") -> npt.NDArray[np.int64]:
         """Encoded bytes of a field by sample, int64 [n]; 0 where a sample lacks it. Reads no payload.
 
         Of a folder, as they were when it was listed; of images that a cache encodes again, as estimated.
         """
-        if field == "image" and self.table.forms and not self.table.has_headers:
+        if self.table.forms and not self.table.has_headers and (field or self.main) == "image":
             return self.table.forms[-1].bytes(self.info, self.table.field_column(field, "length").view("<i8"))
         return self.table.sizes(field)
 
-    def name(self, index: int, field: str = "image") -> str:
+    def name(self, index: int, field: str = "") -> str:
         """The file name, relative to the split's folder, that a field came from; "" where it came from no file."""
         return self.table.name(index, field)
 
@@ -159,8 +160,9 @@ class Reader:
         """Whether a sample has a field."""
         return self._range(index, field) is not None
 
-    def byte_range(self, index: int, field: str = "image") -> tuple[Path | str, int, int] | None:
+    def byte_range(self, index: int, field: str = "") -> tuple[Path | str, int, int] | None:
         """(shard's path or address, offset, length) of a field, for other readers; None where the sample lacks it."""
+        field = field or self.main
         extent = self._range(index, field)
         if extent is None:
             return None
@@ -198,11 +200,13 @@ class Reader:
     _repr_html_ = html_of
 
     # --- reading ------------------------------------------------------------------------------------------------
-    def read(self, index: int, field: str = "image") -> Buffer:
+    def read(self, index: int, field: str = "") -> Buffer:
         """The bytes of one field of one sample.
 
-        Raises IndexError outside the set and UnknownNameError for a field that the set or this sample lacks.
+        field: default `main`. Raises IndexError outside the set and UnknownNameError for a field that the set or this
+        sample lacks.
         """
+        field = field or self.main
         if field == self._only and self._kept is not None:
             data = self._kept.hit(index)
             if data is not None:
@@ -223,11 +227,25 @@ class Reader:
         except StaleIndexError as error:
             raise self.table.columns.explained(error) from error.__cause__
 
-    def read_many(self, indices: Indices, field: str = "image") -> list[Buffer]:
+    def array(self, which: int | str, field: str = "") -> npt.NDArray[Any]:
+        """The array in a field of one sample, by number or key: a read-only view of its bytes where these are in native
+        order and aligned, else a copy. field: of a kind whose bytes are .npy; default `main`.
+
+        Raises BadSampleError where they are no .npy of plain numbers; otherwise as `read`.
+        """
+        index = self.table.find(which) if isinstance(which, str) else which
+        try:
+            return parse_npy(self.read(index, field), copy=False)
+        except BadSampleError as error:
+            name = field or self.main
+            raise BadSampleError(f"sample {index} ({self.keys[index]}): field {name}: {error}") from error
+
+    def read_many(self, indices: Indices, field: str = "") -> list[Buffer]:
         """The bytes of many samples in the order asked for.
 
         Reads are sorted by extent, and neighbours are fetched together. Views stay valid while they are referenced.
         """
+        field = field or self.main
         if field == self._only and self._kept is not None:
             indices = checked_indices(indices, self)
             data = self._kept.hits(indices)
@@ -246,7 +264,7 @@ class Reader:
             self.table.check(extents, field)
             raise self.table.columns.explained(error) from error.__cause__
 
-    def prefetch(self, indices: Indices, field: str = "image") -> None:
+    def prefetch(self, indices: Indices, field: str = "") -> None:
         """Announce samples that will be read soon, such as to the kernel; returns at once.
 
         Samples that lack the field are left out.
@@ -254,7 +272,7 @@ class Reader:
         self._announce(indices, field, None)
 
     def stream(
-        self, indices: Iterable[int] | Ordered | None = None, field: str = "image", epoch: int = 0
+        self, indices: Iterable[int] | Ordered | None = None, field: str = "", epoch: int = 0
     ) -> Iterator[Buffer]:
         """The bytes of samples in a known order (default: as stored), read ahead. indices: may be an order of
         `readers.order`, for one of its epochs.
@@ -357,10 +375,11 @@ class Reader:
         """
         return self if self.decoding is None else Reader(self.table, self.decoding)
 
-    def drop_damaged(self, index: int, field: str = "image") -> bool:
+    def drop_damaged(self, index: int, field: str = "") -> bool:
         """Whether the bytes of a field are a damaged copy in a cache, which is dropped: reading it again gives those of
         the set. For bytes that could not be decoded.
         """
+        field = field or self.main
         row, number = self.table.row(index), self.table.number(field)
         shard = int(self.table.columns.shard_column(field)[row])
         below = layers(self.store, Payloads(self._width).number(row, number), shard)
@@ -410,7 +429,7 @@ class Reader:
         return shard, extent[0], extent[1]
 
     def _announce(self, indices: Indices, field: str, below_bytes: int | None) -> None:
-        wanted = checked_indices(indices, self)
+        field, wanted = field or self.main, checked_indices(indices, self)
         self.table.number(field)
         offsets = self.table.columns.field_column(field, "offset")[self.table.at(wanted)]
         extents = self.table.extents(wanted[offsets != _ABSENT], field)
@@ -480,7 +499,7 @@ class Announcer:
         processes: int = 1,
         workers: int = 1,
         batch_size: int = 1,
-        field: str = "image",
+        field: str = "",
     ) -> None:
         self._reader, self.order, self._epoch, self._workers, self._field = reader, order, epoch, workers, field
         is_alone = isinstance(order, _OfBlocks) and order.is_read_alone(processes, workers, batch_size)

@@ -283,10 +283,10 @@ def _suffix(reader: Reader, index: int, field: str) -> str:
     if kind == PIXELS:
         return "png"
     if KIND_SUFFIXES.get(kind):
-        return "json" if field == "json" else f"{field}.{KIND_SUFFIXES[kind]}"
+        return KIND_SUFFIXES[kind] if field in ("json", reader.main) else f"{field}.{KIND_SUFFIXES[kind]}"
     media = MEDIA[int(reader.image_info([index]).media[0])] if field == reader.fields[0] else ""
     suffix = SUFFIX.get(media or sniff(reader.read(index, field)), "bin")
-    return suffix if kind == "image" else f"{field}.{suffix}"
+    return suffix if kind == "image" or field == reader.main else f"{field}.{suffix}"
 
 
 def are_class_folders(reader: Reader) -> bool:

@@ -18,6 +18,7 @@ import copy
 import hashlib
 import importlib
 import itertools
+import math
 import mmap
 import operator
 import os
@@ -634,7 +635,7 @@ _NPY_HEADER = re.compile(
     rb"\{\s*'descr'\s*:\s*'([<>=|]?(?:b1|[iu][1248]|f[248]|c8|c16))'\s*,\s*'fortran_order'\s*:\s*(True|False)\s*,"
     rb"\s*'shape'\s*:\s*\(((?:\d{1,18}, ?)*(?:\d{1,18},?)?)\)\s*,?\s*\}\s*"
 )
-_MOST_SIDES = 32
+_MOST_SIDES, _MAX_VALUES = 32, 1 << 31
 
 
 def npy_header(data: Buffer) -> tuple[np.dtype[Any], bool, tuple[int, ...], int]:
@@ -662,6 +663,36 @@ def npy_header(data: Buffer) -> tuple[np.dtype[Any], bool, tuple[int, ...], int]
     if len(sides) > _MOST_SIDES:
         raise ValueError(f"a shape of {len(sides)} sides, expected at most {_MOST_SIDES}")
     return np.dtype(match[1].replace(b"|", b"=").decode()), match[2] == b"True", sides, start + length
+
+
+def npy_layout(data: Buffer) -> tuple[np.dtype[Any], bool, tuple[int, ...], int]:
+    """`npy_header` of .npy bytes whose values fill the rest to the byte. Raises BadSampleError."""
+    try:
+        dtype, is_fortran, shape, start = npy_header(data)
+        if math.prod(max(side, 1) for side in shape) > _MAX_VALUES:
+            raise ValueError(f"the shape {list(shape)}, expected at most {_MAX_VALUES:,} values")
+        size, expected = len(data) - start, math.prod(shape) * dtype.itemsize
+        if size != expected:
+            raise ValueError(f"{size:,} bytes of values, expected {expected:,} for {dtype} {list(shape)}")
+    except ValueError as error:
+        raise BadSampleError(f"not an array in .npy form: found {error}") from error
+    return dtype, is_fortran, shape, start
+
+
+def parse_npy(data: Buffer, copy: bool = True) -> npt.NDArray[Any]:
+    """The array of .npy bytes in native byte order: a copy, or, if not copy, a read-only view where the bytes allow it.
+
+    Raises BadSampleError.
+    """
+    dtype, is_fortran, shape, start = npy_layout(data)
+    flat = np.frombuffer(data, dtype, math.prod(shape), start)
+    values = flat.reshape(shape[::-1]).T if is_fortran else flat.reshape(shape)
+    if dtype == np.bool_:  # other bytes than 0 and 1 are not booleans
+        return np.asarray(values.view(np.uint8) != 0, order="C")
+    if not copy and dtype.isnative and flat.flags.aligned and not is_fortran:
+        values.flags.writeable = False
+        return values
+    return np.array(values, dtype.newbyteorder("="), order="C")
 
 
 def _map_npy(path: Path, dtype: str) -> npt.NDArray[Any]:
@@ -747,6 +778,11 @@ class Table:
         return self.columns.fields
 
     @property
+    def main(self) -> str:
+        """The field that is meant where none is named: "image", or the first one of a set without images."""
+        return "image" if "image" in self.fields or not self.fields else self.fields[0]
+
+    @property
     def kinds(self) -> dict[str, str]:
         """What the bytes of each field are: its kind in `readers.fields`."""
         return {name: name if name in ("image", "json") else "file" for name in self.fields} | dict(self.columns.kinds)
@@ -811,8 +847,9 @@ class Table:
         column = self.columns.shard_column(field)
         return column if self.rows is None else column[self.rows]
 
-    def sizes(self, field: str = "image") -> npt.NDArray[np.int64]:
+    def sizes(self, field: str = "") -> npt.NDArray[np.int64]:
         """Bytes of a field by sample, int64 [n]; 0 where a sample lacks it. Of converted images, as estimated."""
+        field = field or self.main
         sizes: Int64s = self.field_column(field, "length").view("<i8")
         if field == "image" and self.columns.kinds.get(field) == "pixels":
             from readers.headers.base import PIXELS_HEADER_BYTES
@@ -843,14 +880,16 @@ class Table:
         """Whether header facts are known without reading images."""
         return self.columns.has_headers
 
-    def names(self, field: str = "image") -> Strings:
+    def names(self, field: str = "") -> Strings:
         """Original file names of a field as `readers.table.encode_name` stores them."""
+        field = field or self.main
         self.number(field)
         names = self.columns.names(field)
         return names if self.rows is None else names.take(self.rows)
 
-    def name(self, index: int, field: str = "image") -> str:
+    def name(self, index: int, field: str = "") -> str:
         """The file name, relative to the split's folder, that a field came from; "" where it came from no file."""
+        field = field or self.main
         self.number(field)
         row = self.row(index)
         return decode_name(self.columns.names(field)[row], self.columns.keys()[row])
@@ -895,11 +934,12 @@ class Table:
         index = index + n if index < 0 else index
         return index if self.rows is None else int(self.rows[index])
 
-    def extents(self, indices: Sequence[int] | npt.NDArray[Any], field: str = "image") -> Extents:
+    def extents(self, indices: Sequence[int] | npt.NDArray[Any], field: str = "") -> Extents:
         """The extents of a field of some samples, in the order asked for; stores check that they are inside a shard.
 
         Raises IndexError, UnknownNameError (no such field, or a sample lacks it), DatasetError (no such shard).
         """
+        field = field or self.main
         number = self.number(field)
         rows = self.at(checked_indices(indices, self))
         shard = self.columns.shard_column(field)[rows].astype(np.int64)

@@ -139,10 +139,10 @@ def run(codec: object, name: str, before: tuple[object, ...], region: tuple[int,
     resized = [int(rng.integers(-(-side // 4), side + 40)) for side in (lines, columns)]  # type: ignore[attr-defined]
     h, w = (int(rng.integers(1, side + 1)) for side in resized)  # type: ignore[attr-defined]
     corner = [int(rng.integers(side - n + 1)) for side, n in zip(resized, (h, w), strict=True)]  # type: ignore[attr-defined]
-    kind = int(rng.integers(4))  # type: ignore[attr-defined]
+    is_planar, kind = bool(rng.integers(2)), int(rng.integers(3))  # type: ignore[attr-defined]
     raw = place(memory, 2 * h * w * (12 if kind else 3))  # type: ignore[operator]
     out = raw.view(np.float32) if kind else raw
-    out = out.reshape(2, 3, h, w).transpose(0, 2, 3, 1) if kind == 3 else out.reshape(2, h, w, 3)
+    out = out.reshape(2, 3, h, w).transpose(0, 2, 3, 1) if is_planar else out.reshape(2, h, w, 3)
     scaling = (np.ones((2, 3), np.float32), kind == 2) if kind else (None, False)
     to = (*resized, *corner, int(rng.integers(4)))  # type: ignore[attr-defined]
     source, shape = before

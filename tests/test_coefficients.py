@@ -470,7 +470,7 @@ def region_of(rng: np.random.Generator, height: int, width: int) -> Region:
 
 @pytest.mark.parametrize("sampling", [*SAMPLINGS, "gray"])
 def test_random_boxes_have_the_pixels_of_torchs_resize(sampling: str) -> None:
-    """At any place, scale, size of the result, crop of that and flip; nothing around the result is written."""
+    """At any place, scale, size of the result, crop of that, flip and layout; nothing around the result is written."""
     rng = np.random.default_rng(11)
     images = [
         encode_strictly(made_jpeg(*size, sampling, 90, noise, seed), 200)
@@ -485,8 +485,8 @@ def test_random_boxes_have_the_pixels_of_torchs_resize(sampling: str) -> None:
         height, width = (int(rng.integers(1, side + 1)) for side in resized)
         top, left = int(rng.integers(resized[0] - height + 1)), int(rng.integers(resized[1] - width + 1))
         flips = bool(rng.integers(2)), bool(rng.integers(2))
-        around = np.full((height + 2, width + 3, 3), 77, np.uint8)
-        out = around[1:-1, 1:-2]
+        around = np.full((3, height + 2, width + 3) if trial % 2 else (height + 2, width + 3, 3), 77, np.uint8)
+        out = (around.transpose(1, 2, 0) if trial % 2 else around)[1:-1, 1:-2]
         assert decode_resized(image, region, resized, out, corner=(top, left), flips=flips)
         expected = by_torch(pixels, resized)[top : top + height, left : left + width]
         expected = expected[:: -1 if flips[0] else 1, :: -1 if flips[1] else 1]
@@ -554,8 +554,8 @@ def test_results_that_do_not_fit() -> None:
         with pytest.raises(ValueError, match=r"corner: 20 x 20 pixels at .* are not within the \(20, 20\)"):
             decode_resized(image, region, (20, 20), np.empty((20, 20, 3), np.uint8), corner=corner)
     read_only = np.frombuffer(bytes(1200), np.uint8).reshape(20, 20, 3)
-    planar = np.empty((3, 20, 20), np.uint8).transpose(1, 2, 0)
-    for out in (np.empty((20, 20, 3)), np.empty((20, 20, 4), np.uint8), read_only, planar):
+    apart = np.empty((20, 40, 3), np.uint8)[:, ::2]
+    for out in (np.empty((20, 20, 3)), np.empty((20, 20, 4), np.uint8), read_only, apart):
         with pytest.raises(ValueError, match=r"out: expected writable uint8"):
             decode_resized(image, region, (20, 20), out)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="is not within the 40 x 56 pixels of the image"):

@@ -261,7 +261,7 @@ def test_a_distribution_adds_the_same_and_is_missed_by_name(folder: Path, instal
     assert done.returncode == 0, done.stderr
     check_extracted(folder)
     assert "tidy\ntidy\n" in done.stdout
-    assert "shade can be given for a SQLite archive only, and this is an image folder" in done.stdout
+    assert "shade can be given for a SQLite archive only, and this is a folder of images" in done.stdout
     assert "path_column can be given for a list of addresses of images or a manifest only" in done.stdout
     assert "plain takes again" in done.stdout and "decoded:SIDE, plain or coefficients, not 'gold'" in done.stdout
 

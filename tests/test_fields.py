@@ -17,8 +17,9 @@ from PIL import Image
 import packer
 import readers
 from cache.errors import BadSampleError, DatasetError, FormatError, SourceError, UnknownNameError
-from readers.fields import KINDS, check_field, decode_field, encode_field, parse_npy
+from readers.fields import KINDS, check_field, decode_field, encode_field
 from readers.layout import FIELD_KINDS
+from readers.table import parse_npy
 
 ARRAYS = [
     np.arange(12, dtype=np.int64).reshape(3, 4),

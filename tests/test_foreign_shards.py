@@ -219,7 +219,7 @@ def test_hdf5_files_that_are_refused(tmp_path: Path) -> None:
         ({"images": PIXELS.ravel()}, "has no table of offsets"),
         ({"images": PIXELS, "labels": [1, 2]}, "/labels has shape .* expected 5 whole numbers"),
         ({"images": PIXELS, "labels": [-9] * 5}, "the label -9 is out of range"),
-        ({"a": PIXELS, "b": PIXELS}, r"which of these holds the images: /a, /b\? Name it"),
+        ({"a": PIXELS, "b": PIXELS}, r"which of these holds the samples: /a, /b\? Name it"),
     ]
     for data_sets, message in cases:
         with h5py.File(tmp_path / "x.h5", "w") as file:

@@ -86,6 +86,86 @@ def test_what_a_sample_is(reader: readers.Reader) -> None:
         dataset.load_state_dict({"fingerprint": "other"})
 
 
+# --- batches --------------------------------------------------------------------------------------------------------
+def of_codec(folder: Path, pack: Callable[..., Path]) -> readers.Reader:
+    """Images that the codec makes, others, and two damaged ones."""
+    images = {f"c/{i:02d}.{'png' if i % 5 == 4 else 'jpg'}": (90 + i, 120 - i) for i in range(24)}
+    root = tree_of(folder / "of_codec", {name: make_jpeg(i, size) for i, (name, size) in enumerate(images.items())})
+    for name in images:
+        if name.endswith("png"):
+            Image.open(root / name).save(root / name, "PNG")
+    reader = readers.open(pack(root, "hdf5"))
+    for number in (5, 14):
+        overwrite(reader, number, b"")
+    return reader
+
+
+def plain(samples: list[Any]) -> Any:
+    """As `default_collate`, of samples as they are."""
+    assert all(len(sample) == 2 and "Made" not in str(type(sample)) for sample in samples)
+    return default_collate(samples)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("floats", [False, True])
+@pytest.mark.parametrize("on_error", ["skip", "substitute"])
+def test_images_decoded_into_their_batch_are_those_of_samples(
+    tmp_path: Path, pack: Callable[..., Path], workers: int, floats: bool, on_error: Any
+) -> None:
+    """By torch's function and by `collate`, in tuples and dictionaries, and as a stream."""
+    reader, ops = of_codec(tmp_path, pack), [RandomResizedCrop(48), RandomHorizontalFlip()]
+    ops += [Normalize((0.4, 0.5, 0.6), (0.2, 0.3, 0.4))] if floats else []
+    for fields in (("image", "key"), {"pixels": "image", "labels": "label"}):
+        dataset = ImageDataset(reader, ops, fields=fields, on_error=on_error)
+        loaders = []
+        for collate in (plain, None, dataset.collate, "stream"):
+            sampler = EpochSampler(Shuffled(24, 3), dataset)
+            data, given = dataset, {"sampler": sampler, "collate_fn": collate, "batch_size": 5}
+            if collate == "stream":
+                data, given = ImageStream(dataset, sampler, 5, drop_last=False), {"batch_size": None}  # type: ignore[assignment]
+            loaders.append(list(DataLoader(data, num_workers=workers, **given)))  # type: ignore[arg-type]
+        for batches in zip(*loaders, strict=True):
+            values = [[*(batch.values() if isinstance(batch, dict) else batch)] for batch in batches]
+            assert [type(batch) for batch in batches] == [dict if isinstance(fields, dict) else list] * 4
+            for images, others in values:
+                assert torch.equal(images, values[0][0]) and images.is_contiguous()
+                assert images.is_shared() == bool(workers) and list(others) == list(values[0][1])
+
+
+def test_a_batch_is_made_by_one_call_where_nothing_else_sees_its_samples(
+    tmp_path: Path, pack: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    native, calls = pytest.importorskip("readers.coefficients.native"), []
+    resize = native.resize
+    monkeypatch.setattr(native, "resize", lambda some, *given: calls.append(len(some)) or resize(some, *given))
+    reader = of_codec(tmp_path, pack).select(indices=range(4))
+
+    class Own(ImageDataset):
+        def collate(self, items: Any) -> Any:
+            return plain(items)
+
+    def blank(label: int, sample: dict[str, Any]) -> int:
+        sample["image"] = torch.zeros(1)
+        return label
+
+    ops, blanked = [Resize((48, 48))], {"target_transform": blank}
+    for kind, options, collate, expected in (
+        (ImageDataset, {}, None, [4]),
+        (ImageDataset, {}, "subset", [4]),
+        (ImageDataset, {}, plain, [1] * 4),
+        (Own, {}, "own", [1] * 4),
+        (ImageDataset, blanked, None, [1] * 4),
+    ):
+        dataset = kind(reader, ops, **options)  # type: ignore[arg-type]
+        collate_fn = dataset.collate if collate == "own" else None if collate == "subset" else collate
+        given = Subset(dataset, range(4)) if collate == "subset" else dataset
+        (batch,) = DataLoader(given, 4, collate_fn=collate_fn)  # type: ignore[arg-type]
+        assert calls == expected and batch[0].shape[1:] == ((3, 48, 48) if options is not blanked else (1,))
+        calls.clear()
+    samples = ImageDataset(reader, ops).__getitems__(range(4))
+    assert len({sample[0].untyped_storage().data_ptr() for sample in samples}) == 4
+
+
 def test_plain_functions(reader: readers.Reader) -> None:
     dataset = ImageDataset(reader, lambda image: image.float().mean(), target_transform=lambda label: label + 100)
     mean, label = dataset[3]

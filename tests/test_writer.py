@@ -264,7 +264,7 @@ NO_JSON = "cannot be written as JSON, which has no NaN"
         (Pictures(), {"output": None}, ValueError, "give output="),
         (Pictures(0), {}, SourceError, "Pictures of 0 samples: is empty"),
         ([(JPEGS[0], 1, 2)], {}, SourceError, "a sample is a tuple of 3"),
-        ([{"label": 3}], {}, SourceError, r"no member of a sample is an image; it has label \(int\)"),
+        ([{"label": 3}], {}, SourceError, r"no member of a sample is an image, .*; it has label \(int\)"),
         ([{"image": JPEGS[0], "label": 1, "target": 2}], {}, SourceError, "label, target are called one"),
         ([{"image": JPEGS[0]}], {"fields": {"image": "picture"}}, SourceError, "'image' cannot be 'picture'"),
         ([{"image": JPEGS[0]}], {"fields": {"img": "image"}}, SourceError, "has no member 'img'"),

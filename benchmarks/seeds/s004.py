@@ -451,6 +451,10 @@ def _same_draws(arguments: argparse.Namespace, task: str, load: str) -> Check:
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
+def _change(less: float) -> str:
+    return f"{abs(less):.0%} {'less' if less >= 0 else 'more'}"
+
+
 def _less(results: Results, rows: Sequence[str], task: str, load: str) -> dict[str, float]:
     """By what share an epoch with steps is shorter than PyTorch's from files, of those that ran."""
     times = {row: ratio(results, row, FILES, f"{task} {load} epoch_s") for row in rows}
@@ -460,12 +464,12 @@ def _less(results: Results, rows: Sequence[str], task: str, load: str) -> dict[s
 def claims(results: Results, arguments: argparse.Namespace) -> Iterator[Check]:
     task, gain = arguments.task[0], 1 - FAST / SLOW
     extensive = _less(results, (DALI_FILES, LOADER, DALI_LOADER), task, EXTENSIVE)
-    text = "; ".join(f"{row}: {less:.0%} less" for row, less in extensive.items())
+    text = "; ".join(f"{row}: {_change(less)}" for row, less in extensive.items())
     if DALI_FILES in extensive:
         what = f"DALI shortens an epoch with extensive augmentation by {gain:.0%}, to the time of the steps"
         yield Check(what, f"{text}; on the CPU", extensive[DALI_FILES] >= gain - 0.05)
     if few := _less(results, (HDF5, PIXELS), task, FEW):
-        text = "; ".join(f"{row}: {less:.0%} less" for row, less in few.items())
+        text = "; ".join(f"{row}: {_change(less)}" for row, less in few.items())
         what = f"a dedicated reader alone shortens an epoch by about {1 - FAST / READER_SLOW:.0%}"
         yield Check(what, f"{text}; few, warm page cache", max(few.values()) >= 0.23)
     times = [ratio(results, FILES, DALI_FILES, f"{task} {load} batch_ms") for load in LOADS]

@@ -93,7 +93,10 @@ def _split_lines(name: str, split: SplitReport) -> Iterator[str]:
             names = {0: "min", 50: "median", 100: "max"}
             shown = (f"{names.get(percent, f'{percent} %')} {value}" for percent, value in values.items())
             yield f"  {axis:7s} {'  '.join(shown)}"
-    yield "  images  " + ", ".join(f"{media} {count:,}" for media, count in split.media.items())
+    if split.arrays:
+        yield f"  arrays  {', '.join(split.arrays)}  (of {sum(split.arrays.values())} looked at)"
+    if split.media:
+        yield "  images  " + ", ".join(f"{media} {count:,}" for media, count in split.media.items())
     if split.coding:
         yield "  coding  " + ", ".join(f"{what}: {plural(count, 'image')}" for what, count in split.coding.items())
 

@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from cache.messages import parse_size
+from cache.errors import SourceError
+from cache.messages import listed, parse_size
 from packer.formats import resolve_format
 from packer.sets.deal import deal
 from packer.workers import Workers
@@ -263,7 +264,11 @@ class ConvertOptions:
             raise ValueError(f"raw pixels are for HDF5 shards, not for {self.to}")
 
     def packed_fields(self, fields: Mapping[str, str]) -> dict[str, str]:
-        """The fields of the set, from those of its source."""
+        """The fields of the set, from those of its source. Raises SourceError for options of images without images."""
+        if self.images.encoding is not None and "image" not in fields:
+            raise SourceError(
+                f"only images can be resized, encoded or changed, and this source has {listed([*fields])}"
+            )
         raw = self.images.is_raw
         return {name: PIXELS if name == "image" and raw else kind for name, kind in fields.items()}
 

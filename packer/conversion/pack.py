@@ -164,12 +164,12 @@ class ShardPacker:
         if self._where is not None and not self._where.is_true(key, label, payloads):
             self._not_chosen += 1
             return False
-        header, image, origin = None, payloads[0], names[0] or key
+        header, image, origin = None, payloads[0] if self._is_image else None, names[0] or key
         if self._checks_fields:
             self._fields.check(payloads)
         if image is None and self._images.is_raw:
             raise BadSampleError("has no image, and raw shards hold one of each sample")
-        if image is not None and self._is_image:
+        if image is not None:
             if self._ops is not None:
                 header, remarks = check_image(image, self._images.decode)
                 if self._images.check == "decode":

@@ -134,7 +134,8 @@ def refuse_nothing(title: str, root: object, listing: SourceListing, plan: Plan,
         for item in meta.left_out:
             files.append((f"{folder}/{item.name}".lstrip("/"), _kind(item.reason, item.action)))
     seen = advice(str(root), files, count_by_reason(listing, metas))
-    raise SourceError(f"{title}: no images, so no set is made; found\n  {seen or 'nothing'}")
+    what = "images" if "image" in listing.fields else "samples"
+    raise SourceError(f"{title}: no {what}, so no set is made; found\n  {seen or 'nothing'}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -264,7 +264,7 @@ class Located(NamedTuple):
     left_out: why what `key` names in the file is not a sample, under `lenient`.
     pixels: (height, width) of raw pixels [height, width, 3], where the image is such.
     place, bytes: of an image that is not one byte range, under `lenient`: what the format's PlaceReader needs to read
-    it, and its approximate size.
+    it, and its approximate size. main: the field that it is.
     """
 
     key: str
@@ -279,6 +279,7 @@ class Located(NamedTuple):
     place: tuple[Any, ...] | None = None
     bytes: int = 0
     pixels: tuple[int, int] | None = None
+    main: str = "image"
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ from packer.formats.base import (
     png_of,
     without_offset,
 )
+from readers.fields import encode_field
 from readers.layout import FIELD_KINDS, PIXELS
 from readers.opening.tree import SPLIT_NAMES, TreeFiles, arrange, has_image_suffix, unique_keys
 from readers.table import ABSENT, NO_LABEL, NamesBuilder
@@ -228,6 +229,8 @@ class Hdf5Places:
             array = data[where[0]]
             if layout == "elements":
                 return bytes(array.tobytes())
+            if layout == "arrays":
+                return bytes(encode_field("array", array))
             return png_of(np.moveaxis(array, 0, -1) if layout == "pixels-first" else array)
         except PackerError:
             raise
@@ -247,6 +250,7 @@ class Hdf5Places:
 #     ranges        1-D uint8 with all encoded images; in its group "offsets" (n + 1, or n), and for n offsets "lengths"
 #     elements      1-D variable-length uint8, an encoded image each
 #     pixels        uint8 [n, H, W], [n, H, W, C] or [n, C, H, W] with C of 1, 3 or 4: raw pixels
+#     arrays        any other numbers [n, …]: samples without an image, whose main field is `array`
 #     items         a data set for each image: 1-D uint8 or an opaque scalar with an encoded one, or pixels [H, W, C]
 #
 # `ranges` and `items` are flat where they are contiguous and unfiltered; everything else has a place, which
@@ -318,9 +322,12 @@ def _images_in(group: Any, path: Path, options: LocateOptions) -> Any:
         return found
     members = (group.get(name) for name in group)  # None for a link that leads nowhere
     fitting = [item for item in members if isinstance(item, h5py.Dataset) and _layout(item) in _WHOLE]
+    if not fitting:
+        arrays = [item for name in group if isinstance(item := group.get(name), h5py.Dataset) and _layout(item)]
+        fitting = arrays if arrays and not _items_in(group) else []
     if len(fitting) > 1:
         raise FormatError(
-            f"{path}: which of these holds the images: {', '.join(str(item.name) for item in fitting)}? {_NAME_IT}"
+            f"{path}: which of these holds the samples: {', '.join(str(item.name) for item in fitting)}? {_NAME_IT}"
         )
     return fitting[0] if fitting else None
 
@@ -333,22 +340,24 @@ def _layout(data: Any) -> str:
     vlen = h5py.check_vlen_dtype(data.dtype)
     if vlen is not None:
         return "elements" if len(shape) == 1 and np.dtype(vlen) in (np.uint8, np.int8) else ""
+    arrays = "arrays" if data.dtype.kind in "biufc" and len(shape) > 1 else ""
     if data.dtype != np.uint8:
-        return ""
+        return arrays
     if len(shape) == 1:
         return "ranges"
     if len(shape) == 3 or (len(shape) == 4 and shape[3] in _CHANNELS):
         return "pixels"
-    return "pixels-first" if len(shape) == 4 and shape[1] in _CHANNELS else ""
+    return "pixels-first" if len(shape) == 4 and shape[1] in _CHANNELS else arrays
 
 
 # --- all images in one data set ---
 def _together(images: Any, group: Any, path: Path, options: LocateOptions, split: str) -> Iterator[Located]:
     layout, name = _layout(images), str(images.name)
-    if not layout:
+    if not layout or (layout == "arrays" and "image" in name and not options.image_key):
         raise FormatError(
             f"{path}: {name} holds {images.dtype} of shape {images.shape}; expected encoded images (1-D uint8 with a "
-            f"table of offsets, or variable-length uint8) or 8-bit pixels [n, height, width, channels]"
+            f"table of offsets, or variable-length uint8) or 8-bit pixels [n, height, width, channels]; "
+            f"image_key='KEY' packs other numbers as arrays"
         )
     start, places, sizes = _ranges(images, path, options) if layout == "ranges" else _elements(images, path, options)
     labels = _labels_for(images, group, len(sizes), options)
@@ -361,9 +370,9 @@ def _together(images: Any, group: Any, path: Path, options: LocateOptions, split
             ranges = {"image": (start + place[0], size)}
         else:
             own = (layout, name, *place)
-        yield Located(
-            keys[i], labels[i], ranges, {"image": names[i]} if names[i] else {}, split=split, place=own, bytes=size
-        )
+        own_names = {"image": names[i]} if names[i] and layout != "arrays" else {}
+        main = "array" if layout == "arrays" else "image"
+        yield Located(keys[i], labels[i], ranges, own_names, split=split, place=own, bytes=size, main=main)
 
 
 def _ranges(images: Any, path: Path, options: LocateOptions) -> tuple[int | None, list[tuple[int, ...]], list[int]]:
@@ -405,7 +414,9 @@ def _elements(images: Any, path: Path, options: LocateOptions) -> tuple[None, li
         )
     check_claim(images, path, n)
     # What an element has is known only when it is read: take a fair share of the file.
-    share = path.stat().st_size // max(1, n) if images.ndim == 1 else prod(images.shape[1:])
+    share = path.stat().st_size // max(1, n)
+    if images.ndim > 1:
+        share = prod(images.shape[1:]) * images.dtype.itemsize
     return None, [(i,) for i in range(n)], [share] * n
 
 

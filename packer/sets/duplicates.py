@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 import readers
-from cache.errors import BadSampleError, UnknownNameError
+from cache.errors import BadSampleError, SourceError, UnknownNameError
 from cache.messages import Counter, Silent, Watcher
 from packer.output import Result
 from packer.sets.table import SaveResult, SetTable, table
@@ -179,6 +179,10 @@ def dedup(
         raise ValueError(f"near is {near}, expected 0 to 20 of {BITS} bits")
     root, watcher, crew = Path(path), watcher or Silent(), Workers(workers, engine)
     opened = table(root)
+    if near is not None and "image" not in opened.info.fields:
+        raise SourceError(
+            f"{root}: near compares images, and this set has {', '.join(opened.info.fields)}; leave it out"
+        )
     if prefer is not None and prefer not in opened.splits:
         raise UnknownNameError(f"{root}: no split {prefer!r}; it has {', '.join(opened.splits)}")
     with _Search(opened, watcher) as search:

@@ -155,7 +155,10 @@ _OWN = (
         "shards", "a folder of shards made elsewhere", "shards:ShardSource", f"fields {_SHARD_OPTIONS}",
         recognises=is_shards,
     ),
-    _entry("folder", "an image folder", "folder:FolderSource", "layout", recognises=Path.is_dir),
+    _entry(
+        "folder", "a folder of images, arrays or audio", "folder:FolderSource", "layout fields",
+        recognises=Path.is_dir,
+    ),
     # --- files, by their names and what is in them
     _entry(
         "urls", "a list of addresses of images (.txt, or a table)", "url_list:UrlListSource",

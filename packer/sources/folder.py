@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -19,7 +19,7 @@ from packer.formats.base import Arena
 from packer.registry import HEAD_BYTES
 from packer.sources.base import FieldNames, NumberPlaces, SourceListing, SplitListing, check_names
 from packer.sources.contents import advice, is_stray, reason_of
-from packer.sources.layouts import check_layout, is_no_class
+from packer.sources.layouts import MainField, check_layout, is_no_class, main_named, main_of
 from readers.opening.tree import SPLIT_NAMES, Keys, TreeFiles, TreeSplit, arrange, has_image_suffix, scan, unique_keys
 
 __all__ = [
@@ -40,25 +40,32 @@ _LARGE_BYTES = 64 << 20
 class FolderSource:
     """The files below `root`."""
 
-    def __init__(self, root: str | os.PathLike[str], layout: str = "auto") -> None:
-        """layout: "tree" takes all folders for classes; see `packer.sources.layouts`."""
-        self.root, self.layout = Path(root), layout
+    def __init__(
+        self, root: str | os.PathLike[str], layout: str = "auto", fields: Mapping[str, str] | None = None
+    ) -> None:
+        """layout: "tree" takes all folders for classes; see `packer.sources.layouts`. fields: {"name:kind": ".suffix"},
+        where the files that end so are the samples; by default see `main_of`."""
+        self.root, self.layout, self.fields = Path(root), layout, dict(fields or {})
+        self._main = main_named(self.fields, self.root)
 
     @property
     def title(self) -> str:
-        return f"image folder {self.root}"
+        return f"folder {self.root}" if self.fields else f"image folder {self.root}"
 
     @property
     def identity(self) -> str:
         kind = type(self)
-        return f"{kind.__module__}.{kind.__qualname__} {os.path.abspath(self.root)}, layout {self.layout}"
+        fields = f", fields {self.fields}" if self.fields else ""
+        return f"{kind.__module__}.{kind.__qualname__} {os.path.abspath(self.root)}, layout {self.layout}{fields}"
 
     def list(self, split: str | None) -> SourceListing:
         left_out: list[tuple[str, str]] = []
         files = scan(self.root, left_out, usable_cpus())
         watched = files.folders, files.folder_times
-        files = _without_large_strays(self.root, files, left_out)
-        listing = list_tree(files, split, str(self.root), left_out, self.layout)
+        main = self._main or main_of(files.paths())
+        if main.name == "image":
+            files = _without_large_strays(self.root, files, left_out)
+        listing = list_tree(files, split, str(self.root), left_out, self.layout, main)
         listing.watched = watched
         return listing
 
@@ -84,15 +91,31 @@ def _without_large_strays(root: Path, files: TreeFiles, left_out: list[tuple[str
 
 
 def list_tree(
-    files: TreeFiles, split: str | None, where: str, left_out: list[tuple[str, str]], layout: str = "auto"
+    files: TreeFiles,
+    split: str | None,
+    where: str,
+    left_out: list[tuple[str, str]],
+    layout: str = "auto",
+    main: MainField | None = None,
 ) -> SourceListing:
-    """The listing of a tree of files; the place of a sample is (path relative to the root, bytes)."""
+    """The listing of a tree of files; the place of a sample is (path relative to the root, bytes).
+
+    main: what the samples are; by default what the names of the files say.
+    """
+    main = main or main_of(files.paths())
+    if main.suffixes:
+        chosen = np.fromiter((path.lower().endswith(main.suffixes) for path in files.paths()), np.bool_, len(files))
+        others = files.take(np.flatnonzero(~chosen)).paths()
+        left_out += [(path, f"not {' or '.join(main.suffixes)}, as the samples are") for path in others]
+        files = files.take(np.flatnonzero(chosen))
     splits, classes = arrange(files, split, where, left_out)
     warnings: list[str] = []
     if layout == "auto":
         whole = split is None or not any(part.root for part in splits.values())
-        warnings = check_layout(files, splits, classes, where, whole)
-    listing = SourceListing({}, {"image": "image"}, classes, left_out, warnings, skip_strays=True)
+        is_sample = has_image_suffix if main.name == "image" else bool  # of those that are left all are
+        warnings = check_layout(files, splits, classes, where, whole, is_sample)
+    strays = main.name == "image"
+    listing = SourceListing({}, {main.name: main.kind}, classes, left_out, warnings, skip_strays=strays)
     for name, part in splits.items():
         if len(part.files):
             check_names(part.names, where)

@@ -21,7 +21,8 @@ import numpy.typing as npt
 from cache.errors import SourceError
 from cache.messages import plural, quoted
 from packer.formats import REGISTRY as FORMATS
-from packer.sources.tables import TABLE_SUFFIXES
+from packer.sources.tables import TABLE_SUFFIXES, is_field_name
+from readers.layout import DATASET_FILE
 from readers.opening.tree import SPLIT_NAMES, TreeFiles, TreeSplit, has_image_suffix
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "YOLO_YAMLS",
     "CelebaFiles",
     "IdxName",
+    "MainField",
     "celeba_files",
     "check_layout",
     "coco_files",
@@ -57,6 +59,8 @@ __all__ = [
     "is_voc",
     "is_yolo",
     "lacking_in_train",
+    "main_named",
+    "main_of",
     "mds_folders",
     "metadata_files",
     "parquet_files",
@@ -147,6 +151,52 @@ def idx_folder(root: Path) -> Path | None:
 def is_idx(head: bytes) -> bool:
     """Whether a file begins like one of MNIST's images."""
     return head[:4] == b"\0\0\x08\x03" and head[4:8] != bytes(4)  # a TFRecord has zeros there
+
+
+# --- samples that are not images ----------------------------------------------------------------------------------
+class MainField(NamedTuple):
+    """The first field of a source's samples: its name, its kind, and how its files end; () for images."""
+
+    name: str = "image"
+    kind: str = "image"
+    suffixes: tuple[str, ...] = ()
+
+
+_MAIN_FIELDS = (
+    MainField("array", "array", (".npy",)),
+    MainField("audio", "file", (".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".aac", ".aiff")),
+)
+
+
+def main_of(names: Iterable[str]) -> MainField:
+    """Of files called so: images where any is called like one, or no file says what it is; else what most are."""
+    counts = dict.fromkeys(_MAIN_FIELDS, 0)
+    unnamed = 0
+    for name in names:
+        last = name.rpartition("/")[2]
+        if has_image_suffix(name) or last == DATASET_FILE:  # a packed set has arrays, too
+            return MainField()
+        unnamed += "." not in last
+        for main in _MAIN_FIELDS:
+            counts[main] += name.lower().endswith(main.suffixes)
+    most = max(_MAIN_FIELDS, key=lambda main: counts[main])
+    return most if counts[most] > unnamed else MainField()
+
+
+def main_named(fields: Mapping[str, str], where: object) -> MainField | None:
+    """Of a folder, as the caller says it, {"cloud:file": ".las,.laz"}; None for nothing. Raises SourceError."""
+    if not fields:
+        return None
+    (name, suffix), *more = fields.items()
+    name, _, kind = name.partition(":")
+    suffixes = tuple(suffix.lower().split(","))
+    if more or not all(suffix[:1] == "." and suffix[1:] for suffix in suffixes):
+        raise SourceError(f"{where}: of a folder one field is named by how its files end: --field cloud:file=.las,.laz")
+    if not is_field_name(name) or kind not in ("array", "file", "text", "json", ""):
+        raise SourceError(
+            f"{where}: the field of a folder is NAME:array, NAME:file, NAME:text or NAME:json, not {name!r}"
+        )
+    return MainField(name, kind or "file", suffixes)
 
 
 # --- NumPy --------------------------------------------------------------------------------------------------------
@@ -494,11 +544,16 @@ def celeba_files(root: Path) -> CelebaFiles | None:
 
 
 def check_layout(
-    files: TreeFiles, splits: Mapping[str, TreeSplit], classes: Sequence[str], where: str, whole: bool
+    files: TreeFiles,
+    splits: Mapping[str, TreeSplit],
+    classes: Sequence[str],
+    where: str,
+    whole: bool,
+    is_sample: Callable[[str], bool] = has_image_suffix,
 ) -> list[str]:
     """Warnings about a tree that is being taken for splits and classes. Raises SourceError where it is none.
 
-    whole: `splits` are all that the tree has, so that a class may be missed.
+    whole: `splits` are all that the tree has, so that a class may be missed. is_sample: of the name of a file.
     """
     folders = _folders(files)
     found = _known(folders, classes) or _pairs(folders, splits) or _tiny_imagenet(splits, classes)
@@ -508,7 +563,10 @@ def check_layout(
             f"{where}: {what}; {_command(where, folder, *split)}; to use its folders as classes anyway, pass  "
             f"layout='tree'"
         )
-    images = {name: _are_images(part) for name, part in splits.items()}
+    images = {
+        name: np.fromiter(map(is_sample, part.files.paths()), np.bool_, len(part.files))
+        for name, part in splits.items()
+    }
     labels = {name: part.labels[images[name]] for name, part in splits.items()}
     others = [path for name, part in splits.items() for path in part.files.take(np.flatnonzero(~images[name])).paths()]
     at_root = [number for number in files.used_folders() if not files.folders[number]]
@@ -645,11 +703,6 @@ def _unread(splits: Mapping[str, TreeSplit], others: Sequence[str], where: str) 
             f"{plural(len(named), 'file')} called like the image beside it, such as {named[0]!r}, left out: to read "
             f"boxes of YOLO put classes.txt there; of captions write a table for --field caption:text=COLUMN"
         )
-
-
-def _are_images(part: TreeSplit) -> npt.NDArray[np.bool_]:
-    """Which files are called like images."""
-    return np.fromiter(map(has_image_suffix, part.files.paths()), np.bool_, len(part.files))
 
 
 def lacking_in_train(labels: Mapping[str, npt.NDArray[Any]], classes: Sequence[str]) -> Iterable[str]:

@@ -1,6 +1,7 @@
 """A table of image files: CSV, TSV, JSON Lines or Parquet.
 
-    path      the image; named by the caller, else the first of PATH_COLUMNS that the table has
+    path      the image, or another main field (`packer.sources.layouts.main_of` of the first row, or the field that the
+              caller takes from this column); named by the caller, else the first of PATH_COLUMNS that the table has
     label     named by the caller, else the first of LABEL_COLUMNS; none: no labels. Of the tables of noisy labels
               noisy_labels_0, the right ones. Numbers with fractions, vectors and lists of names become a field called
               like the column (`packer.sources.columns`)
@@ -32,6 +33,8 @@ import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
+from itertools import islice
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -43,6 +46,7 @@ from packer.formats.base import Arena
 from packer.sources.base import FileSource, ListingBuilder, SourceListing, check_names, safe_name, size_and_time
 from packer.sources.columns import target_field, targets_of
 from packer.sources.folder import read_named
+from packer.sources.layouts import MainField, main_of
 from packer.sources.tables import (
     IS_VALID,
     Columns,
@@ -138,8 +142,18 @@ class ManifestListing:
         self._dtypes = {name: self._dtype_of(self._columns.files[name]) for name in arrays}
         self._splits: dict[str, ListingBuilder] = {}
         self._lines: dict[str, dict[str, int]] = {}  # split -> name -> line it is in
+        self._main, self._columns = self._choose_main(self._columns)
         self._images = self._missing = 0
         self._first_missing = ""
+
+    def _choose_main(self, columns: Columns) -> tuple[MainField, Columns]:
+        """What the column of paths holds: the field that the caller takes it for, or by the name in the first row."""
+        named = next((name for name, column in columns.files.items() if column == columns.path), None)
+        if named is not None:
+            files = {name: column for name, column in columns.files.items() if name != named}
+            rest = replace(columns, files=files, values=columns.values - {named})
+            return MainField(named, columns.kinds.get(named, "file")), rest
+        return main_of(str(row.get(columns.path, "")) for _, row in islice(self._table.rows(), 1)), columns
 
     def _labels(self) -> Iterator[tuple[int, Any]]:
         return ((line, row.get(self._columns.label or "")) for line, row in self._table.rows())
@@ -184,7 +198,9 @@ class ManifestListing:
         return listing
 
     def _fields(self) -> dict[str, str]:
-        fields = {"image": "image"} | {name: self._columns.kinds.get(name, "file") for name in self._columns.files}
+        fields = {self._main.name: self._main.kind} | {
+            name: self._columns.kinds.get(name, "file") for name in self._columns.files
+        }
         return fields | {"json": "json"} if self._columns.metadata else fields
 
     def _add(self, line: int, row: Row, position: int) -> None:

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.errors import SourceError
+from cache.messages import listed
 from packer.sources.base import SourceListing, refusing
 from packer.sources.layouts import splits_of_arrays
 from packer.sources.pixels import PixelBlock, PixelSource, ZipMember, check_image_bytes
@@ -73,7 +74,7 @@ class NumpySource(PixelSource):
         if not wanted:
             raise SourceError(
                 f"{self.root}: no arrays called images and labels, or x and y (train_images, x_train); it has "
-                f"{', '.join(names) or 'none'}"
+                f"{listed([*names], 20) or 'none'}; an archive of an array a sample is a tar, or its folder"
             )
         if len(wanted) > 1 and "" in wanted:
             raise SourceError(f"{self.root}: {wanted['']} belongs to no split, but others do; move it away")

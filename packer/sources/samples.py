@@ -1,11 +1,12 @@
 """Samples that a program hands over, as of a torch or Hugging Face data set: which members become which fields.
 
 A sample is a dictionary, or a tuple of an image and its label. By default its members are used by what they are, which
-is what the first value says that is not None, among the samples that are looked at before the first one is packed:
+is what the first value says that is not None, among the samples that are looked at before the first one is packed. Of
+samples without an image the first array, or else the first other bytes or text, is the main field, under its name:
 
-    image     encoded bytes of an image, an image of Pillow, uint8 [h, w], [h, w, 3] or [h, w, 4], or a dictionary with
-              "bytes", or the "path" of a file, as Hugging Face hands out; pixels become PNG, floating-point images of
-              Pillow TIFF. The first one is the field `image`
+    image     what is not called array: encoded bytes of an image, an image of Pillow, uint8 [h, w], [h, w, 3] or
+              [h, w, 4], or a dictionary with "bytes", or the "path" of a file, as Hugging Face hands out; pixels become
+              PNG, floating-point images of Pillow TIFF. The first one is the field `image`
     target    a number with a fraction, or a vector, that is called as a label is, and the second of a tuple: the field
               `target`, which is then the label; names of classes become a vector with 1 for each
     label     an integer called label, labels, target, class, cls or y; a text of that name is the name of a class;
@@ -56,6 +57,7 @@ _IMAGES = ("image", "img", "picture", "photo", "jpg", "png")
 _MASKS = ("mask", "seg", "annotation")
 _BOXES, _POINTS = ("boxes", "bboxes"), ("points", "keypoints")
 _PAIR = ("image", "label")
+_MAINS = ("array", "file", "text")  # of a set without images
 _MAX_LABEL = _MAX_FILE_BYTES = 1 << 31
 
 
@@ -111,10 +113,13 @@ class SampleForm:
         if len(labels) > 1:
             raise SourceError(f"a sample has one label, but {', '.join(labels)} are called one; drop all but one")
         images = [name for name, kind in kinds.items() if kind == "image"]
-        if not images:
-            raise SourceError(f"no member of a sample is an image; it has {_described(values)}")
-        first = next((name for known in _IMAGES for name in images if name.lower() == known), images[0])
-        members = {first: ("image", "image")}
+        others = [(name, kind) for name, kind in kinds.items() if name.lower() not in _IMAGES]
+        mains = images or [name for main in _MAINS for name, kind in others if kind == main]
+        if not mains:
+            raise SourceError(f"no member of a sample is an image, an array or bytes; it has {_described(values)}")
+        first = next((name for known in _IMAGES for name in images if name.lower() == known), mains[0])
+        kind = kinds[first]
+        members = {first: (kind if images or first.isdecimal() else _field_of(first, kind), kind)}
         for name, kind in kinds.items():
             if kind in KINDS and name != first and not (kind == "json" and fields is None):
                 members[name] = (_field_of(name, kind), kind)
@@ -164,7 +169,7 @@ class SampleForm:
             kept = {name: _plain(values[name]) for name in self.rest if values.get(name) is not None}
             found.append(encode_field("json", kept) if kept else None)
         if found[0] is None:
-            raise BadSampleError("has no image")
+            raise BadSampleError(f"has no {next(iter(self.fields))}")
         return found
 
     def _check_known(self, values: Mapping[str, Any]) -> None:
@@ -298,7 +303,7 @@ def _kind(name: str, value: Any) -> str:
         return LABEL
     if lower.startswith(_MASKS) and _is_mask(lower, value):
         return "mask"
-    if _is_image(value):
+    if lower != "array" and _is_image(value):
         return "image"
     if isinstance(value, str):
         return "text"

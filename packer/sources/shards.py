@@ -107,9 +107,9 @@ def split_of_name(name: str) -> str:
     return next((word for word in words if word in SPLIT_NAMES), "train")
 
 
-def field_kinds(names: Iterable[str]) -> dict[str, str]:
-    """Fields of these names and their kinds: the image first, then as they come."""
-    return {"image": "image"} | {name: "json" if name == "json" else "file" for name in names if name != "image"}
+def field_kinds(names: Iterable[str], main: str = "image") -> dict[str, str]:
+    """Fields of these names and their kinds: the main one first, which is called as its kind, then as they come."""
+    return {main: main} | {name: "json" if name == "json" else "file" for name in names if name != main}
 
 
 class ClassNames:
@@ -259,7 +259,7 @@ class _Samples:
         self._parts: dict[str, _Part] = {}
         self._classes = ClassNames()
         self._unnumbered: dict[str, int] = {}  # classes of samples that have only their names
-        self._fields = {"image": 0}
+        self._main, self._fields = "image", {"image": 0}
         self._left_out: list[tuple[str, str]] = []
         self._left_behind: dict[str, None] = {}
         self._has_image = False
@@ -276,6 +276,12 @@ class _Samples:
         if sample.label < NO_LABEL:
             raise FormatError(
                 f"{self._files[-1]}: {sample.key}: the label {sample.label} is out of range: classes count from 0"
+            )
+        if not self._parts:
+            self._main, self._fields = sample.main, {sample.main: 0}
+        elif sample.main != self._main:
+            raise FormatError(
+                f"{self._files[-1]}: holds {sample.main}s, and files before it {self._main}s; convert it apart"
             )
         self._classes.add(sample)
         label = sample.label
@@ -303,7 +309,7 @@ class _Samples:
                 f"the image with  image_key='KEY'"
             )
         classes, wrong = self._classes.in_order()
-        listing = SourceListing({}, field_kinds(self._fields), classes, self._left_out)
+        listing = SourceListing({}, field_kinds(self._fields, self._main), classes, self._left_out)
         for name, part in self._parts.items():
             part.widen(len(self._fields))
             listing.splits[name] = self._checked(part.build(part.root), listing)

@@ -58,6 +58,7 @@ __all__ = [
     "column_values",
     "field_named",
     "first_column",
+    "is_field_name",
     "is_missing",
     "is_url_list",
     "json_payload",

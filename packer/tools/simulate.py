@@ -183,8 +183,9 @@ class Subject:
         return int(self.reader.sizes(self.field).sum())
 
 
-def subject_of(reader: Reader, field: str = "image") -> Subject:
+def subject_of(reader: Reader, field: str = "") -> Subject:
     """A set that exists. Raises UnknownNameError for a field that it lacks, ValueError where it has no samples."""
+    field = field or reader.main
     reader.table.number(field)
     if not len(reader):
         raise ValueError(f"{reader.table.title}: no samples to simulate")

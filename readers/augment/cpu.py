@@ -118,6 +118,11 @@ class Finish:
         """Whether pixels can be made in the batch itself."""
         return self.dtype == torch.uint8 and not self.planar
 
+    @property
+    def by_codec(self) -> bool:
+        """Whether the compiled codec makes these values."""
+        return self.dtype == torch.uint8 or self.scaling() is not None
+
     def scaling(self) -> Scaling | None:
         """How the compiled codec makes float32 of bytes as this does, to the bit; None for other dtypes.
 
@@ -260,10 +265,12 @@ class Renderer:
         where that is quicker, it is made there, and the result is None. Raises BadSampleError.
         """
         if self._resizes_at_once(data, job):
-            scaling = self._finish.scaling() if self._finish is not None and whole is not None else None
-            into = (out, None) if scaling is None or job.last.steps else (whole, scaling)
-            if self._render_at_once(data, job.last, size, *into):
-                return unflipped(job) if into[0] is out else None
+            finish = self._finish if self._finish is not None and self._finish.by_codec else None
+            if whole is not None and finish is not None and not job.last.steps:
+                if self._render_at_once(data, job.last, size, whole, finish.scaling()):
+                    return None
+            elif self._render_at_once(data, job.last, size, out, None):
+                return unflipped(job)
         image = _image(decode_image(data, job.first.region, self._scratch, size, compiled=self._compiled))
         if self.lap is not None:
             self.lap("decode")
@@ -323,12 +330,13 @@ class Renderer:
         """
         from readers.coefficients import decode_boxes  # loads crc32c
 
-        scaling = self._finish.scaling() if self._finish is not None else None
-        pixels = (out if scaling is None else whole).permute(0, 2, 3, 1).numpy()
+        finish = self._finish if self._finish is not None and self._finish.by_codec else None
+        pixels = (out if finish is None else whole).permute(0, 2, 3, 1).numpy()
+        scaling = None if finish is None else finish.scaling()
         done = decode_boxes(data, table, sizes, pixels, scaling, jpegs=self._compiled)
         if self.lap is not None and any(done):
             self.lap("decode")
-        return done, scaling is not None or (self._finish is not None and self._finish.in_place)
+        return done, finish is not None
 
     def render_alike(
         self,

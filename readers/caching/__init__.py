@@ -163,6 +163,8 @@ def cached(
     if check not in CHECKS:
         raise ValueError(f"check is one of {', '.join(CHECKS)}, not {check!r}")
     table, form = reader.table, as_form(keep)
+    if (form.converts or form.is_for_decoders) and "image" not in table.fields:
+        raise ValueError(f"keep={keep!r} is for images, and this set has {', '.join(table.fields)}: keep='encoded'")
     slots = _slots(table, fields, partition)
     if form.is_for_decoders and not _can_decode():
         capacity = 0

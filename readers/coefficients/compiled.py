@@ -15,7 +15,7 @@ from readers.coefficients.markers import HuffmanTable
 __all__ = ["BUILD_BY_CLANG", "load_codec", "tables_of", "unsupported_reason"]
 
 _NAME = "readers.coefficients.native"
-_VERSION = 3  # of its functions, as in module.c
+_VERSION = 4  # of its functions, as in module.c
 _KEPT_TABLES = 16
 
 

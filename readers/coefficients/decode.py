@@ -116,7 +116,7 @@ def decode_resized(
     data: coefficients, or a JPEG.
     resized: the (height, width) of the whole box when it is resized.
     out: [height, width, 3]: what is wanted of that, from its `corner` (top, left) on. uint8, or float32 with `scaling`;
-        the bytes of a line next to each other, or of floats those of a line of a colour.
+        the values of a line next to each other, or those of a line of a colour.
     flips: whether it is mirrored (upside down, left to right).
     size: the (height, width) that the index promises for the upright image.
 
@@ -227,11 +227,10 @@ def _check_bytes(data: Buffer, shape: Shape) -> bool:
 def _check_target(out: npt.NDArray[Any], scaling: Scaling | None) -> None:
     """Raise ValueError for memory that the codec does not write to."""
     _, across, colour = out.strides
-    kind, fits = np.uint8, (across, colour) == (3, 1)
-    if scaling is not None:
-        kind, fits = np.float32, (across, colour) == (12, 4) or across == 4  # type: ignore[assignment]
+    kind = np.dtype(np.uint8 if scaling is None else np.float32)
+    fits = across == kind.itemsize or (across, colour) == (3 * kind.itemsize, kind.itemsize)
     if out.dtype != kind or out.shape[2] != 3 or not out.flags.writeable or not fits:
-        raise ValueError(f"out: expected writable {np.dtype(kind)} [height, width, 3], found {out.dtype} {out.shape}")
+        raise ValueError(f"out: expected writable {kind} [height, width, 3], found {out.dtype} {out.shape}")
 
 
 def stored_box(shape: Shape, region: Region | None) -> tuple[int, tuple[int, int, int, int]]:

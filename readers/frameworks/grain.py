@@ -17,7 +17,9 @@ from typing import Any, Literal, SupportsIndex
 from readers.batch import Fields
 from readers.decode import decode_image
 from readers.feed import check_choice, for_decoding, substitutes_of_row, treat
+from readers.fields import decode_field
 from readers.reader import SAMPLE_ERRORS, Reader
+from readers.table import Buffer
 
 
 class GrainSource:
@@ -41,8 +43,10 @@ class GrainSource:
         on_error: Literal["raise", "substitute"] = "raise",
     ) -> None:
         check_choice("on_error", on_error, ("raise", "substitute"))
-        self._names, self._decode, self._on_error = tuple(fields), decode, on_error
-        self._reader, self._fields = reader, Fields(fields, reader)
+        self._decode, self._on_error = decode, on_error
+        self._reader, self._main = reader, getattr(reader, "main", "image")
+        self._fields = Fields(fields, reader, self._main)
+        self._names = tuple(fields) if self._main == "image" else self._fields.wanted
         self._images = for_decoding(reader) if decode else reader
 
     def __len__(self) -> int:
@@ -67,12 +71,15 @@ class GrainSource:
         for name, field in zip(self._names, fields.wanted, strict=True):
             if field in stored:
                 values[name] = stored[field]
-            elif field == "image":
-                image = self._images.read(row)
-                values[name] = decode_image(image) if self._decode else bytes(image)
+            elif field == self._main:
+                data = self._images.read(row)
+                values[name] = self._value(data) if self._decode else bytes(data)
             else:
                 values[name] = fields.value(self._reader, row, field)
         return values
+
+    def _value(self, data: Buffer) -> Any:
+        return decode_image(data) if self._main == "image" else decode_field(self._fields.kind(self._main), data)
 
     def __repr__(self) -> str:
         return f"GrainSource({self._reader.fingerprint}, {self._names}, decode={self._decode})"

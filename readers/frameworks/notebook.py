@@ -16,9 +16,8 @@ import numpy as np
 from cache.errors import BadSampleError, PackerError
 from cache.messages import human_bytes, plural, printable, shortened
 from readers.decode import decode_image
-from readers.fields import parse_npy
 from readers.headers import read_header, sniff
-from readers.table import NO_LABEL, Buffer, Sample
+from readers.table import NO_LABEL, Buffer, Sample, parse_npy
 
 if TYPE_CHECKING:
     from readers.reader import Reader

@@ -210,7 +210,7 @@ def block_starts(sizes: npt.NDArray[Any], block_bytes: int) -> Int64s:
 
 
 def block_shuffled(
-    reader: _Sized, seed: int = 0, block_bytes: int = 8 << 20, window: int = 64, field: str = "image"
+    reader: _Sized, seed: int = 0, block_bytes: int = 8 << 20, window: int = 64, field: str = ""
 ) -> BlockShuffled:
     """A block shuffle for a reader, by the bytes of one field; reads the column of lengths once."""
     return BlockShuffled(block_starts(reader.sizes(field), block_bytes), window, seed)

@@ -48,7 +48,7 @@ class ShuffleReport:
         return f"reads {self.read_amplification:.2f} bytes per byte used; {mixes}"
 
 
-def describe(order: Order, reader: Reader, *, field: str = "image", request_bytes: int = PAGE_BYTES) -> ShuffleReport:
+def describe(order: Order, reader: Reader, *, field: str = "", request_bytes: int = PAGE_BYTES) -> ShuffleReport:
     """Both figures for an order over a reader; reads index columns and no payload."""
     return ShuffleReport(
         read_amplification(order, reader, field=field, request_bytes=request_bytes), shuffle_quality(order)
@@ -118,7 +118,7 @@ def quality_of(means: npt.NDArray[np.float64], size: int, n: int) -> float:
     return 1.0 if observed <= expected * (1 + 3 * math.sqrt(2 / len(means))) else expected / observed
 
 
-def read_amplification(order: Order, reader: Reader, *, field: str = "image", request_bytes: int = PAGE_BYTES) -> float:
+def read_amplification(order: Order, reader: Reader, *, field: str = "", request_bytes: int = PAGE_BYTES) -> float:
     """Bytes fetched per payload byte used, in units of `request_bytes`; estimated from up to 2,048 samples or blocks.
 
     Blocks of `BlockShuffled` and `Woven` are read once and together, as is stored order; samples of any other order one
@@ -137,7 +137,7 @@ def read_amplification(order: Order, reader: Reader, *, field: str = "image", re
     return max(1.0, fetched / used) if used else 1.0
 
 
-def requests_per_sample(order: Order, reader: Reader, *, field: str = "image", gap_bytes: int = 64 << 10) -> float:
+def requests_per_sample(order: Order, reader: Reader, *, field: str = "", gap_bytes: int = 64 << 10) -> float:
     """GETs for each sample of a remote set, where those with gaps of at most `gap_bytes` between them share one;
     estimated as `read_amplification` is."""
     requests = samples = 0
@@ -169,6 +169,7 @@ def _spread(count: int, wanted: int) -> Int64s:
 
 def _extents(samples: Int64s, reader: Reader, field: str) -> tuple[Int64s, Int64s, Int64s]:
     """(a number for its file, offset, length) of each sample that has the field."""
+    field = field or reader.table.main
     offsets = reader.table.field_column(field, "offset")[samples]
     extents = reader.table.extents(samples[offsets != ABSENT], field)
     return extents.shard, extents.offset, extents.length

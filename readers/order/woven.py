@@ -201,7 +201,7 @@ def woven(
     block_bytes: int = 256 << 10,
     open: int = 256,
     nodes: int = 1,
-    field: str = "image",
+    field: str = "",
     *,
     workers: int = 1,
     batch_size: int = 1,

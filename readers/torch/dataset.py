@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -41,7 +41,7 @@ from readers.order import Order
 from readers.order.base import Int64s
 from readers.reader import SAMPLE_ERRORS, Announcer, Reader, depth_warning
 from readers.table import Buffer
-from readers.torch.rendering import OpRenderer, PerThread, Place, Task, loser_of_places
+from readers.torch.rendering import Made, OpRenderer, PerThread, Place, Task, collate_of_caller, loser_of_places
 
 # What an item of `ImageDataset` is made of, from its image and its other fields, and a batch of items.
 
@@ -52,6 +52,7 @@ _NOTHING: Payloads = {}
 class ItemMaker:
     """Makes items of `fields`.
 
+    main: the field that comes decoded, as `image`.
     target_transform: of the label, or of the label and the sample. tensors: whether arrays become tensors.
     one_size: whether all images have one size, so that masks can be stacked.
 
@@ -59,13 +60,24 @@ class ItemMaker:
     """
 
     def __init__(
-        self, fields: Fields, target_transform: Callable[..., Any] | None, *, tensors: bool, one_size: bool
+        self,
+        fields: Fields,
+        target_transform: Callable[..., Any] | None,
+        main: str = "image",
+        *,
+        tensors: bool,
+        one_size: bool,
     ) -> None:
-        self.fields, self.target_transform = fields, target_transform
+        self.fields, self.target_transform, self._main = fields, target_transform, main
         self._tensors, self._one_size = tensors, one_size and tensors
         self._sees_sample = target_transform is not None and _takes_two(target_transform)
         if self._sees_sample and fields.label not in fields.wanted:
             raise ValueError("target_transform makes the label of a sample: name 'label' in fields")
+
+    @property
+    def keeps_image(self) -> bool:
+        """Whether an item has its image once, and that which it is made of."""
+        return self.fields.wanted.count("image") == 1 and not self._sees_sample
 
     def read(self, reader: Reader, rows: Sequence[int]) -> list[Payloads]:
         """The bytes of the fields other than the image."""
@@ -82,7 +94,7 @@ class ItemMaker:
         """One item. done: what ops did to its image. Raises BadSampleError."""
         fields = self.fields
         if not fields.stored and not self._sees_sample:
-            return fields.collect(lambda name: image if name == "image" else self._plain(reader, index, name))
+            return fields.collect(lambda name: image if name == self._main else self._plain(reader, index, name))
         placement = None
         if fields.moving and "image" in fields.wanted:
             placement = fields.placement(reader, index, *(done or ()))
@@ -91,7 +103,7 @@ class ItemMaker:
             sample = {name: to_tensor(fields.kind(name), value) for name, value in sample.items()}
         for name in fields.wanted:
             if name not in sample:
-                sample[name] = image if name == "image" else self._plain(reader, index, name)
+                sample[name] = image if name == self._main else self._plain(reader, index, name)
         label = fields.label
         if self._sees_sample:
             sample[label] = self.target_transform(sample[label], sample)  # type: ignore[misc]
@@ -106,21 +118,38 @@ class ItemMaker:
             return value
         return self.target_transform(value)
 
-    def collate(self, items: Sequence[Any]) -> Any:
-        """A batch of items; see `ImageDataset.collate`."""
+    def collate(self, items: Sequence[Any], images: torch.Tensor | None = None, *, by_torch: bool = False) -> Any:
+        """A batch of items; see `ImageDataset.collate`. images: where those of the items are, in their order. by_torch:
+        what `default_collate` makes."""
         fields = self.fields
-        if not fields.stored:
+        by_torch = by_torch or not fields.stored
+        if by_torch and images is None and self._main == "image":
             return default_collate(list(items))
         columns = zip(*(item.values() if isinstance(item, dict) else item for item in items), strict=True)
         batch: dict[str, Any] = {}
         for name, values in zip(fields.wanted, columns, strict=True):
-            if name not in fields.stored or name in fields.targets:
+            if name == self._main != "image":
+                _check_shapes(name, values)
+            if name == "image" and images is not None:
+                batch[name] = images
+            elif by_torch or name not in fields.stored or name in fields.targets:
                 batch[name] = default_collate(list(values))
             elif self._one_size and name in fields.stacked:
                 batch[name] = stack_masks(values)
             else:
                 batch[name] = list(values)
-        return fields.collect(batch.__getitem__)
+        made = fields.collect(batch.__getitem__)
+        return list(made) if by_torch and isinstance(made, tuple) else made
+
+
+def _check_shapes(name: str, values: Sequence[Any]) -> None:
+    """Raise ValueError for arrays that make no batch."""
+    shapes = {tuple(value.shape) for value in values if hasattr(value, "shape")}
+    if len(shapes) > 1:
+        raise ValueError(
+            f"field {name}: arrays of the shapes {sorted(map(list, shapes))[:3]} in one batch: crop or pad them with  "
+            f"transform=,  or take lists, with  collate_fn=list  (ImageStream: collate=list)"
+        )
 
 
 def _takes_two(function: Callable[..., Any]) -> bool:
@@ -139,6 +168,9 @@ _OUTPUTS = get_args(Output)
 
 class ImageDataset(Dataset[Any]):
     """(image, label) by number; label is -1 where a sample has none.
+
+    In a set without images its main field (`reader.main`) has their place: an array as a tensor, or the bytes of a
+    file, changed by `transform`, a function. Arrays of one shape make a batch; ValueError says which do not.
 
     transform: a list of `readers.augment` ops, which decodes no more of an image than it needs and draws by (seed,
         epoch, position) when the indices come from `EpochSampler`; or any callable that takes an image, albumentations
@@ -199,21 +231,26 @@ class ImageDataset(Dataset[Any]):
         self.decode, self.output, self.on_error = decode, output, on_error
         self.reader = reader
         self.transform, self.target_transform = transform, target_transform
-        own = decode == "unchanged"
+        self._main: str = getattr(reader, "main", "image")
+        own = decode == "unchanged" and self._main == "image"
         if own:
             check_unchanged(reader)
         self._ops = None
+        if isinstance(transform, Sequence) and self._main != "image":
+            raise ValueError(
+                f"ops change images, and this set has none: give a function of {self._main!r} as transform"
+            )
         if isinstance(transform, Sequence):
             images = kind_of_first(reader) if own else ("uint8", 3)
             recipe = Recipe(transform, images, compose=compose == "auto")
             self._ops = OpRenderer(recipe, exact_colours, unchanged=own, compiled=self._compiled)
-        asked = Fields(fields, reader)
+        asked = Fields(fields, reader, self._main)
         if isinstance(transform, Sequence):
             asked.check_ops(transform)
         elif transform is not None:
             asked.check_apart("a function as transform sees the image alone", "give a list of readers.augment ops")
         one_size = self._ops is not None and self._ops.out_size is not None and "image" in asked.wanted
-        self._maker = ItemMaker(asked, target_transform, tensors=output == "tensor", one_size=one_size)
+        self._maker = ItemMaker(asked, target_transform, self._main, tensors=output == "tensor", one_size=one_size)
         if self._ops is not None and decode is None:
             raise ValueError("ops need decoded images: leave decode=None out, or give a callable as transform")
         if own and output == "pil":
@@ -267,7 +304,7 @@ class ImageDataset(Dataset[Any]):
         return len(self.reader)
 
     def __getitem__(self, index: int) -> Any:
-        items = self._items((index,))
+        items, _ = self._items((index,))
         if not items:
             raise name_sample(
                 self.reader,
@@ -277,8 +314,11 @@ class ImageDataset(Dataset[Any]):
         return items[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Many samples, read together; what DataLoader calls for a batch."""
-        items = self._items(indices)
+        """Many samples, read together; what DataLoader calls for a batch. Where `collate` or torch's `default_collate`
+        would copy their images into one, they are decoded into it instead, and the batch is made here."""
+        collate = collate_of_caller()
+        by_torch, own = collate is default_collate, getattr(collate, "__func__", None) is ImageDataset.collate
+        items, images = self._items(indices, together=by_torch or (own and collate.__self__ is self))
         if not items and len(indices):
             first = int(indices[0])
             raise BadSampleError(
@@ -286,12 +326,12 @@ class ImageDataset(Dataset[Any]):
                 f"is sample {first} ({self.reader.keys[first]}): find them with `packer verify --deep`, or take "
                 f"on_error='substitute'"
             )
-        return items
+        return items if images is None else [Made(self._maker.collate(items, images, by_torch=by_torch))]
 
     def collate(self, items: Sequence[Any]) -> Any:
         """A batch, for DataLoader(collate_fn=dataset.collate): masks are stacked where ops make all images of one size
         and every sample has one; other fields of the set are lists; the rest is `default_collate`'s."""
-        return self._maker.collate(items)
+        return items[0].batch if isinstance(items[0], Made) else self._maker.collate(items)
 
     def over(self, reader: Reader) -> ImageDataset:
         """A data set with the same options over another reader of the same fields."""
@@ -330,8 +370,9 @@ class ImageDataset(Dataset[Any]):
             return named or substitutes_of_row(int(index), mates)
 
         def take(row: int) -> Any:
-            data = read_sample(self._images, row) if "image" in self.fields else b""
-            task = self._tasks((Place(row, place.seed, place.epoch, place.position),), (data,))[0]
+            data = read_sample(self._images, row) if self._main in self.fields else b""
+            again = Place(row, place.seed, place.epoch, place.position)
+            task = self._plan((again,), (data,), together=False).tasks[0]
             return self._sample(row, data, task, self._maker.read(self.reader, [row])[0])
 
         where = int(index), place.position
@@ -357,31 +398,38 @@ class ImageDataset(Dataset[Any]):
             )
 
     # --- inside -------------------------------------------------------------------------------------------------
-    def _tasks(self, indices: Sequence[int], data: Sequence[Buffer | Exception]) -> Sequence[Task | Exception | None]:
+    def _plan(self, indices: Sequence[int], data: Sequence[Buffer | Exception], *, together: bool) -> _Plan:
+        count = len(indices)
         if self._ops is None or "image" not in self.fields:
-            return [None] * len(indices)
-        return self._ops.tasks(indices, data)
+            return _Plan([None] * count, None, [None] * count, [False] * count)
+        tasks, plans = self._ops.plan(indices, data)
+        images = self._ops.batch(count) if together and self._maker.keeps_image else None
+        if images is None:
+            return _Plan(tasks, None, [None] * count, [False] * count)
+        return _Plan(tasks, images, images.unbind(), self._ops.render_boxes(data, tasks, plans, images))
 
-    def _items(self, indices: Sequence[int]) -> list[Any]:
+    def _items(self, indices: Sequence[int], *, together: bool = False) -> tuple[list[Any], torch.Tensor | None]:
+        """Samples, and with `together` the memory that their images share as those of a batch, where they do."""
         rows, items = [int(index) for index in indices], []
         if self._ops is not None and self._ops.draws and not self._counts[3]:
             self._warn_of_places(indices)
         data: Sequence[Buffer | Exception] = [b""] * len(rows)
-        if "image" in self.fields:
+        if self._main in self.fields:
             announcer = self._announce(indices, rows)
             read = partial(read_samples if len(rows) > 1 else _read_each, self._images)
             data = read(rows) if announcer is None else announcer.read(read, rows)
-        if self.decode == "RGB" and not self._counts[2]:
+        if self.decode == "RGB" and self._main == "image" and not self._counts[2]:
             self._warn_of_depth(rows, data)
         payloads = self._maker.read(self.reader, rows)
-        for index, encoded, task, others in zip(indices, data, self._tasks(indices, data), payloads, strict=True):
+        tasks, images, places, done = self._plan(indices, data, together=together)
+        for number, (index, encoded, others) in enumerate(zip(indices, data, payloads, strict=True)):
             try:
-                item: Any = self._sample(int(index), encoded, task, others)
+                item: Any = self._sample(int(index), encoded, tasks[number], others, places[number], done[number])
             except SAMPLE_ERRORS as error:
-                item = self._treat(index, rows, error)
+                item, images = self._treat(index, rows, error), None
             if item is not None:
                 items.append(item)
-        return items
+        return items, images
 
     def _announce(self, indices: Sequence[int], rows: list[int]) -> Announcer | None:
         """Announce this batch and those after it that this process makes, as far as these follow from the sampler's
@@ -432,16 +480,25 @@ class ImageDataset(Dataset[Any]):
                 stacklevel=4,
             )
 
-    def _sample(self, index: int, data: Buffer | Exception, task: Task | Exception | None, others: Payloads) -> Any:
+    def _sample(
+        self,
+        index: int,
+        data: Buffer | Exception,
+        task: Task | Exception | None,
+        others: Payloads,
+        image: torch.Tensor | None = None,
+        is_made: bool = False,
+    ) -> Any:
+        """image: where to put its image. is_made: which is there already."""
         for problem in (data, task):
             if isinstance(problem, Exception):
                 raise problem
-        if "image" not in self.fields:
+        if self._main not in self.fields:
             return self._maker.make(self.reader, index, others)
         if self._ops is None:
-            image = self._decode_and_transform(data)  # type: ignore[arg-type]
-            return self._maker.make(self.reader, index, others, image)
-        image = self._ops.render(data, task)  # type: ignore[arg-type]
+            return self._maker.make(self.reader, index, others, self._decode_and_transform(data))  # type: ignore[arg-type]
+        if not is_made:
+            image = self._ops.render(data, task, image)  # type: ignore[arg-type]
         return self._maker.make(self.reader, index, others, image, task)  # type: ignore[arg-type]
 
     def _decode_and_transform(self, data: Buffer) -> Any:
@@ -452,6 +509,10 @@ class ImageDataset(Dataset[Any]):
         return call(image=image)["image"] if self._keywords else call(image)
 
     def _decode(self, data: Buffer) -> Any:
+        if self._main != "image":
+            kind = self._maker.fields.kind(self._main)
+            value = decode_field(kind, data)
+            return to_tensor(kind, value) if self.output == "tensor" else value
         if self.decode == "unchanged":
             pixels = decode_own(data)
             return pixels if self.output == "numpy" or self._keywords else pixels_to_tensor(pixels)
@@ -465,6 +526,16 @@ class ImageDataset(Dataset[Any]):
         if self.output == "numpy" or self._keywords:
             return pixels
         return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+class _Plan(NamedTuple):
+    """What is done to the images of some samples. images: the memory of a batch, and their places in it; done: which
+    of them are there already."""
+
+    tasks: Sequence[Task | Exception | None]
+    images: torch.Tensor | None
+    places: Sequence[torch.Tensor | None]
+    done: Sequence[bool]
 
 
 def _read_each(images: Reader, rows: Sequence[int]) -> list[Buffer | Exception]:

@@ -219,6 +219,11 @@ class _Batches(Iterator[Any]):
         self.error: Exception | None = None
         self.number = 0
 
+    @property
+    def collate_fn(self) -> Any:
+        """As the data set asks for it (`readers.torch.rendering`)."""
+        return self._stream.collate
+
     def begin(self) -> Progress:
         self.progress, self.number = self._stream.begin()
         self._indices = self._stream.sampler.samples_from(self.progress.feed.start)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from collections import defaultdict
@@ -11,15 +12,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from cache.errors import BadSampleError
 from readers.augment.cpu import Finish, Renderer, UnchangedRenderer
-from readers.augment.geometry import Job
+from readers.augment.geometry import Job, Plan
 from readers.augment.recipe import Recipe
 from readers.headers import read_header
 from readers.headers.base import upright_size
 from readers.table import Buffer
+
+_ASKERS = ("torch.utils.data", "readers.torch.iterable")  # whose functions ask for the samples of a batch
 
 
 @contextmanager
@@ -105,12 +109,18 @@ class OpRenderer:
 
     def tasks(self, indices: Sequence[int], data: Sequence[Buffer | Exception]) -> list[Task | Exception]:
         """One for each sample, or why there is none."""
+        return self.plan(indices, data)[0]
+
+    def plan(
+        self, indices: Sequence[int], data: Sequence[Buffer | Exception]
+    ) -> tuple[list[Task | Exception], list[tuple[list[int], Plan]]]:
+        """The same, and the plans that they are of, with the samples of each."""
         sizes = [_upright_size(image) for image in data]
         known = [size if isinstance(size, tuple) else (1, 1) for size in sizes]
         tasks: dict[int, Task | Exception] = {
             row: size for row, size in enumerate(sizes) if isinstance(size, Exception)
         }
-        places, epochs = _with_positions(indices), defaultdict(list)
+        places, epochs, plans = _with_positions(indices), defaultdict(list), []
         for row, place in enumerate(places):
             epochs[place.seed, place.epoch].append(row)
         for (seed, epoch), rows in epochs.items():  # one plan serves an epoch
@@ -121,21 +131,61 @@ class OpRenderer:
                 plan.interpolate_colours()
             for i, (row, job) in enumerate(zip(rows, plan.jobs(), strict=True)):
                 tasks.setdefault(row, plan.boxes.bad.get(i) or Task(job, known[row]))
-        return [tasks[row] for row in range(len(sizes))]
+            plans.append((rows, plan))
+        return [tasks[row] for row in range(len(sizes))], plans
 
-    def render(self, data: Buffer, task: Task) -> torch.Tensor:
-        """Raises BadSampleError."""
+    def render(self, data: Buffer, task: Task, out: torch.Tensor | None = None) -> torch.Tensor:
+        """out: where to put the result, where that is not in memory of its own. Raises BadSampleError."""
         if self._unchanged:
             return self._render_unchanged(data, task)
+        renderer = self._renderer()
+        pixels = renderer.chunk(1, *task.job.last.size)
+        if out is None:
+            out = torch.empty((3, *task.job.last.size), dtype=self._finish.dtype)
+        with one_core():
+            left = renderer.render(data, task.job, task.size, pixels, out[None])
+            self._finish.store(pixels, (pixels,), (left,), out[None])
+        return out
+
+    def batch(self, count: int) -> torch.Tensor | None:
+        """Memory for the images of a batch, shared where a worker makes it; None where their size is not known."""
+        if self.out_size is None or self._unchanged:
+            return None
+        shape = (count, 3, *self.out_size)
+        if get_worker_info() is None:
+            return torch.empty(shape, dtype=self._finish.dtype)
+        empty: Any = torch.empty(0, dtype=self._finish.dtype)  # as `default_collate` makes it, and so sent as it is
+        batch: torch.Tensor = empty.set_(torch.UntypedStorage._new_shared(math.prod(shape) * empty.itemsize), 0, shape)
+        return batch
+
+    def render_boxes(
+        self,
+        data: Sequence[Buffer | Exception],
+        tasks: Sequence[Task | Exception],
+        plans: Sequence[tuple[list[int], Plan]],
+        batch: torch.Tensor,
+    ) -> list[bool]:
+        """Have the compiled codec make what it can of a batch by one call: which of them it has made."""
+        done = [False] * len(data)
+        if self.recipe.interpolation == "bicubic" or not self._finish.by_codec:
+            return done
+        from readers.coefficients import tabulate_boxes  # loads crc32c
+
+        sizes = [(1, 1) if isinstance(task, Exception) else task.size for task in tasks]
+        for rows, plan in plans:
+            table = tabulate_boxes(plan, np.array([sizes[row] for row in rows], np.int64).T)
+            if table is not None:
+                whole = np.zeros((len(data), table.shape[1]), np.int64)
+                whole[rows] = table
+                made, _ = self._renderer().render_boxes(data, whole, sizes, batch, batch)
+                done = list(map(any, zip(done, made, strict=True)))
+        return done
+
+    def _renderer(self) -> Renderer:
         renderer: Renderer | None = getattr(self._local, "renderer", None)
         if renderer is None:
             renderer = self._local.renderer = Renderer(self.recipe.interpolation, self._finish, compiled=self._compiled)
-        pixels = renderer.chunk(1, *task.job.last.size)
-        out = torch.empty((1, 3, *task.job.last.size), dtype=self._finish.dtype)
-        with one_core():
-            left = renderer.render(data, task.job, task.size, pixels, out)
-            self._finish.store(pixels, (pixels,), (left,), out)
-        return out[0]
+        return renderer
 
     def _render_unchanged(self, data: Buffer, task: Task) -> torch.Tensor:
         renderer: UnchangedRenderer | None = getattr(self._local, "unchanged", None)
@@ -160,6 +210,28 @@ def loser_of_places(indices: Sequence[int]) -> str:
                     return type(owner if isinstance(owner, Dataset) else getattr(owner, "dataset", owner)).__name__
         frame = frame.f_back
     return ""
+
+
+class Made:
+    """A batch in place of the one sample of a batch: what a function that makes a batch of samples returns for it."""
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+
+
+default_collate_fn_map[Made] = lambda samples, **_: samples[0].batch
+
+
+def collate_of_caller() -> Any:
+    """The function that makes a batch of what the caller returns: of a DataLoader that asks for the samples of one by
+    itself, or through data sets of torch that hand on all samples as they are. Else None."""
+    frame: Any = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_ASKERS):
+        owner: Any = frame.f_locals.get("self")
+        if hasattr(owner, "collate_fn"):
+            return owner.collate_fn
+        frame = frame.f_back
+    return None
 
 
 def _upright_size(data: Buffer | Exception) -> tuple[int, int] | Exception:

@@ -44,14 +44,14 @@ typedef struct {
 
 /* What a box becomes: all of it resized to rows x columns, of which a part is wanted. flips: 1 left to right, 2 upside
  * down. factors: of floats, 24 to multiply by and 24 to add, in the order of `kind`. */
-enum { BYTES, FLOATS, FUSED, PLANES };
+enum { BYTES, BYTE_PLANES, FLOATS, FUSED, PLANES };
 typedef struct {
     i64 rows, columns, top, left, height, width, flips;
     int kind;
     float factors[48];
 } Resize;
 
-/* Lines `stride` bytes apart; of PLANES the planes are `plane_stride` apart. */
+/* Lines `stride` bytes apart; of PLANES and BYTE_PLANES the planes are `plane_stride` apart. */
 typedef struct {
     u8 *at;
     i64 stride, plane_stride;

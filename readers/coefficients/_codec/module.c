@@ -78,8 +78,8 @@ static int read_resize(const Region *r, const Output *out, PyObject *scaling, in
         to->height < 1 || to->width < 1 || to->height > to->rows - to->top || to->width > to->columns - to->left)
         return refuse("resize");
     if (scaling == Py_None) {
-        to->kind = BYTES;
-        return v->itemsize == 1 && is_interleaved(out) ? 0 : refuse("out: uint8, a line without gaps");
+        to->kind = is_interleaved(out) ? BYTES : BYTE_PLANES;
+        return v->itemsize == 1 && (is_interleaved(out) || has_step(out, 1)) ? 0 : refuse("out: uint8, a line without gaps");
     }
     Py_buffer factors;
     if (PyObject_GetBuffer(scaling, &factors, PyBUF_SIMPLE)) return 1;
@@ -353,7 +353,7 @@ PyMODINIT_FUNC PyInit_native(void) {
 #else
     const char *compiler = "GCC";
 #endif
-    if (module && (PyModule_AddStringConstant(module, "COMPILER", compiler) || PyModule_AddIntConstant(module, "VERSION", 3))) {
+    if (module && (PyModule_AddStringConstant(module, "COMPILER", compiler) || PyModule_AddIntConstant(module, "VERSION", 4))) {
         Py_DecRef(module);
         return NULL;
     }
