@@ -780,7 +780,7 @@ def test_failures_of_tls_say_so(
             "s3://box/set",
             {"AWS_ROOT_CERTIFICATE": "-----BEGIN CERTIFICATE-----\nxx\n-----END CERTIFICATE-----\n"},
             CertificateError,
-            "no PEM certificate",
+            "no readable PEM certificate",
         ),
         (
             "s3://box/set",
