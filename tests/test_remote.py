@@ -838,7 +838,7 @@ def test_messages_name_the_variables_of_the_kind_of_store(scheme: str, own: str,
     ("address", "message"),
     [
         ("ftp://host/set", "not an address of the kinds s3://"),
-        ("s3://", "names no bucket"),
+        ("s3://", "has no bucket"),
         ("s3://user:SECRET@bucket/set", "credentials do not belong in the address"),
         ("https://host/set?sig=SECRET", "has a query"),
         ("s3://bucket/a/../b", "dotted"),

@@ -152,7 +152,7 @@ def test_the_command(source: Path, tmp_path: Path) -> None:
         (("{source}", "--target", "{source}/dataset.json"), 1, "not a directory; choose another"),
         (("{source}", "--target", "/proc/nothing"), 1, "/proc/nothing"),
         (("{source}", "--target", "/no-such-disk"), 1, "/no-such-disk: no such directory, and none is made in /"),
-        (("{source}", "--target", "{tmp}/no/here"), 1, "to make it in; choose another directory with --target DIR"),
+        (("{source}", "--target", "{tmp}/no/here"), 1, "to create it in; choose another directory with --target DIR"),
         (("{source}", "--target", "{tmp}", "--", "no-such-program"), 1, "no-such-program: cannot be run"),
         (("ls", "--target", "$NOT_SET"), 1, "names $NOT_SET"),
     ],
@@ -859,5 +859,5 @@ def test_a_disk_that_fills_up_ends_all_waiting(
         reader = open_staged(local, source, FOREVER)
         read_epoch(reader, order)
         assert reader.store.stats().local <= 8 and reader.store.stats().source >= 28
-        with pytest.raises(readers.StagingError, match="No space left on device in the middle of copying; make room"):
+        with pytest.raises(readers.StagingError, match="No space left on device during the copy; make room"):
             staging.wait(300)
