@@ -25,6 +25,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar, cast, overload, runtime_checkable
 
@@ -54,7 +55,8 @@ _SHOWN = 5
 _AHEAD_BLOCKS = 4
 _LARGE_RUN_BYTES = 1 << 20  # a read this large keeps a disk busy by itself; announcing it costs more than it gains
 _AHEAD_SAMPLES, _AHEAD_BYTES = 1024, 128 << 20
-OPEN_BYTES = 224 << 20  # of blocks that are announced whole: of more, some would be dropped before they are read
+_KEPT_BYTES = 256 << 20  # of announced reads that were not taken yet (`cache.stores.remote`)
+OPEN_BYTES = _KEPT_BYTES - (32 << 20)  # of blocks that are announced whole: of more, some would be dropped unread
 # Samples that take longer wait for a disk or a network: from then on these learn in advance which follow.
 _SLOW_SECONDS = 0.0001
 SAMPLE_ERRORS = (BadSampleError, DamagedSampleError, UnknownNameError)
@@ -441,10 +443,17 @@ class Reader:
 
     def _stream_of(self, order: Ordered, field: str, epoch: int) -> Iterator[Buffer]:
         size, announcer = _BATCH_SAMPLES, Announcer(self, order, epoch, field=field)
+        at_once = _AHEAD_SAMPLES // size  # an order computes a thousand rows nearly as quickly as those of a batch
+
+        @lru_cache(4)
+        def several(number: int) -> tuple[Int64s, Int64s]:
+            positions = np.arange(number * at_once * size, min(len(order), (number + 1) * at_once * size))
+            return positions, order.indices(epoch, positions)
 
         def rows_of(batch: int) -> tuple[Int64s, Int64s]:
-            positions = np.arange(batch * size, min(len(order), (batch + 1) * size), dtype=np.int64)
-            return positions, order.indices(epoch, positions)
+            number, first = batch // at_once, batch % at_once * size
+            positions, rows = several(number)
+            return positions[first : first + size], rows[first : first + size]
 
         for batch in range(-(-len(order) // size)):
             announcer.announce(batch, -(-len(order) // size), size, rows_of)
@@ -485,10 +494,11 @@ class _OfBlocks(Ordered, Protocol):
 
 class Announcer:
     """Announces what the batches to come of one process read in an epoch, each sample once: 1,024 samples ahead, or
-    128 MiB where that is less, shared with the other `workers` of a DataLoader.
+    128 MiB where that is less, shared with the other `workers` of a DataLoader. Before anything was read, two batches.
 
-    It begins where reads wait. An order of blocks is announced by whole blocks, from the first batch on, where those of
-    this process are no other's and their samples fit in what is kept of announced reads. processes: the ranks.
+    It begins where reads wait. An order of blocks is announced by whole blocks, 4,096 samples ahead and from the first
+    batch on, where those of this process are no other's and their samples fit in what is kept of announced reads.
+    processes: the ranks.
     """
 
     def __init__(
@@ -517,11 +527,17 @@ class Announcer:
         blocks = self._blocks
         if blocks is None and not self._announced and self._seconds < _SLOW_SECONDS:
             return
-        ahead = min(_AHEAD_SAMPLES, _AHEAD_BYTES / max(1.0, self._bytes)) / self._workers / max(1, size)
-        stop = min(stop, batch + max(2, math.ceil(ahead)))
-        for later in range(max(batch + (blocks is None), self._announced), stop):
-            self._reader.prefetch(self._rows_with(*rows_of(later)), self._field)
-        self._announced = max(self._announced, stop)
+        ahead = 2
+        if self._bytes:
+            samples, most_bytes = _AHEAD_SAMPLES, float(_AHEAD_BYTES)
+            if blocks is not None:  # few GETs bring many samples
+                samples, most_bytes = 4 * samples, min(most_bytes, _KEPT_BYTES - blocks.open_samples * self._bytes)
+            ahead = max(2, math.ceil(min(samples, most_bytes / self._bytes) / self._workers / max(1, size)))
+        first, stop = max(batch + (blocks is None), self._announced), min(stop, batch + ahead)
+        if first < stop and (first <= batch + ahead // 2 or stop < batch + ahead):  # several batches at a time
+            positions, rows = zip(*map(rows_of, range(first, stop)), strict=True)
+            self._reader.prefetch(self._rows_with(np.concatenate(positions), np.concatenate(rows)), self._field)
+            self._announced = stop
 
     def read(self, read: Callable[..., _Data], rows: Any, *more: Any) -> _Data:
         """What `read` gives, with what it tells of the storage."""

@@ -156,6 +156,7 @@ def test_a_loader_reads_the_blocks_of_a_woven_order_whole(address: str, proxy: P
     with readers.open(address, "train") as reader:
         proxy.log.clear()
         ranks = readers.Ranks(rank=0, world_size=2)
+        reader.store.source.gap_bytes = 0  # type: ignore[attr-defined]
         list(ImageLoader(reader, 2, order=order, augment=[RandomResizedCrop(16)], ranks=ranks))
         assert sum(map(_range_bytes, proxy.gets())) < sum(local.sizes()), (
             "blocks of both ranks are read by neither whole"

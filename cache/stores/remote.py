@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from typing import Any
@@ -71,38 +71,37 @@ class RemoteFiles(Store):
         if not 0 <= offset <= offset + length <= self.shards.bytes[shard] or length < 0:
             one = Extents(*(np.array([value]) for value in (row, shard, offset, length)))
             check_inside(self._sizes, one, self.location)
-        data = self._announced.take((shard, offset, length)) if self._announced else None
+        announced = self._announced
+        data: Any = announced.take([(shard, offset, length)])[0] if announced else None
         if data is None:
             data = self._get([(shard, offset, offset + length)])[0]
         return bytes(data)
 
     def read(self, extents: Extents) -> list[Buffer]:
         """Read-only memoryviews."""
-        if not self._announced:
+        announced = self._announced
+        if not announced:
             return self._read_now(extents)
-        results: list[Buffer | None] = [self._announced.take(key) for key in _keys(extents)]
+        results: list[Any] = announced.take(list(_keys(extents)))
         missing = [i for i, data in enumerate(results) if data is None]
         for i, data in zip(missing, self._read_now(extents.take(np.array(missing, np.int64))), strict=True):
             results[i] = data
-        return [memoryview(data).toreadonly() for data in results if data is not None]
+        return results
 
     def prefetch(self, extents: Extents, below_bytes: int | None = None) -> None:
         announced = self._announced
-        fresh = np.array([key not in announced for key in _keys(extents)], np.bool_)
-        _, firsts = np.unique(np.stack([extents.shard, extents.offset, extents.length]), axis=1, return_index=True)
-        once = np.zeros(len(fresh), np.bool_)
-        once[firsts] = True
-        extents = extents.take(fresh & once & (extents.length > 0))  # an empty extent needs no GET
-        if not len(extents.row):
+        places = {key: i for i, key in enumerate(_keys(extents)) if key not in announced and key[2]}  # once each
+        if not places:  # an empty extent needs no GET
             return
+        extents = extents.take(np.array([*places.values()]))
         self._ask_first()
         plan = self._plan(extents)
-        parts: dict[int, dict[Any, tuple[int, int]]] = {}
-        for key, run, place in zip(_keys(extents), plan.run_of.tolist(), plan.place.tolist(), strict=True):
-            start = place - int(plan.run_place[run])
-            parts.setdefault(run, {})[key] = (start, start + key[2])
-        for number, (shard, offset, length, _) in enumerate(plan.runs()):
-            announced.add(Run(self._starter(shard, offset, offset + length), length, parts[number]))
+        parts: list[dict[Hashable, tuple[int, int]]] = [{} for _ in plan.run_offset]
+        starts = (plan.place - plan.run_place[plan.run_of]).tolist()
+        for key, run, start in zip(places, plan.run_of.tolist(), starts, strict=True):
+            parts[run][key] = (start, start + key[2])
+        for some, (shard, offset, length, _) in zip(parts, plan.runs(), strict=True):
+            announced.add(Run(self._starter(shard, offset, offset + length), length, some))
 
     def check(self, shard: int) -> None:
         path, size = self.shards.paths[shard], self.shards.bytes[shard]
@@ -216,6 +215,13 @@ class Run:
         self.since = 0  # bytes taken before it was announced
         self.future: Future[Any] | None = None
 
+    def answer(self, seconds: float) -> memoryview | None:
+        """The bytes, after waiting for them; None if the GET failed."""
+        try:
+            return None if self.future is None else memoryview(self.future.result(seconds)[0]).toreadonly()
+        except (OSError, ImportError, CancelledError, TimeoutError, RuntimeError):
+            return None
+
 
 class Ahead:
     """The prefetched reads of one reader in one process. Thread-safe. seconds: the longest wait for one."""
@@ -250,28 +256,29 @@ class Ahead:
                 self._forget(oldest)
             self._begin_more()
 
-    def take(self, key: Hashable) -> memoryview | None:
-        """The bytes of a prefetched sample, after waiting for a GET in flight; None if it was not prefetched."""
+    def take(self, keys: Sequence[Hashable]) -> list[memoryview | None]:
+        """The bytes of prefetched samples, read-only, after waiting for GETs in flight; None for others."""
         with self._lock:
-            run = self._of.get(key)
-            if run is None:
-                return None
-            if run.future is None:
-                self._begin(run)
-            future = run.future
-        try:
-            data = future.result(self._seconds) if future is not None else None
-        except (OSError, ImportError, CancelledError, TimeoutError, RuntimeError):
-            data = None
+            runs = [self._of.get(key) for key in keys]
+            for run in runs:
+                if run is not None and run.future is None:
+                    self._begin(run)
+        answers = {run: run.answer(self._seconds) for run in {*runs} if run is not None}
+        taken: list[memoryview | None] = [None] * len(keys)
         with self._lock:
-            start, stop = run.parts[key]
-            if self._of.get(key) is run:
-                del self._of[key]
-                self._taken_bytes += stop - start
-                run.left -= 1
-                if data is None or not run.left:
-                    self._forget(run)
-        return None if data is None else memoryview(data[0])[start:stop]
+            for i, (key, run) in enumerate(zip(keys, runs, strict=True)):
+                if run is None:
+                    continue
+                start, stop = run.parts[key]
+                data = answers[run]
+                taken[i] = None if data is None else data[start:stop]
+                if self._of.get(key) is run:
+                    del self._of[key]
+                    self._taken_bytes += stop - start
+                    run.left -= 1
+                    if data is None or not run.left:
+                        self._forget(run)
+        return taken
 
     def clear(self) -> None:
         """Forget all runs; GETs in flight end by themselves."""

@@ -95,15 +95,14 @@ class Woven(PlainOrder):
 
     def samples_of(self, epoch: int, visits: Int64s) -> list[Int64s]:
         """The samples that come with each of some visits, as stored: int64, at most `block` each."""
-        slots = np.arange(self.block)
-        block_of = Permutation(max(1, self.blocks), self.seed, epoch, "woven blocks").forward(visits // 2)
-        keys = derive_keys(self.seed, epoch, "woven block")
-        made = []
-        for turn, block, is_head in zip((visits // 2).tolist(), block_of.tolist(), (visits % 2).tolist(), strict=True):
-            is_of_head = turn // self._weaves // self._starts + self._ages(slots) >= self._rounds
-            stored = permute_each(slots, np.full(self.block, self.block), np.full(self.block, block), keys)
-            made.append(np.sort(self._moved(epoch, block * self.block + stored[is_of_head == is_head])))
-        return made
+        slots, turn = np.arange(self.block), visits // 2
+        block = Permutation(max(1, self.blocks), self.seed, epoch, "woven blocks").forward(turn)
+        keys, size = derive_keys(self.seed, epoch, "woven block"), len(visits) * self.block
+        each = np.tile(slots, len(visits)), np.full(size, self.block), np.repeat(block, self.block)
+        samples = self._moved(epoch, each[2] * self.block + permute_each(*each, keys)).reshape(-1, self.block)
+        is_of_head = (turn // self._weaves // self._starts)[:, None] + self._ages(slots) >= self._rounds
+        is_of_visit = is_of_head == (visits % 2)[:, None]
+        return [np.sort(some[which]) for some, which in zip(samples, is_of_visit, strict=True)]
 
     @property
     def open_samples(self) -> int:
