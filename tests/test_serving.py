@@ -376,10 +376,10 @@ def test_all_processes_share_one_token(tmp_path: Path) -> None:
     assert Rendezvous.make(tmp_path / "new", "8", "set", 4).token() != found, "another job has its own"
     (tmp_path / "0-set-2").mkdir()
     (tmp_path / "0-set-2").chmod(0o777)
-    with pytest.raises(ServingError, match="not a directory that belongs to this user alone"):
+    with pytest.raises(ServingError, match="not a directory of this user alone"):
         Rendezvous.make(tmp_path, "0", "set", 2)
     (tmp_path / "file").touch()
-    with pytest.raises(ServingError, match="cannot be made"):
+    with pytest.raises(ServingError, match="cannot be created"):
         Rendezvous.make(tmp_path / "file", "0", "set", 2)
 
 

@@ -250,7 +250,7 @@ def test_a_node_that_was_started_again_is_asked_again(cluster: Any, truth: list[
     reader, part = made.readers[0], list(NodeLocal(len(truth), 2).local_part(1))
     made.readers[1].read_many(part)
     made.shared[1].close()
-    with pytest.warns(UserWarning, match="node 1 is left out"):
+    with pytest.warns(UserWarning, match="node 1 is not asked"):
         reader.read_many(part)
     assert reader.store.stats().left_out == (1,)
     made.servers[1] = made.shared[1].serve(Server)
@@ -297,7 +297,7 @@ def test_threads_of_a_loader_meet_one_failure(cluster: Any, fail: Any, truth: li
         for thread in threads:
             thread.join()
 
-    with pytest.warns(UserWarning, match="node 1 is left out") as said:
+    with pytest.warns(UserWarning, match="node 1 is not asked") as said:
         hanging(work)
     assert len(said) == 1 and made.readers[0].store.stats().failures == 1
 
@@ -484,7 +484,7 @@ def test_server_processes_that_are_killed_are_started_again(
                     read_epoch()
         texts = [str(warning.message) for warning in said]
         for node in range(2):
-            assert any(f"node {node} is left out" in text for text in texts)
+            assert any(f"node {node} is not asked" in text for text in texts)
             started = f"the process that serves node {node} had ended: it was started again"
             assert sum(started in text for text in texts) == kills
     assert [path.name for path in tmp_path.glob("job/*/*")] == ["token"]
@@ -615,7 +615,7 @@ def test_one_reader_asks_a_node_that_has_failed(clock: Any) -> None:
 
 def test_many_nodes_that_fail_are_not_a_flood_of_warnings(clock: Any) -> None:
     store = neighbours(lambda node: None, nodes=100)
-    with pytest.warns(UserWarning, match="left out") as said:
+    with pytest.warns(UserWarning, match="is not asked") as said:
         assert store.read(rows(*range(0, 1000, 7))) == [b"%d" % row for row in range(0, 1000, 7)]
     assert len(said) == 8 and len(store.stats().left_out) == 99
 

@@ -444,7 +444,7 @@ def test_as_files_it_is_the_original_tree(tree: Path, tmp_path: Path, monkeypatc
             assert files_of(local) == files_of(tree) and first.path == local
             assert sum(reads) == 45 and len(reads) <= 8, "neighbours are read together"
         patch.setattr(copies, "MAX_RECORD_BYTES", 1000)
-        with pytest.raises(readers.StagingError, match="1,000 are the limit"):
+        with pytest.raises(readers.StagingError, match="the limit is 1,000"):
             staged(source, tmp_path / "other", form="files")
     with (again := readers.stage(source, tmp_path / "node", form="files", verify=True)) as found:
         assert found == local and again.counts.copied == 0 and again.counts.found == first.counts.copied == 45
