@@ -143,7 +143,7 @@ def test_the_command(source: Path, tmp_path: Path) -> None:
     [
         (("nowhere",), 2, "Path 'nowhere' does not exist"),
         (("{tree}",), 1, "not a packed set (no dataset.json)"),
-        (("{source}", "--target", "$NOT_SET/x"), 1, "names $NOT_SET, which is not set here"),
+        (("{source}", "--target", "$NOT_SET/x"), 1, "names $NOT_SET, which is not set"),
         (("{source}", "--target", "{tmp}", "--part", "2/2"), 2, "'2/2' is neither I/N"),
         (("{source}", "--target", "{tmp}", "--fraction", "0"), 2, "0.0 is not in the range"),
         (("{source}", "--target", "{tmp}", "--split", "test"), 1, "no split 'test'; it has train, val"),
