@@ -419,7 +419,7 @@ def test_damage_of_a_changed_set_is_found(masked: Path, tmp_path: Path) -> None:
 def test_a_set_with_a_damaged_shard_is_not_linked(one: Path, two: Path, tmp_path: Path) -> None:
     os.truncate(one / "train-000001.tar", 1000)
     for change in (NO_SHARD_BYTES["subset"], NO_SHARD_BYTES["merge"]):
-        with pytest.raises(readers.StaleIndexError, match=r"train-000001.tar: has 1000 bytes, expected .* as indexed"):
+        with pytest.raises(readers.StaleIndexError, match=r"train-000001.tar: has 1000 bytes, .* indexed"):
             change(one, two, tmp_path / "out")
         assert not (tmp_path / "out").exists()
 

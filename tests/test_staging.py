@@ -151,7 +151,7 @@ def test_the_command(source: Path, tmp_path: Path) -> None:
         (("{source}", "--target", "{tmp}", "--quota", "10kB"), 1, "the quota is 10,000"),
         (("{source}", "--target", "{source}/dataset.json"), 1, "not a directory; choose another"),
         (("{source}", "--target", "/proc/nothing"), 1, "/proc/nothing"),
-        (("{source}", "--target", "/no-such-disk"), 1, "/no-such-disk: no such directory, and none is made in /"),
+        (("{source}", "--target", "/no-such-disk"), 1, "/no-such-disk: no such directory, and none is created in /"),
         (("{source}", "--target", "{tmp}/no/here"), 1, "to create it in; choose another directory with --target DIR"),
         (("{source}", "--target", "{tmp}", "--", "no-such-program"), 1, "no-such-program: cannot be run"),
         (("ls", "--target", "$NOT_SET"), 1, "names $NOT_SET"),
