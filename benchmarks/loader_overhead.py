@@ -46,7 +46,7 @@ def _loader(folder: Path, arguments: argparse.Namespace, size: int, **options: A
     return lambda: ImageLoader(reader, augment=[RandomResizedCrop(size), *flip], **options)
 
 
-def _overhead(arguments: argparse.Namespace, threads: int, flip: bool) -> dict[str, float]:
+def _overhead(arguments: argparse.Namespace, threads: int, flip: bool, every: int = 0) -> dict[str, float]:
     import numpy as np
 
     from readers import Decode
@@ -56,7 +56,16 @@ def _overhead(arguments: argparse.Namespace, threads: int, flip: bool) -> dict[s
     cpu.decode_image = lambda *ignored, **more: pixels
     options = {"batch_size": SMALL_BATCH, "threads": threads, "flip": flip, "decode": Decode(decoder="cpu")}
     make = _loader(_folder(arguments, SMALL), arguments, SMALL_SIDE, **options)
-    return _timed(iter(make()))
+    loader = make()
+    return _timed(_with_metrics(loader, every) if every else iter(loader))
+
+
+def _with_metrics(loader: Any, every: int) -> Any:
+    """The batches, with the loader's figures every so many, as callbacks of trainers take them."""
+    for number, batch in enumerate(loader):
+        if number % every == 0:
+            loader.metrics()
+        yield batch
 
 
 def _timed(batches: Any) -> dict[str, float]:
@@ -70,13 +79,14 @@ def _timed(batches: Any) -> dict[str, float]:
 
 
 OVERHEAD = "ours: nothing decoded, 1 thread"
-for _name, _threads, _flip, _note in (
-    (OVERHEAD, 1, True, f"{SMALL_SIDE} x {SMALL_SIDE}, half of them flipped"),
-    (f"{OVERHEAD}, no flip", 1, False, ""),
-    ("ours: nothing decoded, 2 threads", 2, True, ""),
+for _name, _threads, _flip, _every, _note in (
+    (OVERHEAD, 1, True, 0, f"{SMALL_SIDE} x {SMALL_SIDE}, half of them flipped"),
+    (f"{OVERHEAD}, no flip", 1, False, 0, ""),
+    (f"{OVERHEAD}, metrics() every 50 batches", 1, True, 50, "as trainers log by default"),
+    ("ours: nothing decoded, 2 threads", 2, True, 0, ""),
 ):
     contender(_name, imports=IMPORTS, needs=[SMALL], note=_note)(
-        functools.partial(_overhead, threads=_threads, flip=_flip)
+        functools.partial(_overhead, threads=_threads, flip=_flip, every=_every)
     )
 
 

@@ -167,13 +167,15 @@ def kilobytes_of(path: str) -> dict[str, float]:
     return {row[0]: int(row[1]) * 1.024 for row in rows if row[-1:] == ["kB"]}
 
 
-def pss_of_tree() -> float:
-    """Memory of this process and all below it, in MB: pages that several share count for each in part (PSS).
+def pss_of_tree(without: int = 0) -> float:
+    """Memory of this process and all below it but one, in MB: pages that several share count for each in part (PSS).
 
     Mapped pages of files and shared memory are in it.
     """
     total = 0.0
     for pid in _tree():
+        if pid == without:
+            continue
         with contextlib.suppress(OSError):
             total += kilobytes_of(f"/proc/{pid}/smaps_rollup").get("Pss", 0)
     return total / 1e3

@@ -1,7 +1,7 @@
 """Remote: samples and whole sets from a web server with latency, on loopback.
 
     python benchmarks/remote.py --set DIR --target DIR [--latency 20] [--samples 256] [--rounds 3] …
-    python benchmarks/remote.py --set DIR --target DIR --long 60 --work DIR [--endpoint URL] --python peers=PYTHON
+    python benchmarks/remote.py --set DIR --target DIR --long 60 --work DIR --python peers=PYTHON
 
 The set is served by a process of its own that waits so many milliseconds before each answer. Samples are drawn at
 random from the whole split. Opening, the index and a first draw, which opens connections and starts threads, are not in
@@ -10,7 +10,8 @@ the clock; `gets` counts what the clock saw. Staging writes to a directory below
 With --long each row reads encoded images in batches of 256 for so many seconds, or an epoch where that is shorter: ours
 and those of libraries that stream from object stores, over the same bytes in their own formats, made once in the bucket
 --work/data. What is fetched before the first batch is in the samples/s of the whole run, and not in `later`, which
-leaves out its first fifth. --endpoint is a server that is already running over --work, as remote_server.py is.
+leaves out its first fifth. CPU time is that of all processes of the row, and apart from it that of the server, both
+from before the set is opened.
 """
 
 from __future__ import annotations
@@ -25,14 +26,13 @@ import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from harness import Benchmark, Contender, contender, keep_rows, main, make_once
-from machine import prime, pss_of_tree
+from machine import cpu_seconds_of, cpu_seconds_of_tree, prime, pss_of_tree
 from remote_server import served
 from report import PEERS, Claim, Column
 
@@ -168,13 +168,15 @@ LONG = functools.partial(contender, long=True, python="peers")
 
 @dataclass
 class Long:
-    """set: the packed set. work: where the peers' sets are. endpoint: of the bucket `data`. cache: an empty folder."""
+    """set: the packed set. work: where the peers' sets are. endpoint: of the bucket `data`, and the server's process.
+    cache: an empty folder."""
 
     set: Path
     work: Path
     endpoint: str
+    server: int
     cache: Path
-    before: list[int] = field(default_factory=list)
+    before: dict[str, float] = field(default_factory=dict)
     started: float = 0.0
 
     def samples(self) -> Iterator[tuple[bytes, int]]:
@@ -185,7 +187,12 @@ class Long:
             yield bytes(data), label
 
     def begin(self) -> None:
-        self.before, self.started = _counts(self.endpoint), time.perf_counter()
+        self.before, self.started = self.now(), time.perf_counter()
+
+    def now(self) -> dict[str, float]:
+        gets, sent = _counts(self.endpoint)
+        server = cpu_seconds_of(self.server)
+        return {"gets": gets, "bytes": sent, "server": server, "cpu": cpu_seconds_of_tree() - server}
 
     def open(self) -> Any:
         import readers
@@ -285,6 +292,8 @@ def mosaic(job: Long, block: int | None) -> Iterator[int]:
         num_canonical_nodes=1,
         shuffle_block_size=block,
     )
+    for stream in dataset.streams:  # forked workers would share its connection, and mix up the answers
+        stream._downloader.clean_up()
     return map(len, DataLoader(dataset, _BATCH, num_workers=2, collate_fn=as_they_come))
 
 
@@ -322,29 +331,30 @@ def measure_long(chosen: Contender, arguments: argparse.Namespace) -> dict[str, 
     shutil.rmtree(target, ignore_errors=True)
     (target / "cache").mkdir(parents=True)
     os.environ |= {**_S3, "PACKER_CACHE_DIR": str(target / "index")}
-    running = nullcontext((arguments.endpoint, 0)) if arguments.endpoint else served(work, arguments.latency)
-    with running as (url, _):
+    with served(work, arguments.latency) as (url, server):
         os.environ |= {"AWS_ENDPOINT_URL": url, "S3_ENDPOINT_URL": url}
-        job = Long(arguments.set, work, url, target / "cache")
+        job = Long(arguments.set, work, url, server, target / "cache")
         more = {name: chosen.options[name] for name in ("clump", "block") if name in chosen.options}
         times, memory = [(0.0, 0)], 0.0
         for size in chosen.function(job, **more):
             times.append((time.perf_counter() - job.started, times[-1][1] + size))
             if len(times) % 64 == 2:
-                memory = max(memory, pss_of_tree())
+                memory = max(memory, pss_of_tree(server))
             if times[-1][0] > arguments.long:
                 break
-        after = _counts(url)
+        seconds, samples = times[-1]
+        used = {name: (value - job.before[name]) / samples for name, value in job.now().items()}
     shutil.rmtree(target, ignore_errors=True)
-    seconds, samples = times[-1]
     fifth = next(one for one in times if one[0] >= seconds / 5)
     return {
         "samples_s": samples / seconds,
         "later": (samples - fifth[1]) / max(1e-9, seconds - fifth[0]),
         "first_s": times[1][0],
         "s": seconds,
-        "gets_sample": (after[0] - job.before[0]) / samples,
-        "kb_sample": (after[1] - job.before[1]) / samples / 1e3,
+        "gets_sample": used["gets"],
+        "kb_sample": used["bytes"] / 1e3,
+        "cpu_us": used["cpu"] * 1e6,
+        "server_us": used["server"] * 1e6,
         "mb": memory,
     }
 
@@ -416,6 +426,8 @@ LONG_RUNS = Benchmark(
         Column("s", "s", "{:.0f}"),
         Column("gets_sample", "GETs a sample", "{:.3f}"),
         Column("kb_sample", "kB a sample", "{:.1f}"),
+        Column("cpu_us", "CPU µs a sample"),
+        Column("server_us", "server's"),
         Column("mb", "MB of memory"),
     ),
     key="samples_s",
@@ -440,5 +452,4 @@ if __name__ == "__main__":
         samples=(256, "that are read"),
         long=(0.0, "seconds of each row of long runs, in place of the others"),
         work=("", "folder of the bucket of long runs"),
-        endpoint=("", "a server that runs over --work, in place of one started here"),
     )

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from readers.opening.packed import concat
     from readers.opening.tree import open_folder
     from readers.options import Decode, FieldOptions, Ranks, Threads, Views
+    from readers.replaying import replay
     from readers.staging import Shared, ShareOptions, Staged, StageOptions, share, stage
 
 __all__ = [
@@ -99,6 +100,7 @@ __all__ = [
     "concat",
     "open",
     "open_folder",
+    "replay",
     "share",
     "stage",
 ]
@@ -124,6 +126,7 @@ _LAZY = {
     "cached": "readers.caching",
     "concat": "readers.opening.packed",
     "open_folder": "readers.opening.tree",
+    "replay": "readers.replaying",
     "order": "readers.order",
     "share": "readers.staging",
     "stage": "readers.staging",

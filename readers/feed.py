@@ -21,6 +21,7 @@ StaleIndexError of a set that was replaced meanwhile:
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -33,8 +34,8 @@ from cache.node import rank_and_world_size
 from readers.augment.recipe import Draws
 from readers.options import Ranks
 from readers.order import Order, ResumeToken, Schedule, Sequential, Shuffled
-from readers.order.base import Int64s
-from readers.order.schedule import Tail, make_schedule
+from readers.order.base import Int64s, recorded
+from readers.order.schedule import MOST_SEGMENTS, Segment, Tail, make_schedule
 from readers.reader import SAMPLE_ERRORS, Reader
 from readers.table import Buffer
 
@@ -74,7 +75,7 @@ class FeedOptions:
     """Options of a feed. Raises ValueError.
 
     rank, world_size: None for both finds them each time that they are needed.
-    decoder: its name in resume tokens.
+    decoder, made: its name, and what is made of the samples, in resume tokens.
     """
 
     rank: int | None = None
@@ -82,6 +83,7 @@ class FeedOptions:
     tail: Tail = "drop_last"
     on_error: OnError = "raise"
     decoder: str = ""
+    made: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_choice("on_error", self.on_error, ON_ERROR)
@@ -105,6 +107,7 @@ class Steps:
     batch_size: int
     options: FeedOptions = field(default_factory=FeedOptions)
     start: Start = field(default_factory=Start)
+    run: tuple[Segment, ...] = ()
     _ahead: dict[tuple[int, int], tuple[Int64s, Int64s]] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
@@ -140,15 +143,15 @@ class Steps:
         fingerprint, decoder = self.described.fingerprint, self.options.decoder
         token.check(fingerprint=fingerprint, order_spec=self.order.spec(), decoder=decoder, samples=len(self.described))
         order = self.order.with_seed(token.seed)
-        return replace(self, order=order, start=Start(token.epoch, token.cursor, token.resumed(order)))
+        return replace(self, order=order, start=Start(token.epoch, token.cursor, token.resumed(order)), run=token.run)
 
     # --- states ---------------------------------------------------------------------------------------------------
     def token(self, start: Start) -> dict[str, Any]:
         """The state of a run that is at `start`: a small dictionary of plain values, the same on every rank."""
         order = self.order if start.order is None else start.order
         fingerprint, samples, decoder = self.described.fingerprint, len(self.described), self.options.decoder
-        token = ResumeToken(order.seed, start.epoch, start.cursor, fingerprint, decoder, order.spec(), samples)
-        return token.to_dict()
+        state = (order.seed, start.epoch, start.cursor, fingerprint, decoder, order.spec(), samples)
+        return ResumeToken(*state, self.run, self.options.made).to_dict()
 
     def after(self, steps: int, epoch: int | None = None) -> Start:
         """Where a run is after `steps` steps of an epoch, by default the first, on every rank."""
@@ -160,6 +163,66 @@ class Steps:
     def or_next(self, start: Start) -> Start:
         """`start`, or the next epoch where too few samples are left for a step on these ranks."""
         return start if self.at(start).steps() else Start(start.epoch + 1)
+
+    # --- the record of a run ----------------------------------------------------------------------------------------
+    def joined(self: _S, start: Start, done: int | None, batch_size: int = 0, partial: bool | None = None) -> _S:
+        """The same with the record of a run in which a loop begins at `start`.
+
+        done: steps before it; None where all epochs were run to their ends, -1 where one was not, and nobody knows how
+            far it came.
+        batch_size, partial: as for `Segment`, of who makes batches of this feed.
+        """
+        size, world_size, order = batch_size or self.batch_size, self.ranks[1], (start.order or self.order).spec()
+        segment = Segment(done or 0, *start[:2], size, world_size, self.options.tail, partial, order)
+        known = self.step_at(start)
+        if known is not None:
+            if segment[3:] == self.run[-1][3:] and self.between(start) is not None and done in (None, known):
+                return self
+            segment = segment._replace(step=known if done is None else done)
+        return replace(self, run=(*self.run, segment)[-MOST_SEGMENTS:])
+
+    def step_at(self, start: Start) -> int | None:
+        """Steps of the run before `start`, if that is within its last segment: -1 where the record does not say, None
+        where there is none."""
+        if not self.run:
+            return None
+        between = self.between(start) if self.run[-1].step >= 0 else None
+        return -1 if between is None else self.run[-1].step + between
+
+    def in_segment(self: _S, segment: Segment, rank: int = 0) -> _S:
+        """The feed of a rank in a segment, from its start. Raises ResumeError for another order."""
+        order = recorded(self.order, segment.order, segment.epoch, segment.cursor)
+        options = replace(self.options, rank=rank, world_size=segment.world_size, tail=segment.tail)
+        batch_size = segment.batch_size if segment.partial is None else 1
+        return replace(
+            self, order=order, batch_size=batch_size, options=options, start=Start(segment.epoch, segment.cursor)
+        )
+
+    def between(self, start: Start) -> int | None:
+        """Steps from the start of the run's last segment to `start`; None where no step ends there."""
+        segment = self.run[-1]
+        if start[:2] < segment[1:3]:
+            return None
+        feed = self.in_segment(segment)
+        units, size = feed.units_until(start), 1 if segment.partial is None else segment.batch_size
+        if units % size or feed.cursor(start.epoch, units) != start.cursor:
+            return None
+        return units // size + sum(feed.batches_in(segment, epoch) for epoch in range(segment.epoch, start.epoch))
+
+    def units_until(self, start: Start) -> int:
+        """Steps of an epoch, counted from where it begins, until all positions before `start` are done."""
+        schedule, cursor = self.schedule(start.epoch)
+        return bisect_left(range(schedule.steps(cursor)), start.cursor, key=lambda i: self.cursor(start.epoch, i))
+
+    def batches_in(self, segment: Segment, epoch: int) -> int:
+        """Batches of an epoch of a segment, by its feed: those of the rank that has most."""
+        full, rest = divmod(self.steps(epoch), 1 if segment.partial is None else segment.batch_size)
+        return full + bool(rest and segment.partial)
+
+    def cursor(self, epoch: int, steps: int) -> int:
+        """The cursor after so many steps of an epoch, counted from where it begins."""
+        schedule, cursor = self.schedule(epoch)
+        return schedule.cursor_after(steps - 1, cursor) if steps else cursor
 
     # --- an epoch -------------------------------------------------------------------------------------------------
     def schedule(self, epoch: int | None = None) -> tuple[Schedule, int]:
@@ -262,11 +325,13 @@ class Feed(Steps):
         seed: int | None,
         ranks: Ranks | None,
         on_error: OnError,
+        made: Mapping[str, Any] | None = None,
     ) -> Feed:
-        """The feed of a loader's arguments. decoder: its name in resume tokens."""
+        """The feed of a loader's arguments. decoder, made: as for `FeedOptions`."""
         order, ranks = choose_order(len(reader), order, shuffle, seed), ranks or Ranks()
         tail = ranks.tail or choose_tail(order)
-        return cls(reader, order, batch_size, FeedOptions(ranks.rank, ranks.world_size, tail, on_error, decoder))
+        options = FeedOptions(ranks.rank, ranks.world_size, tail, on_error, decoder, made or {})
+        return cls(reader, order, batch_size, options)
 
     def read(self, rows: Int64s) -> Sequence[Buffer | Exception]:
         """The images of some rows, or why one could not be read."""

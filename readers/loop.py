@@ -28,14 +28,14 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from cache.errors import TrainerError
 from cache.locks import call_after_fork
 from readers.feed import BadSample, Feed, OnError, Start, Steps, summarise
 from readers.order import Order
-from readers.order.schedule import Tail
+from readers.order.schedule import Segment, Tail
 from readers.reader import Reader
 from readers.trainers import (
     LIGHTNING,
@@ -67,6 +67,11 @@ class Place:
     def begun(self) -> Start | None:
         return self._begun
 
+    @property
+    def first(self) -> int | None:
+        """The epoch that was begun first, where loops begin in other processes; None otherwise."""
+        return None
+
     def put(self, start: Start) -> None:
         """Let the next loop begin there."""
         self._next, self._begun = start, None
@@ -86,12 +91,14 @@ class Progress:
     """What a loop has handed out: `taken` units, `per_step` of them in a step of `feed`, which begins where it does.
 
     trainer: who asked for it.
+    first: steps of the run before it; -1 where that is not known.
     finished: whether the loop has said that it is over.
     """
 
     feed: Steps
     trainer: Trainer = field(default_factory=Trainer)
     per_step: int = 1
+    first: int = -1
     taken: int = 0
     finished: bool = False
 
@@ -108,6 +115,9 @@ class Position:
         self._place = Place(feed.start)
         self._loaded = False  # whether a state says where the next loop begins
         self._progress: Progress | None = None
+        # Steps of the run before the next loop, as for `Steps.joined`; and whether the last loop was of this run.
+        self._done: int | None = None
+        self._is_same_run = True
 
     @property
     def feed(self) -> Steps:
@@ -165,7 +175,7 @@ class Position:
         """
         start = self._before_batch(self._start_of(state), find_trainer())
         self._put(self.feed.or_next(start) if start.cursor else start)
-        self._loaded = True
+        self._loaded, self._done = True, self._feed.step_at(start)
 
     # --- inside ---------------------------------------------------------------------------------------------------
     @property
@@ -177,12 +187,39 @@ class Position:
     def _put(self, start: Start) -> None:
         """Let the next loop begin there: the position is no longer that of a loop under way."""
         self._place.put(start)
+        self._done = self._steps_done()
         self._progress, self._loaded = None, False
+
+    def _steps_done(self) -> int | None:
+        """Steps of the run so far, as for `Steps.joined`: counted where this process has had a loop."""
+        progress = self._progress
+        if progress is None or not (self._is_same_run and progress.feed.run):
+            return self._done
+        segment, feed = progress.feed.run[-1], progress.feed
+        taken = progress.taken // progress.per_step
+        if progress.finished or taken >= feed.steps():
+            batches = feed.batches_in(segment, feed.start.epoch)
+            return None if progress.first < 0 else progress.first + batches
+        if progress.trainer.asks_ahead or progress.first < 0:
+            return -1 if taken or progress.first < 0 else progress.first
+        return progress.first + taken // (1 if segment.partial is None else segment.batch_size)
+
+    def _join(self, start: Start, batch_size: int = 0, partial: bool | None = None) -> tuple[tuple[Segment, ...], int]:
+        """The record of the run with a loop that begins there, and the steps before that."""
+        feed = self.feed
+        if feed.at(start).steps():
+            if not feed.run and self._place.first is not None and self._place.first < start.epoch:
+                feed = feed.joined(Start(self._place.first), None, batch_size, partial)
+            feed = feed.joined(start, self._steps_done(), batch_size, partial)
+            self._feed = replace(self._feed, run=feed.run)
+            self._done, self._is_same_run = None, True
+        step = feed.step_at(start)
+        return feed.run, -1 if step is None else step
 
     def _start_of(self, state: Mapping[str, Any]) -> Start:
         """The position of a state, whose seed is used from now on. Raises ResumeError."""
         feed = self._feed.resumed(state)
-        self._feed = feed.at(Start())
+        self._feed, self._done, self._is_same_run = feed.at(Start()), None, False
         return feed.start
 
     def _start_in(self, epoch: int, trainer: Trainer, name: str = "") -> Start:
@@ -359,8 +396,10 @@ class FeedLoader(FeedPosition, ABC):
             start = Start(start.epoch, len(self.order))
         feed = self._feed.at(start).ranked()
         trainer.check_resume(feed.steps(), len(self))
+        run, first = self._join(start)
         self._place.begin(lambda: start)
-        self._progress, self._running, self._bad = Progress(feed, trainer), weakref.ref(loop), []
+        self._progress = Progress(replace(feed, run=run), trainer, first=first)
+        self._running, self._bad = weakref.ref(loop), []
         return self._progress
 
     def _put(self, start: Start) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -84,13 +85,24 @@ class Decode:
     compose: Compose = "auto"
 
     def uses_codec(self) -> bool:
-        """Whether the compiled codec may decode on the CPU. Raises UnsupportedCpuError where it must and is missing."""
-        if self.decoder == "compiled":
-            from readers.coefficients import unsupported_reason  # loads crc32c
+        """Whether the compiled codec may decode on the CPU; warns once where it is missing.
 
-            if reason := unsupported_reason():
+        Raises UnsupportedCpuError where it is missing and decoder="compiled".
+        """
+        from readers.coefficients import unsupported_reason  # loads crc32c
+
+        if self.decoder in ("auto", "compiled") and (reason := unsupported_reason()):
+            if self.decoder == "compiled":
                 raise UnsupportedCpuError(f"decoder='compiled' does not work here: {reason}; use decoder='cpu'")
+            _warn_of_libjpeg(reason)
         return self.decoder != "cpu"
+
+
+@functools.cache
+def _warn_of_libjpeg(reason: str) -> None:
+    if sys.platform == "linux":
+        slower = f"libjpeg decodes JPEGs, in about twice the time: {reason}"
+        warnings.warn(f"{slower}; decoder='cpu' keeps it, without this warning", stacklevel=5)
 
 
 @dataclass(frozen=True)

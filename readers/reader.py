@@ -21,6 +21,7 @@ import math
 import operator
 import re
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -498,7 +499,8 @@ class Announcer:
 
     It begins where reads wait. An order of blocks is announced by whole blocks, 4,096 samples ahead and from the first
     batch on, where those of this process are no other's and their samples fit in what is kept of announced reads.
-    processes: the ranks.
+    Blocks that others read, too, are announced by samples, after a warning. processes: the ranks. warns: False in all
+    workers but one.
     """
 
     def __init__(
@@ -510,10 +512,14 @@ class Announcer:
         workers: int = 1,
         batch_size: int = 1,
         field: str = "",
+        warns: bool = True,
     ) -> None:
         self._reader, self.order, self._epoch, self._workers, self._field = reader, order, epoch, workers, field
         is_alone = isinstance(order, _OfBlocks) and order.is_read_alone(processes, workers, batch_size)
         self._blocks = cast(_OfBlocks, order) if is_alone else None
+        dealt = f", workers={workers}, batch_size={batch_size}" if workers > 1 else ""
+        is_shared = warns and isinstance(order, _OfBlocks) and not is_alone
+        self._better = f"readers.order.woven(reader, nodes={processes}{dealt})" if is_shared else ""
         self._announced = 0
         self._visits: set[int] = set()
         self._done: Int64s | None = None  # samples of blocks of which a resumed epoch reads the rest only
@@ -527,6 +533,13 @@ class Announcer:
         blocks = self._blocks
         if blocks is None and not self._announced and self._seconds < _SLOW_SECONDS:
             return
+        if self._better:
+            warnings.warn(
+                f"samples of one block of this order go to several processes, so each is fetched by itself; faster is  "
+                f"{self._better}",
+                stacklevel=2,
+            )
+            self._better = ""
         ahead = 2
         if self._bytes:
             samples, most_bytes = _AHEAD_SAMPLES, float(_AHEAD_BYTES)

@@ -324,6 +324,23 @@ def rocal(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 # --- trainers -----------------------------------------------------------------------------------------------------
+Packer = Callable[..., "tuple[int, str, str]"]
+
+
+@pytest.fixture
+def cli_run(capsys: pytest.CaptureFixture[str]) -> Packer:
+    """Runs a command in this process: status, stdout, stderr."""
+
+    from packer.cli.group import run
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            run([str(argument) for argument in arguments])
+        return (int(ended.value.code or 0), *capsys.readouterr())
+
+    return call
+
+
 @pytest.fixture
 def lightning() -> Any:
     module = pytest.importorskip("lightning", reason="lightning is not installed")

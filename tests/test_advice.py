@@ -116,6 +116,10 @@ CASES: dict[str, tuple[Evidence, Evidence]] = {
     "compile": (of(T1, members=member("Mine", "train")), of(T1, members=member("Blur", "torchvision.transforms"))),
     "library": (of(T1, members=member("Blur", "torchvision.transforms")), of(T1, members=member("Mine", "train"))),
     "decoder": (of(COMPUTE, decoder="pillow", **LOOSE, **SET), of(COMPUTE, decoder="cpu", **LOOSE, **SET)),
+    "codec": (
+        of(OURS, **OUR_JOB, no_codec="no compiler"),
+        of(OURS, **OUR_JOB),
+    ),
     "balance": (of(COMPUTE, **{**LOOSE, **SET, "media": "png"}), of(COMPUTE, **LOOSE, **SET)),
     "gpu-decode": (of(OURS, gpus=1, **OUR_JOB), of(OURS, **OUR_JOB)),
     "gpu-transforms": (

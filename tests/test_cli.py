@@ -16,14 +16,14 @@ import subprocess
 import sys
 import termios
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
-from conftest import files_of, make_jpeg, tree_of
+from conftest import Packer, files_of, make_jpeg, tree_of
 from image_cases import encoded, picture
 from suites.programs import run_packer
 
@@ -32,24 +32,13 @@ import readers
 from cache.messages import bar, human_bytes, human_seconds, json_printable, parse_size, plural, printable
 from packer.cli.flags import Emphasis, show
 from packer.cli.group import COMMANDS as ENTRIES
-from packer.cli.group import WORDS, cli, run
+from packer.cli.group import WORDS, cli
 from packer.cli.screen import ProgressDisplay, progress_line
 from packer.inspection import compare_orders
+from readers.feed import Feed, FeedOptions, Start
+from readers.order import Shuffled
 
-Packer = Callable[..., "tuple[int, str, str]"]
 PACKER = [sys.executable, "-m", "packer"]
-
-
-@pytest.fixture
-def cli_run(capsys: pytest.CaptureFixture[str]) -> Packer:
-    """Runs a command in this process: status, stdout, stderr."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            run([str(argument) for argument in arguments])
-        return (int(ended.value.code or 0), *capsys.readouterr())
-
-    return call
 
 
 def output(*arguments: object, **options: Any) -> str:
@@ -228,6 +217,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.make_archive(str(root / "images"), "tar", root / "images")
     for source, to in (("images", "hdf5"), ("images", "tar"), ("images", "tfrecord"), ("other", "hdf5")):
         library.convert(root / source, to, root / f"{source}-{to}", run=library.Run(workers=1))
+    with readers.open(root / "images-hdf5") as reader:
+        options = FeedOptions(0, 1, made={"ops": [["RandomHorizontalFlip()"]]})
+        feed = Feed(reader, Shuffled(len(reader)), 2, options).joined(Start(), 0)
+    for name in ("state.json", "last.ckpt"):
+        (root / name).write_text(json.dumps(feed.token(Start(0, 4))))
     shutil.copytree(root / "images-tar", root / "shards", ignore=shutil.ignore_patterns("*.json", "*.index", "*.md"))
     return root
 
@@ -245,7 +239,7 @@ PARSED = ("commit", "diagnose", "monitor", "serve", "simulate", "advise", "compl
 
 def is_run(path: str, words: list[str]) -> bool:
     text = " ".join(words)
-    elsewhere = any(part in text for part in ("s3://", "--task", "-- python", "$SLURM", "/local", "/scratch"))
+    elsewhere = any(part in text for part in ("s3://", "--task", "-- python", "$SLURM", "/local", "/scratch", "--html"))
     return path.partition(" ")[0] not in (*PARSED, "cache", "stage") and not elsewhere
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import re
+import shutil
+import subprocess
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +23,7 @@ from PIL import Image
 from suites.programs import run_python
 
 from cache.errors import BadSampleError, UnsupportedCpuError
+from readers import coefficients
 from readers.augment import Normalize
 from readers.augment.cpu import Finish
 from readers.augment.geometry import Job, Pass
@@ -35,6 +39,7 @@ from readers.coefficients import (
 )
 from readers.coefficients.compiled import load_codec
 from readers.decode import Region, decode_image
+from readers.options import Decode, _warn_of_libjpeg
 
 if unsupported_reason():
     pytest.skip(unsupported_reason(), allow_module_level=True)
@@ -355,6 +360,28 @@ def test_a_codec_of_other_sources_is_not_taken(monkeypatch: pytest.MonkeyPatch) 
     assert "was built from other sources" in unsupported_reason.__wrapped__()
     with pytest.raises(UnsupportedCpuError):
         load_codec()
+
+
+def test_a_missing_codec_is_said_once_where_it_would_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("readers.coefficients.unsupported_reason", lambda: "no compiler")
+    _warn_of_libjpeg.cache_clear()
+    with pytest.warns(UserWarning, match="libjpeg decodes JPEGs, in about twice the time: no compiler; decoder='cpu'"):
+        assert Decode().uses_codec()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Decode().uses_codec() and not Decode(decoder="cpu").uses_codec()
+    _warn_of_libjpeg.cache_clear()
+    with pytest.raises(UnsupportedCpuError, match="no compiler"):
+        Decode(decoder="compiled").uses_codec()
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+@pytest.mark.parametrize("source", ["module.c", "affine.c"])
+def test_the_codec_compiles_without_the_headers_of_python(source: str) -> None:
+    folder = Path(coefficients.__file__).parent / "_codec"
+    flags = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-Wno-psabi", "-DWITHOUT_PYTHON_H", "-fsyntax-only"]
+    done = subprocess.run(["gcc", *flags, str(folder / source)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_threads_do_not_disturb_each_other() -> None:

@@ -77,6 +77,17 @@ def test_what_is_broken_is_a_problem(tmp_path: Path) -> None:
     assert "GPU" not in found or found["GPU"][0]["state"] == "problem"
 
 
+def test_the_checkout_of_packer_is_no_problem_where_it_is_installed_elsewhere(
+    imports: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "packer-vision"\n')
+    (tmp_path / "cache.py").touch()
+    monkeypatch.chdir(tmp_path)
+    checks = health(tmp_path)
+    assert "cache" not in checks and checks["directory"][0]["state"] == "note"
+    assert "a checkout of packer" in checks["directory"][0]["found"]
+
+
 @pytest.mark.parametrize(("hard", "advice"), [(4096, "ulimit -n 4096"), (256, "it is also the hard limit")])
 def test_limits_come_with_advice(
     hard: int, advice: str, imports: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -23,13 +23,13 @@ HEAVY = ("click", "h5py", "torch", "PIL", "zstandard", "pyarrow", "webdataset", 
 OPTIONAL = (
     "torch", "lmdb", "pyarrow", "yaml", "webdataset", "tfrecord", "tensorflow", "nvidia", "mpi4py", "dask",
     "distributed", "ray", "amd", "obstore", "matplotlib", "jinja2", "lightning", "pytorch_lightning", "timm",
-    "transformers", "urllib3", "scipy",
+    "transformers", "urllib3", "scipy", "prometheus_client",
 )  # fmt: skip
 GPU = ("triton", "torchcodec", "torchvision", "pynvml", "amdsmi")
 ALLOWED = {  # third-party packages that a layer may name at all, lazily or not
     "cache": {"numpy", "crc32c", "mpi4py", "obstore", "psutil"},
     "readers": {"numpy", "crc32c", "simplejpeg", "PIL", "torch", "zstandard", "amd", "nvidia", "lightning",
-                "pytorch_lightning", "timm", "transformers", *GPU},
+                "pytorch_lightning", "timm", "transformers", "prometheus_client", *GPU},
     "packer": {"numpy", "crc32c", "h5py", "click", "lazy_loader", "packaging", "PIL", "zstandard", "lmdb", "pyarrow",
                "matplotlib", "jinja2", "urllib3", "yaml", "scipy", "mpi4py", "dask", "distributed", "ray"},
 }  # fmt: skip
@@ -38,7 +38,7 @@ ALLOWED["packer.tools"] = ALLOWED["packer"] | {"torch", "psutil", "pynvml", "amd
 ON_TORCH = (
     "readers.torch", "readers.loader", "readers.augment.cpu", "readers.augment.fused", "readers.augment.kernel",
     "readers.coefficients.device", "readers.collate", "readers.decode.batch", "readers.decode.device",
-    "readers.frameworks.lightning", "readers.frameworks.transformers", "packer.tools.diagnose.cuts",
+    "readers.frameworks.lightning", "readers.frameworks.transformers", "readers.metrics", "packer.tools.diagnose.cuts",
     "packer.tools.diagnose.dataloader", "packer.tools.diagnose.imageloader", "packer.tools.diagnose.tiers",
     "packer.tools.parity",
 )  # fmt: skip

@@ -157,7 +157,8 @@ def test_a_loader_reads_the_blocks_of_a_woven_order_whole(address: str, proxy: P
         proxy.log.clear()
         ranks = readers.Ranks(rank=0, world_size=2)
         reader.store.source.gap_bytes = 0  # type: ignore[attr-defined]
-        list(ImageLoader(reader, 2, order=order, augment=[RandomResizedCrop(16)], ranks=ranks))
+        with pytest.warns(UserWarning, match=r"faster is  readers\.order\.woven\(reader, nodes=2\)"):
+            list(ImageLoader(reader, 2, order=order, augment=[RandomResizedCrop(16)], ranks=ranks))
         assert sum(map(_range_bytes, proxy.gets())) < sum(local.sizes()), (
             "blocks of both ranks are read by neither whole"
         )

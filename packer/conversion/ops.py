@@ -9,7 +9,6 @@ Other images of a sample, JSON and files do not follow; a second image is refuse
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from packer.conversion.images import encode_pixels
 from packer.conversion.options import Reencode
 from packer.conversion.plan import renamed
 from readers.augment import Op, Recipe, ops
+from readers.augment.described import op_of
 from readers.augment.ops import Stage
 from readers.augment.recipe import Placement
 from readers.batch import FieldMoves
@@ -98,14 +98,10 @@ def parse_op(text: str, among: Collection[str] = DETERMINISTIC, why: str = "at p
 
 def recorded_op(text: str) -> Op:
     """An op of its repr, as dataset.json has it. Raises ValueError."""
-    try:
-        call = ast.parse(text, mode="eval").body
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in DETERMINISTIC:
-            named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
-            return _NAMED[call.func.id](*map(ast.literal_eval, call.args), **named)
-    except (SyntaxError, TypeError, ValueError, MemoryError, RecursionError) as error:
-        raise ValueError(f"{text!r:.80} cannot be read as an op: {error}") from error
-    raise ValueError(f"{text!r:.80} is not an op: at pack time there are {', '.join(DETERMINISTIC)}")
+    op = op_of(text)
+    if type(op).__name__ not in DETERMINISTIC:
+        raise ValueError(f"{text!r:.80} is not an op: at pack time there are {', '.join(DETERMINISTIC)}")
+    return op
 
 
 def _value(text: str) -> Any:

@@ -104,13 +104,18 @@ def _install() -> Iterator[Check]:
         works = f"{sys.platform}: sets of this machine can be read; packing, staging and caches are made for Linux"
         yield Check("system", "note", works, "for the rest, use WSL 2 on Windows, a container on macOS")
     owners = importlib.metadata.packages_distributions()
+    project = Path("pyproject.toml")
+    is_checkout = project.is_file() and f'name = "{DISTRIBUTION}"' in project.read_text(errors="replace")
+    if is_checkout and not Path.cwd().is_relative_to(where):
+        source = "this directory is a checkout of packer: a script here imports its source, not what is installed"
+        yield Check("directory", "note", source, "run scripts from another directory, or pip install -e .")
     for name in _OURS:
         others = sorted({owner for owner in owners.get(name, ()) if owner != DISTRIBUTION})
         if others:
             both = f"the distribution {listed(others)} also has a package called {name}: one has overwritten the other"
             remove = f"pip uninstall {' '.join(map(quoted, others))}"
             yield Check(name, "problem", both, f"{remove}, then pip install --force-reinstall {DISTRIBUTION}")
-        for local in (Path(f"{name}.py"), Path(name, "__init__.py")):
+        for local in () if is_checkout else (Path(f"{name}.py"), Path(name, "__init__.py")):
             if local.is_file() and not local.resolve().is_relative_to(where):
                 hides = f"a script run in this directory would import its {local}, and not packer's"
                 yield Check(name, "problem", hides, "rename it, or run from another directory")

@@ -15,6 +15,7 @@ neither threads nor ranks nor a resume change it. Views of one sample (`readers.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -201,6 +202,16 @@ def recipes_of_views(
             "MixUp and CutMix mix labels, which several views of a sample do not have: leave one of them out"
         )
     return recipes
+
+
+def made_of(ops: Sequence[Sequence[Op]] | str, images: str | None, on_error: str) -> dict[str, Any]:
+    """What a state says of how samples are made (`ResumeToken`). ops: of each view, or why there are none to name."""
+    if not isinstance(ops, str):
+        for op in itertools.chain(*ops):
+            if not type(op).__module__.startswith("readers.augment.ops."):
+                return made_of(f"{type(op).__name__} is no op of readers.augment", images, on_error)
+        return {"ops": [[repr(op) for op in of_view] for of_view in ops], "images": images or "", "on_error": on_error}
+    return {"ops": ops, "images": images or "", "on_error": on_error}
 
 
 def _check(ops: Sequence[Op]) -> None:

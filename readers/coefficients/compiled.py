@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import shutil
-import sysconfig
 from functools import cache, lru_cache
 from importlib import import_module
-from pathlib import Path
 from types import ModuleType
 
 from cache.errors import UnsupportedCpuError
@@ -58,8 +56,6 @@ def _import_codec() -> ModuleType:
 def _missing_tool() -> str:
     if not any(map(shutil.which, ("clang", "gcc", "cc"))):
         return f"no C compiler is on the PATH; install gcc or clang, or in a checkout run  {BUILD_BY_CLANG}"
-    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
-        return "the headers of Python are missing (Debian: python3-dev); install them, and packer-vision again"
     return "pip install -v --force-reinstall --no-deps packer-vision  shows what the C compiler says"
 
 

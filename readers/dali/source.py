@@ -43,7 +43,7 @@ import numpy.typing as npt
 from cache.errors import BadSampleError
 from readers.augment.geometry import Plan
 from readers.augment.ops import Op
-from readers.augment.recipe import Part, Recipe
+from readers.augment.recipe import Part, Recipe, made_of
 from readers.batch import Fields
 from readers.decode.region import has_clean_header
 from readers.feed import (
@@ -102,7 +102,8 @@ class Source:
         on_error: OnError = "raise",
     ) -> None:
         given = {"order": order, "shuffle": shuffle, "seed": seed, "ranks": ranks, "on_error": on_error}
-        feed = Feed.of(reader, batch_size, DECODER, **given)  # type: ignore[arg-type]
+        made = made_of("a graph of DALI draws by itself" if augment is None else [augment], "RGB", on_error)
+        feed = Feed.of(reader, batch_size, DECODER, **given, made=made)  # type: ignore[arg-type]
         Fields(("label",), reader).refuse_targets("DALI")
         self.feed = feed.ranked()
         self.feed.schedule()

@@ -2,6 +2,7 @@
 
     data = PackerDataModule("imagenet-hdf5", 256, augment=[RandomResizedCrop(224), RandomHorizontalFlip()])
     trainer.fit(model, data)                           # or ckpt_path=…, also from the middle of an epoch
+    Trainer(callbacks=[MetricsCallback()])             # logs the figures of the training loader
 
 Lightning saves the state of an ImageLoader with its checkpoints and loads it again; docs/frameworks.md says what it can
 resume. Ranks are those that Lightning has started by the time a loop begins.
@@ -10,7 +11,7 @@ resume. Ranks are those that Lightning has started by the time a loop begins.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -19,14 +20,15 @@ from cache.errors import MissingExtraError, UnknownNameError
 from readers.augment.ops import Op
 from readers.caching import cached
 from readers.loader import ImageLoader
+from readers.metrics import Meter, images_of
 from readers.options import Ranks
 from readers.reader import Reader
 
 try:
-    from lightning.pytorch import LightningDataModule
+    from lightning.pytorch import Callback, LightningDataModule
 except ImportError:
     try:
-        from pytorch_lightning import LightningDataModule
+        from pytorch_lightning import Callback, LightningDataModule
     except ImportError as error:
         raise MissingExtraError("lightning", "lightning", "PackerDataModule") from error
 
@@ -124,3 +126,56 @@ class PackerDataModule(LightningDataModule):  # type: ignore[misc]
         """Close the readers, and give staged copies and caches back."""
         self._readers = {}
         self._open.close()
+
+
+class MetricsCallback(Callback):  # type: ignore[misc]
+    """Logs the figures of the training loader (`ImageLoader.metrics`) with the Trainer's loggers, every
+    `log_every_n_steps` steps, since the time before. Any loader will do: see `readers.metrics.Meter`.
+
+    Loggers write on the first rank, so these are its figures; `readers.metrics.write_every` and `serve` export those of
+    every rank. Nothing is sent between ranks, and nothing waits for a GPU.
+
+    prefix: of the names; with several loaders their names follow it.
+    """
+
+    def __init__(self, prefix: str = "packer/") -> None:
+        self.prefix = prefix
+        self._meters: dict[str, Meter] = {}
+        self._logged = 0
+
+    def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
+        """Begins with the loaders of this epoch, which may be new ones."""
+        given = trainer.train_dataloader
+        loaders = {f"{name}/": one for name, one in given.items()} if isinstance(given, Mapping) else {"": given}
+        if list(loaders.values()) != [meter.loader for meter in self._meters.values()]:
+            self._meters = {f"{self.prefix}{name}": Meter(loader) for name, loader in loaders.items()}
+            self._logged = trainer.global_step
+        for meter in self._meters.values():
+            meter.ask()
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        parts = batch if isinstance(trainer.train_dataloader, Mapping) else {"": batch}
+        for meter, part in zip(self._meters.values(), parts.values(), strict=False):
+            meter.took(images_of(part))
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        step, every = trainer.global_step, trainer.log_every_n_steps
+        if every and step // every > self._logged // every:
+            figures = {k: v for prefix, one in self._meters.items() for k, v in one.metrics(prefix=prefix).items()}
+            for logger in trainer.loggers:
+                logger.log_metrics(figures, step=step - 1)  # as Lightning numbers the values of this step
+            self._logged = step
+        for meter in self._meters.values():
+            meter.ask()
+
+    def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+        for meter in self._meters.values():
+            meter.end()
+
+    def on_validation_start(self, trainer: Any, module: Any) -> None:
+        """Validation is no waiting for data."""
+        self.on_train_epoch_end(trainer, module)
+
+    def on_validation_end(self, trainer: Any, module: Any) -> None:
+        for meter in self._meters.values():
+            meter.ask()

@@ -22,6 +22,7 @@ from typing import Any
 
 from cache.errors import MissingExtraError, TrainerError
 from readers.loader import ImageLoader
+from readers.metrics import Meter
 
 try:
     from transformers import Trainer, TrainerCallback
@@ -85,6 +86,46 @@ class LoaderCallback(TrainerCallback):  # type: ignore[misc]
                 f"{done} of {updates} updates of epoch {epoch}: it has another batch size, number of ranks or of "
                 f"gradient_accumulation_steps than before; keep the samples of an update, or resume from an epoch's end"
             )
+
+
+class MetricsCallback(TrainerCallback):  # type: ignore[misc]
+    """Logs the figures of the training loader (`ImageLoader.metrics`) by `trainer.log`, each time that the loss is
+    logged, since the time before:  trainer.add_callback(MetricsCallback(trainer)).
+
+    Reports are of the first rank, so these are its figures; `readers.metrics.write_every` and `serve` export those of
+    every rank. Nothing is sent between ranks, and nothing waits for a GPU.
+
+    prefix: of the names.
+    """
+
+    def __init__(self, trainer: Any, prefix: str = "packer/") -> None:
+        self._trainer, self.prefix, self._meter = trainer, prefix, Meter(())
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **given: Any) -> None:
+        self._meter = Meter(getattr(self._trainer, "train_loader", train_dataloader))
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """The batches of an update are there."""
+        self._meter.took(args.train_batch_size * args.gradient_accumulation_steps)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        self._meter.ask()
+
+    on_epoch_begin = on_step_end
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        self._meter.end()
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Evaluating and saving is no waiting for data."""
+        self._meter.end()
+        self._meter.ask()
+
+    on_save = on_evaluate
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **given: Any) -> None:
+        if state.is_world_process_zero and "loss" in (logs or {}):
+            self._trainer.log(self._meter.metrics(prefix=self.prefix))
 
 
 class LoaderTrainer(Trainer):  # type: ignore[misc]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,7 +17,7 @@ from cache.node import own_gpu, usable_cpus
 from cache.stores.ranges import BlockPool
 from readers.augment.cpu import Finish, check_unchanged, dtype_of, kind_of_first
 from readers.augment.ops import Normalize, Op
-from readers.augment.recipe import Recipe, recipes_of_views
+from readers.augment.recipe import Recipe, made_of, recipes_of_views
 from readers.batch import Fields
 from readers.decode import DECODER
 from readers.feed import (
@@ -27,7 +28,7 @@ from readers.feed import (
     decoder_name,
 )
 from readers.loader.crew import Crew
-from readers.loader.stats import LoaderStats, LoopTimers
+from readers.loader.stats import LoaderStats, LoopTimers, Totals, metrics_of
 from readers.loader.work import Batch, EpochWork, FieldWork, IndexWork, UnchangedWork, without_memory
 from readers.loop import FeedLoader, Maker
 from readers.options import Compose, Decode, FieldOptions, Images, Ranks, Threads, Views, accepts_old_names
@@ -140,9 +141,11 @@ class ImageLoader(FeedLoader):
         self._finish_images = Finish(*stored)
         self._memory = _ImageMemory(*stored[:2], pinned, (self.prefetch + 2) * len(self._recipes))
         self._timers: LoopTimers | None = None
+        self._seen: Totals = Counter()
         self._slot, self._notes_depth = TraceSlot(), True
         given = {"order": order, "shuffle": shuffle, "seed": seed, "ranks": ranks, "on_error": on_error}
-        super().__init__(Feed.of(reader, batch_size, self.decoder, **given))  # type: ignore[arg-type]
+        made_by = made_of([recipe.ops for recipe in self._recipes], self.decode, on_error)
+        super().__init__(Feed.of(reader, batch_size, self.decoder, **given, made=made_by))  # type: ignore[arg-type]
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -169,7 +172,7 @@ class ImageLoader(FeedLoader):
         crew = self._arguments["threads"]
         crew = replace(crew, number=other.threads) if isinstance(crew, Threads) else other.threads
         other._arguments = {**self._arguments, "reader": reader, "order": order, "threads": crew}
-        other._timers = None
+        other._timers, other._seen = None, Counter()
         other._path = None if self._path is None else self._path.unmeasured(other.threads)
         FeedLoader.__init__(other, Feed(reader, order, self.batch_size, self._feed.options))
         return other
@@ -181,6 +184,30 @@ class ImageLoader(FeedLoader):
         reset: count from now on.
         """
         return LoaderStats() if self._timers is None else self._timers.stats(reset=reset)
+
+    def metrics(self, *, total: bool = False, prefix: str = "packer/") -> dict[str, float]:
+        """Figures of this rank for a logger, since the last call; with total=True since the loader was made.
+
+            wait_share             of the time of its loops, in which training waited for a batch, 0 to 1
+            images_per_s           handed out
+            batch_ms_p50 p95 p99   from one batch to the next, within 3 %; NaN where there was none
+            wait_ms_p50 p95 p99    of that, waiting
+            threads_busy_share     of the threads, 0 to 1
+            read_bytes_per_s       of images
+            cache_hit_share        of images read, those from a cache
+            device_decode_share    of images decoded where batches are finished on a device; 0 on the CPU
+            bad_samples            skipped or replaced
+
+        Names begin with `prefix`. Clocks are the host's: nothing waits for a GPU. A second caller that wants its own
+        "since the last call" makes a `readers.metrics.Meter` of the loader.
+        """
+        now = self.totals()
+        since, self._seen = (now, self._seen) if total else (now - self._seen, now)
+        return metrics_of(since, self.threads, prefix)
+
+    def totals(self) -> Totals:
+        """Sums of all loops so far, for `readers.metrics`."""
+        return Counter() if self._timers is None else self._timers.lifetime()
 
     @contextmanager
     def trace(self, path: str | os.PathLike[str], *, limit: int = 200_000) -> Iterator[Trace]:
@@ -208,7 +235,7 @@ class ImageLoader(FeedLoader):
 
     # --- one epoch ------------------------------------------------------------------------------------------------
     def _open(self, feed: Feed) -> Maker:
-        timers = LoopTimers(feed.start.epoch, feed.steps(), self.threads, self.prefetch, self._slot)
+        timers = LoopTimers(feed.start.epoch, feed.steps(), self.threads, self.prefetch, self._slot, self._timers)
         self._timers = timers
         return _TimedMaker(self._open_maker(feed, timers), timers)
 
@@ -266,7 +293,7 @@ class ImageLoader(FeedLoader):
         clock.start()
         made = self._fields.collect(field)
         clock.stop("collate")
-        self._timers.hand_out(len(batch.indices))
+        self._timers.hand_out(len(batch.indices), len(batch.bad))
         return made, batch.bad
 
     def _rows_at_once(self) -> int:

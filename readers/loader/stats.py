@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from cache.stores.base import TIERS
 from readers.table import Buffer
@@ -145,6 +147,72 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
+# Sums of loops in whole units, nanoseconds where they are times: by the names of `LoopTimers._totals`, and counts of
+# batches by ("batch" or "wait", bucket). Buckets are lengths of time, each a sixteenth of a power of two wide.
+Totals: TypeAlias = Counter[Any]
+_LENGTHS = ("batch", "wait")
+_PERCENTILES = (50, 95, 99)
+
+
+def bucket_of(ns: int) -> int:
+    shift = max(0, ns.bit_length() - 5)
+    return (shift << 4) + (ns >> shift)
+
+
+def bucket_ns(bucket: int) -> tuple[int, int]:
+    """The lengths of time of a bucket, half-open."""
+    shift = max(0, (bucket >> 4) - 1)
+    first = bucket - (shift << 4)
+    return first << shift, (first + 1) << shift
+
+
+def lengths_of(totals: Totals, kind: str) -> list[tuple[int, int]]:
+    """(bucket, count) of one kind, the shortest first."""
+    return sorted((name[1], count) for name, count in totals.items() if isinstance(name, tuple) and name[0] == kind)
+
+
+def stage_ns(spent: Mapping[Any, int], ever: Mapping[Any, int] | None = None) -> dict[str, int]:
+    """Nanoseconds by stage. ever: sums whose samples stand for fast images where `spent` has none."""
+    stages = {stage: spent.get(stage, 0) for stage in CLOCKED}
+    for sums in (spent, ever or {}):
+        sampled = {stage: sums.get(f"sampled {stage}", 0) for stage in _RENDERED}
+        if whole := sum(sampled.values()):
+            for stage, ns in sampled.items():
+                stages[stage] += spent.get("rows", 0) * ns // whole
+            break
+    return stages
+
+
+def metrics_of(totals: Totals, threads: int = 0, prefix: str = "packer/") -> dict[str, float]:
+    """Sums as figures for a logger; see `ImageLoader.metrics`. threads: of the loader, 0 where it has none."""
+    seconds, reads, decoded = totals["seconds"], totals["reads"], totals["decoded"]
+    figures = {
+        "wait_share": _share(totals["wait"], seconds),
+        "images_per_s": 1e9 * totals["images"] / seconds if seconds else 0.0,
+        "cache_hit_share": _share(totals["hits"], reads),
+        "bad_samples": float(totals["bad"]),
+    }
+    if threads:
+        figures["threads_busy_share"] = _share(totals["busy"], seconds * threads)
+        figures["read_bytes_per_s"] = 1e9 * totals["bytes read"] / seconds if seconds else 0.0
+        figures["device_decode_share"] = _share(totals["by device"], decoded)
+    for kind in _LENGTHS:
+        lengths = lengths_of(totals, kind)
+        for percent in _PERCENTILES:
+            figures[f"{kind}_ms_p{percent}"] = _percentile(lengths, percent / 100)
+    return {prefix + name: value for name, value in figures.items()}
+
+
+def _percentile(lengths: Sequence[tuple[int, int]], share: float) -> float:
+    """Milliseconds, the middle of the bucket; NaN without a batch."""
+    left = share * sum(count for _, count in lengths)
+    for bucket, count in lengths:
+        left -= count
+        if left <= 0:
+            return sum(bucket_ns(bucket)) / 2e6
+    return math.nan
+
+
 # The clocks of a loader: what its threads spend on which stage, and which side waits.
 #
 # Each thread adds to a `ThreadClock` of its own, without a lock; the sums are merged when they are read. They are taken
@@ -281,9 +349,14 @@ class LoopTimers:
     the training while all batches that it may make ahead are ready.
     """
 
-    def __init__(self, epoch: int, steps: int, threads: int, prefetch: int, slot: TraceSlot) -> None:
+    def __init__(
+        self, epoch: int, steps: int, threads: int, prefetch: int, slot: TraceSlot, before: LoopTimers | None = None
+    ) -> None:
         self.epoch, self.threads, self.prefetch, self.slot = epoch, threads, prefetch, slot
         self._steps = steps
+        self._earlier: Totals = Counter() if before is None else before.lifetime()
+        self._lengths: tuple[dict[int, int], dict[int, int]] = ({}, {})  # of batches, of waits: counts by `bucket_of`
+        self._bad = 0
         self.consumer = ThreadClock("training", slot)
         self.device: ThreadClock | None = None
         self._crew: list[ThreadClock] = []
@@ -320,14 +393,18 @@ class LoopTimers:
         if self.slot.trace is not None:
             self.slot.trace.add(self.consumer.name, "wait for data", asked, now)
 
-    def hand_out(self, images: int) -> None:
-        """The batch is handed out; after the last one the loop has ended."""
-        self._left, asked, self._asked = time.perf_counter_ns(), self._asked, 0
+    def hand_out(self, images: int, bad: int = 0) -> None:
+        """The batch is handed out; after the last one the loop has ended. bad: samples skipped or replaced in it."""
+        left, (self._left, asked, self._asked) = self._left, (time.perf_counter_ns(), self._asked, 0)
         self._wait += self._left - asked
         if not self._batches:
             self._first_wait = self._left - asked
+        for lengths, ns in zip(self._lengths, (self._left - left, self._left - asked), strict=True):
+            bucket = bucket_of(ns)
+            lengths[bucket] = lengths.get(bucket, 0) + 1
         self._batches += 1
         self._images += images
+        self._bad += bad
         if self._batches == self._steps:
             self.end()
 
@@ -361,13 +438,7 @@ class LoopTimers:
         found = {name: number - self._base.get(name, 0) for name, number in totals.items()}
         if reset:
             self._base = totals
-        stages = {stage: found[stage] for stage in CLOCKED}
-        sampled = {stage: found[f"sampled {stage}"] for stage in _RENDERED}
-        if not sum(sampled.values()):
-            sampled = {stage: totals[f"sampled {stage}"] for stage in _RENDERED}
-        if whole := sum(sampled.values()):
-            for stage, ns in sampled.items():
-                stages[stage] += found["rows"] * ns // whole
+        stages = stage_ns(found, totals)
         return LoaderStats(
             epoch=self.epoch,
             batches=found["batches"],
@@ -393,6 +464,13 @@ class LoopTimers:
             cpu_share=self.cpu_share,
         )
 
+    def lifetime(self) -> Totals:
+        """What this loop and those before it have spent; never less than before."""
+        lengths = {
+            (kind, one): n for kind, of in zip(_LENGTHS, self._lengths, strict=True) for one, n in dict(of).items()
+        }
+        return self._earlier + Counter(self._totals(self._ended or time.perf_counter_ns())) + Counter(lengths)
+
     def _totals(self, now: int) -> dict[str, int]:
         crew = list(self._crew)
         every = [*crew, self.consumer, *([self.device] if self.device is not None else [])]
@@ -412,6 +490,7 @@ class LoopTimers:
             "by device": self._by_device,
             "failed": self._failed,
             "shared": self._shared,
+            "bad": self._bad,
             "seconds": now - self._began,
             "batches": self._batches,
             "images": self._images,

@@ -348,6 +348,13 @@ class PlainOrder(ABC):
         )
 
 
+def recorded(order: Order, spec: Mapping[str, Any], epoch: int, cursor: int) -> Order:
+    """The order with which a run went on at `cursor` of `epoch`, also on other ranks or with other batches than those
+    of `order`. Raises ResumeError for a spec of another order."""
+    made: Order = getattr(order, "recorded", order.resumed)(spec, epoch, cursor)
+    return made
+
+
 def check_samples(samples: int) -> None:
     """Raise ValueError for a number of samples that is not an integer from 0 to 2^62 - 1."""
     if isinstance(samples, bool) or not isinstance(samples, (int, np.integer)) or not 0 <= samples < MAX_SAMPLES:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -378,7 +378,7 @@ class Bucketed(PlainOrder):
 
     def resumed(self, spec: Mapping[str, Any], epoch: int = 0, cursor: int = 0) -> Bucketed:
         began, mine = dict(spec), self.spec()
-        stages, now = _parse(began.pop("steps", None), len(self._starts) - 1), self._stages[0]
+        stages, now = _parse(began.pop("steps", None), len(self._starts) - 1), self._stages[-1]
         mine.pop("steps")
         if began != mine or not stages:
             return super().resumed(spec)  # which raises, and says how they differ
@@ -393,6 +393,12 @@ class Bucketed(PlainOrder):
         if any(cursor not in other._bounds_until(epoch, number) for number, cursor in other._cuts()):
             raise ResumeError(f"the epoch was cut at {spec['steps']!r:.200}, where no step of this order ends")
         return other
+
+    def recorded(self, spec: Mapping[str, Any], epoch: int, cursor: int) -> Bucketed:
+        """The order of this spec, with the batches and ranks of its last stage."""
+        last = (_parse(spec.get("steps"), len(self._starts) - 1) or self._stages)[-1]
+        sizes = last.batch_sizes if len(last.batch_sizes) > 1 else last.batch_sizes[0]
+        return replace(self, batch_size=sizes, world_size=last.world_size).resumed(spec, epoch, cursor)
 
     def indices(self, epoch: int, positions: Int64s) -> Int64s:
         given = np.asarray(positions, np.int64)

@@ -26,7 +26,8 @@ and number of samples, the order by its `spec`, and what decoded the images.
     {"kind": "packer-resume", "version": 1, "seed": 7, "epoch": 3, "cursor": 81920, "samples": 1281167,
      "fingerprint": "…", "decoder": "…", "order": {"kind": "shuffled", "samples": 1281167}}
 
-Unknown members are ignored, so that later versions can add some.
+Unknown members are ignored, so that later versions can add some. Two bind no resume and are for `readers.replay`:
+"run", how positions were dealt out since the run began (`Segment`), and "made", what was made of the samples.
 
 An order that cuts its epochs into steps itself (`readers.order.base.Stepped`) has a `SteppedSchedule`: each step is
 dealt in slices as above, and there is no tail.
@@ -36,9 +37,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar, cast, get_args
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
 
 import numpy as np
 
@@ -52,6 +53,8 @@ _KIND, _VERSION = "packer-resume", 1
 _COUNTS = {"seed": 1 << 64, "epoch": 1 << 64, "cursor": 1 << 62, "samples": 1 << 62}
 _TEXTS = ("fingerprint", "decoder")
 _MAX_TEXT, _MAX_PARAMETERS = 1024, 64
+MOST_SEGMENTS = 128
+_MAX_OPS, _MAX_OP_TEXT = 64, 1 << 14
 
 
 @dataclass(frozen=True)
@@ -232,6 +235,26 @@ COMPOSED, OP_BY_OP = "composed geometry", "geometry op by op"
 _COMPOSE = {COMPOSED: "auto", OP_BY_OP: "exact"}
 
 
+class Segment(NamedTuple):
+    """How positions are dealt out from `cursor` of `epoch` on, until the next segment of a run.
+
+    step: steps of the run before it, each of all ranks together; -1 where that is not known.
+    batch_size: samples of one rank in a step.
+    partial: None for batches that are slices of a step, as those of a `Schedule`; of batches that a DataLoader makes of
+        single samples, which ranks take in turn, whether its last one may be smaller.
+    order: the `spec` of the order.
+    """
+
+    step: int
+    epoch: int
+    cursor: int
+    batch_size: int
+    world_size: int
+    tail: Tail
+    partial: bool | None
+    order: Spec
+
+
 @dataclass(frozen=True)
 class ResumeToken:
     """`cursor` positions of epoch `epoch` have been trained on, on all ranks together.
@@ -240,6 +263,9 @@ class ResumeToken:
     decoder: the name of what decodes, such as "simplejpeg 1.8"; "" for none.
     order: the `spec` of the order.
     samples: of the data set.
+    run: the segments of the run, the last MOST_SEGMENTS of them; none where nothing was recorded.
+    made: "ops", the text of each op by view, or a sentence that says why there are none; "images", as `readers.Decode`
+        has it; "on_error". Empty where it is not known.
 
     Raises ResumeError for values that no run can have had.
     """
@@ -251,6 +277,8 @@ class ResumeToken:
     decoder: str
     order: Spec
     samples: int
+    run: tuple[Segment, ...] = ()
+    made: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, limit in _COUNTS.items():
@@ -262,11 +290,20 @@ class ResumeToken:
             if not isinstance(value, str) or len(value) > _MAX_TEXT:
                 raise ResumeError(f"resume token: {name} is {_short(value)}, expected a string")
         _check_order(self.order)
+        _check_made(self.made)
 
     def to_dict(self) -> dict[str, Any]:
         """Strings, integers and one dictionary of them: for JSON, or a checkpoint."""
         values = {name: getattr(self, name) for name in (*_COUNTS, *_TEXTS)}
-        return {"kind": _KIND, "version": _VERSION, **values, "order": dict(self.order)}
+        state: dict[str, Any] = {"kind": _KIND, "version": _VERSION, **values, "order": dict(self.order)}
+        if self.run:
+            state["run"] = [segment._asdict() for segment in self.run]
+            for segment in state["run"]:
+                if segment["order"] == self.order:
+                    del segment["order"]
+        if self.made:
+            state["made"] = dict(self.made)
+        return state
 
     @classmethod
     def from_dict(cls, content: Any) -> ResumeToken:
@@ -285,7 +322,8 @@ class ResumeToken:
         missing = [name for name in names if name not in content]
         if missing:
             raise ResumeError(f"resume token without {', '.join(missing)}: save it again from the run")
-        token = cls(**{name: content[name] for name in names})
+        more = {"run": _parse_run(content.get("run", ()), content["order"]), "made": content.get("made", {})}
+        token = cls(**{name: content[name] for name in names}, **more)
         return replace(token, order=dict(token.order))
 
     def resumed(self, order: _Order) -> _Order:
@@ -346,6 +384,38 @@ def _check_order(order: Any) -> None:
         plain = isinstance(value, (str, int, float)) and not isinstance(value, bool)
         if not isinstance(name, str) or not plain or (isinstance(value, float) and not math.isfinite(value)):
             raise ResumeError(f"resume token: order has {_short(name)}: {_short(value)}, expected a text or a number")
+
+
+def _parse_run(run: Any, order: Any) -> tuple[Segment, ...]:
+    if not isinstance(run, Sequence) or isinstance(run, str) or len(run) > MOST_SEGMENTS:
+        raise ResumeError(f"resume token: run is {_short(run)}, expected at most {MOST_SEGMENTS} segments")
+    segments = []
+    for part in run:
+        try:
+            segment = Segment(**{"order": order, **part})
+        except TypeError:
+            raise ResumeError(f"resume token: run has {_short(part)}, expected {', '.join(Segment._fields)}") from None
+        numbers = (segment.step + 1, *segment[1:3], segment.batch_size - 1, segment.world_size - 1)
+        limits = (1 << 62, _COUNTS["epoch"], _COUNTS["cursor"], 1 << 31, 1 << 31)
+        fits = (type(number) is int and 0 <= number < limit for number, limit in zip(numbers, limits, strict=True))
+        if not all(fits) or segment.tail not in TAILS or segment.partial not in (None, False, True):
+            raise ResumeError(f"resume token: run has {_short(part)}, which no run can have had")
+        _check_order(segment.order)
+        segments.append(segment)
+    return tuple(segments)
+
+
+def _check_made(made: Any) -> None:
+    ops: Any = made.get("ops", "") if isinstance(made, Mapping) else None
+    views: Any = [ops] if isinstance(ops, str) else ops
+    fits = isinstance(views, Sequence) and len(views) <= _MAX_OPS and len(made) <= _MAX_PARAMETERS
+    texts = [made.get(name, "") for name in ("images", "on_error")] if fits else []
+    for view in views if fits else ():
+        of_view = [view] if isinstance(view, str) else view
+        fits = fits and isinstance(of_view, Sequence) and len(of_view) <= _MAX_OPS
+        texts += of_view if fits else ()
+    if not fits or not all(isinstance(text, str) and len(text) <= _MAX_OP_TEXT for text in texts):
+        raise ResumeError(f"resume token: made is {_short(made)}, expected the ops of each view")
 
 
 def _short(value: Any) -> str:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -210,7 +210,8 @@ def external_source(
     if batch_size < 2:
         raise ValueError(f"rocAL needs a batch_size of 2 or more, not {batch_size}")
     given = {"order": order, "shuffle": shuffle, "seed": seed, "ranks": ranks, "on_error": on_error}
-    feed = Feed.of(reader, batch_size, DECODER, **given).ranked()  # type: ignore[arg-type]
+    made = {"ops": "rocAL's operators draw by themselves", "on_error": on_error}
+    feed = Feed.of(reader, batch_size, DECODER, **given, made=made).ranked()  # type: ignore[arg-type]
     Fields(("label",), reader).refuse_targets("rocAL")
     if max_height is None or max_width is None:
         largest = limits_of(reader, cap=_MAX_SIDE)
@@ -292,9 +293,10 @@ class RocalSource(FeedPosition):
     def start(self) -> None:
         """Begin the next epoch, or continue where `load_state_dict` said; an epoch under way is abandoned."""
         self.stop()
-        feed = self._feed.at(self._place.next)
+        run, first = self._join(self._place.next)
+        feed = replace(self._feed.at(self._place.next), run=run)
         self._place.begin(lambda: feed.start)
-        self._progress, self._bad, self._converted = Progress(feed), [], Counter()
+        self._progress, self._bad, self._converted = Progress(feed, first=first), [], Counter()
         self._steps = self._untaken = feed.steps()
         self._ahead = Ahead(_Work(feed, self.options).make, self._steps, self.options.ahead, "packer-rocal-ahead")
         self._finalizer = weakref.finalize(self, self._ahead.stop)

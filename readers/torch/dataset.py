@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, default_collate, get_worker_info
 from cache.errors import BadSampleError, ResumeError
 from readers.augment.cpu import check_unchanged, decode_own, kind_of_first, pixels_to_tensor
 from readers.augment.ops import Op
-from readers.augment.recipe import Recipe
+from readers.augment.recipe import Recipe, made_of
 from readers.batch import Fields, Payloads
 from readers.collate import stack_masks, to_tensor
 from readers.decode import DECODER, Scratch, decode_image
@@ -256,8 +256,9 @@ class ImageDataset(Dataset[Any]):
         if own and output == "pil":
             raise ValueError("decode='unchanged' gives tensors or arrays: choose output='tensor' or 'numpy'")
         self._keywords = _wants_keyword(transform)
-        # Of all workers: bad samples, the first one's number + 1, whether there was a warning of depth, and of places.
-        self._counts = torch.zeros(4, dtype=torch.int64).share_memory_()
+        # Of all workers: bad samples, the first one's number + 1, whether there was a warning of depth, and of places;
+        # bad samples ever.
+        self._counts = torch.zeros(5, dtype=torch.int64).share_memory_()
         self._local = PerThread()
         self._order: Order | None = None
 
@@ -280,6 +281,14 @@ class ImageDataset(Dataset[Any]):
         if self._ops is None:
             return DECODER
         return decoder_name(DECODER, self._ops.exact_colours, self._ops.recipe.geometry)
+
+    @property
+    def made(self) -> dict[str, Any]:
+        """What states say of how samples are made (`readers.augment.recipe.made_of`)."""
+        ops: Any = [()] if self._ops is None else [self._ops.recipe.ops]
+        if self._ops is None and self.transform is not None:
+            ops = f"the transform is a function, {getattr(self.transform, '__name__', type(self.transform).__name__)}"
+        return made_of(ops, self.decode, self.on_error)
 
     @property
     def classes(self) -> Sequence[str]:
@@ -350,6 +359,11 @@ class ImageDataset(Dataset[Any]):
         """How many samples were skipped or replaced since the last report, in this process and all workers."""
         return int(self._counts[0])
 
+    @property
+    def all_bad_samples(self) -> int:
+        """The same since the data set was made."""
+        return int(self._counts[4])
+
     def report(self) -> str:
         """One line about the bad samples since the last report, "" if there were none. For the end of an epoch."""
         count, first = self._counts[:2].tolist()
@@ -380,6 +394,7 @@ class ImageDataset(Dataset[Any]):
         if treated.bad:
             # Two workers may add at the same time, and one of the two be lost from the count: not worth a lock.
             self._counts[0] += 1
+            self._counts[4] += 1
             if not self._counts[1]:
                 self._counts[1] = int(index) + 1
         return treated.value
@@ -446,7 +461,9 @@ class ImageDataset(Dataset[Any]):
                 0 <= positions.min() <= positions.max() < len(order)
                 and order.indices(first.epoch, positions).tolist() == rows
             ):
-                announcer = Announcer(self._images, order, first.epoch, first.ranks, workers, len(rows))
+                announcer = Announcer(
+                    self._images, order, first.epoch, first.ranks, workers, len(rows), warns=not info or not info.id
+                )
             self._local.key, self._local.announcer = key, announcer
         known: Announcer | None = self._local.announcer
         if known is not None:

@@ -27,7 +27,14 @@ from readers.trainers import Trainer, calling_package, check_persistent, find_tr
 
 _ROWS = 1024  # ranks that share memory are those of one node, and numbered one after the other
 _ITERATIONS = 8  # that are looked up: more never begin at once
-_VERSION, _BEGUN, _NEXT, _COUNT, _HEADER = 0, slice(1, 4), slice(4, 6), 6, 8  # columns of the shared position
+_VERSION, _BEGUN, _NEXT, _COUNT, _FIRST, _HEADER = (
+    0,
+    slice(1, 4),
+    slice(4, 6),
+    6,
+    7,
+    8,
+)  # columns of the shared position
 _ROW = _HEADER + 4 * _ITERATIONS
 _STATEFUL = "StatefulDataLoader(stream, batch_size=None, …)  of torchdata.stateful_dataloader"
 _TO_ACCELERATE = "ImageStream(dataset, EpochSampler(order, dataset, rank=0, world_size=1), batch_size)"
@@ -66,7 +73,8 @@ class ImageStream(IterableDataset[Any]):
         self._restored: tuple[Start, int] | None = None
         self._refused: ResumeError | None = None
         self._current: _Batches | None = None
-        sampler.serve_stream(self._place, "stream", _STATEFUL, _TO_ACCELERATE)
+        batches = (batch_size, not self.drop_last)
+        sampler.serve_stream(self._place, "stream", _STATEFUL, _TO_ACCELERATE, batches)
         if not len(self):
             raise ValueError(
                 f"an epoch has no batch of {batch_size} samples: rank {sampler.rank} of {sampler.world_size} has "
@@ -253,6 +261,7 @@ class _SharedPlace(Place):
                    1, epoch, cursor       where the last iteration began; 0 since the next position was set
                    epoch, cursor          where the next one begins
                    count                  of the iterations that were begun by several workers
+               first                  the epoch that was begun first, and 1
                    seed, number, epoch, cursor, 8 times: those that were begun last
 
     The first worker of an iteration to come begins it, under a lock, and the others find it by the seed of their
@@ -289,6 +298,10 @@ class _SharedPlace(Place):
     def begun(self) -> Start | None:
         is_begun, *begun = self._row[_BEGUN]
         return self._start_at(begun) if is_begun else None
+
+    @property
+    def first(self) -> int | None:
+        return int(self._row[_FIRST]) - 1 if self._row[_FIRST] else None
 
     def _start_at(self, values: Any) -> Start:
         epoch, cursor = map(int, values)
@@ -327,6 +340,7 @@ class _SharedPlace(Place):
                 known[row[_COUNT] % _ITERATIONS] = *key, *start[:2]
                 row[_COUNT] += 1
             row[_BEGUN] = 1, *start[:2]
+            row[_FIRST] = row[_FIRST] or start.epoch + 1
             row[_NEXT] = start.epoch + 1, 0
         return start
 

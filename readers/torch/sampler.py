@@ -48,6 +48,7 @@ class Epochs(Position, ABC, Generic[_Unit]):
     """Each iteration is the next epoch. Arguments as those of `EpochSampler`; batch_size: of the feed."""
 
     _counted: ClassVar[str]  # what the units are called
+    _batched = False  # whether a DataLoader makes batches of them
     _name = "sampler"
     _stateful: str  # the DataLoader to write, where a plain one has no state
     _to_accelerate: str  # the sampler to write, where accelerate deals out what it gives
@@ -66,11 +67,12 @@ class Epochs(Position, ABC, Generic[_Unit]):
         self._dataset = source if isinstance(source, ImageDataset) else None
         samples = int(order.spec()["samples"]) if isinstance(order, Stepped) else len(order)
         dataset = _Set("", samples) if reader is None else _Set(reader.fingerprint, len(reader))
-        decoder = DECODER if self._dataset is None else self._dataset.decoder
-        options = FeedOptions(rank, world_size, tail, decoder=decoder)
+        decoder, made = (DECODER, {}) if self._dataset is None else (self._dataset.decoder, self._dataset.made)
+        options = FeedOptions(rank, world_size, tail, decoder=decoder, made=made)
         Position.__init__(self, Steps(dataset, order, batch_size, options))
         self._last_ranks, self._unpickled = self._feed.ranks, False
         self._refused: TrainerError | None = None
+        self._of_stream: tuple[int, bool] | None = None
         self._reported: int | None = None  # the epoch that was begun last, whose bad samples are reported after it
         self.early: Any = None  # a StatefulDataLoader that has begun a loop only for a state, by a weak reference
         check_batches(self.feed)
@@ -157,18 +159,30 @@ class Epochs(Position, ABC, Generic[_Unit]):
         return super().state_dict()
 
     def _state_after(self, steps: int) -> dict[str, Any]:
+        if self._progress is None:
+            self._join_stream(self.start)
         return self._feed.token(self.feed.at(self.start).after(steps))
+
+    def _join_stream(self, start: Start) -> None:
+        """Keep the record of a run whose loops begin in the workers of a stream."""
+        if self._of_stream is not None:
+            self._join(start, *self._of_stream)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration begin there. Raises ResumeError for another set or another kind of order."""
         self._recall()
         super().load_state_dict(state)
+        self._join_stream(self._place.next)
         self._place.renew()
 
     # --- for the iterations, and for ImageStream ------------------------------------------------------------------
-    def serve_stream(self, place: StreamPlace, name: str, stateful: str, to_accelerate: str) -> None:
-        """Keep the position where a stream's workers find it, and name the stream in advice."""
+    def serve_stream(
+        self, place: StreamPlace, name: str, stateful: str, to_accelerate: str, batches: tuple[int, bool]
+    ) -> None:
+        """Keep the position where a stream's workers find it, and name the stream in advice. batches: their size, and
+        whether the last one may be smaller."""
         self._place, self._name, self._stateful, self._to_accelerate = place, name, stateful, to_accelerate
+        self._of_stream = batches
 
     def begin(self, trainer: Trainer, restored: Start | None = None, key: object = None) -> Progress:
         """Begin an iteration for a trainer, where a state says if it is from one. Raises TrainerError.
@@ -180,8 +194,15 @@ class Epochs(Position, ABC, Generic[_Unit]):
         was_loaded = restored is not None or (self._loaded and self._place.begun is None)
         start = self._place.begin(lambda: self._choose_start(trainer, restored), key)
         self._loaded, self.early = was_loaded, trainer.early
-        self._progress = Progress(self.feed.at(start), trainer, self.units_of_step)
+        self._progress = self._joined(start, trainer)
         return self._progress
+
+    def _joined(self, start: Start, trainer: Trainer) -> Progress:
+        """An iteration from there on, which has joined the record of the run."""
+        dealt = (trainer.batch_size, trainer.partial) if self._batched else (0, None)
+        run, first = self._join(start, *dealt)
+        first = -1 if get_worker_info() is not None else first  # which makes some of the batches
+        return Progress(replace(self.feed.at(start), run=run), trainer, self.units_of_step, first)
 
     def restored(self, state: Mapping[str, Any]) -> Start:
         """Where a state was taken, whose seed is used from now on. Raises ResumeError."""
@@ -314,6 +335,7 @@ class EpochSampler(Epochs[int], DistributedSampler[int]):  # type: ignore[overri
     """
 
     _counted = "samples"
+    _batched = True
     _stateful = "StatefulDataLoader(dataset, batch_size, sampler=sampler, …)  of torchdata.stateful_dataloader"
     _to_accelerate = "EpochSampler(order, dataset, rank=0, world_size=1)"
 

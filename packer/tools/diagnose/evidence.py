@@ -32,6 +32,7 @@ from cache.staging.session import candidates
 from cache.stores import LooseFiles
 from packer.tools.diagnose.ladder import Diagnosis, StageCost
 from packer.tools.diagnose.pipeline import leaves
+from readers.coefficients import unsupported_reason
 from readers.headers import MEDIA
 from readers.reader import Reader
 from readers.table import ImageInfo, headers_of
@@ -151,6 +152,7 @@ class Facts:
     cached: the form that a cache keeps already.
     workers: 0 if the loader works in the training process. prefetch: batches ahead, in all. pin_memory, device: of the
     loader. batch_size. shuffled: in a random order over the whole set. decoder: "cpu", "pillow", "torchcodec/cuda", ….
+    no_codec: why the compiled codec is missing, "" where it is there.
     gpus; gpu_bytes, gpu_free_bytes: memory of the first one. copies: whether batches are copied to a device.
     memory_bytes, shm_bytes: free. faster: (directory, free bytes) to which the data could be staged. nodes: of the job.
     unused_cache_bytes: of caches in /dev/shm that no process uses. simulated: the step only waits.
@@ -181,6 +183,7 @@ class Facts:
     batch_size: int | None = None
     shuffled: bool | None = None
     decoder: str = ""
+    no_codec: str = ""
     gpus: int = 0
     gpu_bytes: int = 0
     gpu_free_bytes: int = 0
@@ -226,6 +229,7 @@ def gather(
     facts: dict[str, Any] = {
         "loader": type(loader).__name__, "simulated": simulated, "copies": copies, "workers": result.workers,
         "batch_size": result.batch_size, "omp_threads": os.environ.get("OMP_NUM_THREADS", ""),
+        "no_codec": unsupported_reason(),
     }  # fmt: skip
     for find in (_of_node, lambda: _of_loader(loader), lambda: _of_data(loader), lambda: _of_batch(batch)):
         with suppress(Exception):  # of an object that is not what it looks like

@@ -44,6 +44,7 @@ _LOW_MEMORY = 0.15
 _MARGIN = 256 / 224  # a random crop needs more than it gives
 _MUCH_LARGER = 1.3
 _PHOTO_BYTES = 0.35  # of a pixel, in a JPEG of quality 90
+_BY_CODEC = 0.6  # of the time of decoding by libjpeg
 _FIXED_DECODING = 0.05  # of decoding an image of any size
 _GPU_FRIENDLY = (
     "Normalize", "ColorJitter", "GaussianBlur", "ConvertImageDtype", "ToDtype", "RandomErasing", "RandomHorizontalFlip",
@@ -411,6 +412,10 @@ TIPS: tuple[Tip, ...] = (
         "the data set reads and decodes {reading}; libjpeg-turbo without Pillow, at the scale and for the part that a "
         "crop needs, takes about half",
         "reader = readers.open_folder({place!r})\nloader = ImageLoader(reader, {batch})"),
+    Tip("codec", "install the compiled JPEG decoder",
+        lambda e, f: f.ours and f.no_codec and f.media == "jpeg" and f.device == "cpu" and e.costs(*_decoding(e)),
+        "decoding an image takes {decoding}, and takes about half with it; {no_codec}", "packer doctor",
+        lambda e: e.predict(*_decoding(e), left=_BY_CODEC)),
     Tip("balance", "a format that decodes faster",
         lambda e, f: f.media in ("png", "webp", "tiff", "gif") and e.costs(*_decoding(e)),
         "the images are {media}, and decoding one takes {decoding}; a JPEG of quality 95 takes a fraction of it, and "

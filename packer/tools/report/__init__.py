@@ -12,6 +12,7 @@ charts are markup. Pages need matplotlib and Jinja2, the extra `report`; `requir
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -84,6 +85,12 @@ class Page:
         right = [bool(rows) and all(_NUMBER.fullmatch(row[column]) for row in rows) for column in range(len(headings))]
         table = {"headings": headings, "rows": rows, "caption": caption, "strong": strong, "right": right}
         self._add("table", table)
+
+    def pictures(self, items: Sequence[tuple[bytes, str, Sequence[str]]]) -> None:
+        """PNG images side by side, each with a title and lines below it."""
+        self._add(
+            "pictures", [("data:image/png;base64," + base64.b64encode(png).decode(), *text) for png, *text in items]
+        )
 
     def card(self, title: str, *, badge: str = "", why: str = "", code: str = "", note: str = "") -> None:
         """A piece of advice: what to do, what it gains (badge), why, how as code, and what to mind."""

@@ -24,8 +24,8 @@ from packer.formats.base import png_of
 from packer.tools.view.document import checksum_of, examined
 from readers import Decode, Ranks, Threads
 from readers.augment import Recipe
-from readers.augment.geometry import Plan
-from readers.augment.ops import Op, Stage
+from readers.augment.described import box_of, draws_of
+from readers.augment.ops import Op
 from readers.decode import Region, decode_image
 from readers.feed import Feed, FeedOptions, Start, choose_tail
 from readers.fields import decode_field
@@ -172,7 +172,6 @@ ORDERS = ("shuffled", "block", "stored", "balanced")
 _DEFAULT_OPS = ("RandomResizedCrop:224", "RandomHorizontalFlip")
 _MOST_OPS, _MOST_BATCH, _MOST_BYTES = 32, 4096, 512 << 20
 _KEPT = 2
-_MOST_NUMBERS = 8
 Pixels = npt.NDArray[np.uint8]
 
 
@@ -228,22 +227,18 @@ class Batches:
         info = self._reader.image_info(rows)
         heights, widths = upright_sides(info)
         sides = np.maximum(heights, 1), np.maximum(widths, 1)
-        plans = [
-            Recipe(augment[:count]).plan(request.seed, request.epoch, positions, *sides)
-            for count in range(len(augment) + 1)
-        ]
+        draws, plan = draws_of(augment, request.seed, request.epoch, positions, *sides)
         has_pixels = importlib.util.find_spec("torch") is not None
         labels, keys = self._reader.labels, self._reader.keys
         samples = []
         for item, (position, row) in enumerate(zip(positions.tolist(), rows.tolist(), strict=True)):
-            label, bad = int(labels[row]), plans[-1].boxes.bad.get(item)
-            drawn = (_drawn(op, plans[number], plans[number + 1], item) for number, op in enumerate(augment))
+            label, bad = int(labels[row]), plan.boxes.bad.get(item)
             sample: dict[str, Any] = {"item": item, "index": row, "position": position, "key": keys[row]}
             sample["label"] = None if label == NO_LABEL else label
-            sample["draws"] = [f"{type(op).__name__}: {text}" for op, text in zip(augment, drawn, strict=True)]
+            sample["draws"] = [draw.text for draw in draws[item]]
             if bad is not None or not heights[item]:
                 sample["error"] = str(bad or "the header of the image cannot be read")
-            sample["box"] = _box(plans[-1], item)
+            sample["box"] = box_of(plan, item)
             samples.append(sample)
         return {
             "batches": feed.batches(request.epoch),
@@ -316,54 +311,3 @@ class Batches:
         if name == "balanced":
             return ClassBalanced(self._reader.labels, seed=seed)
         return Shuffled(count, seed) if name == "shuffled" else Sequential(count, seed)
-
-
-def _parts(plan: Plan) -> list[Plan]:
-    return [*plan.before, plan]
-
-
-def _drawn(op: Op, before: Plan, after: Plan, item: int) -> str:
-    """What an op does to an image: the difference between the plans without it and with it."""
-    if op.stage is Stage.BATCH:
-        return "of the whole batch"
-    old, new = _parts(before)[-1], _parts(after)[-1]
-    if len(_parts(after)) > len(_parts(before)):
-        old = Recipe(()).plan(0, 0, np.zeros(1, np.int64), *_sizes_of(old, item))
-        return _difference(old, 0, new, item) or "unchanged"
-    return _difference(old, item, new, item) or ("not flipped" if type(op).__name__.endswith("Flip") else "unchanged")
-
-
-def _sizes_of(plan: Plan, item: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    return plan.boxes.out_height[item : item + 1], plan.boxes.out_width[item : item + 1]
-
-
-def _difference(old: Plan, at: int, new: Plan, item: int) -> str:
-    a, b = old.boxes, new.boxes
-    texts = []
-    box = [int(getattr(b, name)[item]) for name in ("left", "top", "width", "height")]
-    if box != [int(getattr(a, name)[at]) for name in ("left", "top", "width", "height")]:
-        texts.append("box {},{} {}×{}".format(*box))
-    resized = int(b.resized_width[item]), int(b.resized_height[item])
-    if resized not in ((int(a.resized_width[at]), int(a.resized_height[at])), (box[2], box[3])):
-        texts.append(f"resized to {resized[0]}×{resized[1]}")
-    crop = [int(getattr(b, name)[item]) for name in ("crop_left", "crop_top", "out_width", "out_height")]
-    if crop not in ([int(getattr(a, name)[at]) for name in ("crop_left", "crop_top", "out_width", "out_height")],
-                    [0, 0, *resized]):  # fmt: skip
-        texts.append("crop {},{} {}×{}".format(*crop))
-    if new.hflip[item] != old.hflip[at]:
-        texts.append("flipped left to right")
-    if new.vflip[item] != old.vflip[at]:
-        texts.append("flipped top to bottom")
-    for _, values in new.steps[len(old.steps) :]:
-        shown = [f"{value:.3g}" for value in values[item][:_MOST_NUMBERS].tolist()]
-        texts.append(", ".join(shown) + (", …" if len(values[item]) > _MOST_NUMBERS else ""))
-    return "; ".join(text for text in texts if text)
-
-
-def _box(plan: Plan, item: int) -> list[float]:
-    """The part of the displayed image that is left, [x0, y0, x1, y1] in its pixels."""
-    b = _parts(plan)[0].boxes
-    left, top, width, height = (int(getattr(b, name)[item]) for name in ("left", "top", "width", "height"))
-    across, down = width / max(1, int(b.resized_width[item])), height / max(1, int(b.resized_height[item]))
-    x, y = left + int(b.crop_left[item]) * across, top + int(b.crop_top[item]) * down
-    return [x, y, x + int(b.out_width[item]) * across, y + int(b.out_height[item]) * down]

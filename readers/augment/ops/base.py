@@ -77,13 +77,15 @@ class Stage(IntEnum):
 class Op:
     """The base of all ops; see the top of this module.
 
-    crops: whether it takes a part of its image. flip_axis: 3 where it exchanges left and right, 2 top and bottom, of
+    named: the names of its parameters, as far as they say something. crops: whether it takes a part of its image.
+    flip_axis: 3 where it exchanges left and right, 2 top and bottom, of
     images [n, 3, height, width].
     """
 
     __slots__ = ()
     stage: ClassVar[Stage]
     draws: ClassVar[int] = 0
+    named: ClassVar[tuple[str, ...]] = ()
     crops: ClassVar[bool] = False
     flip_axis: ClassVar[int] = 0
 
@@ -129,6 +131,10 @@ class Op:
     def moves(self, parameters: Sequence[float], height: int, width: int) -> Sequence[Matrix]:
         """PIXELS: the maps, as `affine` takes them, by which it moves the pixels of an image of this size, in turn."""
         return ()
+
+    def say(self, parameters: Sequence[float]) -> dict[str, Any]:
+        """PIXELS: its parameters for one image by name, for JSON."""
+        return dict(zip(self.named, parameters, strict=False))
 
     def mix(self, images: torch.Tensor, labels: torch.Tensor, u: Floats) -> tuple[torch.Tensor, torch.Tensor]:
         """BATCH: finished images [n, 3, height, width] and labels, float32 [n, classes], combined by the draws `u`,

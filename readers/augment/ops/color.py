@@ -54,6 +54,7 @@ class ColorJitter(Op):
 
     stage: ClassVar[Stage] = Stage.PIXELS
     draws: ClassVar[int] = 4
+    named: ClassVar[tuple[str, ...]] = ("brightness", "contrast", "saturation", "hue")
 
     def __post_init__(self) -> None:
         for name in ("brightness", "contrast", "saturation"):
@@ -140,6 +141,7 @@ class RandomGrayscale(Op):
 
     stage: ClassVar[Stage] = Stage.PIXELS
     draws: ClassVar[int] = 1
+    named: ClassVar[tuple[str, ...]] = ("saturation",)
 
     def __post_init__(self) -> None:
         check_probability(self, self.p)
@@ -210,6 +212,7 @@ class GaussianBlur(Op):
 
     stage: ClassVar[Stage] = Stage.PIXELS
     draws: ClassVar[int] = 2
+    named: ClassVar[tuple[str, ...]] = ("sigma",)
 
     def __post_init__(self) -> None:
         check_range(self, "sigma", self.sigma, 1e-3, 100.0)
@@ -314,6 +317,7 @@ class RandomErasing(Op):
 
     stage: ClassVar[Stage] = Stage.PIXELS
     draws: ClassVar[int] = 4 + 2 * _ERASING_TRIES
+    named: ClassVar[tuple[str, ...]] = ("top", "left", "height", "width")
 
     def __post_init__(self) -> None:
         check_probability(self, self.p)

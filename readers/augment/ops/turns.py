@@ -100,6 +100,7 @@ class RandomRotation(Op):
 
     stage: ClassVar[Stage] = Stage.PIXELS
     draws: ClassVar[int] = 1
+    named: ClassVar[tuple[str, ...]] = ("degrees",)
 
     def __post_init__(self) -> None:
         check_range(self, "degrees", (self.degrees, self.degrees), 0.0, 180.0)
@@ -154,6 +155,10 @@ def rotation(degrees: float) -> Matrix:
 
 _Change: TypeAlias = "Callable[[torch.Tensor, Rows], torch.Tensor]"
 _MOST_CHANGES = 16
+_NAMES = (
+    *("identity", "shear x", "shear y", "translate x", "translate y", "rotate", "brightness", "colour", "contrast"),
+    *("sharpness", "posterize", "solarize", "autocontrast", "equalize"),
+)
 _CHANGES, _SIGNED = 14, slice(1, 10)
 _BRIGHTNESS, _COLOUR, _CONTRAST, _SHARPNESS, _POSTERIZE, _SOLARIZE, _AUTOCONTRAST, _EQUALIZE = range(6, _CHANGES)
 _NODE_NUMBERS = 30
@@ -168,6 +173,11 @@ class _Changes(Op):
 
     def apply(self, images: torch.Tensor, rows: Rows) -> torch.Tensor:
         return _changed(images, rows)
+
+    def say(self, parameters: Sequence[float]) -> dict[str, Any]:
+        """The strength of each change."""
+        pairs = zip(parameters[::2], parameters[1::2], strict=True)
+        return {f"{i} {_NAMES[int(number)]}": strength for i, (number, strength) in enumerate(pairs, 1)}
 
     def moves(self, parameters: Sequence[float], height: int, width: int) -> Sequence[Matrix]:
         return _moves(parameters, height, width)

@@ -3,9 +3,7 @@
  * The arithmetic is that of torch's grid_sample (align_corners=False) in float32, rounded to bytes; to the bit where both
  * multiply and add in one step, as CPUs with FMA do. Elsewhere one value in 100,000 differs by 1. Places are measured in
  * halves of a side from the centre: of the pixels of a result of rows x columns, of which a part is made, to the image. */
-#define Py_LIMITED_API 0x030B0000
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "python_abi.h"
 #include "codec.h"
 #include <stdlib.h>
 #include <string.h>

@@ -6,9 +6,7 @@
  *   shape   height, width, components, across, down of the image as stored
  *   region  size, is_fancy, top, left, height, width: a box at size / 8 of its sides
  *   resize  rows, columns, top, left, flips: the size of the whole box, and the corner of what is wanted */
-#define Py_LIMITED_API 0x030B0000
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "python_abi.h"
 #include "codec.h"
 #include <stdlib.h>
 #include <string.h>
