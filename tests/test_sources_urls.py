@@ -441,7 +441,7 @@ def test_a_kill_loses_no_shard_that_is_whole(tmp_path: Path, server: Server, add
     assert running.returncode == -signal.SIGKILL and not (tmp_path / "out/dataset.json").exists()
     before = Counter(server.asked)
     done = subprocess.run([*map(str, line)], capture_output=True, text=True, timeout=300, check=True)
-    assert "2 of 3 shards are whole already" in done.stderr
+    assert "2 of 3 shards are complete already" in done.stderr
     again = {name for name in PICTURES if server.asked[name] > before[name]}
     assert again == {f"/{number}.jpg" for number in range(8, 12)}
     assert images_of(tmp_path / "out") == [*PICTURES.values()]
