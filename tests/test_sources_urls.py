@@ -190,7 +190,7 @@ def test_a_manifest_with_addresses_next_to_its_files_stays_one(tmp_path: Path) -
     (tmp_path / "list.csv").write_text("path,url\n1.jpg,https://example.org/1.jpg\n", encoding="utf-8")
     assert "manifest" in packer.open_source(tmp_path / "list.csv").title
     (tmp_path / "notes.txt").write_text("not a list of addresses\n", encoding="utf-8")
-    assert "no kind of source that packer knows" in refusal(tmp_path / "notes.txt")
+    assert "not a known kind of source" in refusal(tmp_path / "notes.txt")
 
 
 # --- servers at fault ---------------------------------------------------------------------------------------------

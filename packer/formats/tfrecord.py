@@ -512,7 +512,7 @@ def _label(features: dict[str, Feature], key: str, options: LocateOptions) -> in
 
 
 def _first(features: dict[str, Feature], names: tuple[str, ...]) -> str:
-    """The first of some names by which there is one value of bytes, "" for none."""
+    """The first of some names with one bytes value; "" if there is none."""
     return next((name for name in names if _is_bytes(features.get(name))), "")
 
 
@@ -529,7 +529,7 @@ def _text(data: memoryview, features: dict[str, Feature], name: str) -> str:
 
 
 def _field_of(feature: str) -> str:
-    """The field that a feature stands for by its name; "" for none."""
+    """The field that a feature represents, by its name; "" if none."""
     if feature == "json":
         return "json"
     field, _, part = feature.rpartition("/")
