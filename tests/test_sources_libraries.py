@@ -706,7 +706,7 @@ def unknown_type(made: Beton) -> None:
         (lambda made: made.rows.extend([made.rows[1]] * 9000), {}, "places are shared"),
         (lambda made: made.allocations.clear(), {}, "has no table of allocations"),
         (lambda made: with_row(made, 0, label=-5), {}, "row 1: the label -5 is out of range"),
-        (unknown_type, {}, "of its own"),
+        (unknown_type, {}, "user-defined"),
         (lambda made: None, {"samples": (1 << 64) - 1}, "truncated, or the program that wrote it did not finish"),
         (lambda made: None, {"samples": 0}, "no samples"),
         (lambda made: None, {"table": 0}, "did not finish"),
