@@ -197,7 +197,7 @@ def test_a_changed_shard_is_refused(packed: Callable[[str], Path]) -> None:
     with open(root / "train-000001.tar", "ab") as file:
         file.write(bytes(512))
     for target in ("dali", "wids"):
-        with pytest.raises(StaleIndexError, match=r"train-000001.tar: \d+ bytes, \d+ were indexed"):
+        with pytest.raises(StaleIndexError, match=r"train-000001.tar: has \d+ bytes, expected \d+ as indexed"):
             packer.export_index(root, target)  # type: ignore[arg-type]
     assert not (root / "train-000001.idx").exists() and not list(root.glob("*.tmp"))
 

@@ -234,7 +234,7 @@ def test_sets_that_cannot_be_one(one: Path, two: Path, tmp_path: Path) -> None:
         (convert(two, tmp_path / "offset", label_offset=1).output, r"label offset is 0 .* and 1 .*packer reshard"),
         (convert(two, tmp_path / "deep", decode="unchanged").output, r"decode is 'RGB' .* 'unchanged'"),
         (one, r"the key 'cat/cat0t0' is in .*prefix_keys=True"),
-        (numbered, r"numbered: has the label 2 and 0 names of classes"),
+        (numbered, r"numbered: has the label 2 and 0 class names"),
     ):
         with pytest.raises(readers.SourceError, match=message):
             packer.merge([one, other], tmp_path / "out")
