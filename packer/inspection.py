@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 import readers
 from cache.messages import plural
-from cache.node import available_memory_bytes
+from cache.node import available_memory_bytes, usable_cpus
 from cache.remote import is_remote, parallel_gets
 from packer.output import Result, set_root, set_title
 from readers.headers import MEDIA
@@ -310,8 +310,8 @@ def _order_report(name: str, order: Order, memory: int, reader: readers.Reader, 
 
 # --- which order to use ---------------------------------------------------------------------------------------------
 _BATCH = 256
-_GET_SECONDS = 0.00025  # of CPU time, if it is not measured
-_WOVEN_SECONDS = 40e-6  # of CPU time per sample: locating it and taking it from its block (benchmarks/remote.py)
+_GET_SECONDS, _SAMPLE_SECONDS = 0.00025, 6e-6  # of CPU time, if they are not measured
+_STREAMED = 3  # announcing a sample and taking it costs about twice as much as checking it in `read_many` (a profile)
 _LOCAL_READS = 16  # concurrent reads of a local disk
 _PROBED_BYTES = 32 << 20
 
@@ -337,8 +337,9 @@ def recommend_order(
     need: samples per second that training takes, 0 if unknown.
 
     Recommends the best mixing order that reaches `need`, or half the speed of the fastest shuffle. One process is
-    assumed; a sample takes the longest of its share of waiting GETs (up to `parallel_gets` at a time, 1,024 samples
-    ahead) and the cost of its bytes and GETs. Raises like `compare_orders`, ValueError, and RemoteError.
+    assumed. A sample takes the longest of: its share of waiting GETs (up to `parallel_gets` at a time, 1,024 samples
+    ahead, 4,096 of whole blocks); the cost of its bytes and GETs in the fetching threads; its cost in the thread that
+    streams. The latter two add up on a single CPU. Raises like `compare_orders`, ValueError, and RemoteError.
     """
     for name, value in (("latency_s", latency_s), ("bandwidth", bandwidth), ("memory_bytes", memory_bytes)):
         if value is not None and not 0 < value < 1e15:
@@ -350,12 +351,12 @@ def recommend_order(
             raise ValueError(f"{set_title(path)}: a split without samples has no order to recommend")
         remote, mean = is_remote(path), max(1.0, float(reader.sizes().mean()))
         measured = latency_s is None or bandwidth is None
-        probed = _probe(reader, remote) if measured else (0.0, 0.0, _GET_SECONDS)
+        probed = _probe(reader, remote) if measured else (0.0, 0.0, _GET_SECONDS, _SAMPLE_SECONDS)
         latency, rate = latency_s or probed[0], bandwidth or probed[1]
         most = available_memory_bytes() // 2 if memory_bytes is None else memory_bytes
         most = min(most, OPEN_BYTES) if remote else most
         width = parallel_gets() * 7 // 8 if remote else _LOCAL_READS
-        get = probed[2] if remote else 0.0
+        get, streaming = (probed[2], _STREAMED * probed[3]) if remote else (0.0, 0.0)
 
         def estimated(one: OrderReport) -> OrderReport:
             fits = one.memory_bytes <= most
@@ -364,10 +365,11 @@ def recommend_order(
             gets = blocks if one.memory_bytes and fits else _BATCH * requests
             first = blocks * min(one.memory_bytes / blocks, mean / max(1e-9, requests)) if one.memory_bytes else 0.0
             first = latency + gets * get + max(first, _BATCH * size) / rate
-            waiting = max(requests * latency / width, latency / 1024 if remote else 0.0)
-            seconds = max(
-                waiting, size / rate + requests * get + (_WOVEN_SECONDS if one.spec["kind"] == "woven" else 0.0)
-            )
+            ahead = 4096 if one.memory_bytes and fits else 1024
+            waiting = max(requests * latency / width, latency / ahead if remote else 0.0)
+            fetching = size / rate + requests * get
+            working = max(fetching, streaming) if usable_cpus() > 1 else fetching + streaming
+            seconds = max(waiting, working)
             return replace(one, requests=requests, sample_bytes=size, samples_s=1 / seconds, first_batch_s=first)
 
         reports = [estimated(one) for one in _compared(reader, block_bytes, windows, seed)]
@@ -397,8 +399,8 @@ def _advised(
     return OrderAdvice(reports, latency, rate, most, measured, best.name, f"order = {best.use}", reason)
 
 
-def _probe(reader: readers.Reader, remote: bool) -> tuple[float, float, float]:
-    """(seconds of a small read, bytes per second of a long run, CPU seconds of a GET)."""
+def _probe(reader: readers.Reader, remote: bool) -> tuple[float, float, float, float]:
+    """(seconds of a small read, bytes per second of a long run, CPU seconds of a GET, and of a sample)."""
     rows = np.random.default_rng().permutation(len(reader))[: 2 * _BATCH + 6]
     sizes = np.asarray(reader.sizes())[: len(reader)]
     start = int(np.random.default_rng().integers(len(reader)))
@@ -421,7 +423,9 @@ def _probe(reader: readers.Reader, remote: bool) -> tuple[float, float, float]:
     if remote:
         seconds_of(rows[: _BATCH // 2 + 1])  # opens connections
     many = rows[6 : 6 + _BATCH] if len(rows) > 12 else rows
-    together, length = seconds_of(many), seconds_of(run)
-    rate = max(1.0, int(sizes[run].sum()) / max(1e-9, length - latency))
-    get = max(0.0, (together - latency - int(sizes[many].sum()) / rate) / len(many))
-    return latency, rate, get
+    together, worked = seconds_of(many), time.thread_time()
+    length = seconds_of(run)
+    worked = (time.thread_time() - worked) / len(run) if remote else 0.0
+    rate = max(1.0, int(sizes[run].sum()) / max(1e-9, length - latency - worked * len(run)))
+    get = max(0.0, (together - latency - int(sizes[many].sum()) / rate - worked * len(many)) / len(many))
+    return latency, rate, get, worked

@@ -12,6 +12,7 @@ import h5py
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from PIL import Image
 from torch.utils.data import DataLoader
 
 import packer
@@ -19,6 +20,7 @@ import readers
 from cache.errors import BadSampleError, SourceError, UnknownNameError
 from packer.cli.group import cli
 from packer.testing.samples import make_jpeg
+from packer.tools.view.samples import as_png, middle_of, sample_document, thumbnail
 from readers.augment import RandomHorizontalFlip
 from readers.frameworks.grain import GrainSource
 from readers.loader import ImageLoader
@@ -253,3 +255,36 @@ def test_sets_of_arrays_are_edited_cached_and_staged(tmp_path: Path, volumes: Pa
     shown = run(cli, ["inspect", str(tmp_path / "again")])
     assert "arrays  float32 [4, 5, 6]  (of 9 looked at)" in shown.output and "images" not in shown.output
     assert packer.inspect(volumes).splits["train"].media == {}
+
+
+@pytest.mark.parametrize(
+    ("array", "shape"),
+    [
+        (VOLUMES[0], (5, 6)),
+        (np.zeros((7, 8, 3), "u1"), (7, 8)),
+        (np.full((2, 3), np.nan), (2, 3)),
+        (np.array([True, False]), (1, 2)),
+        (np.array([[[1e308 + 1e308j] * 5, [0] * 5]]), (2, 5)),
+        (np.array([[-np.inf, np.inf, 0]]), (1, 3)),
+    ],
+)
+def test_the_viewer_shows_the_middle_of_an_array(tmp_path: Path, array: Any, shape: tuple[int, int]) -> None:
+    with packer.writer(tmp_path / "set", "hdf5") as out:
+        out.write("a", array=array, label=1)
+    reader = readers.open(tmp_path / "set", "train")
+    assert middle_of(reader.array(0)).shape == shape
+    assert Image.open(io.BytesIO(as_png(reader, 0, "array"))).size == shape[::-1]
+    assert Image.open(io.BytesIO(thumbnail(reader, 0, 4))).size <= (4, 4)
+    (field,) = sample_document(reader, 0)["fields"]
+    assert field["array"] == f"{np.asarray(array).dtype} {list(np.shape(array))}"
+    exported = packer.export_view(tmp_path / "set", tmp_path / "page")
+    assert exported.samples == 1
+
+
+def test_the_viewer_says_what_is_no_array(tmp_path: Path) -> None:
+    with packer.writer(tmp_path / "set", "hdf5", fields={"array": "file"}) as out:
+        out.write("a", array=b"no array")
+    reader = readers.open(tmp_path / "set", "train").with_kinds({"array": "array"})
+    assert "the field array cannot be read: not an array in .npy form" in sample_document(reader, 0)["error"]
+    with pytest.raises(BadSampleError, match="not an array"):
+        thumbnail(reader, 0, 8)

@@ -23,13 +23,13 @@ HEAVY = ("click", "h5py", "torch", "PIL", "zstandard", "pyarrow", "webdataset", 
 OPTIONAL = (
     "torch", "lmdb", "pyarrow", "yaml", "webdataset", "tfrecord", "tensorflow", "nvidia", "mpi4py", "dask",
     "distributed", "ray", "amd", "obstore", "matplotlib", "jinja2", "lightning", "pytorch_lightning", "timm",
-    "transformers", "urllib3", "scipy", "prometheus_client",
+    "transformers", "urllib3", "scipy", "pillow_heif", "pillow_jxl", "prometheus_client",
 )  # fmt: skip
 GPU = ("triton", "torchcodec", "torchvision", "pynvml", "amdsmi")
 ALLOWED = {  # third-party packages that a layer may name at all, lazily or not
     "cache": {"numpy", "crc32c", "mpi4py", "obstore", "psutil"},
     "readers": {"numpy", "crc32c", "simplejpeg", "PIL", "torch", "zstandard", "amd", "nvidia", "lightning",
-                "pytorch_lightning", "timm", "transformers", "prometheus_client", *GPU},
+                "pytorch_lightning", "timm", "transformers", "pillow_heif", "pillow_jxl", "prometheus_client", *GPU},
     "packer": {"numpy", "crc32c", "h5py", "click", "lazy_loader", "packaging", "PIL", "zstandard", "lmdb", "pyarrow",
                "matplotlib", "jinja2", "urllib3", "yaml", "scipy", "mpi4py", "dask", "distributed", "ray"},
 }  # fmt: skip

@@ -33,12 +33,13 @@ JPEG_XL = b"\xff\x0a" + bytes(200)
 @pytest.mark.parametrize(
     ("name", "data", "what"),
     [
-        ("a/2.avif", AVIF, "found AVIF, an image format that is not read"),
-        ("a/2.heic", HEIC, "found HEIC"),
-        ("a/2.jp2", JPEG_2000, "found JPEG 2000"),
-        ("a/2.jxl", JPEG_XL, "found JPEG XL"),
-        ("a/2", AVIF, "found AVIF"),
-        ("a/2.jpg", AVIF, "found AVIF"),
+        ("a/2.avif", AVIF, "avif image"),
+        ("a/2.heic", HEIC, "heif image"),
+        ("a/2.jp2", JPEG_2000, "found JPEG 2000, an image format that is not read"),
+        ("a/2.dcm", bytes(128) + b"DICM", "found DICOM, .*; write its pixels as an array:  numpy.save"),
+        ("a/2.jxl", JPEG_XL, "jxl image: "),
+        ("a/2", JPEG_2000, "found JPEG 2000"),
+        ("a/2.jpg", AVIF, "avif image"),
         ("a/2.avif", b"", "is empty, 0 bytes"),
         ("a/2.tga", b"no magic at all", "expected the magic of"),
     ],
@@ -103,7 +104,7 @@ CONTAINERS = {
     "x-00000": (record(b""), "TFRecord; packer convert {root}/x-00000"),
     "x.h5": (hdf5_file(), "HDF5; packer convert {root}/x.h5"),
     "x.npz": (npz_file(), "NumPy; packer convert {root}/x.npz"),
-    "x.nii.gz": (b"\x1f\x8b" + bytes(60), "NIfTI; no command reads this"),
+    "x.nii.gz": (b"\x1f\x8b" + bytes(60), "NIfTI; write arrays, and convert their folder:  numpy.save"),
     "x-0.tar": (tar_of(("a.jpg", b"")), "tar archive; packer convert {root}/x-0.tar"),
 }
 
@@ -122,10 +123,10 @@ def test_a_tree_of_containers_is_no_set_and_the_commands_that_take_them_are_name
 
 
 def test_a_tree_of_images_none_of_which_can_be_read_is_no_set_under_any_policy(tmp_path: Path) -> None:
-    source = tree_of(tmp_path / "in", {f"a/{number}.avif": AVIF for number in range(3)})
-    with pytest.raises(SourceError, match="no images, so no set is made; found\n  3 files: AVIF"):
+    source = tree_of(tmp_path / "in", {f"a/{number}.jp2": JPEG_2000 for number in range(3)})
+    with pytest.raises(SourceError, match="no images, so no set is made; found\n  3 files: JPEG 2000"):
         convert(source, tmp_path / "out", on_error="skip")
-    with pytest.raises(BadSampleError, match=r"a/0\.avif: .* AVIF"):
+    with pytest.raises(BadSampleError, match=r"a/0\.jp2: .* JPEG 2000"):
         convert(source, tmp_path / "out")
 
 

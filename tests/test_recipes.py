@@ -136,6 +136,19 @@ def test_every_step_of_buckets_has_one_shape(run: Run) -> None:
     assert len(losses) == 2 and losses[-1] < losses[0]
 
 
+def test_volumes_are_staged_cached_and_continued(run: Run, tmp_path: Path) -> None:
+    for number in range(16):
+        (tmp_path / "in" / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
+        volume = np.random.default_rng(number).normal(size=(8, 8, 8)).cumsum(number % 2).astype(np.float32)
+        np.save(tmp_path / "in" / "ab"[number % 2] / f"{number}.npy", volume)
+    packer.convert(tmp_path / "in", "tar", tmp_path / "volumes", run=packer.Run(workers=1))
+    lines = ["train_volumes.py", "volumes", "--stage", str(tmp_path / "disk"), "--epochs"]
+    first = run(*lines, "1")
+    state = torch.load(tmp_path / "run.pt", weights_only=True)
+    assert (state["sampler"]["epoch"], state["sampler"]["cursor"]) in ((0, 16), (1, 0))
+    assert re.findall(r"epoch (\d): (\d+) volumes", first + run(*lines, "3")) == [("0", "16"), ("1", "16"), ("2", "16")]
+
+
 def test_row_i_of_the_features_is_sample_i(run: Run, tmp_path: Path) -> None:
     output = run("extract_features.py", "set", "--size", "32")
     assert np.load(tmp_path / "features" / "train.npy").shape == (360, 64)

@@ -109,7 +109,7 @@ def a_truncated_image(place: Place) -> object:
 
 
 def an_unknown_image(place: Place) -> object:
-    place.files(cat__0_heic=b"\0\0\0\x18ftypheic" + bytes(40))
+    place.files(cat__0_jp2=b"\0\0\0\x0cjP  \r\n\x87\n" + bytes(40))
     return place.packer("convert other --to hdf5 --workers 1")
 
 

@@ -3,9 +3,12 @@ refused by name."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import itertools
 import re
 import struct
+import sys
 import warnings
 import zlib
 from collections.abc import Callable
@@ -36,7 +39,7 @@ from readers.coefficients.markers import Refused
 from readers.decode import Region, Scratch, decode_image, decode_unchanged
 from readers.decode.region import with_header
 from readers.headers import parse_header, read_header
-from readers.headers.pillow import parse_decodable
+from readers.headers.pillow import missing_plugin, parse_decodable
 
 JPEG = encoded(picture(48, 64), "JPEG", quality=90)
 
@@ -428,3 +431,76 @@ def test_an_image_with_a_scan_for_each_coefficient_decodes() -> None:
     data = b"".join((head, direct, *scans, refining, b"\xff\xd9"))
     assert data.count(b"\xff\xda") == 65
     assert np.array_equal(decode_image(data), np.full((64, 64, 3), 77))
+
+
+# --- AVIF, HEIC and JPEG XL -------------------------------------------------------------------------------------------
+PLUGINS = {"avif": "AVIF", "heif": "HEIF", "jxl": "JXL"}
+
+
+@pytest.fixture(params=PLUGINS)
+def medium(request: pytest.FixtureRequest) -> str:
+    missing = missing_plugin(request.param)
+    if missing:
+        pytest.skip(missing)
+    return str(request.param)
+
+
+def test_images_of_plugins_have_pillow_s_pixels_upright(medium: str) -> None:
+    for mode, orientation in itertools.product(("RGB", "RGBA", "L"), (1, 6)):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        options = {} if orientation == 1 else {"exif": exif.tobytes()}
+        data = encoded(picture(48, 64).convert(mode), PLUGINS[medium], **options)
+        header, remarks = check_image(data, "RGB")
+        assert (header.media, remarks) == (medium, ()) and header == read_header(memoryview(b"x" + data)[1:])
+        expected = pillow_rgb(data)
+        assert header.upright_size == expected.shape[:2] and np.array_equal(decode_image(data), expected)
+        assert np.array_equal(decode_image(data, Region(8, 4, 16, 20)), expected[8:24, 4:24])
+        own = decode_unchanged(data)
+        assert own.shape[:2] == expected.shape[:2] and own.ndim == (2 if mode == "L" else 3)
+
+
+def test_one_that_is_cut_or_changed_is_a_bad_sample(medium: str) -> None:
+    exif = Image.Exif()
+    exif[0x010E] = "boxes"  # which a JPEG XL has for metadata
+    for options in ({}, {"exif": exif.tobytes()}):
+        data = encoded(picture(48, 64), PLUGINS[medium], **options)
+        for stop in (*range(12, 400), *range(400, len(data), 40), len(data) - 1):
+            with pytest.raises(BadSampleError, match=rf"^{medium} image"):
+                check_image(data[:stop], "RGB")
+        for at in range(0, min(len(data), 600), 3):
+            changed = data[:at] + bytes((data[at] ^ 0xFF,)) + data[at + 1 :]
+            for check in (lambda data: check_image(data, "RGB"), decode_image):
+                with contextlib.suppress(BadSampleError):
+                    check(changed)
+
+
+def test_a_bomb_is_refused_before_its_pixels_are_made() -> None:
+    if missing := missing_plugin("jxl"):
+        pytest.skip(missing)
+    sides = 0b11 << 1 | ((1 << 30) - 1) << 3 | 1 << 33  # any size of 30 bits, as wide as high
+    for head in (b"\xff\x0a", b"\0\0\0\x0cJXL \r\n\x87\n" + struct.pack(">I4s", 0, b"jxlc") + b"\xff\x0a"):
+        with pytest.raises(BadSampleError, match="jxl image: 1073741824 x 1073741824 pixels are more than"):
+            check_image(head + sides.to_bytes(10, "little"), "RGB")
+
+
+def test_deep_and_further_images_are_remarked() -> None:
+    pillow_heif = pytest.importorskip("pillow_heif")
+    file = pillow_heif.from_bytes("RGB;16", (64, 48), (np.arange(48 * 64 * 3) * 7).astype(np.uint16).tobytes())
+    file.add_from_pillow(picture(48, 64))
+    out = io.BytesIO()
+    file.save(out)
+    assert missing_plugin("heif") == "" and check_image(out.getvalue(), "RGB")[1] == ("over_8_bits", "further_frames")
+    with pytest.raises(BadSampleError, match="holds 10 bits a channel, of which Pillow gives no more than 8"):
+        check_image(out.getvalue(), "unchanged")
+    with pytest.raises(BadSampleError, match="holds 10 bits"):
+        decode_unchanged(out.getvalue())
+
+
+def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("pillow_heif", "pillow_jxl"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for head, extra in ((b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "heif"), (b"\xff\x0a", "jxl")):
+        data = head + struct.pack(">I4s", 108, b"mdat") + bytes(100)
+        with pytest.raises(BadSampleError, match=rf"{extra} image: is not read .*'packer-vision\[{extra}\]'"):
+            check_image(data, "RGB")

@@ -23,10 +23,11 @@ from cache.messages import plural
 from packer.conversion.options import Images, Reencode
 from packer.conversion.plan import renamed
 from readers.decode import decode_image, decode_unchanged
-from readers.decode.cpu import bits_of, bits_of_grey, without_all_bits, without_rgb
+from readers.decode.cpu import ISO, bits_of, bits_of_grey, without_all_bits, without_rgb
 from readers.decode.region import check_coding, check_header
 from readers.fields import check_field, decode_field, encode_field
 from readers.headers import ImageHeader, frames, parse_header, read_header, sniff
+from readers.headers import bits_of as stated_bits
 from readers.headers.base import shrunk, upright_size
 from readers.headers.formats import EXIF_PREFIX, parse_frame
 from readers.headers.pillow import opened
@@ -151,7 +152,8 @@ _REMARKS = {
     _DAMAGED: "{images} with damage that costs no pixels (the first: {first}): kept unchanged, decoded by Pillow",
     _DEEP: "{images} with more than 8 bits per channel (the first: {first}): decoding to RGB takes the upper 8 bits, "
     "decode='unchanged' keeps all",
-    _FRAMES: "{images} with further frames or pages (the first: {first}): readers decode the first one only",
+    _FRAMES: "{images} with further frames or pages (the first: {first}): readers decode the first one only; all "
+    "pages of a TIFF are packed as an array:  numpy.save('x.npy', tifffile.imread(path))",
     WITHOUT_AREA: "{images} with boxes without area (the first: {first}): packed as they are; detectors refuse them",
     BEYOND: "{images} with boxes that reach beyond the image (the first: {first}): packed as they are",
     _NO_RGB: "{images} that readers cannot decode to RGB (the first: {first}); some can with decode='unchanged'",
@@ -207,10 +209,10 @@ def check_image(image: Buffer, decode: str) -> tuple[ImageHeader, tuple[str, ...
     if frame:
         check_coding(image, header, frame)
         return header, remarks
-    bits = image[_PNG_BITS] if media == "png" else 8
-    if media == "tiff" or header.height * header.width > _FAST_PIXELS:
+    bits = image[_PNG_BITS] if media == "png" else stated_bits(image) if media in ISO else 8
+    if media == "tiff" or (media in ISO and bits > 8) or header.height * header.width > _FAST_PIXELS:
         with opened(image, media) as picture:
-            reason = without_rgb(picture) if decode == "RGB" else without_all_bits(picture)
+            reason = without_rgb(picture) if decode == "RGB" else without_all_bits(picture, bits)
             if reason:
                 other = decode == "RGB" and not without_all_bits(picture)
                 raise BadSampleError(reason + ("; decode='unchanged' packs such images" if other else ""))

@@ -41,6 +41,7 @@ _EXPECTED = (
     "metadata of ",
 )  # images may be left out for these reasons without a warning
 _FOREIGN = "image, byte 0: found "
+_NOT_INSTALLED = "is not read by what is installed"
 _NOT_CHOSEN = "for which `where` is false"
 _UNREADABLE = "damaged, or not an image that is read"
 
@@ -101,6 +102,8 @@ def _kind(reason: str, action: str) -> str:
         return reason
     if reason.startswith(NOT_FETCHED):
         return reason.partition(": http")[0].partition(" (")[0]
+    if _NOT_INSTALLED in reason:
+        return reason
     if reason.startswith(_FOREIGN):
         return reason.removeprefix(_FOREIGN).partition(";")[0]
     return reason if reason.startswith("is ") and len(reason) < 30 else _UNREADABLE

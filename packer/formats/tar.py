@@ -309,7 +309,7 @@ def _spec(content: Any) -> ShardSpec:
     return ShardSpec(SplitName(content["split"]), fields, tuple(classes), offset, shards)
 
 
-IMAGE_EXTENSIONS = "jpg;jpeg;png;webp;gif;bmp;tif;tiff"
+IMAGE_EXTENSIONS = "jpg;jpeg;png;webp;gif;bmp;tif;tiff;avif;heic;heif;jxl"
 _NAME_EXTENSION, _LABEL_EXTENSION = "__name__", "cls"
 _NAME_SUFFIX, _LABEL_SUFFIX = b".__name__", b".cls"
 _SPLIT_NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$", re.DOTALL)  # webdataset/tariterators.py, base_plus_ext

@@ -58,6 +58,7 @@ _SUFFIXES = {
 }
 # The command that reads a kind; {first} is the first such file, {folder} its folder.
 _COMMANDS = {
+    "NIfTI": "write arrays, and convert their folder:  numpy.save('x.npy', nibabel.load({first}).get_fdata())",
     "Parquet": "packer convert {first}",
     "table": "packer convert {first}",
     "HDF5": "packer convert {first}  (or packer index, where it holds images as they are)",

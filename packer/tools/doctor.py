@@ -33,6 +33,8 @@ from packer import __version__
 from packer.output import Result
 from readers.coefficients import unsupported_reason
 from readers.coefficients.compiled import BUILD_BY_CLANG, load_codec
+from readers.headers import SUFFIX
+from readers.headers.pillow import PLUGINS, missing_plugin
 
 __all__ = ["Check", "Health", "examine"]
 
@@ -47,6 +49,7 @@ _IMPORTS = {
     "nvidia-dali-cuda120": "import nvidia.dali as m",
     "nvidia-dali-cuda130": "import nvidia.dali as m",
     "nvidia-ml-py": "import pynvml as m",
+    "pillow-jxl-plugin": "import pillow_jxl as m",
     "pyyaml": "import yaml as m",
 }
 # Distributions that do as well as the one that an extra names.
@@ -222,6 +225,10 @@ def _extras() -> Iterator[Check]:
     if isinstance(versions.get("torch"), str):
         yield from _gpus()
     yield _codec()
+    missing = {media.upper(): missing_plugin(media) for media in PLUGINS}
+    read = listed([media.upper() for media in SUFFIX if not missing.get(media.upper())], 20)
+    lacking = [f"{media}:  {advice}" for media, advice in missing.items() if advice]
+    yield Check("image formats", "note" if lacking else "ok", f"decodes {read}", "; ".join(lacking))
 
 
 def _codec() -> Check:

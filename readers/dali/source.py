@@ -64,7 +64,7 @@ from readers.table import Buffer, ImageInfo, upright_sides
 DECODER = "dali"  # named in resume tokens
 # What only our own decoder decodes.
 _FOREIGN = {
-    "gif": "DALI does not decode GIF images",
+    **{media: f"DALI does not decode {media.upper()} images" for media in ("gif", "avif", "heif", "jxl")},
     "pixels": "its bytes are pixels, which DALI does not take: have readers.cached keep 'encoded' or 'recoded:…'",
 }
 _FOREIGN_CODES = [MEDIA.index(media) for media in _FOREIGN]

@@ -35,6 +35,7 @@ import simplejpeg
 from cache.errors import BadSampleError
 from readers.decode.region import Region, Scratch, check_header, has_clean_header, pixels_of, readable_frame, upright
 from readers.headers import ImageHeader, read_header
+from readers.headers import bits_of as stated_bits
 from readers.headers.base import MEDIUM as COEFFICIENTS
 from readers.headers.pillow import opened, tiles_of
 from readers.table import Buffer
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DECODER",
+    "ISO",
     "bits_of",
     "bits_of_grey",
     "decode_image",
@@ -87,6 +89,7 @@ _INDICES = (
     "colours, or pack it as a field of the kind mask"
 )
 _BYTE = 8
+ISO = ("avif", "heif")
 _EIGHT_BITS = ("RGB", "RGBA", "RGBX", "CMYK", "LAB", "L", "LA")
 _BITS_PER_SAMPLE, _PLANAR_CONFIGURATION = 258, 284
 # Pillow's names of layouts of which it takes the upper byte, and those by which it takes the lower one.
@@ -117,7 +120,7 @@ def decode_stored(data: Buffer, header: ImageHeader, *, indices: bool = True) ->
         if image.mode in _PALETTE and not indices:
             raise BadSampleError(_INDICES)
         layout, other = _layout_of(image), _other_byte(image)
-        reason = without_all_bits(image)
+        reason = without_all_bits(image, stated_bits(data) if header.media in ISO else _BYTE)
         if reason:
             raise BadSampleError(reason)
         if layout == _GREY_ALPHA_16:
@@ -149,10 +152,11 @@ def without_rgb(image: Image) -> str:
     return _NO_RGB.format(_WITHOUT_RGB[image.mode]) if image.mode in _WITHOUT_RGB else ""
 
 
-def without_all_bits(image: Image) -> str:
-    """Why Pillow cannot give all bits of an image, "" where it can."""
-    short = bits_of(image) > _BYTE and image.mode in _EIGHT_BITS and not _other_byte(image)
-    return f"holds {bits_of(image)} bits a channel, of which Pillow gives no more than 8" if short else ""
+def without_all_bits(image: Image, stated: int = _BYTE) -> str:
+    """Why Pillow cannot give all bits of an image, "" where it can. stated: bits that its header says."""
+    bits = max(bits_of(image), stated)
+    short = bits > _BYTE and image.mode in _EIGHT_BITS and not _other_byte(image)
+    return f"holds {bits} bits a channel, of which Pillow gives no more than 8" if short else ""
 
 
 def bits_of_grey(image: Image) -> int:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NamedTuple
 
 from cache.errors import BadSampleError
@@ -50,7 +51,7 @@ from readers.headers.formats import (
     tiff_frames,
     webp_frames,
 )
-from readers.headers.pillow import parse_bmp, parse_decodable
+from readers.headers.pillow import iso_bits, iso_frames, parse_bmp, parse_decodable, parse_iso
 
 __all__ = [
     "FOREIGN_SUFFIXES",
@@ -86,8 +87,12 @@ _FORMATS = {
     "gif": _Format(parse_gif, has_exif=False, frames=gif_frames),
     "bmp": _Format(parse_bmp, has_exif=False),
     "tiff": _Format(parse_tiff, frames=tiff_frames),
+    **{
+        media: _Format(partial(parse_iso, media=media), has_exif=False, frames=partial(iso_frames, media=media))
+        for media in ("avif", "heif", "jxl")
+    },
 }
-_DEEP = (b"\x89", b"I", b"M")  # how PNGs and TIFFs begin
+_DEEP = (b"\x89", b"I", b"M", b"\0")  # how PNGs, TIFFs and ISO files begin
 
 
 def parse_header(data: Buffer) -> ImageHeader:
@@ -101,9 +106,10 @@ def parse_header(data: Buffer) -> ImageHeader:
         return _FORMATS[media].parse(data)
     foreign = foreign_medium(data)
     if foreign:
-        raise BadSampleError(
-            f"image, byte 0: found {foreign}, an image format that is not read; write it as jpeg, png or webp first"
-        )
+        advice = "write it as jpeg, png or webp first"
+        if foreign == "DICOM":
+            advice = "write its pixels as an array:  numpy.save('x.npy', pydicom.dcmread(path).pixel_array)"
+        raise BadSampleError(f"image, byte 0: found {foreign}, an image format that is not read; {advice}")
     found = bytes(data[:8]).hex(" ") or "no bytes"
     raise BadSampleError(f"image, byte 0: expected the magic of {', '.join(_FORMATS)}, found {found}")
 
@@ -144,7 +150,7 @@ def read_frame(data: Buffer) -> tuple[ImageHeader, int]:
 
 
 def bits_of(data: Buffer) -> int:
-    """Bits of a value of a PNG or TIFF, as its header says; 8 for all other images and for bytes that are not one.
+    """Bits of a value of a PNG, TIFF, AVIF or HEIC, as its header says; 8 for others and for bytes that are no image.
 
     Fewer than 8 are for greys and palettes. A TIFF's values may also be signed or floating point.
     """
@@ -152,6 +158,8 @@ def bits_of(data: Buffer) -> int:
     try:
         if media == "png":
             return data[PNG_BITS]
+        if media in ("avif", "heif"):
+            return iso_bits(data)
         return tiff_bits(data) if media == "tiff" else 8
     except (BadSampleError, LookupError, struct.error):
         return 8

@@ -23,10 +23,11 @@ from cache.errors import BadSampleError
 
 Buffer: TypeAlias = bytes | memoryview
 
-# The position is the code that an index column stores: append, never reorder. The last two are never in a
+# The position is the code that an index column stores: append, never reorder. Pixels and coefficients are never in a
 # file.
-MEDIA = ("", "jpeg", "png", "webp", "gif", "bmp", "tiff", "pixels", "coefficients")
+MEDIA = ("", "jpeg", "png", "webp", "gif", "bmp", "tiff", "pixels", "coefficients", "avif", "heif", "jxl")
 SUFFIX = {"jpeg": "jpg", "png": "png", "webp": "webp", "gif": "gif", "bmp": "bmp", "tiff": "tif"}
+SUFFIX |= {"avif": "avif", "heif": "heic", "jxl": "jxl"}
 # Four times the size from which Pillow speaks of a decompression bomb: 1 GB of RGB.
 MAX_PIXELS = 4 * 89_478_485
 PIXELS_MAGIC = b"\x89PXL\r\n\x1a\n"
@@ -166,7 +167,7 @@ def parse_coefficients_header(data: Buffer) -> ImageHeader:
 _HEAD_BYTES, _FOREIGN_HEAD_BYTES = 18, 256
 _BMP_VERSIONS = (12, 40, 52, 56, 64, 108, 124)  # bytes of the second header
 FOREIGN_SUFFIXES = (
-    *(".avif", ".avifs", ".heic", ".heif", ".jp2", ".j2k", ".j2c", ".jpx", ".jpf", ".jpc", ".jxl", ".jxr", ".wdp"),
+    *(".jp2", ".j2k", ".j2c", ".jpx", ".jpf", ".jpc", ".jxr", ".wdp"),
     *(".psd", ".exr", ".dcm", ".ico", ".ppm", ".pgm", ".pbm", ".pnm", ".pfm", ".dds", ".qoi", ".svg", ".tga", ".xcf"),
     *(".cr2", ".cr3", ".nef", ".arw", ".dng", ".raf", ".rw2", ".orf"),
 )
@@ -174,8 +175,6 @@ FOREIGN_SUFFIXES = (
 _MAGIC = {
     b"\0\0\0\x0cjP  \r\n\x87\n": "JPEG 2000",
     b"\xff\x4f\xff\x51": "JPEG 2000",
-    b"\0\0\0\x0cJXL \r\n\x87\n": "JPEG XL",
-    b"\xff\x0a": "JPEG XL",
     b"II\xbc\x01": "JPEG XR",
     b"8BPS\0": "Photoshop",
     b"\x76\x2f\x31\x01": "OpenEXR",
@@ -192,10 +191,11 @@ _MAGIC = {
     b"IIU\0": "camera raw",
 }
 _BRANDS = {
-    **dict.fromkeys((b"avif", b"avis"), "AVIF"),
-    **dict.fromkeys((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"), "HEIC"),
+    **dict.fromkeys((b"avif", b"avis"), "avif"),
+    **dict.fromkeys((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"), "heif"),
     b"crx ": "camera raw",
 }
+_JXL = (b"\xff\x0a", b"\0\0\0\x0cJXL \r\n\x87\n")  # a codestream, and one in boxes
 _NETPBM = re.compile(rb"P[1-6]\s(?:#[^\n]*\n|\s)*\d+\s+\d+\s|P7\nWIDTH |P[Ff]\n\d+ \d+\n")
 _ICON = re.compile(rb"\0\0[\1\2]\0[\1-\x40]\0..[\0-\xff]\0", re.S)
 _SVG = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*(?:<!DOCTYPE svg|<svg[\s>])", re.S)
@@ -217,20 +217,30 @@ def sniff(data: Buffer) -> str:
     # Two letters are too few: a caption may begin with them.
     if head.startswith(b"BM") and int.from_bytes(head[14:18], "little") in _BMP_VERSIONS:
         return "bmp"
-    return ""
+    if head.startswith(_JXL):
+        return "jxl"
+    brand = _brand_of(data) if head[4:8] == b"ftyp" else ""
+    return brand if brand in MEDIA else ""
+
+
+def _brand_of(data: Buffer) -> str:
+    """What the brands of an ISO file say that it holds; "" for nothing known."""
+    head = bytes(data[:_FOREIGN_HEAD_BYTES])
+    size = min(int.from_bytes(head[:4], "big"), len(head))
+    brands = [head[8:12], *(head[at : at + 4] for at in range(16, size, 4))]
+    known = [_BRANDS[brand] for brand in brands if brand in _BRANDS]
+    return "avif" if "avif" in known else known[0] if known else ""
 
 
 def foreign_medium(data: Buffer) -> str:
-    """The name of an image format that is not read, such as "AVIF"; "" for anything else. Never raises."""
+    """The name of an image format that is not read, such as "JPEG 2000"; "" for anything else. Never raises."""
     head = bytes(data[:_FOREIGN_HEAD_BYTES])
     for magic, name in _MAGIC.items():
         if head.startswith(magic):
             return name
     if head[4:8] == b"ftyp":
-        size = min(int.from_bytes(head[:4], "big"), len(head))
-        brands = [head[8:12], *(head[at : at + 4] for at in range(16, size, 4))]
-        found = [_BRANDS[brand] for brand in brands if brand in _BRANDS]
-        return "AVIF" if "AVIF" in found else found[0] if found else ""
+        brand = _brand_of(data)
+        return "" if brand in MEDIA else brand
     if head[128:132] == b"DICM":
         return "DICOM"
     if _NETPBM.match(head):

@@ -1,4 +1,4 @@
-"""Headers by Pillow: of BMP, and of any image that our own parsers refuse although it decodes.
+"""Headers by Pillow: of BMP, AVIF, HEIC and JPEG XL, and of any image that our own parsers refuse although it decodes.
 
 BMP is rare, and what Pillow finds when it opens one says where uncompressed pixels end; so a truncated file is noticed
 without decoding it. The other parsers stop at damage that may cost no pixels: a file without its last bytes, say, or
@@ -9,12 +9,13 @@ what it decodes to is what `readers.decode` gives.
 from __future__ import annotations
 
 import io
+import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from cache.errors import BadSampleError
-from readers.headers.base import MAX_PIXELS, Buffer, ImageHeader, truncated
+from readers.headers.base import MAX_PIXELS, Buffer, ImageHeader, truncated, unpack
 from readers.headers.formats import UPRIGHT, check_scans
 
 if TYPE_CHECKING:
@@ -22,6 +23,116 @@ if TYPE_CHECKING:
 
 
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+PLUGINS = {"avif": "AVIF", "heif": "HEIF", "jxl": "JXL"}
+_BOX = struct.Struct(">I4s")
+_JXL_STREAM, _JXL_PART = b"jxlc", b"jxlp"
+_JXL_SIDES = (9, 13, 18, 30)
+_JXL_RATIOS = ((1, 1), (12, 10), (4, 3), (3, 2), (16, 9), (5, 4), (2, 1))  # width to height
+
+
+def missing_plugin(media: str) -> str:
+    """What to install to decode a medium; "" where it is there, and registered with Pillow by now."""
+    with suppress(ImportError):
+        if media == "avif":
+            from PIL import AvifImagePlugin
+
+            return "" if AvifImagePlugin.SUPPORTED else "a Pillow built with libavif, as its wheels are"
+        if media == "heif":
+            import pillow_heif
+
+            pillow_heif.register_heif_opener()
+        if media == "jxl":
+            from pillow_jxl import JpegXLImagePlugin
+
+            JpegXLImagePlugin.DECODE_THREADS = 0  # images are decoded side by side
+        return ""
+    return "pip install 'pillow>=11.3'" if media == "avif" else f"pip install 'packer-vision[{media}]'"
+
+
+def _formats(data: Buffer, media: str) -> tuple[str, ...]:
+    """Pillow's names of what an image is opened as. Raises BadSampleError without its plug-in, and for too large a
+    JPEG XL, which opening decodes."""
+    if media not in PLUGINS:
+        return _FORMATS
+    if missing := missing_plugin(media):
+        raise BadSampleError(f"is not read by what is installed:  {missing}")
+    if media == "jxl":
+        height, width = _jxl_size(data)
+        if height * width > MAX_PIXELS // 2:
+            raise BadSampleError(f"{height} x {width} pixels are more than the {MAX_PIXELS // 2} decoded")
+    return (PLUGINS[media],)
+
+
+def _boxes(data: Buffer, media: str) -> Iterator[tuple[bytes, int, int]]:
+    """(kind, first byte of the content, end) of each box of an ISO file. Raises BadSampleError for one cut off."""
+    at = 0
+    while at < len(data):
+        size, kind = unpack(media, _BOX, data, at)
+        start = at + _BOX.size
+        if size == 1:
+            size, start = int.from_bytes(data[start : start + 8], "big"), start + 8
+        end = at + size if size else len(data)
+        if not start <= end <= len(data):
+            raise truncated(media, at, f"a box of {size} bytes", data)
+        yield kind, start, end
+        at = end
+
+
+def _jxl_size(data: Buffer) -> tuple[int, int]:
+    """(height, width) that a JPEG XL states (ISO/IEC 18181-1, SizeHeader). Raises BadSampleError."""
+    start = 0
+    if data[:1] != b"\xff":
+        streams = ((kind, at) for kind, at, _ in _boxes(data, "jxl") if kind in (_JXL_STREAM, _JXL_PART))
+        kind, start = next(streams, (_JXL_STREAM, len(data)))
+        start += 4 * (kind == _JXL_PART)
+    bits = int.from_bytes(data[start + 2 : start + 12], "little")
+
+    def take(count: int) -> int:
+        nonlocal bits
+        value, bits = bits & ((1 << count) - 1), bits >> count
+        return value
+
+    is_small = take(1)
+
+    def side() -> int:
+        return 8 * (take(5) + 1) if is_small else 1 + take(_JXL_SIDES[take(2)])
+
+    height = side()
+    ratio = take(3)
+    if not ratio:
+        return height, side()
+    over, under = _JXL_RATIOS[ratio - 1]
+    return height, height * over // under
+
+
+def parse_iso(data: Buffer, media: str) -> ImageHeader:
+    """The header of an AVIF or HEIC, or a JPEG XL, which is decoded; raises BadSampleError."""
+    if data[:1] != b"\xff" and not {b"mdat", _JXL_STREAM, _JXL_PART} & {kind for kind, _, _ in _boxes(data, media)}:
+        raise truncated(media, 0, "a box with the pixels", data)
+    with opened(data, media) as image:
+        return ImageHeader(media, image.height, image.width, len(image.getbands()), 0, _orientation(image))
+
+
+def iso_bits(data: Buffer) -> int:
+    """Bits of a value of an AVIF or HEIC, by the configuration of the first codec in its box "meta"; 8 without one."""
+    meta = next((bytes(data[at:end]) for kind, at, end in _boxes(data, "iso") if kind == b"meta"), b"")
+    av1, hevc = meta.find(b"av1C"), meta.find(b"hvcC")  # AV1-ISOBMFF 2.3.3; ISO/IEC 14496-15, 8.3.2.1
+    if av1 >= 0 and len(meta) > av1 + 6:
+        return 12 if meta[av1 + 6] & 0x20 else 10 if meta[av1 + 6] & 0x40 else 8
+    return 8 + (meta[hevc + 21] & 7) if hevc >= 0 and len(meta) > hevc + 21 else 8
+
+
+def iso_frames(data: Buffer, media: str) -> int:
+    """Images that Pillow finds in an AVIF or HEIC."""
+    with opened(data, media) as image:
+        return int(getattr(image, "n_frames", 1))
+
+
+def _orientation(image: Image) -> int:
+    rotated = image.getexif().get(_ORIENTATION, UPRIGHT)
+    return int(rotated) if rotated in range(1, 9) else UPRIGHT
+
+
 _ORIENTATION = 0x0112
 
 
@@ -31,7 +142,7 @@ def opened(data: Buffer, media: str) -> Iterator[Image]:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+        with Image.open(io.BytesIO(data), formats=_formats(data, media)) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise BadSampleError(f"{image.height} x {image.width} pixels are more than the {MAX_PIXELS} decoded")
             if media == "jpeg":
@@ -75,6 +186,5 @@ def parse_decodable(data: Buffer, media: str) -> ImageHeader:
     with opened(data, media) as image:
         image.load()
         # Pillow has turned a TIFF upright by now, and has dropped the tag.
-        rotated = UPRIGHT if media == "tiff" else image.getexif().get(_ORIENTATION, UPRIGHT)
-        valid = int(rotated) if rotated in range(1, 9) else UPRIGHT
+        valid = UPRIGHT if media == "tiff" else _orientation(image)
         return ImageHeader(media, image.height, image.width, len(image.getbands()), 0, valid)

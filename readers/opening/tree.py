@@ -49,7 +49,10 @@ if TYPE_CHECKING:
 
 
 SPLIT_NAMES = ("train", "val", "valid", "validation", "test")
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+IMAGE_SUFFIXES = (
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
+    *(".avif", ".heic", ".heif", ".jxl"),
+)
 _BLOCK = 4096
 Rows: TypeAlias = "range | npt.NDArray[np.int64]"
 

@@ -35,7 +35,7 @@ from packer.output import Result, local_output, output_errors
 from packer.tools.view.answers import PAGE_TYPES, Answer, Query, error_answer, page_files
 from packer.tools.view.document import FORMAT, Bytes, Column, SplitView, View, open_view
 from packer.tools.view.samples import thumbnail
-from readers.layout import read_dataset_info
+from readers.layout import PIXELS, read_dataset_info
 from readers.opening.packed import PackedColumns
 from readers.reader import Reader
 
@@ -98,7 +98,7 @@ def write_thumbnails(reader: Reader, name: str, page: Path, watcher: Watcher) ->
 
 def _picture(reader: Reader, index: int) -> bytes:
     try:
-        return thumbnail(reader, index, _SIDE) if reader.has(index, "image") else b""
+        return thumbnail(reader, index, _SIDE) if reader.has(index, reader.main) else b""
     except BadSampleError:
         return b""
 
@@ -222,7 +222,7 @@ def _write(view: View, folder: Path, base: _Base, thumbnails: Watcher | None) ->
     splits = {name: _split(split, view, base, writing) for name, split in view.splits.items()}
     if thumbnails is not None:
         for name, split in view.splits.items():
-            if "image" in split.reader.fields:
+            if split.reader.kinds[split.reader.main] in ("image", "array", PIXELS):
                 columns, size = write_thumbnails(split.reader, quote(name, safe=""), folder, thumbnails)
                 splits[name]["columns"].update(columns)
                 writing.files, writing.bytes = writing.files + len(columns), writing.bytes + size

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import math
 import threading
 import warnings
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ from readers.headers.base import ImageHeader
 from readers.layout import PIXELS
 from readers.order import ClassBalanced, Order, Sequential, Shuffled, block_shuffled
 from readers.reader import Reader
-from readers.table import NO_LABEL, Buffer, MemoryColumns, upright_sides
+from readers.table import NO_LABEL, Buffer, MemoryColumns, npy_layout, upright_sides
 
 __all__ = [
     "BatchRequest",
@@ -42,6 +43,7 @@ __all__ = [
     "abilities",
     "as_png",
     "field_bytes",
+    "middle_of",
     "sample_document",
     "thumbnail",
 ]
@@ -54,6 +56,9 @@ MEDIA_TYPES = {
     "gif": "image/gif",
     "bmp": "image/bmp",
     "tiff": "image/tiff",
+    "avif": "image/avif",
+    "heif": "image/heic",
+    "jxl": "image/jxl",
 }
 MOST_PIXELS = 50_000_000  # of a picture that is decoded here; 150 MB of RGB
 _BYTES = "application/octet-stream"
@@ -81,11 +86,14 @@ def sample_document(reader: Reader, index: int) -> dict[str, Any]:
             entry |= {"bytes": len(data), "computed": f"{checksum_of(reader, field, data):08x}"}
             if media := sniff(data):
                 entry["media"] = media
-            if field == "image":
-                try:
+            try:
+                if field == "image":
                     document["header"] = _header(read_header(data))
-                except BadSampleError as error:
-                    fault = f"the image cannot be read: {error}"
+                if entry["kind"] == "array":
+                    dtype, _, shape, _ = npy_layout(data)
+                    entry["array"] = f"{dtype} {list(shape)}"
+            except BadSampleError as error:
+                fault = f"the {'image' if field == 'image' else f'field {field}'} cannot be read: {error}"
         if data is not None or fault:
             document["fields"].append(entry)
         faults += [fault] if fault else []
@@ -124,7 +132,10 @@ def field_bytes(reader: Reader, index: int, field: str) -> tuple[Buffer, str]:
 
 
 def as_png(reader: Reader, index: int, field: str) -> bytes:
-    """A field as PNG: an image upright and in RGB, a mask in its own numbers, 8 or 16 bits. Raises PackerError."""
+    """A field as PNG: an image upright and in RGB, a mask in its own numbers, 8 or 16 bits, an array as `middle_of` it.
+    Raises PackerError."""
+    if reader.kinds[field] == "array":
+        return png_of(middle_of(reader.array(index, field)))
     data = reader.read(index, field)
     _check_size(data)
     with _decoding:
@@ -141,15 +152,40 @@ def _plain(mask: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return mask.astype(np.uint16)
 
 
+def middle_of(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """The middle plane of an array's last two axes, or of those before up to 4 channels, uint8 [height, width]: from
+    its least number as 0 to its greatest as 255."""
+    if array.ndim > 2 and array.shape[-1] <= 4:
+        array = np.moveaxis(array, -1, 0)
+    while array.ndim > 2 and array.size:
+        array = array[len(array) // 2]
+    if not array.size:
+        raise BadSampleError("an array without numbers cannot be shown")
+    step = max(1, math.isqrt(array.size // MOST_PIXELS))
+    plane = np.atleast_2d(array)[::step, ::step]
+    numbers = (
+        np.nan_to_num((np.abs(plane) if plane.dtype.kind == "c" else plane).astype(np.float64)) / 2
+    )  # any difference fits
+    numbers -= numbers.min()
+    pixels: npt.NDArray[np.uint8] = (numbers * (255 / (numbers.max() or 1))).astype(np.uint8)
+    return pixels
+
+
 def thumbnail(reader: Reader, index: int, side: int) -> bytes:
-    """The image of a sample as JPEG, upright, its longer side `side` pixels or less. Raises PackerError."""
+    """The image of a sample, or `middle_of` its array, as JPEG, upright, its longer side `side` pixels or less.
+
+    Raises PackerError.
+    """
     from PIL import Image
 
-    data = reader.read(index)
-    height, width = _check_size(data)
-    reduce = next((scale for scale in (8, 4, 2) if max(height, width) >= scale * side), 1)
     with _decoding:
-        image = Image.fromarray(decode_image(data, Region(0, 0, height, width, reduce, True)))
+        if reader.kinds[reader.main] == "array":
+            image = Image.fromarray(middle_of(reader.array(index)))
+        else:
+            data = reader.read(index)
+            height, width = _check_size(data)
+            reduce = next((scale for scale in (8, 4, 2) if max(height, width) >= scale * side), 1)
+            image = Image.fromarray(decode_image(data, Region(0, 0, height, width, reduce, True)))
         image.thumbnail((side, side))
     memory = io.BytesIO()
     image.save(memory, "JPEG", quality=_QUALITY)

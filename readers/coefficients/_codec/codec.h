@@ -60,12 +60,17 @@ typedef struct {
 /* A Huffman code. A step says what the next bits are: bits of code and value | bits of the code << 8 | bits of the
  * value << 16 | coefficients << 24, where an end of block is END_OF_BLOCK coefficients; 0: no code. */
 enum { LOOK_BITS = 10, END_OF_BLOCK = 128 }; /* more bits cost a photograph more to tabulate than they save */
+enum { LOOK_UP_BITS = 28, TO_READ_SINGLY = 64 << 8 };
 typedef struct {
     u32 look[1 << LOOK_BITS];
     i64 largest[16], offsets[16]; /* of codes of 1 to 16 bits: the largest, -1 for none; from code to symbol */
     u8 symbols[256];
-    u16 skips[1 << LOOK_BITS]; /* of AC: whole codes with their values in the next bits, their bits and coefficients */
-    u64 pairs[1 << LOOK_BITS]; /* of AC: the next one or two codes, see `read_pair` */
+    /* Of AC; in both the lowest byte has the bits that are used, and the second the coefficients; where no entry fits they
+     * are TO_READ_SINGLY. skips: all codes of the next bits. pairs: the next one or two codes; for the second, or the only
+     * one, also where its value begins (byte 3) and 63 - its bits (4); for the first of two its coefficients (2; 128 of
+     * one code, a place outside of the block) and its value (6 and 7), which is all in the next bits. */
+    u16 skips[1 << LOOK_BITS];
+    u64 pairs[1 << LOOK_BITS];
 } Codes;
 
 /* The entropy-coded bytes of a JPEG of one scan, and for each component its codes, multipliers and the largest values,

@@ -147,25 +147,28 @@ i64 copy_clean(const u8 *source, const u8 *stop, u8 *target) {
 
 /* Entries for the next LOOK_BITS bits. steps: `look`. */
 static u64 pair_of(const u32 *steps, u32 index) {
-    u32 a = steps[index], used = a & 31, b = 0;
-    if (a == 0 || used > 28) return 64ull << 16; /* to be read singly */
-    if (a >> 24 < END_OF_BLOCK && used < LOOK_BITS) {
-        b = steps[index << used & ((1 << LOOK_BITS) - 1)];
-        if ((b >> 8 & 31) > LOOK_BITS - used || used + (b & 31) > 28) b = 0;
+    u32 a = steps[index], used = a & 31, count = a >> 24;
+    if (a == 0 || used > LOOK_UP_BITS) return TO_READ_SINGLY;
+    if (count < END_OF_BLOCK && used < LOOK_BITS) {
+        u32 b = steps[index << used & ((1 << LOOK_BITS) - 1)], bits = b >> 8 & 31;
+        if (b && bits <= LOOK_BITS - used && used + (b & 31) <= LOOK_UP_BITS) {
+            u32 size = a >> 16 & 15, value = index >> (LOOK_BITS - used) & ((1u << size) - 1);
+            if (size && !(value >> (size - 1))) value += 1 - (1u << size);
+            return (used + (b & 31)) | (u64)(count + (b >> 24)) << 8 | (u64)count << 16 | (u64)(used + bits) << 24 |
+                   (u64)(63 - (b >> 16 & 15)) << 32 | (u64)value << 48;
+        }
     }
-    u64 first = a >> 24, second = first + (b >> 24), all = used + (b & 31);
-    return all | first << 8 | second << 16 | (u64)(a >> 8 & 31) << 24 | (u64)(a >> 16 & 15) << 32 |
-           (u64)(b ? used + (b >> 8 & 31) : 0) << 40 | (u64)(b >> 16 & 15) << 48;
+    return used | (u64)count << 8 | 128 << 16 | (u64)(a >> 8 & 31) << 24 | (u64)(63 - (a >> 16 & 15)) << 32;
 }
 static u16 skip_of(const u32 *steps, u32 index) {
     u32 used = 0, count = 0;
     while (used < LOOK_BITS && count < END_OF_BLOCK) {
         u32 rest = index << used & ((1 << LOOK_BITS) - 1), step = steps[rest];
-        if (step == 0 || (step >> 8 & 31) > LOOK_BITS - used || used + (step & 31) > 28) break;
+        if (step == 0 || (step >> 8 & 31) > LOOK_BITS - used || used + (step & 31) > LOOK_UP_BITS) break;
         if (count + (step >> 24) > 63 + END_OF_BLOCK) break;
         used += step & 31, count += step >> 24;
     }
-    return (u16)(count << 5 | used);
+    return (u16)(used ? count << 8 | used : TO_READ_SINGLY);
 }
 
 /* counts: codes of 1 to 16 bits, which are a prefix code; symbols: as many, `number`. is_raw: of DC or of a progressive

@@ -84,7 +84,8 @@ export class Panel {
   // --- the picture and what is over it ----------------------------------------------------------------------------
   async #picture(split, sample, stage, checks, signal) {
     const field = sample.fields.find(({ name, kind }) => name === "image" && (kind === "image" || kind === "pixels")) ??
-                  sample.fields.find(({ kind }) => kind === "image" || kind === "pixels");
+                  sample.fields.find(({ kind }) => kind === "image" || kind === "pixels") ??
+                  (split.view.live ? sample.fields.find(({ kind }) => kind === "array") : undefined); // its middle
     if (sample.error) this.#element.querySelector(".parts").prepend(make("p", { class: "problem", text: clean(sample.error.message ?? sample.error, 500) }));
     if (!field) return stage.say("This sample has no image.");
     stage.say("loading …");
@@ -224,6 +225,7 @@ export class Panel {
       const facts = make("dl", { class: "facts" });
       const add = (name, ...values) => facts.append(make("dt", { text: name }), make("dd", {}, ...values));
       if (field.file) add("File", foreign(field.file, 300));
+      if (field.array) add("Array", foreign(field.array, 300));
       add("Size", bytes(field.bytes), make("span", { class: "note", text: field.bytes > 999 ? ` ${plural(field.bytes, "byte")}` : "" }));
       if (field.shard) add("Place", foreign(field.shard, 300), make("span", { class: "note", text: ` bytes ${count(field.offset)} – ${count(field.offset + field.bytes)}` }));
       if (field.crc32c) add("CRC32C", make("code", { text: field.crc32c }), " ", check);
