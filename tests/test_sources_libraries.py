@@ -164,7 +164,7 @@ def test_several_sets_in_a_repository(tmp_path: Path) -> None:
         write_parquet(tmp_path / name / "train-00000-of-00001.parquet", [row(0)])
     (tmp_path / "README.md").write_text("# Two")
     said = refusal(tmp_path)
-    assert "holds 2 data sets: large, small; name" in said and f"packer convert {tmp_path}/large" in said
+    assert "has 2 data sets: large, small; name" in said and f"packer convert {tmp_path}/large" in said
     assert list(packer.open_source(tmp_path / "small").list(None).splits) == ["train"]
 
 
