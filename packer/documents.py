@@ -314,9 +314,9 @@ def _head(info: DatasetInfo) -> str:
     shards = {shard.path for split in info.splits.values() for shard in split.shards}
     by = str(info.made.get("by", info.made.get("indexed_by", "packer")))
     source = f", from {_code(str(info.made['source']))}" if "source" in info.made else ""
-    return (
-        f"# {plural(samples, 'image')} in {plural(len(shards), f'{info.format} shard')}\n\nBy {_plain(by)}{source}.\n"
-    )
+    count = plural(samples, "image" if "image" in info.fields else "sample")
+    made = f"{plural(len(shards), f'{info.format} shard')}\n\nBy {_plain(by)}{source}"
+    return f"# {count} in {made}.\n"
 
 
 def _splits(info: DatasetInfo) -> str:

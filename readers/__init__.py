@@ -1,4 +1,4 @@
-"""What training code imports: open a packed set, or a plain folder, and read samples from it.
+"""The package for training code: open a packed set, or a plain folder, and read samples from it.
 
     import readers
     with readers.open("imagenette2-hdf5", split="train") as reader:
@@ -6,7 +6,7 @@
         jpeg = reader.read(0)                   # bytes
         batch = reader.read_many([5, 3, 900])   # sorted and coalesced reads, results in this order
 
-Imports neither click, h5py nor torch.
+Importing it imports none of click, h5py and torch.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ __all__ = [
 ]
 
 # Imported on first use (PEP 562): every worker imports `readers`, and reading a local set needs none of these. Type
-# checkers see the imports above. `order` is a package, which `import readers` alone has always been enough for.
+# checkers see the imports above. `order` is a subpackage; `readers.order` works after `import readers` alone.
 _LAZY = {
     "Views": "readers.options",
     "Threads": "readers.options",
@@ -160,10 +160,10 @@ def open(
 
     path: the directory with dataset.json, or its address: s3://, gs://, az://, https://; see `readers.opening.remote`.
     split: None takes the only split, or "train".
-    backend: "pread" copies bytes out; "mmap" gives views of the page cache.
-    verify: check the CRC32C of everything that is read; bytes from an address always are.
-    fallback: the set, path or address, that `path` is a copy of; shards that are not in the copy (yet) are read there.
-    patience_seconds: how long to wait, before that, for a shard that is being staged.
+    backend: "pread" copies bytes out; "mmap" returns views of the page cache.
+    verify: check the CRC32C of all bytes read; bytes from an address are always checked.
+    fallback: path or address of the set that `path` is a copy of; shards missing from the copy are read from it.
+    patience_seconds: how long to wait for a shard that is being staged before reading it from the fallback.
 
     Raises DatasetError, UnknownNameError, StaleIndexError, ValueError; for addresses RemoteError and MissingExtraError.
     """
@@ -176,14 +176,14 @@ def open(
         from readers.opening.remote import open_remote
 
         if local is None and fallback is not None:
-            raise ValueError("fallback is for local copies; the path is an address itself")
+            raise ValueError("fallback is for local copies, but the path is an address; leave fallback out")
         return open_remote(address, split, local=local, patience_seconds=patience_seconds)
     if fallback is not None:
         return open_copied(
             path, split, fallback=fallback, backend=backend, verify=verify, patience_seconds=patience_seconds
         )
     if patience_seconds:
-        raise ValueError("patience_seconds is for a set with a fallback: nothing else is being staged")
+        raise ValueError("patience_seconds needs a fallback: only a copy with a fallback waits for staging")
     return open_packed(path, split, backend=backend, verify=verify)
 
 

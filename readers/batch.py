@@ -1,15 +1,13 @@
-"""The fields of an item or a batch: which are asked for, and their values, moved with the image.
+"""The fields of an item or a batch: their selection, and their values, moved with the image.
 
-Known to every set are its main field, mostly "image", and "label" (an int, -1 without one), "key" (a str) and "index"
-(the number of the sample).
-A set whose labels are numbers with fractions, or vectors, has them in a field of kind target, which "label" then means:
-[] or [k], in a batch [n] or [n, k]. Other fields are what the set has. They are decoded by their kind
-(`readers.fields`); a sample that lacks one has None. Bytes that are not what the kind says make a bad sample, as those
-of an image do.
+Every set has a main field, usually "image", and "label" (an int, -1 without one), "key" (a str) and "index" (the number
+of the sample). If labels are floats or vectors, they are in a field of kind target, and "label" stands for it: [] or
+[k], in a batch [n] or [n, k]. Other fields of the set are decoded by their kind (`readers.fields`); a sample that lacks
+one has None. Bytes that cannot be decoded make a bad sample, as for an image.
 
-Where the image is cropped, resized, flipped or turned, some of them follow it (`FieldMoves`).
+If the image is cropped, resized, flipped or turned, masks, boxes and points follow it (`FieldMoves`).
 
-A field is read only where it is asked for, and asking changes neither the order nor what is drawn.
+Only requested fields are read. Requesting fields changes neither the order nor the random draws.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from readers.reader import SAMPLE_ERRORS, Reader
 from readers.table import ABSENT, Buffer, Table, checked_indices, upright_sides
 
 _PLAIN_FIELDS = ("label", "key", "index")
-# The bytes of the fields of a sample by name, None for one that it lacks; or why they could not be read.
+# Encoded fields of a sample by name, None for a missing field; or the error of reading them.
 Payloads: TypeAlias = Mapping[str, Buffer | None] | Exception
 
 
@@ -39,13 +37,13 @@ class Fields:
     """The fields of a batch or an item.
 
     fields: names, for tuples; or a mapping {name in the batch: field}, for dictionaries.
-    main: the field that the caller decodes itself; where it is not the image, the default has it in place of that.
-    stored: those that the set has besides `main` and labels.
-    stacked: masks that every sample has, so that those of images of one size make one tensor.
-    targets: those that are targets, which make one tensor.
-    label: the field that is the label: the first target, or "label" for class numbers.
+    main: the field that the caller decodes itself; it takes the place of "image" in the default fields.
+    stored: the fields other than `main`, "label", "key" and "index".
+    stacked: masks that every sample has; for images of one size they are stacked into one tensor.
+    targets: fields of kind target, which are stacked into one tensor.
+    label: the field of the label: the first target, or "label" for class numbers.
 
-    Raises UnknownNameError for a field that the set lacks, TypeError for what is not a reader, and ValueError.
+    Raises UnknownNameError for a field that the set lacks, TypeError for a path instead of a reader, and ValueError.
     """
 
     def __init__(
@@ -81,13 +79,13 @@ class Fields:
         self.targets = frozenset(name for name in self.stored if self._kinds[name] == "target")
         if self.moving and "image" in self.wanted and table is not None and table.forms and not table.has_headers:
             raise ValueError(
-                f"{self.moving[0]} cannot follow images that a cache has converted from a size that no index knows: "
-                f"open it with keep='encoded'"
+                f"{self.moving[0]} cannot follow images that a cache has resized, because their original size is not "
+                f"in an index: open the cache with keep='encoded'"
             )
 
     @property
     def moving(self) -> tuple[str, ...]:
-        """The fields that follow the image where it is cropped, resized, flipped or turned."""
+        """The fields that follow the image when it is cropped, resized, flipped or turned."""
         return self._moves.names
 
     def kind(self, name: str) -> str:
@@ -99,13 +97,13 @@ class Fields:
         return self._kinds[name] in (*MOVING, "array", "image", "target")
 
     def check_ops(self, ops: Sequence[Op]) -> None:
-        """Raise ValueError for ops that a field does not follow."""
+        """Raise ValueError for ops that a field cannot follow."""
         if "image" not in self.wanted or not ops:
             return
         images = [name for name in self.stored if self._kinds[name] == "image"]
         if images:
             raise ValueError(
-                f"ops change the image alone, and {images[0]} is another image of the sample: leave it out of fields, "
+                f"ops change only the image, and {images[0]} is another image of the sample: leave it out of fields, "
                 f"or take its bytes, with reader.with_kinds({{{images[0]!r}: 'file'}})"
             )
         mixing = [op for op in ops if op.stage is Stage.BATCH]
@@ -115,17 +113,17 @@ class Fields:
             )
 
     def refuse_targets(self, what: str) -> None:
-        """Raise ValueError for a set that such a pipeline cannot read, by its labels or its images."""
+        """Raise ValueError for a set whose labels or images a DALI or rocAL pipeline cannot read. what: its name."""
         if self._kinds.get("image") == "pixels":
-            raise ValueError(f"{what} decodes images, and those of this set are raw pixels: take ImageLoader")
+            raise ValueError(f"{what} decodes images, but this set has raw pixels: use ImageLoader")
         if self.label != "label":
             raise ValueError(
-                f"{what} hands out class numbers, and the labels of this set are in its field {self.label!r}: take "
-                f"ImageLoader or readers.torch, or leave the label out and read that field by the index"
+                f"{what} returns class numbers, but the labels of this set are in its field {self.label!r}: use "
+                f"ImageLoader or readers.torch, or leave out the label and read that field by the index"
             )
 
     def check_apart(self, why: str, advice: str) -> None:
-        """Raise ValueError for fields that would have to follow an image that is changed out of sight."""
+        """Raise ValueError for fields that cannot follow the image, because its changes are not known here."""
         apart = [name for name in self.stored if name in self.moving or self._kinds[name] == "image"]
         if apart and "image" in self.wanted:
             raise ValueError(
@@ -134,11 +132,11 @@ class Fields:
             )
 
     def collect(self, value: Callable[[str], Any]) -> Any:
-        """A tuple or a dictionary of `value(field)` for each field."""
+        """`value(field)` of each field, as a tuple or a dictionary."""
         values = tuple(value(name) for name in self.wanted)
         return values if self._names is None else dict(zip(self._names, values, strict=True))
 
-    # --- what every set has ---------------------------------------------------------------------------------------
+    # --- fields of every set --------------------------------------------------------------------------------------
     @staticmethod
     def value(reader: Reader, row: int, name: str) -> int | str:
         """The label, index or key of one row."""
@@ -148,28 +146,29 @@ class Fields:
 
     @staticmethod
     def column(reader: Reader, rows: npt.NDArray[np.int64], name: str) -> npt.NDArray[np.int64] | list[str]:
-        """Labels, int64 [n], -1 without one; indices, int64 [n]; or the list of keys of some rows."""
+        """Labels (int64 [n], -1 without one), indices (int64 [n]) or keys (list of str) of some rows."""
         if name == "label":
             labels: npt.NDArray[np.int64] = reader.labels[rows]
             return labels
         keys = reader.keys
         return rows if name == "index" else [keys[row] for row in rows.tolist()]
 
-    # --- what this set has ----------------------------------------------------------------------------------------
+    # --- stored fields --------------------------------------------------------------------------------------------
     def read(self, reader: Reader, rows: Sequence[int] | npt.NDArray[np.int64]) -> list[Payloads]:
         """The bytes of the stored fields of some rows."""
         numbers = [int(row) for row in rows]
         columns = [_read_column(reader, numbers, name) for name in self._read]
-        found: list[Payloads] = []
+        samples: list[Payloads] = []
         for payloads in zip(*columns, strict=True):
             error = next((data for data in payloads if isinstance(data, Exception)), None)
-            found.append(dict(zip(self._read, payloads, strict=True)) if error is None else error)
-        return found if self._read else [{} for _ in numbers]
+            samples.append(dict(zip(self._read, payloads, strict=True)) if error is None else error)
+        return samples if self._read else [{} for _ in numbers]
 
     def decode(self, payloads: Payloads, placement: Placement | None = None) -> dict[str, Any]:
-        """The values of the stored fields of a sample; arrays are numpy's.
+        """The values of the stored fields of a sample; arrays are NumPy arrays.
 
-        placement: where the pixels of its image end up; None where they stay. Raises BadSampleError, or `payloads`.
+        placement: maps the image's pixels to their place in the result; None if they stay. Raises BadSampleError, or
+        `payloads` if it is an error.
         """
         if isinstance(payloads, Exception):
             raise payloads
@@ -179,7 +178,7 @@ class Fields:
             data = payloads[name]
             if data is None:
                 if name in self.targets:
-                    raise BadSampleError(f"has no {name}, which is its label")
+                    raise BadSampleError(f"has no label: its field {name} is missing")
                 values[name] = None
                 continue
             try:
@@ -194,10 +193,10 @@ class Fields:
     def placement(
         self, reader: Reader, index: int, job: Job | None = None, size: tuple[int, int] = (0, 0)
     ) -> Placement | None:
-        """Where the pixels of the image of a sample end up; None where they stay, and where no field follows.
+        """The placement of a sample's image; None if its pixels stay in place, or if no field follows.
 
-        job: what is done to it; None for nothing.
-        size: (height, width) of the upright image before that, (0, 0) where it is unknown.
+        job: the job on the image; None for none.
+        size: (height, width) of the upright image before the job, (0, 0) if unknown.
         """
         if not self.moving:
             return None
@@ -211,7 +210,7 @@ class Fields:
 
 
 def _kinds_of(reader: Any) -> dict[str, str]:
-    """The kinds of the fields; what only looks like a reader has files."""
+    """The kinds of a reader's fields; "file" for reader-like objects without kinds."""
     kinds: Mapping[str, str] = getattr(reader, "kinds", {})
     return {name: kinds.get(name, "file") for name in reader.fields}
 
@@ -222,17 +221,17 @@ def _is_lacking(table: Table | None, name: str) -> bool:
 
 
 def _read_column(reader: Reader, rows: list[int], name: str) -> Sequence[Buffer | Exception | None]:
-    """The bytes of one field of some rows, read together where that is possible."""
+    """The bytes of one field of some rows, read together if possible."""
     has = [True] * len(rows)
     if isinstance(reader, Reader):
         table = reader.table
         offsets = table.columns.field_column(name, "offset")[table.at(checked_indices(rows, reader))]
         has = (offsets != ABSENT).tolist()
     try:
-        found = iter(reader.read_many([row for row, there in zip(rows, has, strict=True) if there], name))
+        payloads = iter(reader.read_many([row for row, present in zip(rows, has, strict=True) if present], name))
     except SAMPLE_ERRORS:
         return [_read_one(reader, row, name) for row in rows]
-    return [next(found) if there else None for there in has]
+    return [next(payloads) if present else None for present in has]
 
 
 def _read_one(reader: Reader, row: int, name: str) -> Buffer | Exception | None:
@@ -245,7 +244,7 @@ def _read_one(reader: Reader, row: int, name: str) -> Buffer | Exception | None:
 
 
 def _conversions(table: Table, index: int) -> tuple[tuple[int, int], list[Pass]]:
-    """(height, width) of an upright image as it was packed, and what caches have done to it since."""
+    """(height, width) of an upright image as packed, and the passes that caches applied to it."""
     info = table.stored_headers(np.array([index], np.int64))
     heights, widths = upright_sides(info)
     passes: list[Pass] = []
@@ -255,23 +254,23 @@ def _conversions(table: Table, index: int) -> tuple[tuple[int, int], list[Pass]]
     return (int(heights[0]), int(widths[0])), passes
 
 
-# How the other fields of a sample follow its image where that is cropped, resized, flipped or turned.
+# Fields follow the image when it is cropped, resized, flipped or turned:
 #
-# mask            by the same geometry, each pixel from one pixel of the mask. Beyond the edges: `mask_fill`
-# boxes           what is visible of them; boxes that are not are left out, by `min_visible` and `keep_boxes`
-# rows of boxes   the arrays and points whose names say that they have a row for each box, "box_labels" for "boxes"
-#                 and "face_box_ages" for "face_boxes": the rows of boxes that are left out are left out as well
-# points          moved, also beyond the edges, in which case they are outside of the result
+# mask            same geometry, nearest pixel; `mask_fill` beyond the edges
+# boxes           clipped to the visible part; `min_visible` and `keep_boxes` decide on boxes that are cut off
+# rows of boxes   arrays and points with a row for each box, by their names: "box_labels" for "boxes", "face_box_ages"
+#                 for "face_boxes"; the rows of boxes that are left out are left out, too
+# points          moved; points beyond the edges keep coordinates outside the image
 
 
 MOVING = ("mask", "boxes", "points")
 
 
 class FieldMoves:
-    """What happens to some fields of a sample.
+    """Moves the fields of a sample with its image.
 
-    kinds: of all fields of the set. wanted: the fields that are asked for.
-    names: those of them that follow the image. order: all that are needed, boxes before their rows.
+    kinds: kinds of all fields of the set. wanted: the requested fields.
+    names: the requested fields that follow the image. order: all fields to read, boxes before their rows.
     """
 
     def __init__(self, kinds: Mapping[str, str], wanted: Sequence[str], options: FieldOptions) -> None:
@@ -287,9 +286,9 @@ class FieldMoves:
         self.order = tuple(dict.fromkeys((*self._boxes_of.values(), *wanted)))
 
     def move(self, name: str, value: Any, placement: Placement, chosen: dict[str, npt.NDArray[np.bool_]]) -> Any:
-        """The value of a field of the moved image; fields are moved in their `order`.
+        """The value of a field for the moved image; call it for fields in their `order`.
 
-        chosen: of one sample, by boxes, those that are kept. Raises BadSampleError.
+        chosen: for each field of boxes of this sample, which boxes are kept; filled here. Raises BadSampleError.
         """
         kind, options = self._kinds[name], self._options
         if kind == "mask":
@@ -309,7 +308,7 @@ class FieldMoves:
             return value
         if not value.ndim or len(value) != len(rows):
             raise BadSampleError(
-                f"is {list(value.shape)}, but there are {len(rows)} {self._boxes_of[name]}: expected a row for each"
+                f"has shape {list(value.shape)}, expected a row for each of {len(rows)} {self._boxes_of[name]}"
             )
         return value[rows]
 

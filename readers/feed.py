@@ -1,22 +1,22 @@
-"""A feed: which samples each batch of a rank holds, what happens to bad ones, and where a run continues.
+"""A feed: the samples of each batch of a rank, the treatment of bad samples, and the position from which a run resumes.
 
-    (epoch, step) ─► schedule: positions ─► order: rows ─► reader: bytes, or why there are none
+    (epoch, step) ─► schedule: positions ─► order: rows ─► reader: bytes, or an error
 
 `ImageLoader`, `readers.torch` and the sources of DALI and rocAL are built on this. A feed is immutable, pickles, and
-has no state: any process may ask for any step, in any order and again.
+has no state: any process may ask for any step, in any order, repeatedly.
 
-    rows       the numbers of samples in the reader, int64
-    positions  where these come in the epoch, int64; augmentation and substitutes are drawn by them
-    cursor     positions that all ranks together have done (`readers.order.schedule`)
+    rows       numbers of samples in the reader, int64
+    positions  places of the samples in the epoch, int64; they seed augmentation and substitutes
+    cursor     number of positions that all ranks together have done (`readers.order.schedule`)
 
 Only the epoch of `start` begins at a cursor; every other epoch is whole.
 
-on_error decides what happens where one sample is wrong (SAMPLE_ERRORS). Any other error is raised, and so is the
+on_error selects the treatment of a sample that fails with SAMPLE_ERRORS. Any other error is raised, including the
 StaleIndexError of a set that was replaced meanwhile:
 
     raise       BadSampleError, which names the sample
     skip        a smaller batch
-    substitute  another sample of the epoch; which one follows from the position alone
+    substitute  another sample of the epoch, determined by the position
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ ON_ERROR = ("raise", "skip", "substitute")
 _DONE = {"raise": "reported", "skip": "skipped", "substitute": "replaced"}
 _ADVICE = "find all such samples with `packer verify --deep`, or continue with on_error='skip' or 'substitute'"
 _SUBSTITUTES, _SUBSTITUTE_STREAM = 16, 1 << 20
-_ORDER_AT_ONCE = 1024  # an order computes a thousand rows nearly as quickly as those of a batch
+_ORDER_AT_ONCE = 1024  # computing a thousand rows of an order takes little more time than one batch
 _T = TypeVar("_T")
 _S = TypeVar("_S", bound="Steps")
 
 
 @dataclass(frozen=True, slots=True)
 class BadSample:
-    """A sample that was skipped or replaced: its row, its position in the epoch, its key, and why."""
+    """A sample that was skipped or replaced: its row, its position in the epoch, its key, and the reason."""
 
     index: int
     position: int
@@ -62,7 +62,7 @@ class BadSample:
 class Start(NamedTuple):
     """A point between two steps: `cursor` positions of `epoch` are done, on all ranks together.
 
-    order: of this epoch, where it is not the feed's own: a resumed epoch keeps the order that it began with.
+    order: the order of this epoch if it differs from the feed's: a resumed epoch keeps the order that it began with.
     """
 
     epoch: int = 0
@@ -74,7 +74,7 @@ class Start(NamedTuple):
 class FeedOptions:
     """Options of a feed. Raises ValueError.
 
-    rank, world_size: None for both finds them each time that they are needed.
+    rank, world_size: None for both detects them on each use.
     decoder, made: its name, and what is made of the samples, in resume tokens.
     """
 
@@ -90,7 +90,7 @@ class FeedOptions:
 
 
 class Described(Protocol):
-    """What a state says of a set of samples."""
+    """The properties of a set of samples that a state records."""
 
     @property
     def fingerprint(self) -> str: ...
@@ -100,7 +100,7 @@ class Described(Protocol):
 
 @dataclass(frozen=True)
 class Steps:
-    """The steps of one rank: which samples, not what is in them. Raises ValueError."""
+    """The steps of one rank: sample numbers without their contents. Raises ValueError."""
 
     described: Described
     order: Order
@@ -115,29 +115,29 @@ class Steps:
     # --- where it begins ------------------------------------------------------------------------------------------
     @property
     def seed(self) -> int:
-        """Of the order and of everything that is drawn by position."""
+        """The seed of the order and of all random draws."""
         return self.order.seed
 
     @property
     def ranks(self) -> tuple[int, int]:
-        """(rank, world size) as given, or as the launcher says now."""
+        """(rank, world size): the options, or else those of the launcher at this moment."""
         return rank_and_world_size(self.options.rank, self.options.world_size, self.order.groups)
 
     def ranked(self: _S) -> _S:
-        """The same with the rank that this process has now: what a loop uses."""
+        """The same steps with the rank that this process has now fixed; for one loop."""
         if self.options.rank is not None:
             return self
         rank, world_size = self.ranks
         return replace(self, options=replace(self.options, rank=rank, world_size=world_size))
 
     def at(self: _S, start: Start) -> _S:
-        """The same, beginning there."""
+        """The same steps, beginning at `start`."""
         return replace(self, start=start)
 
     def resumed(self: _S, state: Mapping[str, Any]) -> _S:
-        """The same, continuing where `state` was taken, by any consumer and on any number of ranks.
+        """The same steps, continuing from a state of any consumer on any number of ranks.
 
-        Raises ResumeError for a state of another set or another kind of order; warns where another decoder made it.
+        Raises ResumeError for a state of another set or another kind of order; warns if its decoder differs.
         """
         token = ResumeToken.from_dict(state)
         fingerprint, decoder = self.described.fingerprint, self.options.decoder
@@ -147,30 +147,29 @@ class Steps:
 
     # --- states ---------------------------------------------------------------------------------------------------
     def token(self, start: Start) -> dict[str, Any]:
-        """The state of a run that is at `start`: a small dictionary of plain values, the same on every rank."""
+        """The state of a run at `start`: a small dictionary of plain values, the same on every rank."""
         order = self.order if start.order is None else start.order
         fingerprint, samples, decoder = self.described.fingerprint, len(self.described), self.options.decoder
         state = (order.seed, start.epoch, start.cursor, fingerprint, decoder, order.spec(), samples)
         return ResumeToken(*state, self.run, self.options.made).to_dict()
 
     def after(self, steps: int, epoch: int | None = None) -> Start:
-        """Where a run is after `steps` steps of an epoch, by default the first, on every rank."""
+        """The position after `steps` steps of an epoch (default: the first) on every rank."""
         schedule, cursor = self.schedule(epoch)
         last = min(steps, schedule.steps(cursor)) - 1
         cursor = cursor if last < 0 else schedule.cursor_after(last, cursor)
         return Start(self.start.epoch if epoch is None else epoch, cursor, schedule.order)
 
     def or_next(self, start: Start) -> Start:
-        """`start`, or the next epoch where too few samples are left for a step on these ranks."""
+        """`start`, or the next epoch if too few samples are left for a step on all ranks."""
         return start if self.at(start).steps() else Start(start.epoch + 1)
 
     # --- the record of a run ----------------------------------------------------------------------------------------
     def joined(self: _S, start: Start, done: int | None, batch_size: int = 0, partial: bool | None = None) -> _S:
-        """The same with the record of a run in which a loop begins at `start`.
+        """The same steps with the record of a run in which a loop begins at `start`.
 
-        done: steps before it; None where all epochs were run to their ends, -1 where one was not, and nobody knows how
-            far it came.
-        batch_size, partial: as for `Segment`, of who makes batches of this feed.
+        done: steps before it; None if all epochs were run to their ends, -1 if the number of steps is unknown.
+        batch_size, partial: as for `Segment`, of the DataLoader that makes batches of this feed.
         """
         size, world_size, order = batch_size or self.batch_size, self.ranks[1], (start.order or self.order).spec()
         segment = Segment(done or 0, *start[:2], size, world_size, self.options.tail, partial, order)
@@ -182,8 +181,8 @@ class Steps:
         return replace(self, run=(*self.run, segment)[-MOST_SEGMENTS:])
 
     def step_at(self, start: Start) -> int | None:
-        """Steps of the run before `start`, if that is within its last segment: -1 where the record does not say, None
-        where there is none."""
+        """Number of steps of the run before `start`, if it is within the last segment; -1 if unknown, None without a
+        record."""
         if not self.run:
             return None
         between = self.between(start) if self.run[-1].step >= 0 else None
@@ -199,7 +198,7 @@ class Steps:
         )
 
     def between(self, start: Start) -> int | None:
-        """Steps from the start of the run's last segment to `start`; None where no step ends there."""
+        """Number of steps from the start of the run's last segment to `start`; None if no step ends there."""
         segment = self.run[-1]
         if start[:2] < segment[1:3]:
             return None
@@ -210,23 +209,23 @@ class Steps:
         return units // size + sum(feed.batches_in(segment, epoch) for epoch in range(segment.epoch, start.epoch))
 
     def units_until(self, start: Start) -> int:
-        """Steps of an epoch, counted from where it begins, until all positions before `start` are done."""
+        """Number of steps of an epoch, from its beginning, after which all positions before `start` are done."""
         schedule, cursor = self.schedule(start.epoch)
         return bisect_left(range(schedule.steps(cursor)), start.cursor, key=lambda i: self.cursor(start.epoch, i))
 
     def batches_in(self, segment: Segment, epoch: int) -> int:
-        """Batches of an epoch of a segment, by its feed: those of the rank that has most."""
+        """Number of batches of an epoch of a segment, on the rank with the most."""
         full, rest = divmod(self.steps(epoch), 1 if segment.partial is None else segment.batch_size)
         return full + bool(rest and segment.partial)
 
     def cursor(self, epoch: int, steps: int) -> int:
-        """The cursor after so many steps of an epoch, counted from where it begins."""
+        """The cursor after `steps` steps of an epoch, from its beginning."""
         schedule, cursor = self.schedule(epoch)
         return schedule.cursor_after(steps - 1, cursor) if steps else cursor
 
     # --- an epoch -------------------------------------------------------------------------------------------------
     def schedule(self, epoch: int | None = None) -> tuple[Schedule, int]:
-        """The schedule of an epoch, by default the first, and the cursor at which it begins."""
+        """The schedule of an epoch (default: the first), and the cursor at which it begins."""
         first = epoch is None or epoch == self.start.epoch
         order = self.start.order if first and self.start.order is not None else self.order
         of_epoch = self.start.epoch if epoch is None else epoch
@@ -234,35 +233,35 @@ class Steps:
         return schedule, self.start.cursor if first else 0
 
     def steps(self, epoch: int | None = None) -> int:
-        """Steps of an epoch, by default the first: the same number on every rank."""
+        """Number of steps of an epoch (default: the first), the same on every rank."""
         schedule, cursor = self.schedule(epoch)
         return schedule.steps(cursor)
 
     def batches(self, epoch: int | None = None) -> int:
-        """Steps in which this rank has samples: with tail="exact" it may have none in the last."""
+        """Number of steps in which this rank has samples: with tail="exact" it may have none in the last."""
         schedule, cursor = self.schedule(epoch)
         steps = schedule.steps(cursor)
         return steps - 1 if steps and not len(schedule.positions(steps - 1, cursor)) else steps
 
     def samples(self, epoch: int | None = None) -> int:
-        """Samples of this rank in an epoch, by default the first; repeats included."""
+        """Number of samples of this rank in an epoch (default: the first), including repeats."""
         schedule, cursor = self.schedule(epoch)
         return schedule.samples(cursor)
 
     def rows(self, epoch: int, step: int) -> tuple[Int64s, Int64s]:
-        """(positions, rows) of a step. Raises IndexError for one that the epoch does not have."""
+        """(positions, rows) of a step. Raises IndexError for a step outside the epoch."""
         pair = self._ahead.get((epoch, step))
         if pair is None:
             positions, rows = self._block(*self.schedule(epoch), epoch, step)
             block = {(epoch, step + i): pair for i, pair in enumerate(zip(positions, rows, strict=True))}
-            # With the block before it, for who asks now for steps ahead and now for the next one.
+            # The previous block is kept, too: an announcer asks for later steps in turn with the next step.
             ahead = dict([*list(self._ahead.items())[-len(block) :], *block.items()])
-            object.__setattr__(self, "_ahead", ahead)  # replaced as a whole, so that threads may share the feed
+            object.__setattr__(self, "_ahead", ahead)  # one assignment, so that threads may share the feed
             pair = block[epoch, step]
         return pair
 
     def blocks(self, epoch: int) -> Iterator[tuple[Int64s, Int64s]]:
-        """(positions, rows) of all steps of an epoch, [steps, batch_size] each, several steps at a time."""
+        """(positions, rows) of all steps of an epoch, in blocks of several steps, each [steps, batch_size]."""
         schedule, cursor = self.schedule(epoch)
         step, steps = 0, schedule.steps(cursor)
         while step < steps:
@@ -277,7 +276,7 @@ class Steps:
     def others(self, epoch: int, positions: Int64s) -> Int64s:
         """The rows that may replace the samples at n positions, int64 [n, 16], in the order in which to try them.
 
-        They are samples of the epoch, so that an order that leaves samples out does so here, too.
+        Substitutes are samples of the epoch, so samples that the order leaves out are not used.
         """
         schedule = self.schedule(epoch)[0]
         first, count = schedule.alike(positions)
@@ -289,12 +288,12 @@ class Steps:
 
 
 class Settled(NamedTuple, Generic[_T]):
-    """Samples of a batch, without those that are skipped.
+    """The samples of a batch that are left after bad ones were skipped or replaced.
 
-    places: which of those that were asked for these are, int64 [n].
-    rows: of the samples, or of those in their place, int64 [n].
-    values: what was made of them.
-    bad: those that were skipped or replaced.
+    places: their places among the requested samples, int64 [n].
+    rows: rows of the samples or of their substitutes, int64 [n].
+    values: the values made from them.
+    bad: the samples that were skipped or replaced.
     """
 
     places: Int64s
@@ -305,7 +304,7 @@ class Settled(NamedTuple, Generic[_T]):
 
 @dataclass(frozen=True)
 class Feed(Steps):
-    """The batches of one rank, with their samples. Raises ValueError."""
+    """The steps of one rank over a reader. Raises ValueError."""
 
     described: Reader
 
@@ -334,7 +333,7 @@ class Feed(Steps):
         return cls(reader, order, batch_size, options)
 
     def read(self, rows: Int64s) -> Sequence[Buffer | Exception]:
-        """The images of some rows, or why one could not be read."""
+        """The encoded images of some rows, or the errors of reading them."""
         return read_samples(self.reader, rows)
 
     def treat(
@@ -346,7 +345,7 @@ class Feed(Steps):
         take: Callable[[int], _T],
         images: Reader | None = None,
     ) -> Treated[_T]:
-        """What is done about a bad sample, as the function `treat` does it, with other samples of the epoch."""
+        """Treat a bad sample as the function `treat` does, with substitutes from the epoch."""
 
         def others() -> list[int]:
             others: list[int] = self.others(epoch, np.array([position], np.int64))[0].tolist()
@@ -364,8 +363,8 @@ class Feed(Steps):
     ) -> Settled[_T]:
         """The samples of a batch after bad ones were treated.
 
-        values: what was made of the samples at some positions, or why that failed. take: makes that of one more, from
-        its row and position. Raises BadSampleError.
+        values: the values of the samples at `positions`, or errors. take: makes the value of another sample from (row,
+        position). Raises BadSampleError.
         """
         places: list[int] = []
         kept: list[int] = []
@@ -386,30 +385,30 @@ class Feed(Steps):
 
 # --- defaults ---------------------------------------------------------------------------------------------------
 def choose_order(samples: int, order: Order | None, shuffle: bool, seed: int | None) -> Order:
-    """The order, with the one seed that also draws augmentations and that a state holds.
+    """The order of a loader's arguments; its seed is also that of augmentation and states.
 
-    Raises ValueError for an order that has another seed, or is of another number of samples.
+    Raises ValueError for an order with another seed or another number of samples.
     """
     if order is None:
         return Shuffled(samples, seed or 0) if shuffle else Sequential(samples, seed or 0)
     ordered = order.spec().get("samples", samples)
     if ordered != samples:
         raise ValueError(
-            f"the order is of {ordered} samples, and the reader has {samples}: make it with len(reader); for some of "
-            f"the samples take reader.select(…)"
+            f"the order is for {ordered} samples, but the reader has {samples}: make it with len(reader); to use some "
+            f"of the samples, use reader.select(…)"
         )
     if seed is None or seed == order.seed:
         return order
     if order.seed:
         raise ValueError(
-            f"seed={seed}, but the order has the seed {order.seed}: a run has one, or it could not be resumed; leave "
-            f"seed= out, or give the order that seed"
+            f"seed={seed}, but the order has seed {order.seed}: a run needs a single seed to be resumed; leave out "
+            f"seed=, or give the order the same seed"
         )
     return order.with_seed(seed)
 
 
 def choose_tail(order: Order) -> Tail:
-    """By default "drop_last" where samples are shuffled and "exact" where they are not."""
+    """The default tail: "exact" for `Sequential`, "drop_last" for all other orders."""
     return "exact" if isinstance(order, Sequential) else "drop_last"
 
 
@@ -421,18 +420,17 @@ def check_choice(name: str, value: object, allowed: Sequence[object]) -> None:
 
 # --- bad samples ------------------------------------------------------------------------------------------------
 def for_decoding(reader: Reader) -> Reader:
-    """`reader.for_decoding()`. What only looks like a reader may pass calls on to another one, and stays as it is."""
+    """`reader.for_decoding()`; other objects with a reader's interface are returned unchanged."""
     return reader.for_decoding() if isinstance(reader, Reader) else reader
 
 
 def decoder_name(name: str, exact_colours: bool, geometry: str = "") -> str:
-    """A decoder as resume tokens name it: its pixels differ where colours are interpolated that otherwise are not, and
-    by how moves are made (`Recipe.geometry`)."""
+    """A decoder's name in resume tokens, with the options that change pixels: exact colours, and `Recipe.geometry`."""
     return ", ".join(filter(None, (name, "exact colours" if exact_colours else "", geometry)))
 
 
 def read_sample(reader: Reader, row: int) -> Buffer | Exception:
-    """The image of a row, or why it could not be read."""
+    """The encoded image of a row, or the error of reading it."""
     try:
         return reader.read(row)
     except SAMPLE_ERRORS as error:
@@ -440,7 +438,7 @@ def read_sample(reader: Reader, row: int) -> Buffer | Exception:
 
 
 def read_samples(reader: Reader, rows: Sequence[int] | Int64s) -> Sequence[Buffer | Exception]:
-    """The images of some rows, or why one could not be read."""
+    """The encoded images of some rows, or the errors of reading them."""
     try:
         return reader.read_many(rows)
     except SAMPLE_ERRORS:
@@ -448,9 +446,9 @@ def read_samples(reader: Reader, rows: Sequence[int] | Int64s) -> Sequence[Buffe
 
 
 def bad_sample(reader: Reader, on_error: OnError, row: int, position: int, error: Exception) -> BadSample:
-    """The record of a sample that is skipped or replaced; raises BadSampleError under on_error="raise".
+    """The record of a sample that is skipped or replaced. Raises BadSampleError with on_error="raise".
 
-    Samples of a set that was replaced since it was opened are not bad: raises StaleIndexError.
+    Raises StaleIndexError if the set was replaced since it was opened: its samples are not bad.
     """
     if isinstance(reader, Reader) and (explained := reader.table.columns.explained(error)) is not error:
         raise explained from error
@@ -464,7 +462,7 @@ def _at(take: Callable[[int, int], _T], position: int, row: int) -> _T:
 
 
 class Treated(NamedTuple, Generic[_T]):
-    """What was done about a sample that could not be used: what was made, of which row; None where it is skipped."""
+    """The result for a bad sample: the row that is used, and its value; None if the sample is skipped."""
 
     row: int
     value: _T | None
@@ -480,11 +478,12 @@ def treat(
     take: Callable[[int], _T],
     images: Reader | None = None,
 ) -> Treated[_T]:
-    """Do what on_error says about the sample at `place`, (row, position), which failed with `error`.
+    """Treat the sample at `place`, (row, position), which failed with `error`, by on_error.
 
-    others: the rows that may replace it.
-    take: makes what is wanted of a row, and raises SAMPLE_ERRORS.
-    images: a reader that may have read a damaged copy from a cache: then the sample is taken again from below it.
+    others: returns the rows that may replace it.
+    take: makes the value of a row; raises SAMPLE_ERRORS.
+    images: the reader of the image; if it read a damaged copy from a cache, the copy is dropped and the sample is taken
+        again.
 
     Raises BadSampleError.
     """
@@ -506,32 +505,31 @@ def name_sample(reader: Reader, row: int, reason: str) -> BadSampleError:
 
 
 def substitutes(seed: int, epoch: int, positions: Int64s, count: Int64s) -> Int64s:
-    """Which of `count` positions (or rows) may replace each of n others, int64 [n, 16], in the order in which to try
-    them."""
+    """Draw substitutes for n positions: int64 [n, 16] below `count` (int64 [n]), in the order in which to try them."""
     draws = Draws(seed, epoch, positions).uniform(_SUBSTITUTE_STREAM, _SUBSTITUTES)
     chosen: Int64s = (draws * count[:, None]).astype(np.int64)
     return chosen
 
 
 def substitutes_of_row(row: int, rows: Sequence[int]) -> list[int]:
-    """The same for a row that no order has asked for: those of `rows` that may replace it, always the same ones."""
+    """The substitutes, among `rows`, of a row without a position; always the same."""
     chosen = substitutes(0, 0, np.array([row], np.int64), np.array([len(rows)], np.int64))[0]
     return [rows[i] for i in chosen.tolist()]
 
 
 def substitute(rows: Iterable[int], error: Exception, take: Callable[[int], _T]) -> tuple[int, _T]:
-    """The first row for which `take` does not fail, and what it returned. Raises BadSampleError where all fail."""
+    """The first row for which `take` does not fail, and its value. Raises BadSampleError if all fail."""
     tried = 0
     for row in rows:
         try:
             return row, take(row)
         except SAMPLE_ERRORS:
             tried += 1
-    raise BadSampleError(f"{tried} samples in place of a bad one were bad as well, the first: {error}") from error
+    raise BadSampleError(f"{tried} substitutes of a bad sample are bad, too; its own error: {error}") from error
 
 
 def summarise(bad: Sequence[BadSample], epoch: int, on_error: OnError) -> str:
-    """The warning at the end of an epoch; "" if there is none. bad: by position."""
+    """The warning at the end of an epoch; "" without bad samples. bad: sorted by position."""
     if not bad:
         return ""
     first = bad[0]

@@ -1,27 +1,27 @@
-"""The kinds of fields: what the bytes of a field are, decoded and encoded.
+"""The kinds of fields: their encoded bytes and decoded values.
 
     kind    bytes                                                    value
     image   an encoded image                                         uint8 [h, w, 3], upright RGB
-    mask    an encoded image without loss, one channel (PNG, TIFF,   uint8, uint16 or int32 [h, w], upright: numbers of
-            BMP, GIF); of a palette, the indices                     classes or instances
+    mask    a losslessly encoded image of one channel (PNG, TIFF,    uint8, uint16 or int32 [h, w], upright: numbers of
+            BMP, GIF); indices, if it has a palette                  classes or instances
     boxes   .npy                                                     float32 [k, 4]: x0, y0, x1, y1
-    points  .npy                                                     float32 [..., 2]: x, y; NaN for one that is missing
+    points  .npy                                                     float32 [..., 2]: x, y; NaN for a missing point
     array   .npy of booleans, integers, floating point or complex    the array
-    pixels  raw pixels in place of encoded images             uint8 [h, w, 3] (`readers.opening.packed`)
-    target  .npy of plain numbers, of one dtype and shape     the array, [] or [k]: the label, where that is not a
-            in all samples of a set                          class number (`readers.batch`)
-    text    UTF-8; several captions are one a line                   str
-    json    JSON in UTF-8                                            what it holds
-    file    anything                                                 bytes
+    pixels  raw pixels instead of encoded images                     uint8 [h, w, 3] (`readers.opening.packed`)
+    target  .npy of plain numbers, of the same dtype and shape in    the array, [] or [k]: a label that is not a class
+            all samples of a set                                     number (`readers.batch`)
+    text    UTF-8; several captions are one per line                 str
+    json    JSON in UTF-8                                            the decoded value
+    file    any bytes                                                bytes
 
 Boxes and points are in pixels of the image as it is displayed, after its EXIF orientation: (0, 0) is the upper left
 corner of the first pixel, (width, height) the lower right corner of the last. A mask covers the whole of this image.
 
-Bytes are not trusted. Arrays are read by the layout that numpy.lib.format documents (magic, version, length of the
-header, a Python literal, the values), with no evaluation and no pickle: the literal has three members of known form,
-the dtype is one of a few plain ones, and the values fill the rest to the byte.
+Bytes are not trusted. Arrays are parsed by the layout documented in numpy.lib.format (magic, version, header length, a
+Python literal, the values), without evaluation or pickle: the literal must have three members of known form, the dtype
+must be one of a few plain ones, and the values must fill the rest exactly.
 
-To encode, bytes pass as they are once they have been checked, so that a value may be given in either form.
+Encoding also accepts encoded bytes, which are checked and stored unchanged.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ _PNG_BITS, _PNG_COLOUR = 24, 25
 
 
 class Kind(NamedTuple):
-    """What the bytes of a field are.
+    """The codec of a kind of fields. All functions raise BadSampleError.
 
-    decode: bytes to the value; raises BadSampleError.
-    encode: a value to bytes; raises BadSampleError.
-    check: a quick check of bytes before they are packed; raises BadSampleError.
+    decode: bytes to the value.
+    encode: a value to bytes.
+    check: a quick check of bytes before they are packed.
     """
 
     decode: Callable[[Buffer], Any]
@@ -66,7 +66,7 @@ def decode_field(kind: str, data: Buffer) -> Any:
 
 
 def encode_field(kind: str, value: Any) -> Buffer:
-    """The bytes of a value of this kind. Bytes are checked and pass as they are. Raises BadSampleError."""
+    """The bytes of a value of this kind; encoded bytes are checked and returned. Raises BadSampleError."""
     if isinstance(value, bytes | bytearray | memoryview):
         data = bytes(value) if isinstance(value, bytearray) else value
         KINDS[kind].check(data)
@@ -75,7 +75,7 @@ def encode_field(kind: str, value: Any) -> Buffer:
 
 
 def check_field(kind: str, data: Buffer, *, deep: bool = False) -> None:
-    """Check bytes as far as their header goes, or, if deep, the pixels too. Raises BadSampleError."""
+    """Check the header of encoded bytes or, if deep, decode them completely. Raises BadSampleError."""
     (KINDS[kind].decode if deep else KINDS[kind].check)(data)
 
 
@@ -90,8 +90,8 @@ def _write_npy(value: Any) -> bytes:
 
 
 def _as_array(value: Any) -> npt.NDArray[Any]:
-    """An array of what may be a list, an array of numpy, or a tensor of torch. An empty list has no numbers that would
-    say their dtype: int64, as for the labels of no boxes."""
+    """The array of a list, a NumPy array or a torch tensor. An empty list becomes int64, as for the labels of no
+    boxes."""
     try:
         array = np.asarray(value)
         return array.astype(np.int64) if not array.size and isinstance(value, list | tuple) else array
@@ -113,7 +113,9 @@ def _as_boxes(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     if boxes.ndim != 2 or boxes.shape[1] != 4:
         raise BadSampleError(f"boxes are [k, 4], not {list(boxes.shape)}")
     if not np.isfinite(boxes).all():
-        raise BadSampleError(f"box {int(np.flatnonzero(~np.isfinite(boxes).all(1))[0])} is not of finite numbers")
+        raise BadSampleError(
+            f"box {int(np.flatnonzero(~np.isfinite(boxes).all(1))[0])} has a number that is not finite"
+        )
     if (boxes[:, 2:] < boxes[:, :2]).any():
         row = int(np.flatnonzero((boxes[:, 2:] < boxes[:, :2]).any(1))[0])
         raise BadSampleError(f"box {row} is {boxes[row].tolist()}, expected x0, y0, x1, y1 with x0 <= x1 and y0 <= y1")
@@ -140,12 +142,12 @@ def _decode_points(data: Buffer) -> npt.NDArray[np.float32]:
 def _decode_target(data: Buffer) -> npt.NDArray[Any]:
     values = parse_npy(data)
     if values.ndim > 1 or values.dtype.kind not in "iuf":
-        raise BadSampleError(f"a target is one number, or a vector of them, not {values.dtype} {list(values.shape)}")
+        raise BadSampleError(f"a target is a number or a vector, not {values.dtype} {list(values.shape)}")
     return values
 
 
 def _encode_target(value: Any) -> bytes:
-    """Numbers of Python and of 64 bits with fractions become float32, the usual dtype of training; so do booleans."""
+    """The .npy of a target; Python numbers, float64 and booleans become float32, the usual dtype for training."""
     values = _as_array(float(value) if isinstance(value, int) else value)
     if values.dtype.kind == "b" or values.dtype == np.float64:
         values = _as_floats(values.astype(np.float64), "targets")
@@ -159,22 +161,22 @@ def _decode_mask(data: Buffer) -> npt.NDArray[Any]:
     _check_mask(data)
     pixels = decode_unchanged(data)
     if pixels.ndim != 2 or pixels.dtype not in (np.uint8, np.uint16, np.int32):
-        raise BadSampleError(f"a mask has one channel of whole numbers, not {pixels.dtype} {list(pixels.shape)}")
+        raise BadSampleError(f"a mask has one channel of integers, not {pixels.dtype} {list(pixels.shape)}")
     bits = _grey_bits(data)
-    return pixels // (255 // ((1 << bits) - 1)) if bits < 8 else pixels  # Pillow scales those to 0 to 255
+    return pixels // (255 // ((1 << bits) - 1)) if bits < 8 else pixels  # Pillow scales them to 0..255
 
 
 def _check_mask(data: Buffer) -> None:
     header = read_header(data)
     if header.media not in _LOSSLESS:
-        raise BadSampleError(f"a mask is encoded without loss, as PNG, TIFF, BMP or GIF, not as {header.media}")
+        raise BadSampleError(f"a mask is losslessly encoded (PNG, TIFF, BMP or GIF), not {header.media}")
     if header.components != 1:
-        raise BadSampleError(f"{header.media} image: has {header.components} channels, a mask has one")
+        raise BadSampleError(f"{header.media} image: has {header.components} channels, expected one for a mask")
     check_header(header)
 
 
 def _grey_bits(data: Buffer) -> int:
-    """Bits of the values of a grey image that Pillow scales to 8; 8 for all others."""
+    """Bit depth of a grey image whose values Pillow scales to 8 bits; 8 for all other images."""
     media = sniff(data)
     if media == "png":
         return data[_PNG_BITS] if not data[_PNG_COLOUR] else 8
@@ -183,16 +185,16 @@ def _grey_bits(data: Buffer) -> int:
 
 
 def _encode_mask(value: Any) -> bytes:
-    """PNG of 8 or 16 bits, by the dtype; TIFF of 32 bits for int32, and for other integers where they need that."""
+    """PNG of 8 or 16 bits by the dtype; TIFF of 32 bits for int32, and for other integers that need 32 bits."""
     mask = _as_array(value)
     if mask.ndim != 2 or not mask.size or mask.dtype.kind not in "biu":
-        raise BadSampleError(f"a mask is [h, w] of whole numbers, not {mask.dtype} {list(mask.shape)}")
+        raise BadSampleError(f"a mask is [h, w] of integers, not {mask.dtype} {list(mask.shape)}")
     if mask.dtype == np.bool_:
         mask = mask.astype(np.uint8)
     if mask.dtype not in (np.uint8, np.uint16, np.int32):
         low, high = int(mask.min()), int(mask.max())
         if low < -(1 << 31) or high >= 1 << 31:
-            raise BadSampleError(f"a mask has numbers that fit into 32 bits with a sign, not {low} to {high}")
+            raise BadSampleError(f"the values of a mask must fit into int32, found {low} to {high}")
         fits = np.uint8 if low >= 0 and high < 1 << 8 else np.uint16 if low >= 0 and high < 1 << 16 else np.int32
         mask = mask.astype(fits)
     return _encode_pixels(mask, "TIFF" if mask.dtype == np.int32 else "PNG")
@@ -231,9 +233,9 @@ def _decode_text(data: Buffer) -> str:
 def _encode_text(value: Any) -> bytes:
     lines = [value] if isinstance(value, str) else value
     if not isinstance(lines, list | tuple) or not all(isinstance(line, str) for line in lines):
-        raise BadSampleError(f"a text is a str, or a list of them for one a line, not {value!r:.80}")
+        raise BadSampleError(f"a text is a str, or a list of str with one per line, not {value!r:.80}")
     if len(lines) > 1 and any("\n" in line for line in lines):
-        raise BadSampleError("one of several texts has more than one line: they are stored one a line")
+        raise BadSampleError("a text in a list has a line break, but lists of texts are stored one per line")
     try:
         return "\n".join(lines).encode("utf-8")
     except UnicodeEncodeError as error:
@@ -253,7 +255,7 @@ def _encode_json(value: Any) -> bytes:
     try:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode("utf-8")
     except (TypeError, ValueError, RecursionError) as error:
-        raise BadSampleError(f"cannot be written as JSON, which has no NaN and no infinity: {error}") from error
+        raise BadSampleError(f"cannot be written as JSON (which has no NaN or infinity): {error}") from error
 
 
 def _encode_file(value: Any) -> bytes:

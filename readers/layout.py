@@ -1,4 +1,4 @@
-"""`dataset.json`: what a packed set is. It is the commit point: a directory without it is not a set.
+"""`dataset.json`: the description of a packed set. It is the commit point: a directory without it is not a set.
 
     {
       "kind": "packer-dataset", "version": 1,                         2 where "edited" or "separate" is there
@@ -42,7 +42,7 @@ from cache.errors import BadNameError, DatasetError, UnknownNameError
 from cache.files import FileState, PathError, read_with_state
 from readers.table import column_names
 
-# Names from outside, each checked once, where it enters: a value of one of these types is valid.
+# Names from untrusted input, each checked once on creation: a value of one of these types is valid.
 #
 #     SplitName      a split: part of file names ("train-000000.tar", "train.index") and of options
 #     FieldName      a field: part of the names of index columns ("mask.offset.npy")
@@ -50,7 +50,7 @@ from readers.table import column_names
 #     ShardPath      a RelativePath of a shard in its set, other than the set's own files
 #     IndexPath      a RelativePath of the folder of an index in its set, likewise
 #
-# They are strings and print, compare and pickle as such. Creating one raises BadNameError, which says what is allowed.
+# They are strings and print, compare and pickle like strings. Creating one raises BadNameError with what is allowed.
 
 
 DATASET_FILE = "dataset.json"
@@ -59,10 +59,12 @@ README_FILE, SUMS_FILE, CLASSES_FILE = "README.md", "SHA256SUMS", "classes.txt"
 DOCUMENTS = (README_FILE, SUMS_FILE, CLASSES_FILE)  # for people without packer: `packer.documents`
 QUARANTINE_FOLDER = "quarantine"
 WORK_FOLDER = ".packing"
-_MAX_NAME_BYTES = 200  # file names have 255, and shards and columns add to a name
+_MAX_NAME_BYTES = 200  # file names have at most 255, and shards and columns add to a name
 _MAX_PART_BYTES = 255
 _MAX_SUFFIX_BYTES = 16
-_USUAL = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}(/[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99})*")  # a path as it is
+_USUAL = re.compile(
+    r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}(/[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99})*"
+)  # a path that needs no normalising
 _FORBIDDEN = frozenset("/\\ ")
 _P = TypeVar("_P", bound="RelativePath")
 _S = TypeVar("_S", bound="_InSet")
@@ -79,19 +81,21 @@ class SplitName(str):
 
 
 class FieldName(str):
-    """The name of a field, in any container; `packer.sources.manifest` knows what a tar asks for beyond this."""
+    """The name of a field, in any container; `packer.sources.manifest` has the additional rules of tar."""
 
     __slots__ = ()
 
     def __new__(cls, text: str) -> FieldName:
         _plain(text, "a field")
         if text == "key" or text.endswith(".name"):  # key.offset.npy and x.name.offset.npy are separate columns
-            raise BadNameError(f"{text!r} cannot be the name of a field: the index has such columns; choose another")
+            raise BadNameError(
+                f"{text!r} cannot be the name of a field: the index has columns of that name; choose another"
+            )
         return super().__new__(cls, text)
 
 
 class RelativePath(str):
-    """A path below a folder, without "." and doubled slashes. It may still lead through a link: see `cache.files`."""
+    """A path below a folder, without "." and double slashes. It may still lead through a link: see `cache.files`."""
 
     __slots__ = ()
 
@@ -111,16 +115,16 @@ class RelativePath(str):
 
 
 class _InSet(RelativePath):
-    """A path of a set, other than those below `reserved`."""
+    """A path in a set, outside the names in `reserved`."""
 
     __slots__ = ()
     reserved: ClassVar[frozenset[str]]
 
     def __new__(cls: type[_S], text: str) -> _S:
-        usual = _USUAL.fullmatch(text)  # which PurePosixPath takes ten times as long to find out, of 10,000 shards
+        usual = _USUAL.fullmatch(text)  # ten times as fast as PurePosixPath, for sets with 10,000 shards
         first = text.partition("/")[0] if usual else next(iter(PurePosixPath(text).parts), "")
         if first in cls.reserved:
-            raise BadNameError(f"{text!r} leads outside what a shard or an index may be: {first} is the set's own")
+            raise BadNameError(f"{text!r} leads outside the paths of shards and indexes: {first} belongs to the set")
         return str.__new__(cls, text) if usual else RelativePath.__new__(cls, text)
 
 
@@ -139,9 +143,9 @@ class IndexPath(_InSet):
 
 
 def shortened(path: str) -> str:
-    """`path` with each part that is too long for a file name cut and marked with a hash of the whole part.
+    """`path` with each part that is too long for a file name truncated and marked with a hash of the whole part.
 
-    Archives and packed sets can hold such names; file systems cannot.
+    Archives and packed sets can hold longer names than file systems.
     """
     return "/".join(_fitting(part) for part in path.split("/"))
 
@@ -157,7 +161,7 @@ def _fitting(part: str) -> str:
 
 
 def _plain(text: str, what: str) -> str:
-    """`text` if it can be part of a file name, of an option and of a line of text. Raises BadNameError."""
+    """Return `text` if it can be part of a file name, an option and a line of text. Raises BadNameError."""
     good = bool(text) and text[0] != "." and text.isprintable() and not _FORBIDDEN & set(text)
     if not good or len(text.encode()) > _MAX_NAME_BYTES:
         raise BadNameError(
@@ -170,7 +174,7 @@ def _plain(text: str, what: str) -> str:
 def _is_utf8(text: str) -> bool:
     try:
         text.encode()
-    except UnicodeEncodeError:  # JSON can spell lone surrogates, which no file name holds
+    except UnicodeEncodeError:  # JSON can have lone surrogates, which file names cannot
         return False
     return True
 
@@ -178,9 +182,9 @@ def _is_utf8(text: str) -> bool:
 KIND = "packer-dataset"
 PIXELS = "pixels"  # the kind of images that are raw pixels
 VERSION = 1
-EDITED_VERSION = 2  # earlier versions of packer would take the shards' word for what the index says otherwise
+EDITED_VERSION = 2  # earlier versions of packer would trust the shards where the index overrides them
 FIELD_KINDS = ("image", "file", "json", "mask", "boxes", "points", "array", "text", "target", "pixels")
-# Of the files and members of fields that came from no file.
+# Suffixes of the files and members of fields that came from no file.
 KIND_SUFFIXES = {"json": "json", "boxes": "npy", "points": "npy", "array": "npy", "text": "txt", "target": "npy"}
 MAX_JSON_BYTES = 1 << 30
 _SAME = ("val", "valid", "validation")
@@ -194,7 +198,7 @@ _Name = TypeVar("_Name", SplitName, FieldName, ShardPath, IndexPath)
 class ShardInfo:
     """One shard: its path (relative to the set's directory), size, samples, and the CRC32C of the whole file.
 
-    sha256: of the whole file, 64 hex digits; "" where it is unknown, which makes it no other shard.
+    sha256: of the whole file, 64 hex digits; "" if unknown; not compared.
     """
 
     path: str
@@ -215,9 +219,9 @@ class ColumnFile:
 
 @dataclass(frozen=True, slots=True)
 class SplitInfo:
-    """One split: its shards in order, the directory of its index, and the files of that by name.
+    """One split: its shards in order, the directory of its index, and the index files by name.
 
-    columns is empty for an index that was made without checksums.
+    columns is empty for an index made without checksums.
     """
 
     samples: int
@@ -229,7 +233,7 @@ class SplitInfo:
 
 @dataclass(frozen=True, slots=True)
 class AdoptedKeys:
-    """The names in shards made elsewhere, as the user gave them: see `packer.formats.base.LocateOptions`."""
+    """The user's names of keys and labels in shards made by other tools: see `packer.formats.base.LocateOptions`."""
 
     image_key: str | None = None
     label_key: str | None = None
@@ -240,7 +244,7 @@ class AdoptedKeys:
 class DatasetInfo:
     """The content of `dataset.json`.
 
-    read_from: the state of the file that it was read from; None where it came from elsewhere. It is not compared.
+    read_from: the state of the file that it was read from; None if it came from elsewhere; not compared.
     """
 
     format: str
@@ -259,27 +263,27 @@ class DatasetInfo:
 
     @property
     def column_names(self) -> list[str]:
-        """The files that the index of every split has."""
+        """The file names of every split's index."""
         return column_names(self.fields, self.separate)
 
     def split(self, name: str | None, where: str | Path) -> tuple[str, SplitInfo]:
-        """The split called `name` (val, valid and validation stand for each other); None: the only one, or train."""
+        """The split called `name` (val, valid and validation are synonyms); None: the only split, or train."""
         if name is None:
             if len(self.splits) == 1:
                 name = next(iter(self.splits))
             elif "train" in self.splits:
                 name = "train"
             else:
-                raise UnknownNameError(f"{where}: say which split you want: {', '.join(self.splits)}")
+                raise UnknownNameError(f"{where}: choose a split: {', '.join(self.splits)}")
         for candidate in (name, *same_split(name)):
             if candidate in self.splits:
                 return candidate, self.splits[candidate]
         raise UnknownNameError(f"{where}: no split {name!r}; it has {', '.join(self.splits) or 'none'}")
 
     def fingerprint(self) -> str:
-        """32 hex digits that change with the bytes of any shard or of the index, and with the meaning of the labels.
+        """32 hex digits that change with the bytes of any shard or of the index, and with the classes.
 
-        Without checksums of the index they cover the shards alone; see `covers_index`.
+        Without checksums of the index they cover only the shards; see `covers_index`.
         """
         digest = hashlib.blake2b(digest_size=16)
         digest.update(json.dumps([self.format, dict(self.fields), self.classes, self.label_offset]).encode())
@@ -291,18 +295,18 @@ class DatasetInfo:
         return digest.hexdigest()
 
     def contents(self) -> dict[str, str]:
-        """A text for each shard and each folder of an index, by their paths, that differs for other bytes."""
-        found: dict[str, str] = {}
+        """A text that identifies the bytes of each shard and each index folder, by their paths."""
+        contents: dict[str, str] = {}
         for split in self.splits.values():
-            found |= {shard.path: f"{shard.bytes}-{shard.crc32c:08x}" for shard in split.shards}
+            contents |= {shard.path: f"{shard.bytes}-{shard.crc32c:08x}" for shard in split.shards}
             columns = sorted((name, c.crc32c) for name, c in split.columns.items())
             digest = hashlib.blake2b(json.dumps(columns).encode(), digest_size=8).hexdigest()
-            found[split.index] = f"{split.samples}-{digest}"
-        return found
+            contents[split.index] = f"{split.samples}-{digest}"
+        return contents
 
     def covers_index(self, split: str) -> bool:
-        """Whether `fingerprint` covers the index of a split: by its checksums or, in a set that a conversion wrote, by
-        the shards, from which every label and byte range follows."""
+        """Whether `fingerprint` covers the index of a split: by its checksums or, in a set written by a conversion, by
+        the shards, which determine every label and byte range."""
         return bool(self.splits[split].columns) or "indexed_by" not in self.made
 
     def to_json(self) -> str:
@@ -350,7 +354,7 @@ def same_split(name: str) -> tuple[str, ...]:
 def read_dataset_info(directory: str | os.PathLike[str]) -> DatasetInfo:
     """Read and check a set's `dataset.json`.
 
-    Raises DatasetError where it is missing, malformed, of another version, or names a path outside the set.
+    Raises DatasetError if it is missing, malformed, of another version, or names a path outside the set.
     """
     path = Path(directory) / DATASET_FILE
     try:
@@ -360,7 +364,7 @@ def read_dataset_info(directory: str | os.PathLike[str]) -> DatasetInfo:
     except NotADirectoryError:
         raise DatasetError(f"{directory} is a file, not a packed set; adopt a shard with  packer index") from None
     except PathError as error:
-        raise DatasetError(f"{error}; it is not the description of a packed set") from None
+        raise DatasetError(f"{error}; expected the description of a packed set") from None
     except OSError as error:
         raise DatasetError(f"{path}: cannot be read: {error.strerror}") from error
     return replace(parse_dataset_info(text, path), read_from=state)
@@ -405,7 +409,7 @@ def _parse(content: Any, path: str | Path) -> DatasetInfo:
             f"upgrade packer"
         )
     format_name = top.get("format", str)
-    if not _FORMAT.fullmatch(format_name):  # any container: readers know byte ranges only
+    if not _FORMAT.fullmatch(format_name):  # any container: readers use only byte ranges
         raise DatasetError(f"{path}: format {format_name!r:.80}, expected the name of one, such as 'tar'")
     fields: dict[str, str] = top.get("fields", dict)
     if not fields or any(kind not in FIELD_KINDS for kind in fields.values()):
@@ -484,7 +488,7 @@ def _parse_retired(value: _Object) -> Retired:
 
 
 def _parse_operation(item: Any) -> Operation | None:
-    """An entry of the history; None for what is not of that form."""
+    """An entry of the history; None for an invalid one."""
     item = item if isinstance(item, dict) else {}
     texts = [item.get(name) for name in ("operation", "date", "version")]
     arguments, samples = item.get("arguments"), item.get("samples")
@@ -510,14 +514,14 @@ class _Object:
         return value
 
     def items(self, name: str, default: bool = False) -> list[Any]:
-        """A list, empty where there is none. default: also where it is something else."""
+        """A list; empty if it is missing. default: also empty if it is not a list."""
         value: Any = self.value.get(name, [])
         if isinstance(value, list) or not default:
             return self.get(name, list) if name in self.value else []
         return []
 
     def names(self, name: str, known: Iterable[str], says: str) -> list[str]:
-        """A list of names, some of those that are known, or none."""
+        """A list of names, all of them in `known`; empty if it is missing."""
         names = self.items(name)
         unknown = [one for one in names if not isinstance(one, str) or one not in known]
         if unknown:
@@ -531,7 +535,7 @@ class _Object:
         raise DatasetError(f"{self.where}: {name} is {self.get(name, int)}, expected a count")
 
     def checksums(self) -> tuple[int, str]:
-        """CRC32C and SHA-256; "" where the latter is unknown."""
+        """(CRC32C, SHA-256); the latter is "" if unknown."""
         crc, sha256 = self.value.get("crc32c"), self.value.get("sha256") or ""
         if not isinstance(crc, str) or not _CRC.fullmatch(crc):
             raise DatasetError(f"{self.where}: crc32c is {crc!r:.80}, expected 8 hex digits")
@@ -551,7 +555,7 @@ def _checked(kind: type[_Name], text: str, where: str | Path) -> _Name:
 
 
 def _is_valid_member(name: str, member: Any) -> bool:
-    """Whether a member of `made` is of the expected type: others are ignored."""
+    """Whether a member of `made` has the expected type; other members are ignored."""
     if name in ("by", "indexed_by", "source", "plan"):
         return isinstance(member, str)
     if name == "payload_bytes":
@@ -572,17 +576,17 @@ def _is_time(text: str) -> bool:
         return False
 
 
-# What was done to a set since it was packed, and what of its earlier states is still there: members of dataset.json.
+# Members of dataset.json on changes of a set since it was packed, and on files that remain from earlier states.
 #
-#     "edited": ["labels", "samples"]    what the index says otherwise than the shards: EDITS
+#     "edited": ["labels", "samples"]    properties in which the index overrides the shards: EDITS
 #     "separate": ["mask"]               fields in separate shards, which are listed with 0 samples; the index has
 #                                        a column <field>.shard.npy for each
 #     "history": [{"operation": "append", "arguments": {"source": "new"}, "date": "2026-01-31T12:00:00Z",
 #                  "version": "packer 0.1.0", "samples": [before, after]}, …]
 #     "retired": [{"path": "train.index", "since": "2026-01-31T12:00:00Z", "content": "36-0a1b2c3d"}, …]
 #
-# Retired files are those of earlier states; readers that opened the set before it was changed need them, and know
-# them by `DatasetInfo.contents`. History is for people: an entry that is not of this form is left out. Times are UTC.
+# Retired files belong to earlier states; readers that opened the set before the change need them, and identify them by
+# `DatasetInfo.contents`. History is for people: invalid entries are left out. Times are UTC.
 
 
 EDITS = {
@@ -590,7 +594,7 @@ EDITS = {
     "labels": "the index has other labels",
     "samples": "the index has other samples, or another order",
 }
-"""What an index can say otherwise than its shards."""
+"""Properties in which an index can override its shards."""
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
 
@@ -607,9 +611,9 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """A shard, or the folder of an index, that the set does not use since then.
+    """A shard or index folder that the set no longer uses, since the time `since`.
 
-    content: what `DatasetInfo.contents` said of it; "" in sets of earlier versions.
+    content: its text in `DatasetInfo.contents`; "" in sets of earlier versions.
     """
 
     path: str
@@ -623,5 +627,5 @@ class Retired:
 
 
 def now() -> str:
-    """The time as dataset.json has it."""
+    """The current time in the form of dataset.json."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

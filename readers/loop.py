@@ -1,22 +1,22 @@
 """Loops over a feed, whose batches are made ahead.
 
-Loaders, samplers and streams have one `Position`, which a loop advances with each batch:
+Loaders, samplers and streams each have one `Position`, which a loop advances with each batch:
 
-    next      where the next loop begins: the epoch after that of the last loop, or what a state or `set_epoch` says
-    begun     where the last loop began; None since `next` was set
-    progress  what that loop has handed out, in the process that runs it
+    next      start of the next loop: the epoch after the last loop's, or as set by a state or `set_epoch`
+    begun     start of the last loop; None since `next` was set
+    progress  units returned by that loop, in the process that runs it
 
-A loop begins with its first batch. It takes `next` with it, which then is the epoch after it, and ends its epoch
-wherever it is left. What frameworks do with a position is checked here, by `readers.trainers`: who would lose or repeat
-samples gets a TrainerError with the line to write.
+A loop begins with its first batch, at `next`, which then moves to the following epoch; leaving a loop early ends its
+epoch. `readers.trainers` checks what frameworks do with a position: one that would lose or repeat samples gets a
+TrainerError with the line to write.
 
 `Place` keeps `next` and `begun`; that of `ImageStream` is in memory that the workers of a DataLoader share.
 
-Ranks are found when a loop begins, since a loader may be made before its ranks are started.
+Ranks are detected when a loop begins, because a loader may be made before its ranks are started.
 
-    Position      where training is in the epochs of a feed           the samplers of readers.torch
+    Position      a position in the epochs of a feed                  the samplers of readers.torch
     FeedPosition  a position with the arguments of a loader           RocalSource
-    FeedLoader    one that is iterated over                           ImageLoader, DaliLoader
+    FeedLoader    an iterable FeedPosition                            ImageLoader, DaliLoader
     Ahead         results made ahead by one thread                    the device stage of ImageLoader, RocalSource
 """
 
@@ -53,7 +53,7 @@ _WAKE_SECONDS = 1.0
 
 
 class Place:
-    """Where the next loop begins, and where the last one began."""
+    """Start of the next loop, and of the last one."""
 
     def __init__(self, start: Start) -> None:
         self._next: Start = start
@@ -69,30 +69,30 @@ class Place:
 
     @property
     def first(self) -> int | None:
-        """The epoch that was begun first, where loops begin in other processes; None otherwise."""
+        """The first epoch that was begun, if loops begin in other processes; else None."""
         return None
 
     def put(self, start: Start) -> None:
-        """Let the next loop begin there."""
+        """Set the start of the next loop."""
         self._next, self._begun = start, None
 
     def begin(self, choose: Callable[[], Start], key: object = None) -> Start:
-        """A loop begins where `choose` says; copies of it in other processes, with the same key, begin there, too."""
+        """Begin a loop at `choose()`; in other processes, loops with the same key begin at the same position."""
         start = choose()
         self._next, self._begun = Start(start.epoch + 1), start
         return start
 
     def renew(self) -> None:
-        """A state was loaded, which copies in other processes know nothing of."""
+        """Note that a state was loaded, so that copies in other processes are stale."""
 
 
 @dataclass
 class Progress:
-    """What a loop has handed out: `taken` units, `per_step` of them in a step of `feed`, which begins where it does.
+    """The progress of a loop: `taken` units, of which a step has `per_step`, since the start of `feed`.
 
-    trainer: who asked for it.
-    first: steps of the run before it; -1 where that is not known.
-    finished: whether the loop has said that it is over.
+    trainer: the framework that runs the loop.
+    first: number of steps of the run before it; -1 if unknown.
+    finished: whether the loop has raised StopIteration.
     """
 
     feed: Steps
@@ -113,15 +113,15 @@ class Position:
     def __init__(self, feed: Steps) -> None:
         self._feed = feed
         self._place = Place(feed.start)
-        self._loaded = False  # whether a state says where the next loop begins
+        self._loaded = False  # whether the start of the next loop comes from a state
         self._progress: Progress | None = None
-        # Steps of the run before the next loop, as for `Steps.joined`; and whether the last loop was of this run.
+        # Steps of the run before the next loop, as for `Steps.joined`; and whether the last loop belonged to this run.
         self._done: int | None = None
         self._is_same_run = True
 
     @property
     def feed(self) -> Steps:
-        """For the rank that this process is now."""
+        """The feed of this process's current rank."""
         return self._feed
 
     @property
@@ -144,22 +144,22 @@ class Position:
     # --- where it is ----------------------------------------------------------------------------------------------
     @property
     def _start(self) -> Start:
-        """Where the loop that was begun last began, or else the next one begins."""
+        """Start of the current or last loop; before the first, of the next one."""
         return self._place.begun or self._place.next
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next batch belongs to."""
+        """The epoch of the next batch."""
         finished = self._progress is not None and self._progress.finished
         return (self._place.next if finished else self._start).epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next loop be of `epoch`: from the position of a loaded state, or else from its start.
+        """Set the epoch of the next loop, which begins at the position of a loaded state, if any.
 
-        Raises TrainerError where a framework calls this and would lose the position of a state.
+        Raises TrainerError if the calling framework would lose the position of a state.
         """
         if epoch < 0:
-            raise ValueError(f"an epoch is 0 or more, not {epoch}")
+            raise ValueError(f"an epoch is at least 0, not {epoch}")
         start = self._start_in(epoch, find_trainer())
         if self._place.begun is not None or start != self._place.next:
             self._put(start)
@@ -169,9 +169,9 @@ class Position:
         return self._feed.token(self.feed.or_next(self._position))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next loop begin where `state` was taken, by this or another kind of loader.
+        """Begin the next loop at the position of a state, saved by this or another kind of loader.
 
-        Raises ResumeError for a state of another set or another kind of order; warns where another decoder made it.
+        Raises ResumeError for a state of another set or another kind of order; warns if its decoder differs.
         """
         start = self._before_batch(self._start_of(state), find_trainer())
         self._put(self.feed.or_next(start) if start.cursor else start)
@@ -180,18 +180,18 @@ class Position:
     # --- inside ---------------------------------------------------------------------------------------------------
     @property
     def _position(self) -> Start:
-        """After what was handed out last; after a whole loop, where the next one begins."""
+        """The position after the last unit returned; after a whole loop, the start of the next one."""
         progress = self._progress
         return self._place.next if progress is None or progress.finished else progress.position
 
     def _put(self, start: Start) -> None:
-        """Let the next loop begin there: the position is no longer that of a loop under way."""
+        """Set the start of the next loop, and forget the progress of a loop under way."""
         self._place.put(start)
         self._done = self._steps_done()
         self._progress, self._loaded = None, False
 
     def _steps_done(self) -> int | None:
-        """Steps of the run so far, as for `Steps.joined`: counted where this process has had a loop."""
+        """Number of steps of the run so far, as for `Steps.joined`; counted if this process has run a loop."""
         progress = self._progress
         if progress is None or not (self._is_same_run and progress.feed.run):
             return self._done
@@ -205,7 +205,7 @@ class Position:
         return progress.first + taken // (1 if segment.partial is None else segment.batch_size)
 
     def _join(self, start: Start, batch_size: int = 0, partial: bool | None = None) -> tuple[tuple[Segment, ...], int]:
-        """The record of the run with a loop that begins there, and the steps before that."""
+        """The record of the run with a loop that begins at `start`, and the number of steps before it."""
         feed = self.feed
         if feed.at(start).steps():
             if not feed.run and self._place.first is not None and self._place.first < start.epoch:
@@ -223,45 +223,46 @@ class Position:
         return feed.start
 
     def _start_in(self, epoch: int, trainer: Trainer, name: str = "") -> Start:
-        """Where the next loop begins if it is to be of `epoch`, as the framework `name` says. Raises TrainerError."""
-        there = self._place.next
-        if epoch == there.epoch:
-            return there
+        """Start of the next loop in `epoch`, which the framework `name` has set. Raises TrainerError."""
+        start = self._place.next
+        if epoch == start.epoch:
+            return start
         if self._loaded and self._place.begun is None:
-            if epoch + 1 == there.epoch and not there.cursor and calling_package() in LIGHTNING:
-                return Start(epoch, len(self.order))  # it begins with an epoch that has no batch left, and then ends it
-            if trainer.has_left(epoch, there.epoch, self._steps_before(there)):
+            if epoch + 1 == start.epoch and not start.cursor and calling_package() in LIGHTNING:
+                return Start(epoch, len(self.order))  # Lightning begins the finished epoch again, to end it
+            if trainer.has_left(epoch, start.epoch, self._steps_before(start)):
                 return Start(epoch)
-            if trainer.counts_on(epoch, there.epoch, self._steps_before(there)):
-                return there
-            check_epoch(epoch, there.epoch, name)
+            if trainer.counts_on(epoch, start.epoch, self._steps_before(start)):
+                return start
+            check_epoch(epoch, start.epoch, name)
         return Start(epoch)
 
     def _steps_before(self, start: Start) -> int:
-        """How many batches of the epoch are done there, as counted by a trainer."""
+        """Number of batches of the epoch before `start`, as a trainer counts them."""
         return self.feed.at(Start()).steps() - self.feed.at(start).steps()
 
     def _before_batch(self, start: Start, trainer: Trainer) -> Start:
-        """`start`, or where the last batch before it began, which Lightning had under way when it saved the state.
+        """`start`, or the start of the batch before it if Lightning saved the state during that batch's step.
 
-        Raises TrainerError where the state is not that after the batch under way.
+        Raises TrainerError if the state is not the one after that batch.
         """
         if not trainer.under_way:
             return start
-        epoch = start.epoch if start.cursor else max(0, start.epoch - 1)  # the state after a last batch is of the next
+        # The state after the last batch of an epoch belongs to the next epoch.
+        epoch = start.epoch if start.cursor else max(0, start.epoch - 1)
         feed = self.feed.at(Start(epoch, 0, start.order))
         after = feed.after((trainer.batches + 1) * trainer.batch_size)
         if (after if start.cursor else feed.or_next(after))[:2] != start[:2]:
             raise TrainerError(
-                f"Lightning saved this checkpoint inside the step of batch {trainer.batches} of epoch {epoch}, which "
-                f"is to be trained on again, but with these batches the state is not that after it: resume with the "
-                f"batch size and number of ranks of the checkpoint, or from another one"
+                f"Lightning saved this checkpoint inside the step of batch {trainer.batches} of epoch {epoch} and will "
+                f"repeat that batch, but the state is not at the end of a batch of this size: resume with the batch "
+                f"size and number of ranks of the checkpoint, or from another checkpoint"
             )
         return feed.after(trainer.batches * trainer.batch_size)
 
 
 def check_batches(feed: Steps, whole: int = 1) -> None:
-    """Raise ValueError for epochs without a batch: of `whole` steps, where a DataLoader leaves out smaller ones."""
+    """Raise ValueError if an epoch has no batch. whole: steps of a batch of a DataLoader with drop_last."""
     if feed.at(Start()).steps() >= whole:
         return
     samples, ranks, batch_size = len(feed.order), feed.ranks[1], feed.batch_size * whole
@@ -303,7 +304,7 @@ class FeedPosition(Position):
 
     @property
     def left(self) -> int:
-        """Batches of the loop under way, or else of the next one, that have not been handed out on this rank."""
+        """Number of batches left on this rank in the loop under way, or else in the next one."""
         return self._feed.at(self._position).steps()
 
     @property
@@ -321,14 +322,14 @@ class Maker(Protocol):
     """Makes the batches of one loop, in order."""
 
     def take(self) -> Any:
-        """The next batch; raises what making it raised."""
+        """The next batch. Raises the error of making it."""
 
     def stop(self) -> None:
-        """End the work on further batches; there will be no more."""
+        """Stop making batches."""
 
 
 class FeedLoader(FeedPosition, ABC):
-    """Each `for` loop is one epoch."""
+    """The base of loaders: each `for` loop is one epoch."""
 
     def __init__(self, feed: Feed) -> None:
         super().__init__(feed)
@@ -342,7 +343,7 @@ class FeedLoader(FeedPosition, ABC):
 
     @property
     def dataset(self) -> Reader:
-        """The reader, under the name by which trainers ask a loader for its samples."""
+        """The reader, under the name that trainers look for."""
         return self.reader
 
     @property
@@ -351,19 +352,21 @@ class FeedLoader(FeedPosition, ABC):
         check_skipping()
 
     def __len__(self) -> int:
-        """Batches of a whole epoch on this rank, also in an epoch that was resumed; see `left`."""
+        """Number of batches of a whole epoch on this rank, also while an epoch is resumed; see `left`."""
         return self._feed.at(Start()).steps()
 
     def state_dict(self) -> dict[str, Any]:
         """A small dictionary of plain values; the same on every rank, for any number of ranks."""
         progress, counted = self._progress, find_trainer().counted
         if progress is not None and progress.taken and progress.trainer.batches + progress.taken - 1 == counted:
-            return self._feed.token(progress.feed.after(progress.taken - 1))  # Lightning has yet to see the last batch
+            return self._feed.token(
+                progress.feed.after(progress.taken - 1)
+            )  # Lightning has not used the last batch yet
         return super().state_dict()
 
     @property
     def ready(self) -> int:
-        """Batches that wait for training, as seen at this moment: 0 between two loops, and if that is not known."""
+        """Number of batches that wait for training at this moment; 0 between loops, and if unknown."""
         loop = self._running() if self._running else None
         return 0 if loop is None else loop.ready
 
@@ -376,10 +379,10 @@ class FeedLoader(FeedPosition, ABC):
 
     @abstractmethod
     def _finish(self, made: Any) -> tuple[Any, Sequence[BadSample]]:
-        """The batch that a loop hands out, from the result of the maker, and the bad samples in it."""
+        """The batch that a loop returns, from the result of the maker, and the bad samples in it."""
 
     def _end_epoch(self, maker: Maker) -> None:
-        """All batches of an epoch were taken."""
+        """Called when all batches of an epoch were taken."""
         maker.stop()
 
     def _begin(self, loop: _Loop) -> Progress:
@@ -413,11 +416,11 @@ class FeedLoader(FeedPosition, ABC):
             running.interrupt(reason)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_running": None}  # a copy has no loop, only its position
+        return {**self.__dict__, "_running": None}  # a copy gets the position, not the loop
 
 
 class _Loop(Iterator[Any]):
-    """One run through the rest of an epoch. It begins with its first batch: an unused iterator takes no epoch.
+    """One pass through the rest of an epoch. It begins with its first batch, so an unused iterator consumes no epoch.
 
     Closed at its end, on any exception, and when dropped.
     """
@@ -426,7 +429,7 @@ class _Loop(Iterator[Any]):
         self._loader = loader
         self._progress: Progress | None = None
         self._maker: Maker | None = None
-        self._reason = ""  # why it has ended though batches were left
+        self._reason = ""  # why the loop was ended with batches left
 
     def __next__(self) -> Any:
         loader, progress = self._loader, self._progress or self._begin()
@@ -459,13 +462,13 @@ class _Loop(Iterator[Any]):
         return int(getattr(self._maker, "ready", 0))
 
     def close(self) -> None:
-        """End the work on further batches; there will be no more."""
+        """Stop making batches."""
         if self._maker is not None:
             self._maker = None
             self._finalizer()
 
     def interrupt(self, reason: str) -> None:
-        """Close it, which is an error for who goes on with it while batches are left."""
+        """Close the loop; if batches are left, its next use raises TrainerError with this reason."""
         if self._maker is not None and self._progress is not None and self._progress.taken < self._steps:
             self._reason = reason
         self.close()
@@ -482,7 +485,7 @@ class _Loop(Iterator[Any]):
 
 # --- batches made ahead -----------------------------------------------------------------------------------------
 class Stopped(RuntimeError):
-    """There will be no more batches: their maker was stopped while a consumer waited for one."""
+    """The maker was stopped while a consumer waited for a batch."""
 
 
 def ended_by_fork() -> TrainerError:
@@ -493,9 +496,9 @@ def ended_by_fork() -> TrainerError:
 
 
 class Ahead(Generic[_T]):
-    """`make(0)` to `make(steps - 1)`, in order, at most `depth` of them made and not yet taken.
+    """The results of `make(0)` to `make(steps - 1)`, in order; at most `depth` results are made and not yet taken.
 
-    One lock guards everything. The thread is a daemon, holds no reference to the consumer, and ends after the last one.
+    One lock guards all state. The thread is a daemon, holds no reference to the consumer, and ends after the last step.
     """
 
     def __init__(self, make: Callable[[int], _T], steps: int, depth: int, name: str) -> None:
@@ -510,11 +513,11 @@ class Ahead(Generic[_T]):
 
     @property
     def ready(self) -> int:
-        """Those that are made and not yet taken, as seen at this moment."""
+        """Number of results that are made and not yet taken, at this moment."""
         return len(self._made)
 
     def take(self) -> _T:
-        """The next one. Raises what making it raised, once those before it are taken, and Stopped after `stop`."""
+        """The next result. Raises the error of making it, after the results before it, and Stopped after `stop`."""
         with self._changed:
             while not self._made:
                 if self._error is not None:
@@ -527,10 +530,10 @@ class Ahead(Generic[_T]):
         return taken
 
     def stop(self) -> None:
-        """End the thread; one in the middle of a batch finishes it first.
+        """End the thread, after the step that it is at.
 
-        Its error is dropped: the traceback has the frames of the caller, which would stay, with all that they refer to,
-        until garbage is collected. Workers of a DataLoader that end like that take 5 s each.
+        Its error is dropped: the traceback would keep the caller's frames, and all that they refer to, alive until the
+        next garbage collection, and DataLoader workers that end in this state take 5 s each.
         """
         with self._changed:
             self._stopped, self._error = True, None
@@ -540,7 +543,7 @@ class Ahead(Generic[_T]):
             self._thread.join(_JOIN_SECONDS)
 
     def after_fork(self) -> None:
-        """In a forked child, which has no such thread."""
+        """Mark the loop as the parent's, in a forked child, which does not have the thread."""
         self._changed, self._error = threading.Condition(), ended_by_fork()
         self._made.clear()
 

@@ -1,4 +1,4 @@
-"""Modules that moved: for one release their old names still import, with a DeprecationWarning."""
+"""Moved modules: their old names can be imported for one release, with a DeprecationWarning."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ MOVED = {
 
 
 class _Moved(MetaPathFinder, Loader):
-    """Finds modules by their old names, and loads the ones of today in their place."""
+    """Finds modules by their old names and loads them from their new place."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         return ModuleSpec(name, self) if name in MOVED else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        warnings.warn(f"{spec.name} is {MOVED[spec.name]} now", DeprecationWarning, stacklevel=2)
+        warnings.warn(f"{spec.name} has moved to {MOVED[spec.name]}", DeprecationWarning, stacklevel=2)
         return ModuleType(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:

@@ -1,8 +1,8 @@
-"""Options of loaders by subject, each a frozen object: how ranks share an epoch, how images are decoded, and the like.
+"""Options of loaders, grouped by subject in frozen dataclasses: ranks, decoding, threads, views, fields.
 
     ImageLoader(reader, 256, augment=val, shuffle=False, ranks=Ranks(tail="exact"), decode=Decode(layout="NHWC"))
 
-Where an option has a plain value as well, the plain value is enough: `threads=4` is `threads=Threads(4)`,
+The most common option of a group can be given as a plain value: `threads=4` is `threads=Threads(4)`,
 `decode="unchanged"` is `decode=Decode("unchanged")`, and `augment=ops` is `augment=Views(ops)`.
 """
 
@@ -38,10 +38,9 @@ _T = TypeVar("_T")
 class Ranks:
     """How ranks share an epoch.
 
-    rank, world_size: by default those of torch.distributed or the launcher's variables, determined each time a loop
-        begins.
-    tail: see `readers.order.Schedule`; by default "drop_last" for a shuffle and "exact", every sample once, for samples
-        in the order in which they are stored.
+    rank, world_size: default: from torch.distributed or the launcher's variables, determined each time a loop begins.
+    tail: see `readers.order.Schedule`; default: "drop_last" for a shuffle, and "exact" (every sample once) for samples
+        in stored order.
     """
 
     rank: int | None = None
@@ -51,28 +50,28 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Decode:
-    """How images are decoded, and the form of their tensors.
+    """How images are decoded, and the dtype and layout of their tensors.
 
-    images: "RGB", 8 bits; or "unchanged" for the depth and channels of the files: uint8, uint16, int32 or float32, the
-        same for all images of a batch (`readers.augment.cpu`, docs/images.md). Ops that are not defined for them
-        are refused. The CPU decodes.
-    dtype: uint8, or float32, float16 or bfloat16 in 0..1; Normalize in `augment` makes float32.
+    images: "RGB" (8 bits), or "unchanged" for the depth and channels of the files: uint8, uint16, int32 or float32, the
+        same for all images of a batch (`readers.augment.cpu`, docs/images.md). "unchanged" refuses ops that are not
+        defined for these images, and decodes on the CPU.
+    dtype: torch.uint8, or float32, float16 or bfloat16 with values in 0..1; default: that of the images (uint8 for
+        "RGB"), or float32 with Normalize.
     layout: "channels_last" is [n, 3, h, w] with channels last in memory, "NCHW" is contiguous, "NHWC" is [n, h, w, 3].
-    decoder: "torchcodec" or "torchvision" decode baseline JPEGs and leave other images to the CPU; "auto" takes the
-        first of them that works on a CUDA device with a JPEG engine, or else the CPU, with a warning that says why;
-        elsewhere it is the CPU. There the compiled codec of this package decodes baseline JPEGs, and libjpeg the
-        others; "compiled" is the same, an error where the codec was not built; "cpu" is libjpeg for all, to the same
-        pixels (docs/images.md). What a cache keeps as coefficients a CUDA device decodes with Triton, if it is
-        installed, except with "cpu" and "compiled" (docs/gpu.md).
+    decoder: "torchcodec" and "torchvision" decode baseline JPEGs on the GPU and leave other images to the CPU. "auto"
+        takes the first of these that works on a CUDA device with a JPEG engine; otherwise the CPU, with a warning that
+        says why; without a CUDA device the CPU. On the CPU, the compiled codec of this package decodes baseline JPEGs,
+        and libjpeg the others; "compiled" is the same, but raises if the codec was not built; "cpu" is libjpeg for all
+        JPEGs, with the same pixels (docs/images.md). Coefficients of a cache are decoded with Triton on a CUDA device,
+        if Triton is installed, except with "cpu" and "compiled" (docs/gpu.md).
     engine: the implementation of crops and resizes on a CUDA device: "triton", one kernel for a batch; "torch", image
-        by image; "auto": Triton where it works, or else torch, with a warning that says why.
-    cpu_share: of the images that the device could decode, the share that the threads decode in its place, 0 to 1; or
-        "auto": the share with which both finish together, by measurement (`readers.decode.device`).
-    exact_colours: interpolate colours that a JPEG stores at half the size also where the box is made half as large or
-        less; otherwise they are repeated there, which is a tenth quicker on the CPU. `packer parity` shows the
-        difference.
-    compose: "auto" makes one map of flips and turns that follow each other, of the crop after them, and of a resize
-        that enlarges (`readers.augment.compose`); "exact" makes each op by itself (docs/training.md).
+        by image; "auto": Triton if it works, or else torch, with a warning that says why.
+    cpu_share: the share of the device's images that the threads decode instead, 0 to 1; or "auto": the share with which
+        CPU and device finish together, by measurement (`readers.decode.device`).
+    exact_colours: also interpolate a JPEG's subsampled colours if the box is shrunk to half or less; by default they
+        are repeated there, which takes a tenth less time on the CPU. `packer parity` shows the difference.
+    compose: "auto" combines consecutive flips and turns, the crop after them, and an enlarging resize into one map
+        (`readers.augment.compose`); "exact" applies each op separately (docs/training.md).
     """
 
     images: Images = "RGB"
@@ -109,9 +108,9 @@ def _warn_of_libjpeg(reason: str) -> None:
 class Threads:
     """The threads that make batches.
 
-    number: default one per CPU this process may use, shared among the ranks of the node.
+    number: default: one per CPU that this process may use, divided among the ranks of the node.
     prefetch: batches made ahead.
-    pin_memory: default where CUDA is available.
+    pin_memory: default: True if CUDA is available.
     """
 
     number: int | None = None
@@ -123,8 +122,8 @@ class Threads:
 class Views:
     """Augmentation that makes several images of each sample.
 
-    ops: of all views; or a list of ops for each view.
-    count: number of views of each sample, each with its own draws.
+    ops: the ops of all views, or a list of ops for each view.
+    count: number of views of each sample, each drawn independently.
 
     Raises ValueError.
     """
@@ -134,10 +133,10 @@ class Views:
 
     def __post_init__(self) -> None:
         if self.count < 1:
-            raise ValueError(f"the count of views is 1 or more, not {self.count!r}")
+            raise ValueError(f"the count of views is at least 1, not {self.count!r}")
         nested = [isinstance(ops, Sequence) for ops in self.ops]
         if any(nested) and (not all(nested) or self.count > 1):
-            raise ValueError("Views has ops and a count, or a list of ops for each view: not both")
+            raise ValueError("give Views ops and a count, or a list of ops for each view, not both")
 
     @property
     def lists(self) -> Sequence[Sequence[Op]]:
@@ -150,9 +149,9 @@ class Views:
 class FieldOptions:
     """The fields of a batch, and how masks and boxes follow their image. Raises ValueError.
 
-    min_visible: 0 to 1; a box with a smaller visible share of its area is left out, and an invisible box in any case.
-    keep_boxes: keep all boxes; those that would be left out have an area of 0.
-    mask_fill: the value of a mask outside the image: 0, or the value that the loss ignores.
+    min_visible: 0 to 1; boxes with a smaller visible share of their area are left out; invisible boxes always are.
+    keep_boxes: keep all boxes; those that would be left out get an area of 0.
+    mask_fill: value of a mask outside the image, such as 0 or the value that the loss ignores.
     names: the fields, in order, or {name in the batch: field}.
     """
 
@@ -168,7 +167,7 @@ class FieldOptions:
             raise ValueError(f"mask_fill is a number from 0 to 255, not {self.mask_fill!r}")
 
 
-# --- keyword names of the release before ------------------------------------------------------------------------
+# --- keyword names of the previous release ----------------------------------------------------------------------
 _NONE: Mapping[str, object] = {}
 _OLD: dict[str, tuple[str, type[Any]]] = {
     **{one.name: ("ranks", Ranks) for one in fields(Ranks)},
@@ -178,9 +177,9 @@ _OLD: dict[str, tuple[str, type[Any]]] = {
 
 
 def accepts_old_names(function: Callable[_P, _T], dropped: Mapping[str, object] = _NONE) -> Callable[_P, _T]:
-    """The function, which for one release also takes options by the names that they had as separate arguments.
+    """Make a function accept, for one release, options by their old names as separate arguments.
 
-    dropped: options that only ever had one value, and it. Raises ValueError for another one.
+    dropped: removed options with the one value that is still accepted; another value raises ValueError.
     """
     parameters = inspect.signature(function).parameters
 
@@ -194,7 +193,7 @@ def accepts_old_names(function: Callable[_P, _T], dropped: Mapping[str, object] 
 
 
 def _moved(options: dict[str, Any], parameters: Mapping[str, object], dropped: Mapping[str, object]) -> dict[str, Any]:
-    """Options by the names of today."""
+    """The options under their current names."""
     options = dict(options)
     for name in [name for name in options if name not in parameters]:
         parameter, kind = _OLD.get(name, ("", object))

@@ -1,10 +1,10 @@
-"""The reader: a table, which says where the bytes of each sample are, over a store, which reads them.
+"""The reader: a table, which locates the bytes of each sample, over a store, which reads them.
 
     few = reader.select(labels=["cat", "dog"], min_side=224)
     tenth = few.select(fraction=0.1, seed=1)
 
-There is one class. A packed set, a folder, a remote set, a staged copy with its source as fallback, a cache and a
-selection of any of these differ in their tables and stores. A store of your own makes a reader, too:
+All readers are of one class. A packed set, a folder, a remote set, a staged copy with its source as fallback, a cache
+and a selection of any of these differ only in their tables and stores. Your own store makes a reader, too:
 
     class FromDatabase(Store):
         def read_one(self, row, shard, offset, length): return database.image(row)
@@ -50,15 +50,15 @@ from readers.table import NO_LABEL, ImageInfo, Sample, Table, checked_indices, h
 from readers.where import TableFacts, json_columns, parse_where
 
 _BLOCK_SAMPLES = 64
-_BATCH_SAMPLES = 128  # of a stream in a given order
+_BATCH_SAMPLES = 128  # samples a batch when streaming an order of `readers.order`
 _JSON_BLOCK = 4096
 _SHOWN = 5
 _AHEAD_BLOCKS = 4
-_LARGE_RUN_BYTES = 1 << 20  # a read this large keeps a disk busy by itself; announcing it costs more than it gains
+_LARGE_RUN_BYTES = 1 << 20  # one read of this size keeps a disk busy; announcing it costs more than it gains
 _AHEAD_SAMPLES, _AHEAD_BYTES = 1024, 128 << 20
-_KEPT_BYTES = 256 << 20  # of announced reads that were not taken yet (`cache.stores.remote`)
-OPEN_BYTES = _KEPT_BYTES - (32 << 20)  # of blocks that are announced whole: of more, some would be dropped unread
-# Samples that take longer wait for a disk or a network: from then on these learn in advance which follow.
+_KEPT_BYTES = 256 << 20  # most bytes of announced reads that a store keeps until they are taken (`cache.stores.remote`)
+OPEN_BYTES = _KEPT_BYTES - (32 << 20)  # most bytes of announced blocks: with more, some would be dropped unread
+# A longer wait per sample means a disk or a network; from then on reads are announced in advance.
 _SLOW_SECONDS = 0.0001
 SAMPLE_ERRORS = (BadSampleError, DamagedSampleError, UnknownNameError)
 Indices: TypeAlias = Sequence[int] | npt.NDArray[Any]
@@ -68,14 +68,14 @@ _Data = TypeVar("_Data", bound=Sequence[Any])
 
 
 class Reader:
-    """Random access to n samples: their bytes by number, many at once, or in a known order.
+    """Random access to n samples: by number, many at once, or as a stream in a known order.
 
-    table: facts of the samples.
-    store: their bytes.
-    main: the field that is meant where none is named: "image", or the first one of a set without images.
-    decoding: of a cache of images in a form that only this package decodes: their bytes in that form.
+    table: keys, labels and byte ranges of the samples.
+    store: reads the bytes.
+    main: the default field: "image", or the first field of a set without images.
+    decoding: store of the same images in a form that only this package decodes, if a cache keeps one.
 
-    A reader pickles by the arguments of its opening, works in forked children, and may be shared by threads.
+    A reader pickles by the arguments it was opened with, works in forked children, and may be shared by threads.
     """
 
     def __init__(self, table: Table, store: Store, decoding: Store | None = None) -> None:
@@ -87,11 +87,11 @@ class Reader:
         self._columns: dict[str, tuple[int, memoryview, memoryview, memoryview]] = {}
         self._info: ImageInfo | None = None
         columns = self.table.columns
-        columns.column("shard")  # mapped with the other columns: the files may be replaced by another set's
+        columns.column("shard")  # map it now with the other columns: a new version may replace the files later
         self._rows = None if self.table.rows is None else self.table.rows.data
         self._shard_bytes = columns.shard_bytes
         self._width = len(columns.fields)
-        # Where a row is the number of a payload, a store that keeps payloads by their rows needs no extent.
+        # If rows are payload numbers, a store that keeps payloads by row needs no extent.
         self._kept = self.store.by_row if self._rows is None and self._width == 1 else None
         self._only = self.fields[0] if self._kept is not None else None
 
@@ -113,50 +113,50 @@ class Reader:
 
     @property
     def class_to_idx(self) -> dict[str, int]:
-        """Labels by the names of the classes, under torchvision's name."""
+        """Label of each class name (torchvision's attribute)."""
         return {name: number for number, name in enumerate(self.classes)}
 
     @property
     def labels(self) -> npt.NDArray[np.int64]:
-        """Class numbers, int64 [n]; NO_LABEL (-1) without a label."""
+        """Class numbers, int64 [n]; NO_LABEL (-1) for samples without a label."""
         return self.table.labels
 
     @property
     def keys(self) -> Sequence[str]:
-        """Keys of the samples; decoded one by one when asked for."""
+        """Keys of the samples; each is decoded on access."""
         return self.table.keys
 
     @property
     def fingerprint(self) -> str:
-        """A short text that differs for other data sets and other samples of this one; part of resume tokens."""
+        """A short text that identifies the data set and the selected samples; part of resume tokens."""
         return self.table.fingerprint
 
     @property
     def info(self) -> ImageInfo:
         """Dimensions and coding of the images as they are read, arrays [n].
 
-        Without an index, the first use reads every image.
+        Without an index, the first access reads every image.
         """
         if self._info is None:
             self._info = self.table.headers(None) if self.table.has_headers else self.image_info(range(len(self)))
         return self._info
 
     def image_info(self, indices: Indices) -> ImageInfo:
-        """`info` for some samples, in the order asked for; reads no others."""
+        """`info` of some samples, in the order of `indices`; reads no other samples."""
         wanted = checked_indices(indices, self)
         return self.table.headers(wanted) if self.table.has_headers else headers_of(read_good(self, wanted))
 
     def sizes(self, field: str = "") -> npt.NDArray[np.int64]:
         """Encoded bytes of a field by sample, int64 [n]; 0 where a sample lacks it. Reads no payload.
 
-        Of a folder, as they were when it was listed; of images that a cache encodes again, as estimated.
+        For a folder: the sizes when it was listed. For images that a cache re-encodes: estimates.
         """
         if self.table.forms and not self.table.has_headers and (field or self.main) == "image":
             return self.table.forms[-1].bytes(self.info, self.table.field_column(field, "length").view("<i8"))
         return self.table.sizes(field)
 
     def name(self, index: int, field: str = "") -> str:
-        """The file name, relative to the split's folder, that a field came from; "" where it came from no file."""
+        """Name of the file that a field came from, relative to the split's folder; "" if it came from no file."""
         return self.table.name(index, field)
 
     def has(self, index: int, field: str) -> bool:
@@ -164,7 +164,7 @@ class Reader:
         return self._range(index, field) is not None
 
     def byte_range(self, index: int, field: str = "") -> tuple[Path | str, int, int] | None:
-        """(shard's path or address, offset, length) of a field, for other readers; None where the sample lacks it."""
+        """(shard's path or address, offset, length) of a field, for other readers; None if the sample lacks it."""
         field = field or self.main
         extent = self._range(index, field)
         if extent is None:
@@ -173,7 +173,7 @@ class Reader:
         place = location(self.store, row, extent[0])
         return place if "://" in place else Path(place), extent[1], extent[2]
 
-    # The following raise DatasetError where the reader was not opened from a packed set.
+    # The following raise DatasetError if the reader was not opened from a packed set.
     @property
     def dataset(self) -> DatasetInfo:
         """The content of dataset.json."""
@@ -206,8 +206,8 @@ class Reader:
     def read(self, index: int, field: str = "") -> Buffer:
         """The bytes of one field of one sample.
 
-        field: default `main`. Raises IndexError outside the set and UnknownNameError for a field that the set or this
-        sample lacks.
+        field: default: `main`. Raises IndexError for an index out of range, and UnknownNameError for a field that the
+        set or the sample lacks.
         """
         field = field or self.main
         if field == self._only and self._kept is not None:
@@ -231,10 +231,11 @@ class Reader:
             raise self.table.columns.explained(error) from error.__cause__
 
     def array(self, which: int | str, field: str = "") -> npt.NDArray[Any]:
-        """The array in a field of one sample, by number or key: a read-only view of its bytes where these are in native
-        order and aligned, else a copy. field: of a kind whose bytes are .npy; default `main`.
+        """The array in a field of one sample, by number or key.
 
-        Raises BadSampleError where they are no .npy of plain numbers; otherwise as `read`.
+        It is a read-only view of the bytes if these are aligned and in native order, else a copy. field: of a kind
+        stored as .npy; default: `main`. Raises BadSampleError for bytes that are no .npy of plain numbers, and as
+        `read` does.
         """
         index = self.table.find(which) if isinstance(which, str) else which
         try:
@@ -244,7 +245,7 @@ class Reader:
             raise BadSampleError(f"sample {index} ({self.keys[index]}): field {name}: {error}") from error
 
     def read_many(self, indices: Indices, field: str = "") -> list[Buffer]:
-        """The bytes of many samples in the order asked for.
+        """The bytes of many samples, in the order of `indices`.
 
         Reads are sorted by extent, and neighbours are fetched together. Views stay valid while they are referenced.
         """
@@ -268,7 +269,7 @@ class Reader:
             raise self.table.columns.explained(error) from error.__cause__
 
     def prefetch(self, indices: Indices, field: str = "") -> None:
-        """Announce samples that will be read soon, such as to the kernel; returns at once.
+        """Announce samples that will be read soon, for example to the kernel; returns at once.
 
         Samples that lack the field are left out.
         """
@@ -277,11 +278,12 @@ class Reader:
     def stream(
         self, indices: Iterable[int] | Ordered | None = None, field: str = "", epoch: int = 0
     ) -> Iterator[Buffer]:
-        """The bytes of samples in a known order (default: as stored), read ahead. indices: may be an order of
-        `readers.order`, for one of its epochs.
+        """The bytes of samples in a known order (default: as stored), read ahead.
+
+        indices: sample numbers, or an order of `readers.order`, of which one epoch is read.
 
         A disk is fast only while several reads are outstanding, so the next blocks are announced before a block is
-        read; of an order as `Announcer` does it. Memory has one block.
+        read (for an order, by `Announcer`). One block is in memory at a time.
         """
         if isinstance(indices, Ordered):
             yield from self._stream_of(indices, field, epoch)
@@ -316,8 +318,8 @@ class Reader:
     def __getitem__(self, which: int | str | slice) -> Sample | list[Sample]:
         """A sample by number or key, a list of samples by slice.
 
-        The first key builds an index of all keys, of 8 bytes a sample. Raises IndexError, UnknownNameError (no such
-        key) and TypeError.
+        The first access by key builds an index of all keys (8 bytes a sample). Raises IndexError, UnknownNameError
+        (unknown key) and TypeError.
         """
         if isinstance(which, slice):
             return [self.sample(i) for i in range(*which.indices(len(self)))]
@@ -327,8 +329,8 @@ class Reader:
             index = operator.index(which)
         except TypeError:
             raise TypeError(
-                f"a sample is named by its number, its key or a slice, not by {type(which).__name__}; for many at once "
-                f"there are select(indices=…) and read_many(…)"
+                f"expected a sample number, a key or a slice, found {type(which).__name__}; for many samples at once "
+                f"use select(indices=…) or read_many(…)"
             ) from None
         return self.sample(index)
 
@@ -347,40 +349,41 @@ class Reader:
         fraction: float | None = None,
         seed: int = 0,
     ) -> Reader:
-        """A reader of the samples that fulfil all criteria, in stored order, or in the order of `indices`.
+        """A reader of the samples that meet all criteria, in stored order, or in the order of `indices`.
 
         labels: class numbers or names.
-        keys: all of these, or a pattern with * ? [abc], in which * also stands for "/".
-        min_bytes, max_bytes: of the encoded image.
-        min_side: of the shorter side in pixels, by the image's header.
+        keys: exact keys, or a pattern with * ? [abc], in which * also matches "/".
+        min_bytes, max_bytes: limits on the size of the encoded image.
+        min_side: least length of the shorter side in pixels, by the image's header.
         indices: sample numbers, which may repeat.
         mask: bool [n].
-        where: an expression, as 'min_side >= 64 and label in ("cat", 3)'; see `readers.where`.
-        fraction: a random share of the remaining samples, drawn by `seed`; a smaller fraction is part of a larger one.
+        where: an expression such as 'min_side >= 64 and label in ("cat", 3)'; see `readers.where`.
+        fraction: random share of the remaining samples, drawn by `seed`; a smaller one is a subset of a larger one.
 
-        Only the numbers of the samples are copied. Closing the selection closes this reader. Raises SourceError if no
-        sample is left, UnknownNameError for an unknown class or key, IndexError, and ValueError.
+        Only sample numbers are copied. Closing the selection closes this reader. Raises SourceError if no sample is
+        left, UnknownNameError for an unknown class or key, IndexError, and ValueError.
         """
         criteria = Criteria(labels, keys, min_bytes, max_bytes, min_side, indices, mask, where, fraction, seed)
         return Reader(self.table.take(criteria.apply(self)), self.store, self.decoding)
 
     def with_kinds(self: _R, kinds: Mapping[str, str]) -> _R:
-        """The same samples with fields of other kinds, {"mask": "mask"}. Raises UnknownNameError and ValueError."""
+        """The same samples with other kinds of fields, as {"mask": "mask"}. Raises UnknownNameError and ValueError."""
         if "image" in kinds or not set(kinds.values()) <= set(FIELD_KINDS):
-            raise ValueError(f"kinds of fields, not of the image, are {', '.join(FIELD_KINDS)}; found {dict(kinds)!r}")
+            raise ValueError(f"a field other than the image is of kind {', '.join(FIELD_KINDS)}; found {dict(kinds)!r}")
         other = copy.copy(self)
         other.table = self.table.with_kinds(kinds)
         return other
 
     def for_decoding(self) -> Reader:
-        """The same samples for `readers.decode`, which gives the same pixels for them: where a cache keeps images in a
-        form that only this package decodes (`keep="coefficients"`), they are in that form, else this reader.
+        """The same samples for `readers.decode`: in the cache's form if a cache keeps images in a form that only this
+        package decodes (`keep="coefficients"`), else this reader. The decoded pixels are the same.
         """
         return self if self.decoding is None else Reader(self.table, self.decoding)
 
     def drop_damaged(self, index: int, field: str = "") -> bool:
-        """Whether the bytes of a field are a damaged copy in a cache, which is dropped: reading it again gives those of
-        the set. For bytes that could not be decoded.
+        """Drop a damaged copy of a field from a cache; return whether one was dropped.
+
+        Call it for bytes that could not be decoded: the next read returns the bytes of the set.
         """
         field = field or self.main
         row, number = self.table.row(index), self.table.number(field)
@@ -408,7 +411,7 @@ class Reader:
 
     # --- inside -------------------------------------------------------------------------------------------------
     def _read_first(self, index: int, field: str) -> Buffer:
-        """The first read of a field, by each of the threads that come to it together; or why there is none."""
+        """The first read of a field, possibly by several threads at once. Raises as `read` does."""
         if field not in self._columns:
             number = self.table.number(field)
             columns = self.table.columns
@@ -461,15 +464,15 @@ class Reader:
             yield from announcer.read(self.read_many, rows_of(batch)[1], field)
 
     def _packed(self, name: str) -> Any:
-        found = getattr(self.table.columns, name, None)
-        if found is None:
+        value = getattr(self.table.columns, name, None)
+        if value is None:
             raise DatasetError(f"{self}: not opened from a packed set, so it has no {name}")
-        return found
+        return value
 
 
 @runtime_checkable
 class Ordered(Protocol):
-    """What is used of an order (`readers.order`)."""
+    """The part of an order (`readers.order`) that `Reader.stream` uses."""
 
     def __len__(self) -> int: ...
 
@@ -478,7 +481,7 @@ class Ordered(Protocol):
 
 @runtime_checkable
 class _OfBlocks(Ordered, Protocol):
-    """An order that reads whole blocks, as `Woven`."""
+    """An order that reads whole blocks, such as `Woven`."""
 
     @property
     def open_samples(self) -> int: ...
@@ -494,8 +497,7 @@ class _OfBlocks(Ordered, Protocol):
 
 
 class Announcer:
-    """Announces what the batches to come of one process read in an epoch, each sample once: 1,024 samples ahead, or
-    128 MiB where that is less, shared with the other `workers` of a DataLoader. Before anything was read, two batches.
+    """Announces the coming reads of one process in an epoch, each sample once.
 
     It begins where reads wait. An order of blocks is announced by whole blocks, 4,096 samples ahead and from the first
     batch on, where those of this process are no other's and their samples fit in what is kept of announced reads.
@@ -522,13 +524,13 @@ class Announcer:
         self._better = f"readers.order.woven(reader, nodes={processes}{dealt})" if is_shared else ""
         self._announced = 0
         self._visits: set[int] = set()
-        self._done: Int64s | None = None  # samples of blocks of which a resumed epoch reads the rest only
-        self._seconds = self._bytes = 0.0  # of a sample: waiting, and read
+        self._done: Int64s | None = None  # samples of open blocks that were read before the resume
+        self._seconds = self._bytes = 0.0  # moving averages per sample: seconds waited, bytes read
 
     def announce(self, batch: int, stop: int, size: int, rows_of: Callable[[int], tuple[Int64s, Int64s]]) -> None:
-        """Before a batch of `size` samples is read: announce it and those after it that are not, up to `stop`.
+        """Call it before reading a batch of `size` samples: announces that batch and later ones, up to `stop`.
 
-        rows_of: (positions, rows) of a batch.
+        rows_of: returns (positions, rows) of a batch.
         """
         blocks = self._blocks
         if blocks is None and not self._announced and self._seconds < _SLOW_SECONDS:
@@ -553,7 +555,7 @@ class Announcer:
             self._announced = stop
 
     def read(self, read: Callable[..., _Data], rows: Any, *more: Any) -> _Data:
-        """What `read` gives, with what it tells of the storage."""
+        """Call `read` and measure how long it waits for storage."""
         began, worked = time.perf_counter(), time.thread_time()
         data = read(rows, *more)
         waited = time.perf_counter() - began - (time.thread_time() - worked)
@@ -562,7 +564,7 @@ class Announcer:
         return data
 
     def _rows_with(self, positions: Int64s, rows: Int64s) -> Int64s:
-        """What to announce for a batch: the blocks that it is the first to read of, and samples without one."""
+        """Rows to announce for a batch: all rows of blocks that it is the first to use, and rows outside blocks."""
         order = self._blocks
         if order is None or not len(rows) or order.open_samples * self._bytes > OPEN_BYTES:
             return rows
@@ -577,27 +579,26 @@ class Announcer:
 
 
 def read_good(reader: Reader, indices: Indices, field: str = "image") -> list[Buffer | None]:
-    """Payloads; None for those that cannot be read: reading such a sample alone raises its error."""
+    """Payloads, with None for those that cannot be read; reading one of these alone raises its error."""
     with suppress(*SAMPLE_ERRORS):
         return list(reader.read_many(indices, field))
-    found: list[Buffer | None] = [None] * len(indices)
+    payloads: list[Buffer | None] = [None] * len(indices)
     for i, index in enumerate(indices):
         with suppress(*SAMPLE_ERRORS):
-            found[i] = reader.read(index, field)
-    return found
+            payloads[i] = reader.read(index, field)
+    return payloads
 
 
 def depth_warning(reader: Reader, row: int, keeper: str = "8-bit RGB") -> str:
-    """What to say where 8 bits are made of an image that has more. keeper: what keeps no more."""
+    """The warning for an image of more than 8 bits a channel that is reduced to 8. keeper: the form that holds 8."""
     return (
         f"{reader.table.described}: sample {row} ({reader.keys[row]}) has more than 8 bits a channel, and {keeper} "
-        f"keeps the upper 8 of them; decode='unchanged' gives all of them"
+        f"keeps only the upper 8 bits; decode='unchanged' keeps all of them"
     )
 
 
-# The criteria of a selection, and the samples of a reader that fulfil all of them.
-#
-# They are evaluated from cheap to expensive: header facts, for which a folder has to read files, come last.
+# Selection. Criteria are evaluated from cheap to expensive: those on image headers, for which a folder has to read
+# files, come last.
 
 
 @dataclass(frozen=True)
@@ -622,9 +623,9 @@ class Criteria:
             parse_where(self.where)
 
     def apply(self, reader: Reader) -> npt.NDArray[np.int64]:
-        """The numbers of the samples, int64: in stored order, or in that of `indices` where given.
+        """Numbers of the samples that meet all criteria, int64, in stored order, or in the order of `indices`.
 
-        Raises SourceError where none is left, UnknownNameError for classes and keys that the reader lacks.
+        Raises SourceError if none is left, UnknownNameError for classes and keys that the reader lacks.
         """
         left = np.arange(len(reader)) if self.indices is None else checked_indices(self.indices, reader)
         if self.mask is not None:
@@ -685,14 +686,14 @@ class Criteria:
 
 
 def json_payloads(reader: Reader, indices: npt.NDArray[np.int64]) -> Iterator[tuple[str, Buffer | None]]:
-    """The key of each of these samples, and its field json; None where it has none, or it is not of this kind."""
+    """(key, payload of the field "json") of each sample; None if it has no such field or the field is no JSON."""
     return field_payloads(reader, indices, "json" if reader.kinds.get("json") == "json" else None)
 
 
 def field_payloads(
     reader: Reader, indices: npt.NDArray[np.int64], field: str | None
 ) -> Iterator[tuple[str, Buffer | None]]:
-    """The key of each of these samples, and a field of it; None where it has none. field: None for none of all."""
+    """(key, payload of a field) of each sample; None if the sample lacks the field. field: None for no payloads."""
     keys = reader.table.take(indices).keys
     if field is None:
         yield from ((key, None) for key in keys)
@@ -700,12 +701,12 @@ def field_payloads(
     has = reader.table.field_column(field, "offset")[indices] != np.uint64(_ABSENT)
     for first in range(0, len(indices), _JSON_BLOCK):
         block = slice(first, first + _JSON_BLOCK)
-        found = iter(reader.read_many(indices[block][has[block]], field))
-        yield from zip(keys[block], (next(found) if there else None for there in has[block]), strict=True)
+        payloads = iter(reader.read_many(indices[block][has[block]], field))
+        yield from zip(keys[block], (next(payloads) if present else None for present in has[block]), strict=True)
 
 
 def _share(count: int, fraction: float, seed: int) -> npt.NDArray[np.int64]:
-    """At least one of range(count), in rising order; those of a smaller fraction are among those of a larger one."""
+    """Random numbers below `count`, ascending, at least one; a smaller fraction is a subset of a larger one."""
     from readers.order.base import Permutation
 
     wanted = max(1, round(count * fraction))

@@ -1,11 +1,11 @@
-"""Staging: a packed set, or part of it, copied to this node's own disk once, for all processes of the node.
+"""Staging: copy a packed set, or part of it, to this node's disk once, for all processes of the node.
 
     with readers.stage("/lustre/sets/imagenet-hdf5", "$SLURM_TMPDIR") as local:
         reader = readers.open(local, split="train")
 
-Every process of the node calls it. One copies, the others wait; see `cache.staging`. The copy is in
+Every process of the node calls `stage`. One copies, the others wait; see `cache.staging`. The copy is in
 `TARGET/packer-staged-<uid>/<name>-<fingerprint>/` and stays there unless cleanup="atexit"; a later job on the node, or
-the same one after a requeue, finds it. While the context is open the copy is locked against removal.
+the same job after a requeue, reuses it. While the context is open the copy is locked against removal.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ from readers.order.local import shard_starts
 from readers.reader import Reader
 from readers.table import ABSENT, NO_LABEL, Columns, Index, decode_name
 
-# Which files of a packed set a node needs: the set as a plain list of files, and a portion of it.
+# The files of a packed set that a node needs.
 #
-# Whole shards are staged, the whole index of each chosen split, and `dataset.json` last. `part=(i, n)` is the share of
-# node i of n under `readers.order.NodeLocal`: every shard with a sample of `local_part(i)`. Shards at the boundaries
-# belong to two nodes, and both stage them; without `overlap` the first of these does. `fraction` takes shards from the
-# front of each split's list (or of this node's share) until that much of the bytes is reached, at least one shard.
+# Staged are whole shards, the whole index of each chosen split, and `dataset.json` last. `part=(i, n)` is the share of
+# node i of n with `readers.order.NodeLocal`: every shard with a sample of `local_part(i)`. A shard at a boundary is
+# staged by both nodes; without `overlap` only by the first. `fraction` takes shards from the front of each split's list
+# (or of this node's share) up to that share of the bytes, at least one shard.
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class SetFiles:
     indexes: dict[str, list[StagedFile]]
 
     def shards(self, options: StageOptions) -> list[StagedFile]:
-        """The shards that are asked for, split by split. Raises UnknownNameError."""
+        """The requested shards, split by split. Raises UnknownNameError."""
         chosen = []
         for name in self.splits(options):
             split = self.info.splits[name]
@@ -98,22 +98,22 @@ class SetFiles:
         return list(dict.fromkeys(chosen))
 
     def in_turn(self, shards: Sequence[StagedFile], starts: Int64s, turns: Int64s) -> list[StagedFile]:
-        """`shards`, those of one split first and in the order `turns`: the split whose shards start at `starts`.
+        """`shards`, with those of the split whose shards start at `starts` first, in the order `turns`.
 
-        Raises StagingError where no split has such shards.
+        Raises StagingError if no split has these shards.
         """
-        found = [split for split in self.info.splits.values() if np.array_equal(shard_starts(split), starts)]
-        if not found:
+        splits = [split for split in self.info.splits.values() if np.array_equal(shard_starts(split), starts)]
+        if not splits:
             raise StagingError(
                 f"{self.manifest.source}: no split has the {len(starts) - 1} shards with {starts[-1]} samples that the "
                 f"order is made for; make it with  readers.order.staged_first(reader.split_info)"
             )
-        first = [self.manifest.by_path[split.shards[number].path] for split in found for number in turns.tolist()]
+        first = [self.manifest.by_path[split.shards[number].path] for split in splits for number in turns.tolist()]
         wanted = set(shards)
         return list(dict.fromkeys([file for file in first if file in wanted] + list(shards)))
 
     def index(self, options: StageOptions) -> list[StagedFile]:
-        """The index files of the splits that are asked for."""
+        """The index files of the requested splits."""
         return [file for name in self.splits(options) for file in self.indexes[name]]
 
     def splits(self, options: StageOptions) -> list[str]:
@@ -123,7 +123,7 @@ class SetFiles:
         return [self.info.split(name, str(self.manifest.source))[0] for name in names]
 
     def _share(self, split: SplitInfo, options: StageOptions) -> Sequence[int]:
-        """Numbers of the shards that hold samples of this node's part."""
+        """Numbers of the shards with samples of this node's part."""
         part = options.node_part()
         if part is None:
             return range(len(split.shards))
@@ -142,8 +142,8 @@ class SetFiles:
 def _remote_set_files(url: str) -> SetFiles:
     """The files of the set at an address, for staging; its indexes are fetched.
 
-    The fingerprint covers dataset.json (and so the CRC32C of every shard), what the server reports of it, and the sizes
-    of the index columns. Raises DatasetError, RemoteError, StaleIndexError, OutputError, MissingExtraError.
+    The fingerprint covers dataset.json (and so the CRC32C of every shard), its metadata on the server, and the sizes of
+    the index columns. Raises DatasetError, RemoteError, StaleIndexError, OutputError, MissingExtraError.
     """
     from readers.opening.remote import RemoteHome
 
@@ -162,8 +162,8 @@ def _remote_set_files(url: str) -> SetFiles:
 def shard_owners(columns: Sequence[npt.NDArray[Any]], order: NodeLocal, shards: int) -> Int64s:
     """The first node whose part has samples of each shard: int64 [shards], -1 for shards without samples.
 
-    columns: shards by sample, of the images and of each field that has separate shards. Raises IndexError for a
-    number that is not below `shards`.
+    columns: the shard of each sample, for the images and for each field with separate shards. Raises IndexError for
+    shard numbers that are not below `shards`.
     """
     owners = np.full(shards, -1, np.int64)
     for number in range(order.nodes):
@@ -172,15 +172,15 @@ def shard_owners(columns: Sequence[npt.NDArray[Any]], order: NodeLocal, shards: 
 
 
 def _shards_of(columns: Sequence[npt.NDArray[Any]], samples: range, shards: int) -> npt.NDArray[np.bool_]:
-    """Which shards have some of the samples: bool [shards]."""
-    found = np.zeros(shards, np.bool_)
+    """Whether each shard has some of the samples: bool [shards]."""
+    used = np.zeros(shards, np.bool_)
     for column in columns:
-        found[column[samples.start : samples.stop]] = True
-    return found
+        used[column[samples.start : samples.stop]] = True
+    return used
 
 
 def shards_of_fraction(sizes: Sequence[int], fraction: float) -> int:
-    """How many shards, from the front, `fraction` of the bytes takes: at least one, where there is one."""
+    """Number of shards at the front that hold `fraction` of the bytes; at least one if there is any."""
     sums = np.cumsum(np.asarray(sizes, np.int64))
     before = np.append(0, sums)[:-1]
     return int(((before < fraction * (sums[-1] if len(sums) else 0)) | (before == 0)).sum())
@@ -192,7 +192,7 @@ def set_files(dataset: str | os.PathLike[str]) -> SetFiles:
     text = _bytes_of(home / DATASET_FILE)
     info = read_dataset_info(home)
     if text != _bytes_of(home / DATASET_FILE):
-        raise StagingError(f"{home / DATASET_FILE}: is being rewritten; stage again when that is done")
+        raise StagingError(f"{home / DATASET_FILE}: is being rewritten; stage again when it is complete")
     columns = {name: _columns(home, split.index) for name, split in info.splits.items()}
     return describe_files(FolderSource(home), home.name, home, info, text, columns)
 
@@ -208,9 +208,9 @@ def describe_files(
 ) -> SetFiles:
     """The files of a set at `source`, with all indexes in `home`.
 
-    text: that of dataset.json, read as `info`.
-    columns: of each split, (path, bytes, and anything else that differs between two states) of the files of its index.
-    state: anything else that differs between two states of the set.
+    text: the content of dataset.json, which `info` was read from.
+    columns: for each split, (path, bytes, and anything that distinguishes versions) of the files of its index.
+    state: anything else that distinguishes versions of the set.
     """
     from crc32c import crc32c
 
@@ -231,32 +231,32 @@ def _bytes_of(path: Path) -> bytes:
     try:
         return read_regular(path, MAX_JSON_BYTES)
     except OSError:
-        return b""  # read_dataset_info says what is wrong
+        return b""  # read_dataset_info then raises the reason
 
 
 def _columns(home: Path, folder: str) -> list[tuple[str, int, int]]:
     """(path, bytes, time of the last change in ns) of an index's columns, by name."""
     try:
-        found = []
+        columns = []
         for entry in os.scandir(home / folder):
             status = entry.stat()
             if stat.S_ISREG(status.st_mode):
-                found.append((f"{folder}/{entry.name}", status.st_size, status.st_mtime_ns))
-        return sorted(found)
+                columns.append((f"{folder}/{entry.name}", status.st_size, status.st_mtime_ns))
+        return sorted(columns)
     except OSError as error:
         raise DatasetError(
             f"{home / folder}: the index cannot be listed: {error.strerror}; rebuild it with  packer index"
         ) from error
 
 
-# The original files of a packed set: the tree that it was packed from, by names, and as files to stage.
+# The original files of a packed set: their names, and the files to stage.
 #
-# What was a file keeps its name below the split's folder. What was none gets a name from its key: `key.json` for the
-# field json, `key.boxes.npy` for boxes, `key.jpg` and so on for an image. Names come from the set and are not trusted:
-# who writes a file checks its path.
+# A payload that was packed from a file keeps the file's name below the split's folder. Other payloads get a name from
+# the key: `key.json` for the field json, `key.boxes.npy` for boxes, `key.jpg` and so on for an image. Names come from
+# the set and are not trusted: the writer checks each path.
 #
-# Staged, they are below a separate folder, `TREE`: the copy's own records would pass for a class in a tree without
-# splits, since torchvision takes every folder for one.
+# Staged files are in a separate folder, `TREE`, because torchvision takes every folder of a tree without splits for a
+# class, including that of the copy's records.
 
 
 LABELS_FILE = "labels.csv"
@@ -265,7 +265,7 @@ AS_FILES = " as files"
 TREE = "files"
 _FORMULA = re.compile("'*[=+@\t\r-]")
 _GROUP = 32  # samples that are read together
-_MOST_GROUPS = 32  # that wait: of one that is only copied in part the rest is never asked for
+_MOST_GROUPS = 32  # most groups kept: the rest of a group that is copied in part is never requested
 
 
 def original_files(reader: Reader, index: int) -> Iterator[tuple[str, str]]:
@@ -290,7 +290,7 @@ def _suffix(reader: Reader, index: int, field: str) -> str:
 
 
 def are_class_folders(reader: Reader) -> bool:
-    """Whether the first folder of every labelled file of a split has the name of its class."""
+    """Whether the first folder of every labelled file of a split is named like its class."""
     labels, classes, keys = reader.labels.tolist(), reader.classes, reader.keys
     names = reader.table.columns.names(reader.fields[0])
     for i, label in enumerate(labels):
@@ -303,7 +303,7 @@ def are_class_folders(reader: Reader) -> bool:
 
 
 class LabelRow(NamedTuple):
-    """One file: its path below the tree, the number and the name of its class, its split."""
+    """One file: its path in the tree, number and name of its class, and its split."""
 
     path: str
     label: str
@@ -312,7 +312,7 @@ class LabelRow(NamedTuple):
 
     @classmethod
     def of(cls, reader: Reader, index: int, path: str) -> LabelRow | None:
-        """The row of a sample; None where it has no label."""
+        """The row of a sample; None if it has no label."""
         label = int(reader.labels[index])
         if label == NO_LABEL:
             return None
@@ -320,9 +320,9 @@ class LabelRow(NamedTuple):
 
 
 def label_table(rows: Iterable[LabelRow]) -> bytes:
-    """labels.csv, which `packer convert` reads as a manifest.
+    """The content of labels.csv, which `packer convert` reads as a manifest.
 
-    An apostrophe comes before what a spreadsheet would take for a formula; `without_apostrophe` removes it.
+    Cells that a spreadsheet would take for a formula get an apostrophe; `without_apostrophe` removes it.
     """
     text = io.StringIO(newline="")
     table = csv.writer(text)
@@ -332,12 +332,12 @@ def label_table(rows: Iterable[LabelRow]) -> bytes:
 
 
 def without_apostrophe(cell: str) -> str:
-    """A cell of labels.csv as it was before `label_table` wrote it."""
+    """The original text of a cell of labels.csv written by `label_table`."""
     return cell[1:] if cell[:1] == "'" and _FORMULA.match(cell) else cell
 
 
 class _Place(NamedTuple):
-    """Where a file comes from: the split's number in a list, the sample, the field."""
+    """The origin of a file: the split's number in a list, the sample, the field."""
 
     reader: int
     sample: int
@@ -345,16 +345,16 @@ class _Place(NamedTuple):
 
 
 class Originals:
-    """A set as its original files, for staging; a source in the sense of `cache.staging.sources`.
+    """A set as its original files; a source for staging (`cache.staging.sources`).
 
-    labels.csv is one of them where the folders do not show the labels. Neighbours are read together, once for all
+    labels.csv is added if the folders do not show the labels. Neighbouring samples are read together, once for all
     threads that copy them.
 
-    files: the set as it is packed.
-    splits: only these.
+    files: the packed set.
+    splits: the splits to include.
     opened: opens a split.
 
-    Raises StagingError where two samples have the same file name.
+    Raises StagingError if two samples have the same file name.
     """
 
     def __init__(self, files: SetFiles, splits: Sequence[str], opened: Callable[[str], Reader]) -> None:
@@ -365,7 +365,9 @@ class Originals:
         self._locks = [threading.Lock() for _ in range(64)]
         self.files_at_once = files.manifest.source.files_at_once
         if any(PIXELS in reader.kinds.values() for reader in self._readers):
-            raise StagingError(f"{files.manifest.source}: raw pixels were never files; stage the shards")
+            raise StagingError(
+                f"{files.manifest.source}: has raw pixels, which have no original files; stage the shards"
+            )
         listed, rows = [], list[LabelRow]()
         for number, reader in enumerate(self._readers):
             for file, row in self._listed(number, reader):
@@ -409,7 +411,7 @@ class Originals:
             reader.close()
 
     def _listed(self, number: int, reader: Reader) -> Iterator[tuple[StagedFile, LabelRow | None]]:
-        """The files of a split; the row of the label table for the first of a sample."""
+        """The files of a split, each with a row of the label table for the first file of a sample, else None."""
         facts = {field: (reader.sizes(field).tolist(), self._checksums(reader, field)) for field in reader.fields}
         for index in range(len(reader)):
             for field, name in original_files(reader, index):
@@ -422,11 +424,11 @@ class Originals:
 
     @staticmethod
     def _checksums(reader: Reader, field: str) -> list[int]:
-        found: list[int] = reader.table.field_column(field, "crc32c").tolist()
-        return found
+        checksums: list[int] = reader.table.field_column(field, "crc32c").tolist()
+        return checksums
 
     def _payload(self, place: _Place) -> Buffer:
-        """The bytes of one field; those of the first field of a group of samples are read at once."""
+        """The bytes of one field; the first field is read for a group of samples at once."""
         reader = self._readers[place.reader]
         if place.field != reader.fields[0]:
             return reader.read(place.sample, place.field)
@@ -451,18 +453,18 @@ FORMS = ("shards", "files")
 
 @dataclass(frozen=True)
 class StageOptions(CopyOptions):
-    """How a set is staged: as `cache.staging.CopyOptions` says (with an order two threads, unless given), and
+    """Options of staging, besides those of `cache.staging.CopyOptions` (whose default is two threads with an order).
 
-    splits: only these; default: all.
+    splits: the splits to stage; default: all.
     form: "shards", or "files": the original files of whole splits, for programs that read a folder of images.
-    part: (i, n), or "node": this node's share of the samples, as `readers.order.NodeLocal` assigns them.
-    overlap: with part, whether a shard in which two parts meet is staged on both nodes; False: on the first, for nodes
-        that share what they hold (`readers.share`).
-    fraction: of the bytes, above 0 and up to 1.
-    background: return when the index is copied, and copy the shards in a thread.
-    order: with background, copy the shards of its split (the one with the shards it was made for) in the order in which
-        its epoch reads them, two at a time unless `threads` is given.
-    resume: the token with which training resumes in that order: shards that it still reads are copied first.
+    part: (i, n), or "node": this node's share of the samples, as assigned by `readers.order.NodeLocal`.
+    overlap: with part, whether a shard at the boundary of two parts is staged on both nodes, or only on the first, for
+        nodes that share their parts (`readers.share`).
+    fraction: share of the bytes to stage, above 0 and up to 1.
+    background: return once the index is copied, and copy the shards in a thread.
+    order: with background, copy the shards of the order's split in the order in which an epoch reads them, two at a
+        time unless `threads` is given.
+    resume: the token from which training resumes in that order: shards that are still to be read are copied first.
     """
 
     splits: tuple[str, ...] | None = None
@@ -477,17 +479,15 @@ class StageOptions(CopyOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.order is not None and not self.background:
-            raise ValueError("an order is for staging in the background: otherwise training starts when all is copied")
+            raise ValueError("an order needs background=True: otherwise training starts after all files are copied")
         if self.resume is not None and self.order is None:
-            raise ValueError("resume is a token of an order, and means nothing without the order")
+            raise ValueError("resume is a token of an order: give the order, too")
         if self.form not in FORMS:
             raise ValueError(f"form must be one of {', '.join(FORMS)}, not {self.form!r}")
         if self.form == "files" and (self.part is not None or self.fraction != 1 or self.background):
-            raise ValueError("form='files' stages whole splits: leave part, fraction and background out")
+            raise ValueError("form='files' stages whole splits: leave out part, fraction and background")
         if not self.overlap and self.part is None:
-            raise ValueError(
-                "whether shards overlap is about the parts of nodes: give a part as well, such as part='node'"
-            )
+            raise ValueError("overlap=False is about the parts of nodes: give a part, too, such as part='node'")
         if isinstance(self.part, str) and self.part != "node":
             raise ValueError(f"part must be (i, n) or 'node', not {self.part!r}")
         part = self.node_part()
@@ -497,7 +497,7 @@ class StageOptions(CopyOptions):
             raise ValueError(f"fraction must be above 0 and at most 1, not {self.fraction}")
 
     def turns(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
-        """(first samples of the shards of the order's split, shards in the order to copy); None without an order.
+        """(first sample of each shard of the order's split, shard numbers in copying order); None without an order.
 
         Raises ResumeError for a token of another order.
         """
@@ -517,12 +517,12 @@ class StageOptions(CopyOptions):
         return self.part
 
     def copying_threads(self, source: Source) -> int:
-        """With an order few: the first shards should be complete soon, rather than all of them in part."""
+        """The number of copying threads: two with an order, so that the first shards are complete early."""
         return 2 if self.order is not None and not self.threads else super().copying_threads(source)
 
 
 class Staged:
-    """A context manager that stages on entering and returns the local directory. It may be entered again."""
+    """A context manager that stages on entering and returns the local directory. It can be entered repeatedly."""
 
     def __init__(
         self,
@@ -542,7 +542,7 @@ class Staged:
 
     @property
     def counts(self) -> CopyCounts:
-        """Bytes and files that this process copied, files that were there, files that were damaged."""
+        """Bytes and files that this process copied, files already present, and damaged files."""
         return self._entered().counts
 
     def wait(self, seconds: float | None = None) -> bool:
@@ -551,16 +551,16 @@ class Staged:
 
     @property
     def begun(self) -> bool:
-        """Whether there is a session that `stop` can stop."""
+        """Whether staging has begun, so that `stop` has an effect."""
         return self._session is not None
 
     def stop(self) -> None:
-        """Stop copying, from any thread: entering then raises StagingError if files are still missing."""
+        """Stop copying; callable from any thread. Entering then raises StagingError if files are missing."""
         if self._session is not None:
             self._session.stop()
 
     def close(self) -> None:
-        """Release the copy; stops copying."""
+        """Stop copying and release the copy."""
         if self._session is not None:
             self._session.close()
 
@@ -624,30 +624,30 @@ def stage(
     """Stage a packed set to this node; a context manager that returns the local directory.
 
     dataset: a directory, or an address: s3://, gs://, az://, https://.
-    target: a directory of this node, which may name environment variables. None takes the first directory that is
+    target: a directory of this node; environment variables are expanded. None takes the first directory that is
         writable, local and large enough: those of the batch system ($SLURM_TMPDIR, …), $TMPDIR, /mnt/bb/$USER, /local,
         /scratch/local and /dev/shm.
-    watcher: is shown the progress.
-    options: those of `StageOptions`.
+    watcher: receives the progress.
+    options: the fields of `StageOptions`.
 
     Raises ValueError and RemoteError, and on entering DatasetError, UnknownNameError, ResumeError or StagingError.
     """
     return Staged(dataset, target, StageOptions(**options), watcher)
 
 
-# Sharing: what each node holds of a set, read by the other nodes over the cluster's network and not from the source.
+# Sharing: nodes read each other's parts of a set over the cluster's network instead of from the source.
 #
 #     with readers.share(reader, "/home/me/job") as reader:        # every process of every node calls it
 #         loader = ImageLoader(reader, 256, order=…)
 #
-# Node g holds part g of the samples, as `readers.order.NodeLocal` deals them: in a cache (`readers.cached` with
+# Node g holds part g of the samples, as assigned by `readers.order.NodeLocal`: in a cache (`readers.cached` with
 # `partition`), or in a staged copy with its source as fallback (`readers.stage` with `part`). The first process of each
-# node starts a server for that node; a read of a sample of another node's part asks its server, which reads through the
-# cache or the copy of its node. What a server does not answer, or answers with bytes that do not have the CRC32C of the
-# index, is read from the source (`cache.stores.copied`).
+# node starts a server for that node; a sample of another node's part is requested from that node's server, which reads
+# it through its cache or copy. If a server does not answer, or its bytes do not have the index's CRC32C, the sample is
+# read from the source (`cache.stores.copied`).
 #
-# A server has a separate process, which ends with the context or with the process that started it; where it was
-# killed, it is started again. `packer serve` is the same in the foreground, for nodes where nothing else runs.
+# A server runs in a separate process, which ends with the context or with the process that started it; if it is
+# killed, it is restarted. `packer serve` runs a server in the foreground, for nodes without a training job.
 
 
 _S = TypeVar("_S", Server, ServerProcess)
@@ -659,15 +659,16 @@ _NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
 class ShareOptions:
     """How nodes serve their parts to each other. Raises ValueError.
 
-    node, nodes: the number of this node and how many there are; default: as the launcher numbers them.
-    serve: whether this process serves its node; None: the first of the node does. False where `packer serve` does.
-    host: the address to listen at: a name or an address of this machine, or a network in which it has one, as
-        "10.1.0.0/16", the same text for all nodes; None: the address of this machine's hostname.
-    port: 0 for a free one.
-    certificate, key: PEM files, to speak TLS; clients trust the authorities in PACKER_HTTP_ROOT_CERTIFICATE.
-    token: a file with the token, readable by the user only; None: a new one in the folder.
-    timeout_seconds: how long a node may take to answer before its samples are read from the source.
-    wait_seconds: how long to wait until all nodes are there.
+    node, nodes: the number of this node, and the number of nodes; default: from the launcher.
+    serve: whether this process serves its node; None: only the first process of the node does. False with
+        `packer serve`.
+    host: the address to listen at: a name or an address of this machine, or a network in which it has an address, such
+        as "10.1.0.0/16", the same text for all nodes; None: the address of this machine's hostname.
+    port: 0 for a free port.
+    certificate, key: PEM files for TLS; clients trust the authorities in PACKER_HTTP_ROOT_CERTIFICATE.
+    token: a file with the token, readable only by the user; None: a new token in the folder.
+    timeout_seconds: how long to wait for a node's answer before reading from the source.
+    wait_seconds: how long to wait for all nodes at the start.
     """
 
     node: int | None = None
@@ -689,7 +690,7 @@ class ShareOptions:
         if not 0 < self.timeout_seconds <= 3600 or not 0 <= self.wait_seconds <= 86400:
             raise ValueError("timeout_seconds is above 0 and at most 3600, wait_seconds from 0 to 86400")
         if self.key is not None and self.certificate is None:
-            raise ValueError("key is that of a certificate: give both")
+            raise ValueError("key needs a certificate: give both")
 
     def numbering(self) -> tuple[int, int, bool]:
         """(node, nodes, whether this process serves it)."""
@@ -701,7 +702,7 @@ class ShareOptions:
 
 
 class Shared:
-    """A context manager that serves this node, where this process is to, and returns the reader over all nodes."""
+    """A context manager that serves this node, if this process should, and returns the reader over all nodes."""
 
     def __init__(self, reader: Reader, folder: str | os.PathLike[str], options: ShareOptions) -> None:
         _check(reader)
@@ -715,11 +716,11 @@ class Shared:
 
     @property
     def url(self) -> str:
-        """The address at which this process serves; "" where it does not."""
+        """The address of this process's server; "" without one."""
         return self._url
 
     def serve(self, start: Callable[[PayloadRanges, ServeTerms], _S]) -> _S:
-        """Start the server of this node, in a process or here, and say where it is. Raises ServingError."""
+        """Start the server of this node, in a process or here, and publish its address. Raises ServingError."""
         options, (rendezvous, token) = self.options, self._meet()
         host = own_address(options.host)
         certificate, key = (None if path is None else Path(path) for path in (options.certificate, options.key))
@@ -732,7 +733,7 @@ class Shared:
         return server
 
     def close(self) -> None:
-        """End the server; other nodes then read this one's part from the source. Does nothing in a forked child."""
+        """Stop the server; other nodes then read this node's part from the source. No effect in a forked child."""
         if os.getpid() != self._owner:
             return
         self._ending.set()
@@ -765,7 +766,7 @@ class Shared:
         self.close()
 
     def _watch(self, server: ServerProcess, ending: threading.Event) -> None:
-        """Start the server again where its process was killed, after a pause that doubles if that comes soon again."""
+        """Restart the server if its process was killed, after a pause that doubles if this happens often."""
         pause, since = 0.5, time.monotonic()
         while True:
             server.wait()
@@ -784,7 +785,7 @@ class Shared:
                     outcome = str(error)
                 else:
                     outcome = "it was started again"
-            warnings.warn(f"the process that serves node {self.node} had ended: {outcome}", stacklevel=2)
+            warnings.warn(f"the server process of node {self.node} has ended: {outcome}", stacklevel=2)
 
     def _meet(self) -> tuple[Rendezvous, str]:
         """The folder of this set and job, and the token in it."""
@@ -799,8 +800,8 @@ class Shared:
         if missing:
             nodes = f"{plural(len(missing), 'node')} ({listed([str(node) for node in missing])})"
             warnings.warn(
-                f"{rendezvous.path}: {nodes} of {self.nodes} have not said where they listen, so the source is read "
-                f"for them until they do",
+                f"{rendezvous.path}: {nodes} of {self.nodes} have not published their address; their samples are read "
+                f"from the source until they do",
                 stacklevel=4,
             )
         connect = _Connect(rendezvous, token, reader.table.columns, _set_name(reader), options.timeout_seconds)
@@ -811,13 +812,13 @@ class Shared:
 def share(reader: Reader, folder: str | os.PathLike[str], **options: Any) -> Shared:
     """Read samples from the nodes that hold them; a context manager that returns the reader for training.
 
-    reader: of this node: over a cache of its part of the samples, or a staged copy of its part with the source as
-        fallback. All nodes share the same set, and samples as they are: a cache that converts images goes over the
-        reader that this returns, and a selection is made of that.
-    folder: of the file system that all nodes see, where they find each other; each job and set has its own below it.
-    options: those of `ShareOptions`.
+    reader: this node's reader, over a cache of its part of the samples, or over a staged copy of its part with the
+        source as fallback. Nodes share unconverted samples of one set: apply a cache that converts images, and
+        selections, to the reader that this returns.
+    folder: a folder on a shared file system, where nodes find each other; each job and set gets a subfolder.
+    options: the fields of `ShareOptions`.
 
-    With one node it returns `reader`. Raises ValueError, MissingExtraError, and on entering ServingError; warns where
+    With one node it returns `reader`. Raises ValueError, MissingExtraError, and on entering ServingError; warns if
     nodes are missing. Bytes travel unencrypted unless a certificate is given.
     """
     return Shared(reader, folder, ShareOptions(**options))
@@ -826,16 +827,16 @@ def share(reader: Reader, folder: str | os.PathLike[str], **options: Any) -> Sha
 def _check(reader: Reader) -> None:
     """Raise ValueError for a reader that cannot be shared."""
     if reader.table.rows is not None:
-        raise ValueError("share the whole reader, and select from what share returns: nodes own parts of the whole")
+        raise ValueError("nodes own parts of the whole set: share the whole reader, and select from the shared reader")
     if reader.table.forms or reader.decoding is not None:
         raise ValueError(
-            "this reader's cache converts images, and nodes share them as they are: share the reader below it, and "
-            "cache what share returns, as  readers.cached(shared, keep=…)"
+            "this reader's cache converts images, but nodes share unconverted images: share the reader below it, and "
+            "cache the shared reader, as  readers.cached(shared, keep=…)"
         )
     if not reader.table.columns.has_checksums or reader.store.state:
         raise ValueError(
-            f"{reader.table.title}: has no checksums, by which wrong bytes of another node would be noticed; pack it "
-            f"with  packer convert"
+            f"{reader.table.title}: has no checksums to detect wrong bytes from another node; pack it with  packer "
+            f"convert"
         )
 
 
@@ -844,12 +845,12 @@ def _set_name(reader: Reader) -> str:
 
 
 def _prefix(reader: Reader, node: int, nodes: int) -> str:
-    """Of the paths that a node serves: another set, or a job with other parts, meets a 404."""
+    """Prefix of the paths that a node serves; a client with another set or other parts gets a 404."""
     return f"{_set_name(reader)}-{nodes}-{node}"
 
 
 def _owners(reader: Reader, nodes: int) -> RowOwners | ShardOwners:
-    """Of a staged copy, which has whole shards, by shard; otherwise by sample."""
+    """The owners of samples: by shard for a staged copy, which has whole shards; otherwise by sample."""
     columns, order = reader.table.columns, NodeLocal(len(reader), nodes)
     if layer(reader.store, Copied) is not None:
         numbers = [columns.column("shard"), *map(columns.shard_column, columns.separate)]
@@ -860,7 +861,7 @@ def _owners(reader: Reader, nodes: int) -> RowOwners | ShardOwners:
 
 @dataclass(frozen=True)
 class _Connect:
-    """Connects to the node of a number, for `Neighbours`."""
+    """Connects to a node by its number, for `Neighbours`."""
 
     rendezvous: Rendezvous
     token: str
@@ -879,12 +880,12 @@ class _Connect:
         return Checked(store, self.columns)
 
 
-# --- what a node serves --------------------------------------------------------------------------------------------
+# --- payloads of a node's server -----------------------------------------------------------------------------------
 class PayloadRanges:
-    """The payloads of a reader as ranges of its shards, which are called "0", "1", …: `cache.serving.Ranges`.
+    """The payloads of a reader as ranges of its shards, named "0", "1", …: `cache.serving.Ranges`.
 
-    Only what payloads cover is served, and read by their rows, so that a cache finds them. Raises ServingError for
-    other ranges.
+    Only ranges covered by payloads are served; payloads are read by their rows, so that a cache is used. Raises
+    ServingError for other ranges.
     """
 
     def __init__(self, reader: Reader) -> None:
@@ -896,16 +897,16 @@ class PayloadRanges:
 
     def read(self, name: str, start: int, stop: int) -> Sequence[Buffer]:
         shard, at = int(name), start
-        found: list[tuple[int, int, int, int]] = []
+        payloads: list[tuple[int, int, int, int]] = []
         while at < stop:
             payload = next((one for field in self._fields if (one := field.find(shard, at)) is not None), None)
             if payload is None:
                 raise ServingError(f"shard {name}: no payload covers byte {at}")
             row, offset, length = payload
-            found.append((row, shard, offset, length))
+            payloads.append((row, shard, offset, length))
             at = offset + length
-        read_one = self.reader.store.read_one  # seldom more than one, for which `read` would plan
-        return [memoryview(read_one(*one))[max(0, start - one[2]) : stop - one[2]] for one in found]
+        read_one = self.reader.store.read_one  # usually a single payload, for which `read` would plan needlessly
+        return [memoryview(read_one(*one))[max(0, start - one[2]) : stop - one[2]] for one in payloads]
 
     def close(self) -> None:
         self.reader.close()
@@ -920,7 +921,7 @@ class PayloadRanges:
 
 
 class _Field:
-    """Where the payloads of one field are, by place. Without copies where they are stored in the order of the rows."""
+    """Finds the payload of one field at a byte of a shard; needs no copies if payloads are stored in row order."""
 
     def __init__(self, columns: Columns, number: int) -> None:
         field = columns.fields[number]
@@ -937,7 +938,7 @@ class _Field:
         self._bounds = np.searchsorted(shard, np.arange(len(columns.shard_bytes) + 1))
 
     def find(self, shard: int, at: int) -> tuple[int, int, int] | None:
-        """(row, offset, length) of the payload that covers a byte of a shard, the row as extents have it."""
+        """(row, offset, length) of the payload that covers a byte of a shard, with the row as in extents."""
         first, stop = int(self._bounds[shard]), int(self._bounds[shard + 1])
         place = first + int(np.searchsorted(self._offset[first:stop], np.uint64(at), side="right")) - 1
         if place < first or at >= int(self._offset[place]) + int(self._length[place]):

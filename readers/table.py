@@ -1,15 +1,15 @@
-"""What is known of n samples without reading them: keys, labels, classes, header facts, and where their bytes are.
+"""Tables: metadata of n samples without their bytes: keys, labels, classes, image headers, and byte ranges.
 
-A table is columns and, if it has only some of their rows or another order, the numbers of these rows:
+A table consists of columns and, for a selection or another order, the numbers of the selected rows:
 
-    packed     columns of an index, mapped                        readers.opening.packed
+    packed     columns of an index, memory-mapped                 readers.opening.packed
     folder     columns of a scan                                  readers.opening.tree
-    in memory  of a shard located elsewhere, of anything else     Table.of(…)
-    take       other rows of the same columns: 8 bytes a sample
-    concat     one table after the other
+    in memory  columns of any other source                        Table.of(…)
+    take       a selection of rows: 8 bytes a sample
+    concat     several tables in sequence
 
-`take` copies no columns. Rows have the same numbers in every table over the same columns, so that a cache below a
-selection keeps the same samples as a cache below the whole.
+`take` copies no columns. A row has the same number in every table over the same columns, so a cache below a selection
+keeps the same samples as a cache below the whole set.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from cache.stores.base import Payloads
 
 # A column of strings: one UTF-8 blob and n + 1 offsets, so that a billion keys are two mapped files.
 #
-#     blob     uint8  [total bytes]   the strings one after the other, UTF-8, without terminators
+#     blob     uint8  [total bytes]   the concatenated strings, UTF-8, without terminators
 #     offsets  uint64 [n + 1]         string i is blob[offsets[i]:offsets[i + 1]]
 
 
@@ -54,7 +54,7 @@ _S = TypeVar("_S", bound="Strings")
 
 
 class LazySequence(Sequence[_T]):
-    """A read-only sequence whose items are built on use; equal to any sequence of the same items.
+    """A read-only sequence whose items are built on access; equal to any sequence of the same items.
 
     A subclass defines `__len__`, and `_at` or `_between` or both.
     """
@@ -95,9 +95,9 @@ class LazySequence(Sequence[_T]):
 
 
 class Strings(LazySequence[str]):
-    """A read-only sequence of strings over a blob and its offsets, each decoded on use.
+    """A read-only sequence of strings over a blob and its offsets, each decoded on access.
 
-    Raises DatasetError where the offsets are not a rising sequence inside the blob.
+    Raises DatasetError if the offsets are not ascending or lie outside the blob.
     """
 
     __slots__ = ("blob", "offsets")
@@ -116,7 +116,7 @@ class Strings(LazySequence[str]):
 
     @classmethod
     def of(cls, strings: Iterable[str]) -> Strings:
-        """A column from Python strings. Lone surrogates (names that are not UTF-8) raise UnicodeEncodeError."""
+        """A column from Python strings. Raises UnicodeEncodeError for lone surrogates (names that are not UTF-8)."""
         encoded = [text.encode("utf-8", cls._errors) for text in strings]
         offsets = np.zeros(len(encoded) + 1, np.uint64)
         np.cumsum([len(text) for text in encoded], out=offsets[1:])
@@ -140,7 +140,7 @@ class Strings(LazySequence[str]):
         """The strings [first, stop), a block of them in memory at a time."""
         bounds = self.offsets
         if len(bounds) > 2 and bool((bounds[first + 1 : stop + 1] < bounds[first:stop]).any()):
-            raise DatasetError("the offsets of a string column fall instead of rising")
+            raise DatasetError("the offsets of a string column are not ascending")
         for start in range(first, stop, _BLOCK):
             part = bounds[start : min(start + _BLOCK, stop) + 1].tolist()
             base = part[0]
@@ -164,7 +164,7 @@ class Strings(LazySequence[str]):
             starts, stops = self.offsets[part], self.offsets[part + 1]
             if bool(((starts > stops) | (stops > len(self.blob))).any()):
                 raise DatasetError(
-                    f"the offsets of a string column fall, or lead out of its blob of {len(self.blob)} bytes"
+                    f"the offsets of a string column are not ascending, or exceed its blob of {len(self.blob)} bytes"
                 )
             offsets[first + 1 : first + len(part) + 1] = stops - starts
         np.cumsum(offsets, out=offsets)
@@ -183,14 +183,14 @@ class Strings(LazySequence[str]):
 
 
 class Names(Strings):
-    """File names: lone surrogates, which stand for bytes that are not UTF-8, are allowed."""
+    """File names; lone surrogates, for bytes that are not UTF-8, are allowed."""
 
     __slots__ = ()
     _errors = "surrogatepass"
 
 
 class NamesBuilder:
-    """A column of names that grows by appending; it takes the memory of the column and at most an eighth more."""
+    """Builds a column of names by appending; takes at most an eighth more memory than the column."""
 
     def __init__(self) -> None:
         self._blob = bytearray()
@@ -220,24 +220,24 @@ class NamesBuilder:
         self._offsets.extend(ends)
 
     def extend_encoded(self, blob: bytes, lengths: bytes) -> None:
-        """Add names as `encoded` gives them."""
+        """Add names in the form of `encoded`."""
         ends = np.cumsum(np.frombuffer(lengths, np.uint16), dtype=np.uint64)
         ends += np.uint64(len(self._blob))
         self._blob += blob
         self._offsets.frombytes(ends.tobytes())
 
     def encoded(self, first: int = 0, stop: int | None = None) -> tuple[bytes, bytes]:
-        """The names [first, stop), as a process sends them to another one: their UTF-8, uint16 lengths."""
+        """The names [first, stop) in the form for another process: (UTF-8 bytes, uint16 lengths)."""
         offsets = self._offsets[first : None if stop is None else stop + 1]
         return bytes(self._blob[offsets[0] : offsets[-1]]), _lengths(np.frombuffer(offsets, np.uint64))
 
     def build(self) -> Names:
-        """The column, over the memory of this builder: nothing can be appended while it is in use."""
+        """The column, over the memory of this builder; nothing can be appended while the column is in use."""
         return Names(np.frombuffer(self._blob, np.uint8), np.frombuffer(self._offsets, np.uint64))
 
 
 def encoded(names: Names) -> tuple[bytes, bytes]:
-    """Names of at most 65,535 bytes each, as `NamesBuilder.extend_encoded` takes them: their UTF-8, uint16 lengths."""
+    """Names of at most 65,535 bytes each for `NamesBuilder.extend_encoded`: (UTF-8 bytes, uint16 lengths)."""
     return names.blob.tobytes(), _lengths(names.offsets)
 
 
@@ -246,9 +246,9 @@ def _lengths(offsets: npt.NDArray[np.uint64]) -> bytes:
 
 
 def repeated(strings: Callable[[], Iterable[str]], count: int) -> npt.NDArray[np.int64]:
-    """Positions of the strings, of `count`, that occur more than once, in rising order; takes 8 bytes a string.
+    """Positions, ascending, of those of `count` strings that probably occur more than once; takes 8 bytes a string.
 
-    They are found by their hashes, which two different strings may share: compare them before you raise.
+    Strings are compared by their hashes, which two different strings may share: compare them before raising.
     """
     hashes = np.fromiter(map(hash, strings()), np.int64, count)
     hashes.sort()
@@ -263,7 +263,7 @@ NO_LABEL = -1
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Sample:
-    """One sample: its key, its label (None without one) and the bytes of each field it has."""
+    """One sample: its key, its label (None without one) and the bytes of each of its fields."""
 
     key: str
     label: int | None
@@ -283,10 +283,10 @@ class Sample:
 
 
 class ImageInfo(NamedTuple):
-    """What the header of each image says; arrays of length n. Sizes are as stored, before EXIF orientation.
+    """Values from the header of each image; arrays [n]. Sizes are as stored, before EXIF orientation.
 
-    media is the position in `readers.headers.MEDIA`; process is the JPEG SOF marker's low byte (0xC0 baseline,
-    0xC2 progressive, 0 for other media); orientation is EXIF's 1..8. All are 0 where the header cannot be read.
+    media: position in `readers.headers.MEDIA`; process: low byte of the JPEG SOF marker (0xC0 baseline, 0xC2
+    progressive, 0 for other media); orientation: EXIF's 1..8. All are 0 if the header cannot be read.
     """
 
     height: npt.NDArray[np.uint32]
@@ -298,12 +298,12 @@ class ImageInfo(NamedTuple):
 
 
 def html_of(shown: object) -> str:
-    """What a notebook shows of a reader or a sample, by a module that draws on those that import this."""
+    """The HTML of a reader or a sample for notebooks; the module is imported late, because it imports this one."""
     return str(importlib.import_module("readers.frameworks.notebook").html_of(shown))
 
 
 def headers_of(images: Iterable[Buffer | None]) -> ImageInfo:
-    """What the headers of images say; zeros for None, and for a header that cannot be read: decoding says why."""
+    """The header values of images; zeros for None and for unreadable headers, whose error decoding raises."""
     from readers.headers import MEDIA, read_header
 
     facts = []
@@ -320,34 +320,34 @@ def headers_of(images: Iterable[Buffer | None]) -> ImageInfo:
 
 
 def upright_sides(info: ImageInfo) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """(heights, widths) of the upright images, int64 [n]; 0 where the header cannot be read."""
+    """(heights, widths) of the upright images, int64 [n]; 0 if the header cannot be read."""
     stored = np.array([info.height, info.width], np.int64)
     heights, widths = np.where(info.orientation >= 5, stored[::-1], stored)
     return heights, widths
 
 
-# What is known of n samples, column by column: in memory, or as the index of a split, mapped and never loaded.
+# Columns: in memory, or as the index of a split, memory-mapped and never loaded as a whole.
 #
 # An index is one `.npy` file per column in `<split>.index/`:
 #
 #     shard.npy               uint32 [n]      position in the split's list of shards
-#     <field>.shard.npy       uint32 [n]      the same, of a field with separate shards (`separate` in dataset.json)
-#     <field>.offset.npy      uint64 [n]      byte offset of the field in its shard; 2^64 - 1 where a sample lacks it
+#     <field>.shard.npy       uint32 [n]      the same for a field with separate shards (`separate` in dataset.json)
+#     <field>.offset.npy      uint64 [n]      byte offset of the field in its shard; 2^64 - 1 if a sample lacks it
 #     <field>.length.npy      uint64 [n]      bytes; 0 is legal
 #     <field>.crc32c.npy      uint32 [n]      CRC32C (Castagnoli) of those bytes
-#     <field>.name.npy        uint8  [bytes]  original file names, UTF-8, one after the other; see `encode_name`
+#     <field>.name.npy        uint8  [bytes]  original file names, UTF-8, concatenated; see `encode_name`
 #     <field>.name.offset.npy uint64 [n + 1]
 #     label.npy               int64  [n]      class number from 0; -1 for none (the shards store label + label_offset)
-#     key.npy                 uint8  [bytes]  keys, UTF-8, one after the other
+#     key.npy                 uint8  [bytes]  keys, UTF-8, concatenated
 #     key.offset.npy          uint64 [n + 1]
-#     height.npy, width.npy   uint32 [n]      pixels as stored, before EXIF orientation; 0 where unknown
+#     height.npy, width.npy   uint32 [n]      pixels as stored, before EXIF orientation; 0 if unknown
 #     components.npy          uint8  [n]
 #     process.npy             uint8  [n]      JPEG: low byte of the SOF marker (0xC0 baseline, 0xC2 progressive); else 0
 #     orientation.npy         uint8  [n]      EXIF 1..8
 #     media.npy               uint8  [n]      position in readers.headers.MEDIA
 #
-# All little-endian, C order, in NumPy's format 1.0 (numpy.lib.format). Opening costs the same for a thousand samples
-# and for a billion, and processes share the pages.
+# All are little-endian, in C order, in NumPy's format 1.0 (numpy.lib.format). Opening takes the same time for a
+# thousand samples and for a billion, and processes share the pages.
 
 
 _C = TypeVar("_C", bound="Columns")
@@ -368,7 +368,7 @@ FIELD_COLUMNS: dict[str, str] = {"offset": "<u8", "length": "<u8", "crc32c": "<u
 
 
 def column_names(fields: Iterable[str], separate: Iterable[str] = ()) -> list[str]:
-    """The files that every index of these fields has. separate: fields that have separate shards."""
+    """The file names of an index with these fields. separate: fields with separate shards."""
     names = [*COLUMNS, "key", "key.offset", *(f"{field}.shard" for field in separate)]
     for field in fields:
         names += [f"{field}.{name}" for name in (*FIELD_COLUMNS, "name", "name.offset")]
@@ -392,12 +392,12 @@ def decode_name(stored: str, key: str) -> str:
 
 
 class Columns(ABC):
-    """Columns of n rows, each loaded on first use; a table takes rows of them. They pickle, by path if they are files.
+    """Columns of n rows, each loaded on first use. They pickle; columns of files pickle by path.
 
-    title: what messages call the set: its directory or address, and the split.
+    title: name of the set in messages: its directory or address, and the split.
     place: the directory or address, as commands take it.
-    separate: fields that have separate shards.
-    kinds: what the bytes of fields are (`readers.fields`), where that is known.
+    separate: fields with separate shards.
+    kinds: kinds of fields (`readers.fields`), if known.
     """
 
     fields: tuple[str, ...] = ("image",)
@@ -425,7 +425,7 @@ class Columns(ABC):
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """A short text that differs for other columns."""
+        """A short text that identifies these columns."""
 
     @property
     def shard_bytes(self) -> Sequence[int] | npt.NDArray[np.int64]:
@@ -437,7 +437,7 @@ class Columns(ABC):
         return self.column(f"{field}.{name}")
 
     def shard_column(self, field: str) -> npt.NDArray[Any]:
-        """The shard that has a field of each sample, length n."""
+        """The shard of a field, for each sample, length n."""
         return self.column(f"{field}.shard" if field in self.separate else "shard")
 
     def with_kinds(self: _C, kinds: Mapping[str, str]) -> _C:
@@ -447,7 +447,7 @@ class Columns(ABC):
         return other
 
     def shard_place(self, shard: int) -> str:
-        """The shard as messages name it."""
+        """The name of a shard in messages."""
         return f"{self.place or self.title}, shard {shard}"
 
     def explained(self, error: Exception) -> Exception:
@@ -455,7 +455,7 @@ class Columns(ABC):
         return error
 
     def update(self, digest: Any) -> None:
-        """Add to a digest the columns that decide which bytes and label a sample has, but for their shards."""
+        """Add to a digest the columns that determine a sample's bytes and label, except the shards."""
         digest.update(np.ascontiguousarray(self.column("label")).data)
         for field in self.fields:
             for name in FIELD_COLUMNS:
@@ -463,18 +463,18 @@ class Columns(ABC):
 
 
 def _dtype_of(name: str) -> str:
-    """Of a column, by its name."""
+    """The dtype of a column, by its name."""
     return COLUMNS.get(name) or (FIELD_COLUMNS | COLUMNS)[name.rpartition(".")[2]]
 
 
 class MemoryColumns(Columns):
-    """Columns in memory; a column that is not given is 0 everywhere, and -1 for labels.
+    """Columns in memory; missing columns are all 0, and -1 for labels.
 
-    columns: by the names of `COLUMNS` and "<field>.<name>" of FIELD_COLUMNS; "<field>.shard" of a field that has shards
-    of its own.
-    names: file names by field, as `encode_name` stores them.
-    kinds: of the fields, where they are known.
-    shard_bytes: size of each shard; default: where its last sample ends.
+    columns: arrays by the names of `COLUMNS` and "<field>.<name>" of FIELD_COLUMNS; "<field>.shard" for a field with
+        separate shards.
+    names: file names by field, as stored by `encode_name`.
+    kinds: kinds of the fields, if known.
+    shard_bytes: size of each shard; default: the end of its last sample.
     """
 
     def __init__(
@@ -578,7 +578,7 @@ class Index(Columns):
         return self._strings(f"{field}.name")
 
     def fingerprint(self) -> str:
-        """16 hex digits over the columns that decide which bytes and label a sample has."""
+        """16 hex digits over the columns that determine the bytes and label of each sample."""
         digest = hashlib.blake2b(self.column("shard").data, digest_size=8)
         self.update(digest)
         return digest.hexdigest()
@@ -596,7 +596,7 @@ class Index(Columns):
             self.names(field)
 
     def check_set(self) -> None:
-        """Called when a column was opened, and when it could not be; raises where the set is another one by now."""
+        """Called after opening a column, also after a failure; raises if the set has been replaced meanwhile."""
 
     def _strings(self, name: str) -> Strings:
         if name not in self._texts:
@@ -619,15 +619,15 @@ class Index(Columns):
 
     @contextmanager
     def _opening(self) -> Iterator[None]:
-        """Around the opening of columns: what they are, or what is wrong with them, counts in an unchanged set only."""
+        """Wraps the opening of columns: results and errors are valid only if the set has not been replaced."""
         try:
             yield
         finally:
             self.check_set()
 
 
-# NumPy's own parser compiles the header as Python, which bytes from outside do not deserve, and which fails in a
-# process forked while another thread was compiling (CPython gh-106905).
+# NumPy's parser compiles the header as Python, which is unsafe for untrusted bytes, and which fails in a process forked
+# while another thread was compiling (CPython gh-106905).
 _NPY_MAGIC = b"\x93NUMPY"
 _NPY_LENGTHS = {1: struct.Struct("<H"), 2: struct.Struct("<I"), 3: struct.Struct("<I")}  # by the major version
 _NPY_HEADER_BYTES = 10_000  # as numpy.load
@@ -639,9 +639,9 @@ _MOST_SIDES, _MAX_VALUES = 32, 1 << 31
 
 
 def npy_header(data: Buffer) -> tuple[np.dtype[Any], bool, tuple[int, ...], int]:
-    """The dtype of .npy bytes, whether their order is Fortran's, the shape, and the byte at which the values begin.
+    """(dtype, whether in Fortran order, shape, offset of the values) of .npy bytes.
 
-    By numpy.lib.format; only plain numbers and booleans. Raises ValueError, which says what was found.
+    By numpy.lib.format; only plain numbers and booleans. Raises ValueError with what was found.
     """
     if bytes(data[: len(_NPY_MAGIC)]) != _NPY_MAGIC:
         raise ValueError(f"the first bytes {bytes(data[: len(_NPY_MAGIC)])!r}, expected {_NPY_MAGIC!r}")
@@ -666,7 +666,7 @@ def npy_header(data: Buffer) -> tuple[np.dtype[Any], bool, tuple[int, ...], int]
 
 
 def npy_layout(data: Buffer) -> tuple[np.dtype[Any], bool, tuple[int, ...], int]:
-    """`npy_header` of .npy bytes whose values fill the rest to the byte. Raises BadSampleError."""
+    """`npy_header` of .npy bytes; also checks that the values fill the rest exactly. Raises BadSampleError."""
     try:
         dtype, is_fortran, shape, start = npy_header(data)
         if math.prod(max(side, 1) for side in shape) > _MAX_VALUES:

@@ -1,11 +1,11 @@
-"""What happened when, by track, in the Trace Event Format that Perfetto and chrome://tracing open.
+"""A timeline of events in the Trace Event Format, which Perfetto and chrome://tracing open.
 
     {"traceEvents": [{"ph": "M", "name": "thread_name", "pid": …, "tid": 1, "args": {"name": "packer-loader-0"}}, …,
                      {"ph": "X", "name": "decode", "pid": …, "tid": 1, "ts": 12.5, "dur": 830.1, "args": {…}}, …],
      "displayTimeUnit": "ms", "otherData": {"dropped": 0}}
 
-ts and dur are in microseconds, ts from the first event on. A track is a thread of the timeline: events of one track
-follow each other or are inside each other. Source: "Trace Event Format", the Chromium project.
+ts and dur are in microseconds; ts counts from the first event. A track is a thread of the timeline: its events are
+consecutive or nested. Source: "Trace Event Format", the Chromium project.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _EVENTS = 200_000
 
 
 class Event(NamedTuple):
-    """Something that took from `start` on `duration` nanoseconds of time.perf_counter_ns."""
+    """An event; start and duration in nanoseconds of time.perf_counter_ns."""
 
     track: str
     name: str
@@ -36,7 +36,7 @@ class Event(NamedTuple):
 
 
 class Trace:
-    """The last `limit` events; threads may add at the same time. name: of the process in the viewer."""
+    """Keeps the last `limit` events; thread-safe. name: the name of the process in the viewer."""
 
     def __init__(self, name: str = "packer", *, limit: int = _EVENTS) -> None:
         if limit < 1:
@@ -46,22 +46,22 @@ class Trace:
 
     @property
     def events(self) -> list[Event]:
-        """Those that are kept, in the order in which they ended."""
+        """The events that are kept, in the order in which they ended."""
         return list(self._events)
 
     @property
     def dropped(self) -> int:
-        """Events that were more than are kept: the earliest ones."""
+        """Number of early events that are no longer kept."""
         return max(0, self._added - len(self._events))
 
     def add(self, track: str, name: str, start: int, end: int, args: dict[str, Any] | None = None) -> None:
-        """An event from `start` to `end`, both of time.perf_counter_ns."""
+        """Add an event from `start` to `end`, nanoseconds of time.perf_counter_ns."""
         self._added = next(self._numbers)
         self._events.append(Event(track, name, start, max(0, end - start), args))
 
     @contextmanager
     def span(self, track: str, name: str, args: dict[str, Any] | None = None) -> Iterator[None]:
-        """An event around a block."""
+        """Record a block as an event."""
         start = time.perf_counter_ns()
         try:
             yield
@@ -69,7 +69,7 @@ class Trace:
             self.add(track, name, start, time.perf_counter_ns(), args)
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of the file."""
+        """The content of the trace file."""
         events, process = self.events, os.getpid()
         zero = min((event.start for event in events), default=0)
         numbers = {track: number for number, track in enumerate(sorted({event.track for event in events}), 1)}
@@ -88,12 +88,12 @@ class Trace:
         return {"traceEvents": lines, "displayTimeUnit": "ms", "otherData": {"dropped": self.dropped}}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the file, whole or not at all. Raises OSError."""
+        """Write the trace file atomically. Raises OSError."""
         atomic_write(Path(path), json.dumps(self.to_dict()).encode())
 
 
 class TraceSlot:
-    """Where a trace is looked for: None while nothing is recorded."""
+    """A holder of the current trace; None while nothing is recorded."""
 
     __slots__ = ("trace",)
 

@@ -1,16 +1,16 @@
-"""The training framework that is asking for batches, as seen from inside a loader or a sampler.
+"""Detection of the training framework that runs a loader or a sampler.
 
-Frameworks take over loaders without saying so. accelerate deals the batches of a sampler out to its processes a second
-time; Lightning counts the batches of an epoch by itself, and the first indices are asked for before it says which epoch
-it is in. A loader can learn that from its callers only, so the call stack is examined, once an epoch:
+Frameworks change how a loader is used without telling it. accelerate distributes the batches of a sampler among its
+processes a second time; Lightning keeps its own count of batches, and requests the first indices before it sets the
+epoch. A loader can see this only on the call stack, which is examined once an epoch:
 
-    accelerate   BatchSamplerShard, IterableDatasetShard, DataLoaderDispatcher: share out among `num_processes`
+    accelerate   BatchSamplerShard, IterableDatasetShard, DataLoaderDispatcher: shard among `num_processes`
                  DataLoaderShard, DataLoaderDispatcher: `iteration` is the epoch
     Lightning    _FitLoop: `epoch_progress.current.processed` is the epoch, `batch_progress.current.processed` its
-                 batches so far, and `ready` one more inside a step; what runs inside an _EvaluationLoop is not counted
-    torch        _MultiProcessingDataLoaderIter asks for indices long before training has their samples
-    torchdata    its iterators do so too, and save a state with each batch; StatefulDataLoader makes the first one for
-                 a state that it is asked for before its first loop
+                 batches so far, and `ready` is one more inside a step; frames inside an _EvaluationLoop do not count
+    torch        _MultiProcessingDataLoaderIter requests indices long before training uses their samples
+    torchdata    its iterators do so too, and save a state with each batch; StatefulDataLoader makes its first iterator
+                 early if its state is requested before its first loop
 
 No framework is imported here. A version that lacks these names is not recognised.
 """
@@ -28,7 +28,7 @@ from typing import Any
 
 from cache.errors import TrainerError
 
-LIGHTNING = ("lightning", "pytorch_lightning")  # begins with an epoch that has no batch left, and then ends it
+LIGHTNING = ("lightning", "pytorch_lightning")  # resumes from an epoch's end by beginning that epoch without batches
 _FRAMEWORKS = {
     "accelerate": "accelerate",
     "lightning": "Lightning",
@@ -47,20 +47,20 @@ _ACCELERATE_SETS = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 @dataclass(frozen=True)
 class Trainer:
-    """The framework that asks for the samples of an iteration.
+    """The framework that runs an iteration.
 
-    epoch: the one that the framework is in; None where it has not said.
-    at_end: whether it is there because the epoch of the state that it resumes from had no batch left.
-    batches: of that epoch, trained on before, of the `limit` that it will run.
-    under_way: whether the checkpoint that it resumes from was saved inside the step of one more.
-    counted: the batches of this epoch that Lightning has seen, where it saves a checkpoint and is in no step.
-    processes: among how many it shares out the samples.
-    repeats: whether it repeats samples to share out a last part that is too small, and of how many batches a part is.
+    epoch: the framework's epoch; None if unknown.
+    at_end: whether this epoch was reached because the epoch of the resumed state had no batches left.
+    batches: batches of the epoch that were trained on before the resume; limit: batches that an epoch will run.
+    under_way: whether the resumed checkpoint was saved inside the step of the next batch.
+    counted: batches of this epoch that Lightning has processed, if it is saving a checkpoint outside a step.
+    processes: number of processes among which it shards the samples.
+    repeats: 0, or the batches of a part if it repeats samples to fill up the last part that it distributes.
     batch_size: of the DataLoader; partial: whether its last batch may be smaller.
     keeps_account: whether a state of the sampler is saved with each batch.
-    asks_ahead: whether samples are asked for before training has them.
-    early: a StatefulDataLoader that makes its first iterator for a state.
-    states: resume tokens that Lightning has read from a checkpoint and not loaded.
+    asks_ahead: whether samples are requested before training uses them.
+    early: a StatefulDataLoader that makes its first iterator only to take a state.
+    states: resume tokens that Lightning has read from a checkpoint but not loaded.
     """
 
     name: str = ""
@@ -83,10 +83,10 @@ class Trainer:
         return {**self.__dict__, "early": None}
 
     def missed_state(self, epoch: int, samples: int) -> Mapping[str, Any] | None:
-        """The state of a checkpoint that Lightning has not loaded, since it takes the epoch for one that begins.
+        """The state of a checkpoint that Lightning did not load because it considers the epoch new; None if none.
 
-        That happens in a run that was resumed at an epoch's end. None where no such state is of this epoch; the end of
-        the epoch of `samples` where the state is the one after it.
+        This happens in a run that was resumed at an epoch's end. If the state is at the start of the next epoch, the
+        end of this epoch of `samples` samples is returned.
         """
         last = max(self.states, key=lambda state: (state["epoch"], state["cursor"]), default=None)
         if last is None or self.epoch != epoch:
@@ -96,67 +96,68 @@ class Trainer:
         return last if last["epoch"] == epoch and last["cursor"] else None
 
     def has_left(self, epoch: int, state: int, done: int) -> bool:
-        """Whether limit_train_batches of Lightning, now in `epoch`, ended that of a state after `done` batches."""
+        """Whether Lightning, now in `epoch`, left epoch `state` after `done` batches because of limit_train_batches."""
         return self.name == "Lightning" and epoch == state + 1 and done >= self.limit
 
     def counts_on(self, epoch: int, state: int, done: int) -> bool:
-        """Whether Lightning, in `epoch`, goes on after the `done` batches of a state.
+        """Whether Lightning, now in `epoch`, continues after the `done` batches of epoch `state`.
 
-        It counts an epoch that max_steps has cut short as done, but not its batches: the rest has the next number.
+        Lightning counts an epoch cut short by max_steps as done, but not its batches: the rest gets the next number.
         """
         return self.name == "Lightning" and epoch > state and 0 < done == self.batches
 
     def has_done(self, total: int) -> bool:
         """Whether Lightning resumes after all of the `total` batches of an epoch.
 
-        After max_steps it counts that epoch as done, but not its batches: it takes one of the next epoch and ends that.
+        After max_steps Lightning counts the epoch as done, but not its batches: it takes one batch of the next epoch
+        and ends it.
         """
         return self.batches > 0 and self.batches >= min(self.limit, total)
 
     def check_sharing(self, world_size: int, line: str) -> None:
-        """Raises TrainerError where samples of one rank of `world_size` would be shared out once more."""
+        """Raise TrainerError if the samples of one rank of `world_size` would be sharded a second time."""
         if self.processes > 1 and world_size > 1:
             raise TrainerError(
-                f"accelerate shares the batches of this loader out among {self.processes} processes, but they are "
-                f"those of one rank of {world_size} already: samples would be lost; leave the sharing to accelerate, "
+                f"accelerate distributes the batches of this loader among {self.processes} processes, but they already "
+                f"are those of one rank of {world_size}: samples would be lost; leave the sharding to accelerate, "
                 f"with  {line}"
             )
 
     def check_resume(self, left: int, total: int, line: str = "") -> None:
-        """Raises TrainerError where `left` of the `total` batches of an epoch are not those that Lightning waits for.
+        """Raise TrainerError if `left` of the `total` batches of an epoch are not what Lightning expects.
 
-        line: what to write where the loader stands at the start because nothing keeps its state.
+        line: the code to use if the loader is at the start because nothing keeps its state.
         """
         if not self.batches or self.has_done(total):
             return
         if line and left == total and self.keeps_account:
             raise TrainerError(
                 f"Lightning resumes after batch {self.batches} of epoch {self.epoch}, but the state in the checkpoint "
-                f"is that of an epoch's start: a StatefulDataLoader forgets where it was at the end of fit; resume "
-                f"from a checkpoint that was saved during fit, as by ModelCheckpoint"
+                f"is at an epoch's start: a StatefulDataLoader loses its position at the end of fit; resume from a "
+                f"checkpoint that was saved during fit, such as by ModelCheckpoint"
             )
         if line and left == total:
             raise TrainerError(
                 f"Lightning resumes after batch {self.batches} of epoch {self.epoch}, but a DataLoader has no state: "
-                f"it would begin with the first batches again and leave out the last; write  {line}"
+                f"it would repeat the first batches and leave out the last; write  {line}"
             )
         waits_for = min(self.limit, total) - self.batches
-        if left > waits_for and self.limit >= total:  # where fewer are left, the epoch just ends with them
+        if left > waits_for and self.limit >= total:  # with fewer left, the epoch simply ends
             raise TrainerError(
                 f"{left} of the {total} batches of epoch {self.epoch} are left, but Lightning has counted "
-                f"{self.batches} and would leave out all but {waits_for:.0f}: a batch stands for other samples with "
-                f"another batch size or number of ranks; resume with those of the checkpoint, or from an epoch's end:  "
+                f"{self.batches} and would leave out all but {waits_for:.0f}: batches have other samples with another "
+                f"batch size or number of ranks; resume with those of the checkpoint, or from an epoch's end:  "
                 f"ModelCheckpoint(save_on_train_epoch_end=True)"
             )
 
     def batches_of(self, samples: int) -> int:
-        """How many batches the DataLoader makes of the samples of one rank."""
+        """Number of batches that the DataLoader makes of `samples` samples."""
         full, rest = divmod(samples, self.batch_size)
         return full + (self.partial and rest > 0)
 
 
 def find_trainer() -> Trainer:
-    """The framework in whose calls this one is."""
+    """The framework on the call stack."""
     found: dict[str, Any] = {}
     for frame in _callers():
         module = str(frame.f_globals.get("__name__", ""))
@@ -186,7 +187,7 @@ def find_trainer() -> Trainer:
 
 
 def calling_package() -> str:
-    """The package whose code called into this project: "lightning", "torchdata", "__main__", …"""
+    """The package that called into this project: "lightning", "torchdata", "__main__", …"""
     for frame in _callers():
         top = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if top != "readers":
@@ -195,23 +196,23 @@ def calling_package() -> str:
 
 
 def check_epoch(wanted: int, loaded: int | None, trainer: str = "") -> None:
-    """Raise TrainerError where a framework sets epoch `wanted`, but a state that was just loaded is in `loaded`.
+    """Raise TrainerError if a framework sets epoch `wanted` after a state in epoch `loaded` was loaded.
 
-    Such a framework counts from 0 again and knows nothing of the state.
+    Such a framework counts from 0 again and ignores the state.
     """
     name = trainer or _FRAMEWORKS.get(calling_package(), "")
     if loaded is None or wanted == loaded or not name:
         return
     raise TrainerError(
-        f"{name} begins epoch {wanted}, but the state that was loaded is in epoch {loaded}: samples would be "
-        f"repeated; say where training is, with  {_LINES[name].format(epoch=loaded)}"
+        f"{name} begins epoch {wanted}, but the loaded state is in epoch {loaded}: samples would be repeated; set the "
+        f"position of training with  {_LINES[name].format(epoch=loaded)}"
     )
 
 
 def check_persistent(stream: Any) -> None:
-    """Raise TrainerError where Lightning's epochs are not the iterations of a stream's persistent workers.
+    """Raise TrainerError if Lightning's epochs are not the iterations of a stream's persistent workers.
 
-    Only their first iteration sees what Lightning does; each one after it is the next epoch.
+    The workers see Lightning only in their first iteration; each further iteration is the next epoch.
     """
     names = (".loops.fit_loop", ".loops.evaluation_loop")
     frames = (frame for frame in _callers() if str(frame.f_globals.get("__name__", "")).endswith(names))
@@ -225,30 +226,31 @@ def check_persistent(stream: Any) -> None:
     if (val or reloads) and any(getattr(loader, "persistent_workers", False) for loader in train):
         why = "is used for training and for validation" if val else "is reloaded (reload_dataloaders_every_n_epochs)"
         raise TrainerError(
-            f"this stream {why}, and its persistent workers would take each iteration for the next epoch: samples of "
+            f"this stream {why}, but its persistent workers take each iteration for the next epoch: samples of "
             f"whole epochs would be left out; leave out persistent_workers=True"
             + (", or make another stream for validation" if val else "")
         )
 
 
 def check_skipping() -> None:
-    """Raise TrainerError in accelerate's skip_first_batches, which would make a DataLoader out of a loader's parts."""
+    """Raise TrainerError in accelerate's skip_first_batches, which would build a DataLoader from a loader's parts."""
     if any(frame.f_code.co_name == "skip_first_batches" for frame in _callers()):
         raise TrainerError(
-            "skip_first_batches of accelerate skips the batches of a DataLoader, not of this loader, which needs none "
-            "skipped: write  loader.load_state_dict(state)  or, for the Trainer of transformers, "
+            "skip_first_batches of accelerate skips batches of a DataLoader, not of this loader, which resumes by its "
+            "state: write  loader.load_state_dict(state)  or, for the Trainer of transformers, "
             "LoaderTrainer(…, train_loader=loader)  or  ignore_data_skip=True  with LoaderCallback(loader)"
         )
 
 
 def keep_environment() -> None:
-    """Let accelerate replace a variable of the environment while threads decode, where it would add and remove it.
+    """Define a variable that accelerate sets, so that it replaces the variable instead of adding and removing it.
 
-    It does so each time it looks for a GPU, also in save_state. What is added moves the environment, in which libjpeg
-    looks for JPEGMEM with every image. glibc before 2.41 lets it read memory that was freed: a segmentation fault.
+    accelerate does this each time it looks for a GPU, also in save_state. Adding a variable may move the environment,
+    which libjpeg searches for JPEGMEM with every image in other threads; with glibc before 2.41 it may then read freed
+    memory, a segmentation fault.
     """
     if "accelerate" in sys.modules:
-        os.environ.setdefault(_ACCELERATE_SETS, "0")  # as where it is not set
+        os.environ.setdefault(_ACCELERATE_SETS, "0")  # has the same effect as no variable
 
 
 def _accelerate(myself: Any) -> dict[str, Any]:
@@ -270,7 +272,7 @@ def _lightning(loop: Any, is_saving: bool) -> dict[str, Any]:
         epochs, progress = loop.epoch_progress, loop.epoch_loop.batch_progress
         epoch, now = int(epochs.current.processed), progress.current
         batches, in_step = int(now.processed) if loop.restarting else 0, now.ready > now.processed
-        # Saved with the last batch of an epoch, which Lightning counts as done after it has made the iterator.
+        # Saved with an epoch's last batch; Lightning counts the epoch as done only after it has made the iterator.
         at_end = bool(
             loop.restarting
             and progress.is_last_batch
@@ -288,7 +290,7 @@ def _lightning(loop: Any, is_saving: bool) -> dict[str, Any]:
 
 
 def _tokens(states: Any) -> Iterator[Mapping[str, Any]]:
-    """The resume tokens somewhere in the states of loaders."""
+    """The resume tokens nested in the states of loaders."""
     if isinstance(states, Mapping) and states.get("kind") == "packer-resume":
         yield states
     elif isinstance(states, (Mapping, list)):

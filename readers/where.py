@@ -1,34 +1,33 @@
-"""A small language to choose samples by what is known of them: `Reader.select(where=…)`, `packer subset --where`.
+"""A small language for selecting samples by their metadata: `Reader.select(where=…)`, `packer subset --where`.
 
     min_side >= 64 and label in ("cat", 3)
     medium == "jpeg" and not 0.5 <= aspect <= 2
     matches(key, "n01440764/*") or class_name == "tench" or has("mask")
 
-It is Python's syntax for comparisons, `and`, `or`, `not`, `in`, parentheses, numbers, texts and lists of them. `ast`
-parses it, and this module evaluates it, column by column: nothing else can be written, and nothing is executed.
+The syntax is Python's, limited to comparisons, `and`, `or`, `not`, `in`, parentheses, numbers, texts and lists. `ast`
+parses an expression, and this module evaluates it column by column; no code is executed.
 
-    label               a class: compared with numbers, or with texts, which are names of classes; -1 for none
-    class_name          its name, "" for none
+    label               a class: compared with numbers, or with texts, which are class names; -1 for none
+    class_name          the name of the class, "" for none
     key, split          texts
     folder              the key up to its last slash, "" without one
     width, height       pixels of the image as displayed, after its EXIF orientation
     min_side, max_side, pixels, aspect (width / height)
-    bytes               of the encoded image
-    medium              "jpeg", "png", …; "" where the header cannot be read
+    bytes               size of the encoded image
+    medium              "jpeg", "png", …; "" if the header cannot be read
     orientation, components
-    matches(text, "…")  a pattern with * ? [abc], where * also stands for "/"
+    matches(text, "…")  a pattern with * ? [abc], in which * also matches "/"
     has("field")        whether the sample has this field, or a value in this column
     patient             any other name is a column of the table that the set was packed from: a member of the JSON
                         object in the field json
-    column("a name")    the same, for a name that is no identifier of Python, or is one of the above
+    column("a name")    a column whose name is no Python identifier, or is one of the above
 
-A column is compared with numbers or texts. A text that reads as a number is one where it is compared with a number,
-since a CSV file has texts only; truth values are 1 and 0. Texts are in the order of their characters, so that ISO dates
+A column is compared with numbers or texts. In a comparison with a number, a text that reads as a number counts as a
+number, because a CSV file has only texts; truth values are 1 and 0. Texts are ordered by their characters, so ISO dates
 are in order.
 
-What the header of an image says is not known of one that cannot be read, and a sample may have no value in a column
-(it is absent, null, NaN or ""): every comparison with what is not known is false, `!=` and `not in` included, and so
-`not width < 64` is true.
+Values are unknown for images whose header cannot be read, and for samples without a value in a column (absent, null,
+NaN or ""). Every comparison with an unknown value is false, including `!=` and `not in`; so `not width < 64` is true.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ from readers.table import ABSENT, Buffer, ImageInfo, Table, upright_sides
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
 ReadColumns: TypeAlias = Callable[[Collection[str]], Mapping[str, Sequence[Any]]]
-ERASED = "…"  # in place of a value that may name a person
+ERASED = "…"  # replaces a value that may identify a person
 NUMBERS = ("width", "height", "min_side", "max_side", "pixels", "aspect", "bytes", "orientation", "components")
 TEXTS = ("key", "class_name", "medium", "split", "folder")
 _LABEL = "label"
@@ -79,24 +78,24 @@ _TURNED: dict[Any, Any] = {
 
 
 class Texts(NamedTuple):
-    """A text of each sample: values[codes], or, where codes is None, the values themselves."""
+    """A text for each sample: values[codes], or the values themselves if codes is None."""
 
     values: Sequence[str]
     codes: npt.NDArray[Any] | None = None
 
     def where(self, wanted: Callable[[str], Any]) -> Bools:
-        """The samples whose text is wanted, bool [n]."""
+        """Whether the text of each sample is wanted, bool [n]."""
         chosen = np.fromiter((bool(wanted(text)) for text in self.values), np.bool_, len(self.values))
         return chosen if self.codes is None else chosen[self.codes]
 
 
 class Facts:
-    """What is known of n samples: what a listing says of them; subclasses know more.
+    """The metadata of n samples from a listing; subclasses add more.
 
-    labels: class numbers, [n]. classes: their names, () where they have none.
+    labels: class numbers, [n]. classes: their names, () without names.
     split: the name of the split.
-    columns: all columns of the table that the samples came from, by name: of those asked for with n values, None for
-        none.
+    columns: returns all columns of the table that the samples came from, by name; the requested columns have n values,
+        None for a missing value.
     """
 
     def __init__(
@@ -113,8 +112,8 @@ class Facts:
         return len(self.labels)
 
     def numbers(self, name: str) -> npt.NDArray[Any]:
-        """One of NUMBERS, [n]; NaN where it is not known."""
-        raise LookupError(name)  # a listing says nothing of images
+        """One of NUMBERS, [n]; NaN for unknown values."""
+        raise LookupError(name)  # a listing has no image headers
 
     def texts(self, name: str) -> Texts:
         """One of TEXTS."""
@@ -134,24 +133,24 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """A parsed expression. names: those of the columns that it looks at, and "has" where it asks for fields."""
+    """A parsed expression. names: the columns that it uses, and "has" if it tests for fields."""
 
     text: str
     names: frozenset[str]
 
     @property
     def columns(self) -> frozenset[str]:
-        """The names that may be columns of the table, those of `has` included."""
+        """The names that may be columns of the table, including those in `has`."""
         return _columns(_tree(self.text))
 
     @property
     def without_values(self) -> str:
-        """The text, with "…" for every value that a key, a folder or a column of the table is compared with."""
+        """The text, with "…" in place of every value that is compared with a key, folder or column of the table."""
         return ast.unparse(_WithoutValues().visit(ast.parse(self.text.strip(), mode="eval")))
 
     @property
     def conjuncts(self) -> tuple[Where, ...]:
-        """The expressions that `and` joins in it, all of which must be true; it alone where it has none."""
+        """The expressions joined by `and`, all of which must be true; only this expression if there is no `and`."""
         tree = _tree(self.text)
         if not (isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And)):
             return (self,)
@@ -159,12 +158,12 @@ class Where:
         return tuple(inner for part in parts for inner in part.conjuncts)
 
     def mask(self, facts: Facts) -> Bools:
-        """The samples for which it is true, bool [n]. Raises UnknownNameError for a class or field that is unknown."""
+        """Whether the expression is true for each sample, bool [n]. Raises UnknownNameError."""
         return _Evaluation(self.text, facts).boolean(_tree(self.text))
 
 
 def parse_where(text: str) -> Where:
-    """Check an expression. Raises ValueError, which says at which character, what is expected, and what was found."""
+    """Parse and check an expression. Raises ValueError with the position, what is expected, and what was found."""
     tree = _tree(text)
     try:
         nothing = _Nothing((), np.zeros(0, np.int64), columns=lambda names: dict.fromkeys(names, ()))
@@ -175,9 +174,9 @@ def parse_where(text: str) -> Where:
 
 
 def group_values(facts: Facts, name: str) -> list[Any]:
-    """What samples are grouped by: the folder of their keys (name: "folder"), or a column of the table; None for none.
+    """The values by which samples are grouped: the folder of their keys (name: "folder"), or a column of the table.
 
-    Raises UnknownNameError.
+    None for samples without a value. Raises UnknownNameError.
     """
     if name == "folder":
         return list(facts.texts(name).values)
@@ -210,7 +209,7 @@ def _columns(tree: ast.AST) -> frozenset[str]:
 
 
 class _WithoutValues(ast.NodeTransformer):
-    """Replaces what may name a person by "…"."""
+    """Replaces values that may identify a person by "…"."""
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         return self._replaced(node, node)
@@ -232,7 +231,7 @@ def _is_call(node: ast.AST, *names: str) -> TypeGuard[ast.Call]:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names
 
 
-@functools.lru_cache(maxsize=64)  # a conversion evaluates one for every sample
+@functools.lru_cache(maxsize=64)  # a conversion evaluates an expression for every sample
 def _tree(text: str) -> ast.expr:
     if len(text) > _MAX_CHARACTERS:
         raise ValueError(f"the expression has {len(text):,} characters, expected at most {_MAX_CHARACTERS:,}")
@@ -255,8 +254,8 @@ _LIST_KIND, _COLUMN_KIND = "a list", "a column of the table"
 class _Operand(NamedTuple):
     """One side of a comparison.
 
-    values: of a constant that itself, of a list its items; else those of the samples: an array of numbers or labels,
-        `Texts`, or a list of what a column of the table has, None for none.
+    values: the constant, or the items of a list; else the samples' values: an array of numbers or labels, `Texts`, or
+        a list of a column's values, None for missing ones.
     """
 
     kind: str
@@ -265,7 +264,7 @@ class _Operand(NamedTuple):
 
     @property
     def known(self) -> Any:
-        """Whether a number or a value of a column is known, of each sample."""
+        """Whether the number or column value of each sample is known."""
         if self.kind == _COLUMN_KIND:
             return _bools(map(_is_value, self.values))
         return ~np.isnan(self.values) if self.kind == _NUMBER_KIND else True
@@ -299,7 +298,7 @@ class _Evaluation:
             chosen = self._is_one_of(left, right, node)
             return ~chosen & left.known if isinstance(op, ast.NotIn) else chosen
         if type(op) not in _COMPARISONS:
-            raise self._refused(node, "is not a comparison that is known here: == != < <= > >= in, not in")
+            raise self._refused(node, "is not a supported comparison: == != < <= > >= in, not in")
         compare = _COMPARISONS[type(op)]
         if left.is_constant or (right.kind == _COLUMN_KIND and left.kind != _COLUMN_KIND):
             left, right, compare = right, left, _TURNED.get(compare, compare)
@@ -338,17 +337,19 @@ class _Evaluation:
         return np.isin(left.values, items)
 
     def _values(self, column: _Operand, wanted: list[Any], node: ast.expr) -> list[Any]:
-        """The values of a column that are of the kind of those wanted; None for other values.
+        """The values of a column, converted to the kind of the wanted values; None for other values.
 
-        Raises ValueError where it has none, or where not all that are wanted are of one kind.
+        Raises ValueError if the column has no value of this kind, or if the wanted values are of two kinds.
         """
         kinds = {isinstance(item, str) for item in wanted}
         if len(kinds) != 1:
-            why = "expected  column == value  or  column in (value, value), of numbers alone or of texts alone"
+            why = "expected  column == value  or  column in (value, value), with only numbers or only texts"
             raise self._refused(node, why)
         as_kind = _as_text if kinds.pop() else _as_number
         values = [as_kind(value) for value in column.values]
-        if len(values) > 1 and all(value is None for value in values):  # of one sample alone others are not known
+        if len(values) > 1 and all(
+            value is None for value in values
+        ):  # a single sample does not show the column's kind
             other = next((value for value in column.values if _is_value(value)), None)
             if other is not None:
                 what = "texts" if as_kind is _as_text else "numbers"

@@ -211,7 +211,7 @@ def test_what_makes_no_batch_is_said(tmp_path: Path, volumes: Path) -> None:
         for side in (2, 3):
             out.write(str(side), array=np.zeros((side, 2), "f4"))
     dataset = ImageDataset(readers.open(tmp_path / "set", "train"))
-    with pytest.raises(ValueError, match=r"field array: arrays of the shapes \[\[2, 2\], \[3, 2\]\] in one batch"):
+    with pytest.raises(ValueError, match=r"the arrays of one batch have the shapes \[\[2, 2\], \[3, 2\]\]"):
         dataset.collate([dataset[0], dataset[1]])
     assert [len(x) for x, _ in next(iter(DataLoader(dataset, 2, collate_fn=list)))] == [2, 3]
     reader = readers.open(volumes, "train")
@@ -255,6 +255,7 @@ def test_sets_of_arrays_are_edited_cached_and_staged(tmp_path: Path, volumes: Pa
     shown = run(cli, ["inspect", str(tmp_path / "again")])
     assert "arrays  float32 [4, 5, 6]  (of 9 looked at)" in shown.output and "images" not in shown.output
     assert packer.inspect(volumes).splits["train"].media == {}
+    assert (volumes / "README.md").read_text().splitlines()[1].startswith("# 8 samples in")
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def test_probabilities() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Recipe([RandomHorizontalFlip(), Normalize(IMAGENET_MEAN, IMAGENET_STD), Resize(8)]), "put it last"),
+        (lambda: Recipe([RandomHorizontalFlip(), Normalize(IMAGENET_MEAN, IMAGENET_STD), Resize(8)]), "Normalize last"),
         (lambda: Recipe([Resize(9), GaussianBlur(), Resize(8, "bicubic")]), "one interpolation, not bilinear and bic"),
         (lambda: Recipe([Resize(8), RandomResizedCrop(8)]), "second resize"),
         (lambda: Recipe([MixUp(), RandomHorizontalFlip()]), "comes after an op on batches; put those last"),

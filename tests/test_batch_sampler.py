@@ -164,7 +164,7 @@ def test_a_bad_sample_is_replaced_by_one_of_its_batch(tmp_path: Path) -> None:
     [
         (lambda order: EpochSampler(order), r"Bucketed makes batches itself.*batch_sampler=EpochBatchSampler\(order"),
         (lambda order: EpochBatchSampler(Shuffled(9)), "Shuffled makes no batches itself: give .* a batch_size"),
-        (lambda order: EpochBatchSampler(order, None, 7), "batches of up to 3 samples, this loop has 1 and 7"),
+        (lambda order: EpochBatchSampler(order, None, 7), "batches of up to 3 samples, but this loop has 1 and 7"),
         (lambda order: EpochBatchSampler(order, rank=0, world_size=2), "made for 1 ranks .* this loop has 2"),
         (lambda order: EpochBatchSampler(Shuffled(9), None, 2, tail="exact", all_ranks=True), "needs another tail"),
     ],

@@ -638,14 +638,14 @@ def test_a_reader_passes_through_where_all_names_are_in_use(shards: Any, tmp_pat
         reader.close()
         take_name(path)
         assert len(list(tmp_path.iterdir())) < 10, "names must end"
-    with pytest.warns(UserWarning, match="so everything passes through") as warned:
+    with pytest.warns(UserWarning, match="so all samples are read without a cache") as warned:
         reader = readers.cached(shards, "1MiB", directory=tmp_path, job="test")
     assert len(warned) == 1 and images(reader) == images(shards) and reader.stats().kept == 0
 
 
 @pytest.mark.parametrize("capacity", ["auto", "1MiB", 0.5])
 def test_a_reader_passes_through_without_the_directory(shards: Any, tmp_path: Path, capacity: Any) -> None:
-    with pytest.warns(UserWarning, match="passes through.*No such file.*another tmpfs") as warned:
+    with pytest.warns(UserWarning, match="without a cache.*No such file.*another tmpfs") as warned:
         reader = readers.cached(shards, capacity, directory=tmp_path / "none", job="test")
     assert len(warned) == 1 and images(reader) == images(shards)
     for call in (lambda: cache_budget(tmp_path / "none").bytes, lambda: open_in(tmp_path / "none")):
@@ -724,7 +724,7 @@ def test_without_or_with_a_small_dev_shm(packed: Path, tmp_path: Path) -> None:
     """A container's 64 MiB, as much smaller than the set as that is than ImageNet, is used with a warning."""
     done = run_with_dev_shm("", tmp_path / "dev", sys.executable, "-c", TRAIN, packed)
     assert (done.returncode, done.stdout) == (0, "1 0 0\n"), done.stderr
-    assert "passes through" in done.stderr and "/dev/shm" in done.stderr
+    assert "without a cache" in done.stderr and "/dev/shm" in done.stderr
     done = run_with_dev_shm("size=208k", tmp_path / "small", sys.executable, "-c", TRAIN, packed)
     assert done.returncode == 0, done.stderr
     warned, kept, hits = map(int, done.stdout.split())

@@ -124,17 +124,17 @@ BAD_VALUES = [
     ("boxes", [1, 2, 3, 4], r"boxes are \[k, 4\], not \[4\]"),
     ("boxes", [[1, 2, 3]], r"boxes are \[k, 4\], not \[1, 3\]"),
     ("boxes", [[1, 2, 3, 4], [5, 2, 4, 9]], "box 1 is .* expected x0, y0, x1, y1 with x0 <= x1"),
-    ("boxes", [[1, 2, 3, np.nan]], "box 0 is not of finite numbers"),
+    ("boxes", [[1, 2, 3, np.nan]], "box 0 has a number that is not finite"),
     ("boxes", [["a", "b", "c", "d"]], "boxes are numbers, not"),
     ("points", [[1, 2, 3]], r"points are \[..., 2\], not \[1, 3\]"),
     ("array", [[1], [1, 2]], "is not an array"),
     ("array", [None], "an array of object cannot be packed"),
-    ("mask", np.zeros((4, 4, 3), np.uint8), r"a mask is \[h, w\] of whole numbers, not uint8 \[4, 4, 3\]"),
-    ("mask", np.zeros((4, 4)), "whole numbers, not float64"),
-    ("mask", np.full((2, 2), 1 << 40), "numbers that fit into 32 bits"),
+    ("mask", np.zeros((4, 4, 3), np.uint8), r"a mask is \[h, w\] of integers, not uint8 \[4, 4, 3\]"),
+    ("mask", np.zeros((4, 4)), "integers, not float64"),
+    ("mask", np.full((2, 2), 1 << 40), "must fit into int32, found"),
     ("image", np.zeros((4, 4), np.float32), r"an image is encoded bytes, uint8 .* not float32"),
-    ("text", 5, "a text is a str, or a list of them"),
-    ("text", ["one\ntwo", "three"], "one of several texts has more than one line"),
+    ("text", 5, "a text is a str, or a list of str"),
+    ("text", ["one\ntwo", "three"], "a text in a list has a line break"),
     ("text", "\ud800", "cannot be encoded as UTF-8"),
     ("json", {1, 2}, "cannot be written as JSON"),
     ("file", "text", "a file is bytes, not str"),
@@ -180,9 +180,9 @@ def test_values_come_back(kind: str, value: Any, expected: Any) -> None:
         ("json", b"[" * 100_000, "not JSON in UTF-8"),
         ("boxes", saved(np.zeros((2, 4), np.complex64)), "boxes are numbers, not complex64"),
         ("mask", b"no image", "expected the magic of jpeg, png"),
-        ("mask", make_jpeg(1), "without loss, as PNG, TIFF, BMP or GIF, not as jpeg"),
-        ("mask", image_bytes(np.zeros((4, 4, 3), np.uint8)), "has 3 channels, a mask has one"),
-        ("mask", image_bytes(np.zeros((4, 4), np.float32), "TIFF"), "one channel of whole numbers, not float32"),
+        ("mask", make_jpeg(1), r"losslessly encoded \(PNG, TIFF, BMP or GIF\), not jpeg"),
+        ("mask", image_bytes(np.zeros((4, 4, 3), np.uint8)), "has 3 channels, expected one for a mask"),
+        ("mask", image_bytes(np.zeros((4, 4), np.float32), "TIFF"), "one channel of integers, not float32"),
         ("mask", image_bytes(NUMBERS.astype(np.uint8))[:50], "truncated"),
     ],
 )
@@ -299,7 +299,7 @@ def test_every_format_keeps_fields_and_their_kinds(to: str, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"seg": "1.jpg"}, "1.jpg: field mask: a mask is encoded without loss"),
+        ({"seg": "1.jpg"}, "1.jpg: field mask: a mask is losslessly encoded"),
         ({"words": "latin.txt"}, "1.jpg: field note: not text in UTF-8"),
     ],
 )
@@ -357,7 +357,7 @@ def test_kinds_can_be_given_to_a_set_that_does_not_say_them(tmp_path: Path) -> N
             readers.concat([given, reader])
         with pytest.raises(UnknownNameError, match="no field 'nowhere'"):
             reader.with_kinds({"nowhere": "mask"})
-        with pytest.raises(ValueError, match="kinds of fields, not of the image, are image, file"):
+        with pytest.raises(ValueError, match="a field other than the image is of kind image, file"):
             reader.with_kinds({"seg": "stencil"})
 
 

@@ -158,7 +158,7 @@ def test_orientation_of_any_bytes(blob: bytes, start: int, stop: int) -> None:
 )
 def test_images_of_other_formats_are_named(data: bytes, name: str) -> None:
     assert sniff(data) == ""
-    assert refusal(data).startswith(f"image, byte 0: found {name}, an image format that is not read; ")
+    assert refusal(data).startswith(f"image, byte 0: found {name}, an unsupported image format; ")
 
 
 @pytest.mark.parametrize(

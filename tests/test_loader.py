@@ -401,10 +401,10 @@ while True:
         ({"dtype": torch.uint8, "augment": [Normalize((0, 0, 0), (1, 1, 1))]}, "do not fit into uint8"),
         ({"batch_size": 0}, "batch_size"),
         ({"tail": "wrap"}, "tail must be"),
-        ({"order": Shuffled(9)}, "the order is of 9 samples, and the reader has"),
-        ({"augment": CROP[0]}, r"expected a list of ops, not one: write  \[RandomResizedCrop"),
+        ({"order": Shuffled(9)}, "the order is for 9 samples, but the reader has"),
+        ({"augment": CROP[0]}, r"expected a list of ops, found a single op: write  \[RandomResizedCrop"),
         ({"rank": 2, "world_size": 2}, "outside the world"),
-        ({"order": Shuffled(COUNT, 3), "seed": 4}, "seed=4, but the order has the seed 3"),
+        ({"order": Shuffled(COUNT, 3), "seed": 4}, "seed=4, but the order has seed 3"),
     ],
 )
 def test_wrong_options(reader: readers.Reader, options: dict[str, Any], message: str) -> None:

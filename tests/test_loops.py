@@ -178,7 +178,7 @@ def test_a_batch_of_bad_samples_says_so(tmp_path: Path) -> None:
     replaced = DataLoader(ImageDataset(reader, on_error="substitute"), 6)
     assert len(next(iter(replaced))[0]) == 6
     alone = DataLoader(ImageDataset(reader, on_error="substitute"), sampler=[4, 5], batch_size=2)
-    with pytest.raises(BadSampleError, match="in place of a bad one were bad as well"):  # no other sample is known
+    with pytest.raises(BadSampleError, match="substitutes of a bad sample are bad, too"):  # no other sample is known
         next(iter(alone))
 
 

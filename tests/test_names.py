@@ -56,7 +56,7 @@ def test_plain_names_are_taken_as_they_are(name: str) -> None:
 
 def test_a_field_does_not_take_the_place_of_a_column_of_the_index() -> None:
     for name in ("key", "mask.name"):
-        with pytest.raises(BadNameError, match="the index has such columns"):
+        with pytest.raises(BadNameError, match="the index has columns of that name"):
             FieldName(name)
 
 
@@ -67,9 +67,9 @@ def test_a_path_has_one_spelling() -> None:
 def test_neither_a_shard_nor_an_index_is_one_of_the_sets_own_files() -> None:
     for path in (".packing", ".packing/x", "dataset.json", "./left-out.jsonl"):
         for kind in (ShardPath, IndexPath):
-            with pytest.raises(BadNameError, match="is the set's own"):
+            with pytest.raises(BadNameError, match="belongs to the set"):
                 kind(path)
-    with pytest.raises(BadNameError, match="quarantine is the set's own"):
+    with pytest.raises(BadNameError, match="quarantine belongs to the set"):
         IndexPath("quarantine")
 
 

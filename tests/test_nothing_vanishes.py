@@ -35,7 +35,7 @@ JPEG_XL = b"\xff\x0a" + bytes(200)
     [
         ("a/2.avif", AVIF, "avif image"),
         ("a/2.heic", HEIC, "heif image"),
-        ("a/2.jp2", JPEG_2000, "found JPEG 2000, an image format that is not read"),
+        ("a/2.jp2", JPEG_2000, "found JPEG 2000, an unsupported image format"),
         ("a/2.dcm", bytes(128) + b"DICM", "found DICOM, .*; write its pixels as an array:  numpy.save"),
         ("a/2.jxl", JPEG_XL, "jxl image: "),
         ("a/2", JPEG_2000, "found JPEG 2000"),

@@ -140,7 +140,7 @@ def test_stopping_anywhere_and_resuming_in_another_world(kind: str, wanted: int)
 def test_a_loop_of_another_size_than_the_order() -> None:
     order = Bucketed([0, 0, 1, 1], 2, 1)
     for batch, world_size in ((1, 1), (2, 2)):
-        message = f"made for 1 ranks and batches of up to 2 samples, this loop has {world_size} and {batch}"
+        message = f"made for 1 ranks and batches of up to 2 samples, but this loop has {world_size} and {batch}"
         with pytest.raises(ValueError, match=message):
             make_schedule(order, 0, batch, 0, world_size, "exact")
     with pytest.raises(ValueError, match="no step of epoch 0 begins at the cursor 1"):
@@ -177,7 +177,7 @@ def test_shapes_of_an_area() -> None:
         (lambda: AspectBuckets(((64, 0),)), "one or more"),
         (lambda: AspectBuckets(((64, 64), (32, 32))), "the same proportions"),
         (lambda: AspectBuckets.of_area(100), "at least multiple x multiple"),
-        (lambda: AspectBuckets.of_area(1 << 16, max_aspect=0.5), "max_aspect is 1 or more"),
+        (lambda: AspectBuckets.of_area(1 << 16, max_aspect=0.5), "max_aspect of at least 1"),
         (lambda: AspectBuckets.of_area(1 << 16).batch_sizes(0), "are 1 or more"),
         (lambda: ResizeToBucket([(8, 8)], crop="left"), "crop is one of center, random"),  # type: ignore[arg-type]
     ],

@@ -157,7 +157,7 @@ IMPOSSIBLE: list[tuple[Callable[[], object], str]] = [
     (lambda: Bucketed([0, -1]), "found -1 to 0"),
     (lambda: Bucketed([0, 1 << 15]), "found 0 to 32768"),
     *((partial(Bucketed, [0, 1, 2], size), "one for each of the 3 buckets") for size in (0, [4, 4], [4, 0, 4], [])),
-    (lambda: Bucketed([0], 1, 0), "world_size is 1 or more"),
+    (lambda: Bucketed([0], 1, 0), "world_size is at least 1"),
     (lambda: Bucketed([0], tail="exact"), "tail is pad or drop_last"),  # type: ignore[arg-type]
 ]
 

@@ -83,7 +83,7 @@ def test_overwrite_removes_nothing_outside_the_set(tree: Path, out: Path, outsid
             split["index"] = hostile
 
     edited(out, change)
-    refused(tree, out, r"link: is a link|the set's own|leads outside.*it is unknown what")
+    refused(tree, out, r"link: is a link|belongs to the set|leads outside.*it is unknown what")
 
 
 def test_overwrite_removes_nothing_but_columns_from_an_index(tree: Path, out: Path) -> None:

@@ -153,7 +153,10 @@ def test_a_mask_of_half_the_size_covers_its_image(ops: list[Op]) -> None:
 @pytest.mark.parametrize("shape", [(120, 100), (100, 100), (10, 133)])
 def test_a_mask_of_other_proportions_is_refused(shape: tuple[int, int]) -> None:
     _, placement = made([RandomHorizontalFlip(1.0)], image_of(painted(1, 100, 120)))
-    with pytest.raises(BadSampleError, match=f"has {shape[0]} x {shape[1]} pixels, the upright image 100 x 120"):
+    with pytest.raises(
+        BadSampleError,
+        match=f"has {shape[0]} x {shape[1]} pixels, expected the proportions of the upright image, 100 x 120",
+    ):
         placement.mask(np.zeros(shape, np.uint8))
 
 

@@ -197,7 +197,7 @@ def test_split_names(packed: Path, tmp_path: Path) -> None:
     rewrite({"first": train, "test": val})
     with pytest.raises(UnknownNameError, match="no split 'val'; it has first, test"):
         readers.open(root, "val")
-    with pytest.raises(UnknownNameError, match="say which split you want: first, test") as caught:
+    with pytest.raises(UnknownNameError, match="choose a split: first, test") as caught:
         readers.open(root)
     assert readers.open(packed).dataset.to_json() == (packed / "dataset.json").read_text(encoding="utf-8")
     with pytest.raises(ValueError, match="backend must be 'pread' or 'mmap', not 'magic'"):
@@ -281,7 +281,7 @@ def test_offsets_that_are_wrong() -> None:
         with pytest.raises(DatasetError, match="offset"):
             column(*offsets)
     falling = column(0, 4, 2, 6)
-    with pytest.raises(DatasetError, match="fall instead of rising"):
+    with pytest.raises(DatasetError, match="are not ascending"):
         list(falling)
     with pytest.raises(DatasetError, match="string 1 has the offsets 4 to 2"):
         falling[1]

@@ -584,7 +584,7 @@ def test_part_of_it_with_the_address_behind(
     put_files(other, address)
     with readers.open(copy, "train", fallback=address) as reader:
         reader.read(35)
-        with pytest.raises(readers.StaleIndexError, match="a copy of another state of"):
+        with pytest.raises(readers.StaleIndexError, match="a copy of another version of"):
             reader.read(0)
 
 

@@ -279,7 +279,7 @@ WRONG: list[tuple[str, str]] = [
     ("medium in (1, 2)", r"cannot compare a text with numbers"),
     ("width in 3", r"expected a column in a list"),
     ("3 in (3, 4)", r"expected a column in a list"),
-    ("label is 3", r"is not a comparison that is known here"),
+    ("label is 3", r"is not a supported comparison"),
     ("width + 1 > 3", r"'width \+ 1' is neither the name of a column nor a number nor a text"),
     ("width > True", r"'True' is neither the name"),
     ("width > 1e400", r"is neither the name"),

@@ -312,7 +312,7 @@ def test_jobs_in_one_folder_do_not_mix(
         plain = readers.open(source, "train")
         made.append(readers.share(plain, tmp_path, node=int(job) - 1, nodes=2, **_LOCAL))
         made[-1].serve(Server)
-    with pytest.warns(UserWarning, match=r"1 node \(0\) of 2 have not said where they listen"), made[1] as reader:
+    with pytest.warns(UserWarning, match=r"1 node \(0\) of 2 have not published their address"), made[1] as reader:
         with pytest.warns(UserWarning, match="node 0 is not asked .* it has not published its address"):
             assert list(map(bytes, reader.read_many(range(len(truth))))) == truth
         assert reader.store.stats().near == 0
@@ -328,7 +328,7 @@ def test_one_node_shares_with_nobody(source: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("reader", "options", "message"),
     [
-        (lambda r, p: r.select(indices=[1, 2]), {}, "select from what share returns"),
+        (lambda r, p: r.select(indices=[1, 2]), {}, "select from the shared reader"),
         (lambda r, p: readers.cached(r, 1.0, "recoded:16@90", directory=p), {}, "share the reader below it"),
         (lambda r, p: readers.open_folder(p / "tree"), {}, "has no checksums"),
         (lambda r, p: r, {"node": 1}, "both node and nodes or neither"),
@@ -456,7 +456,7 @@ def test_server_processes_that_are_killed_are_started_again(
             kept = readers.cached(plain, 1.0, partition=(node, 2), directory=tmp_path / f"memory-{node}")
             own.append(stack.enter_context(kept))
         before = children()
-        with pytest.warns(UserWarning, match="have not said where they listen"):  # the first meets no other
+        with pytest.warns(UserWarning, match="have not published their address"):  # the first meets no other
             made = Cluster(tmp_path, own, [], serve=True, timeout_seconds=0.5)
         stack.callback(made.close)
         counts = lambda: [(one.near, one.far) for one in (reader.store.stats() for reader in made.readers)]  # noqa: E731
@@ -485,7 +485,7 @@ def test_server_processes_that_are_killed_are_started_again(
         texts = [str(warning.message) for warning in said]
         for node in range(2):
             assert any(f"node {node} is not asked" in text for text in texts)
-            started = f"the process that serves node {node} had ended: it was started again"
+            started = f"the server process of node {node} has ended: it was started again"
             assert sum(started in text for text in texts) == kills
     assert [path.name for path in tmp_path.glob("job/*/*")] == ["token"]
     assert [*tmp_path.glob("memory-*/*")] == [], "no cache stays"

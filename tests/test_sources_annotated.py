@@ -436,7 +436,7 @@ BAD: list[tuple[Callable[..., Path], str, bytes, str]] = [
     (voc, NOTED, xml(("dog", 1, 1, 2, 2), size=(400, 300)), "its annotations are for 400 x 300"),
     (voc, NOTED, xml(more="<object><name>x</name></object>"), "not one bndbox"),
     (voc, DRAWN, palette_png(MASK[:9]), "its mask has 40 x 9 pixels"),
-    (voc, DRAWN, PICTURES[1], "a mask is encoded without loss"),
+    (voc, DRAWN, PICTURES[1], "a mask is losslessly encoded"),
     (yolo, LABELS, b"0 0.5 0.5 0.1\n", "4 numbers, for neither a box nor an outline"),
     (yolo, LABELS, b"0 0.5 0.5 0.1 0.1 0.9\n", "as with a confidence"),
     (yolo, LABELS, b"0 20 12 10 10\n", "in pixels?"),

@@ -84,7 +84,7 @@ def test_another_state_of_the_source_is_another_copy(source: Path, tree: Path, t
         with readers.stage(source, tmp_path / "node", watcher=notes) as new:
             assert new != old and old.is_dir() and "source has changed" not in notes  # it is in use
             assert_whole(new, source)
-        with pytest.raises(readers.StaleIndexError, match="another state of"):
+        with pytest.raises(readers.StaleIndexError, match="another version of"):
             readers.open(old, "train", fallback=source)
     notes = Notes()
     with readers.stage(source, tmp_path / "node", watcher=notes) as again:
@@ -178,7 +178,7 @@ def test_one_clear_message(
         ({"form": "files", "background": True}, "whole splits"),
         ({"form": "zip"}, "shards, files"),
         ({"order": Shuffled(36)}, "in the background"),
-        ({"background": True, "resume": {}}, "without the order"),
+        ({"background": True, "resume": {}}, "give the order, too"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
@@ -828,7 +828,7 @@ def test_every_way_to_read_is_counted(source: Path, tmp_path: Path, backend: Any
 
 
 def test_what_does_not_go_together(source: Path, order: StagedFirst, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="a set with a fallback"):
+    with pytest.raises(ValueError, match="patience_seconds needs a fallback"):
         readers.open(source, "train", patience_seconds=1)
     with pytest.raises(ValueError, match="0 or more, not nan"):
         open_staged(source, source, float("nan"))

@@ -91,7 +91,7 @@ def test_what_a_column_cannot_be_asked(table: Path, packed: Path, tmp_path: Path
         ('has("patiemt")', unknown, r"patiemt"),
         ("patient == 7", ValueError, r"asks for numbers in a column that has none, but values such as 'P0'"),
         ("patient == width", ValueError, r"expected a column of the table, and a number or a text"),
-        ("patient in ('P0', 3)", ValueError, r"of numbers alone or of texts alone"),
+        ("patient in ('P0', 3)", ValueError, r"with only numbers or only texts"),
         ("patient in 'P0'", ValueError, r"expected  column == value  or  column in"),
     ):
         with readers.open(packed) as reader, pytest.raises(error, match=message):

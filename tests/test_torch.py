@@ -295,7 +295,7 @@ def test_a_wrapper_that_loses_the_place_in_the_epoch_is_named(reader: readers.Re
     loader = DataLoader(wrapped, 5, sampler=EpochSampler(Shuffled(20, 1)))
     lost = "Wrapped" if name == "Wrapped" else "Subset"
     with pytest.warns(
-        UserWarning, match=rf"^{lost} asks .* plain numbers.*reader\.select\(indices=…\).*{lost}$"
+        UserWarning, match=rf"^{lost} passes plain numbers.*reader\.select\(indices=…\).*{lost}$"
     ) as caught:
         for _ in range(2):
             assert len(list(loader)) == 4
@@ -477,5 +477,5 @@ def test_the_decoder_of_a_data_set(
             assert torch.equal(pickle.loads(pickle.dumps(dataset))[0][0], expected) and bool(calls) == (
                 decoder != "cpu"
             )
-        with pytest.raises(ValueError, match="the rest is for ImageLoader"):
+        with pytest.raises(ValueError, match="for the other options use ImageLoader"):
             ImageDataset(reader, None, readers.Decode(layout="NHWC"))

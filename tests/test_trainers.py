@@ -159,8 +159,8 @@ def story(lightning: Any, reader: Any, folder: Path, kind: str, *fits: Fit) -> S
 
 
 NO_STATE = r"resumes after batch 2 of epoch 1.*write  StatefulDataLoader\("
-NO_END = r"Lightning begins epoch 2, .* at the end of one.*write  StatefulDataLoader\(dataset"
-COUNTED = r"Lightning has counted 2 .*another batch size or number of ranks|share out batches of 4 samples"
+NO_END = r"Lightning begins epoch 2, .* at the end of an epoch.*write  StatefulDataLoader\(dataset"
+COUNTED = r"Lightning has counted 2 .*another batch size or number of ranks|workers with batches of 4 samples"
 IN_STEP = "saved this checkpoint inside the step of batch 2 of epoch 1"
 LEFT_OUT = r"whole epochs would be left out; leave out persistent_workers=True"
 SAME = r"ended this loop: .*training and validation, make two loaders"
@@ -227,7 +227,7 @@ def test_epochs_that_max_steps_ends_or_cuts_short_are_whole(
 
 def test_a_state_that_a_stateful_loader_has_forgotten(lightning: Any, reader: Any, tmp_path: Path) -> None:
     """At the end of fit Lightning shuts its workers down."""
-    forgets = "forgets where it was at the end of fit; resume from a checkpoint that"
+    forgets = "loses its position at the end of fit; resume from a checkpoint that"
     story(lightning, reader, tmp_path, "stateful 0", steps(5, after=True), steps(21, refused=forgets))
 
 
@@ -263,7 +263,7 @@ def test_workers_of_a_stream_resume_with_as_many_ranks(reader: Any, ranks: tuple
     batches = iter(before)
     next(batches)
     after.load_state_dict(before.state_dict())
-    with pytest.raises(ResumeError, match=f"on each of {ranks[0]} ranks"):
+    with pytest.raises(ResumeError, match=f"batches of 4 samples on {ranks[0]} ranks"):
         list(after)
     assert list(batches)
     after = make(reader, "stateful stream 2", rank=0, world_size=ranks[1])
@@ -433,7 +433,9 @@ def test_what_accelerate_would_repeat_is_refused_on_all_processes(accelerate: An
             options = accelerate.DataLoaderConfiguration(dispatch_batches=dispatch)
             accelerator = accelerate.Accelerator(cpu=True, dataloader_config=options)
             for kind in ("plain 0", "plain 2", "stream 0"):
-                with pytest.raises(TrainerError, match=r"shares the batches .* 2 processes.*rank=0, world_size=1\)"):
+                with pytest.raises(
+                    TrainerError, match=r"distributes the batches .* 2 processes.*rank=0, world_size=1\)"
+                ):
                     next(iter(accelerator.prepare(make(reader, kind))))
         accelerator = accelerate.Accelerator(cpu=True)
         for count in (COUNT, 29):
@@ -462,7 +464,7 @@ def test_accelerate_deals_out_the_batches_of_all_ranks(accelerate: Any, reader: 
         prepared = accelerator.prepare(make(reader, "batches 2", 3, order, all_ranks=True))
         seen = [[batch[0].tolist() for batch in prepared] for _ in range(2)]
         assert len(seen[0]) == len(prepared)
-        with pytest.raises(TrainerError, match="batches of 2 ranks in turn, and accelerate deals them out to 1"):
+        with pytest.raises(TrainerError, match="batches of 2 ranks in turn, but accelerate distributes them among 1"):
             next(iter(make(reader, "batches 0", 3, order, all_ranks=True)))
         again = make(reader, "batches 0", 3, order, all_ranks=True)
         again.batch_sampler.load_state_dict({**again.batch_sampler.state_after(4), "epoch": 1})
@@ -619,7 +621,7 @@ def test_the_trainer_that_would_lose_its_place_is_refused(
     transformers: Any, reader: Any, tmp_path: Path, other: dict[str, int]
 ) -> None:
     train(reader, tmp_path, 9)
-    with pytest.raises(TrainerError, match=r"another batch size, number of ranks .*; keep the samples of an update"):
+    with pytest.raises(TrainerError, match=r"the batch size, the number of ranks .*; keep the samples of an update"):
         train(reader, tmp_path, start=9, **other)
 
 
@@ -647,7 +649,7 @@ def test_a_checkpoint_that_is_not_whole_is_left_out(transformers: Any, reader: A
     state = tmp_path / "checkpoint-14/trainer_state.json"
     state.write_text(state.read_text()[:100])
     assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-9")
-    with pytest.raises(TrainerError, match=r"checkpoint-14 is not a whole checkpoint"):
+    with pytest.raises(TrainerError, match=r"checkpoint-14 is not a complete checkpoint"):
         train(reader, tmp_path, start=14)
     state.unlink()
     check(before + train(reader, tmp_path, start=9, resume=True)[0])

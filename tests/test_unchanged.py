@@ -311,7 +311,7 @@ def test_ops_and_options_that_are_not_defined_for_the_images_are_refused_at_once
         with pytest.raises(ValueError, match=message):
             ImageLoader(sets("grey of 16 bits"), 4, **grouped({"decode": "unchanged", **options}))
     reader: Any = readers.Table  # no set is opened before the list is checked
-    with pytest.raises(ValueError, match=r"Normalize.* is for 1 channel, and the images are uint8 with 3 channels"):
+    with pytest.raises(ValueError, match=r"Normalize.* is for 1 channel, but the images are uint8 with 3 channels"):
         ImageDataset(reader, [Normalize((0.5,), (0.2,))])
 
 

@@ -125,9 +125,9 @@ def test_a_bad_sample_is_bad_in_all_its_views(tmp_path: Path, threads: int) -> N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"views": 0}, "count of views is 1 or more"),
+        ({"views": 0}, "count of views is at least 1"),
         ({"augment": [[OPS], [OPS]], "views": 2}, "not both"),
-        ({"views": [OPS, [*OPS, Normalize((0.5,) * 3, (0.5,) * 3)]]}, "all views have one normalize"),
+        ({"views": [OPS, [*OPS, Normalize((0.5,) * 3, (0.5,) * 3)]]}, "all views must have the same normalize"),
         ({"augment": [*OPS, MixUp()], "views": 2}, "MixUp and CutMix mix labels"),
     ],
 )
@@ -176,6 +176,6 @@ def test_ops_on_batches_need_labels_and_a_loader_of_batches(tmp_path: Path, read
     with pytest.raises(ValueError, match="no sample of this set has one: leave them out"):
         ImageLoader(flat, 2, augment=[CenterCrop(32), MixUp()])
     with pytest.raises(
-        ValueError, match="ImageDataset makes single samples, and MixUp is for batches: use ImageLoader"
+        ValueError, match="ImageDataset makes single samples, but MixUp is for batches: use ImageLoader"
     ):
         ImageDataset(reader, [CenterCrop(32), MixUp()])

@@ -255,7 +255,7 @@ def test_a_stream_of_samples(tmp_path: Path) -> None:
         assert decode_field("array", reader.read(4, "vector")).tolist() == [0, 1, 2, 3, 4]
 
 
-NO_JSON = "cannot be written as JSON, which has no NaN"
+NO_JSON = r"cannot be written as JSON \(which has no NaN"
 
 
 @pytest.mark.parametrize(

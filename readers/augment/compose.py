@@ -1,4 +1,4 @@
-"""Moves that follow each other as one map: turns and flips, and the crop and the resize of what they make.
+"""Composition of consecutive moves into one map: rotations and flips, and the crop and resize of their result.
 
     flip, turn, flip, turn, box, resize   ──►   one map: an image is sampled once, and only within the box
 
@@ -51,8 +51,8 @@ _MOVED: dict[Sampling, Moved] = {"bilinear": Moved("bilinear"), "nearest": Moved
 
 
 def compose(made: Pass) -> Pass:
-    """A pass with one step for each run of moves. Which steps are one follows from the ops alone, not from their
-    parameters, so that the passes of a batch have the same ones."""
+    """A pass with one step for each run of moves. The runs depend only on the ops, not on their parameters, so all
+    passes of a batch have the same runs."""
     steps: _Steps = []
     run: _Steps = []
     by: Sampling | None = None
@@ -70,7 +70,7 @@ def compose(made: Pass) -> Pass:
 
 
 def _as_one(run: _Steps, by: Sampling | None, size: tuple[int, int]) -> _Steps:
-    """A run as one step; flips alone stay what they are."""
+    """A run as one step; a run of only flips is not changed."""
     if by is None:
         return run
     matrix: Matrix | None = None

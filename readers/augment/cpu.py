@@ -1,14 +1,14 @@
 """Execute a plan on the CPU: decode the box, resize it, flip it, and store it in its row of a batch.
 
-Where ops on pixels come before a crop or resize, an image goes through several such passes
-(`readers.augment.geometry`), each on the result of the one before it.
+If ops on pixels come before a crop or resize, an image goes through several passes (`readers.augment.geometry`), each
+on the result of the pass before.
 
-Resizing is torch's antialiased kernels for uint8: Pillow's arithmetic (within 1 of 255), and the fastest of its quality
-(docs/performance.md). Images of one size are decoded side by side, so that one call resizes them all: a call of torch
-costs some 10 µs and releases the interpreter's lock twice, as much as a tenth of a small image.
+Resizing uses torch's antialiased kernels for uint8, which have Pillow's arithmetic (within 1 of 255) and are the
+fastest of this quality (docs/performance.md). Images of one size are decoded side by side and resized by one call: a
+call of torch takes some 10 µs and releases the interpreter's lock twice, a tenth of the time of a small image.
 
-Where it can be, an image is decoded, resized and flipped in one go, to the same values, by the codec of
-`readers.coefficients`: a baseline JPEG, or what a cache keeps as coefficients.
+If possible, the codec of `readers.coefficients` decodes, resizes and flips an image in one call, with the same values:
+a baseline JPEG, or coefficients of a cache.
 """
 
 from __future__ import annotations
@@ -39,15 +39,14 @@ if TYPE_CHECKING:
     from readers.coefficients import Scaling
     from readers.coefficients.decode import Table
 
-# Images of one size, decoded side by side: boxes at the same place of each are one array, resized by one call.
-
-
 _JPEG = b"\xff\xd8\xff"
-MAX_STACK_BYTES = 4 << 20  # larger images gain nothing: decoding takes far longer than a call
+MAX_STACK_BYTES = (
+    4 << 20
+)  # larger images gain nothing: decoding takes far longer than a call of torch of torch of torch
 
 
 def alike(jobs: Sequence[Job], sizes: Sequence[tuple[int, int]]) -> bool:
-    """Whether two or more images have one size and the same job, apart from flips, and nothing to do with pixels."""
+    """Whether two or more images have one size and the same job except for flips, without pixel ops."""
     if len(jobs) < 2 or jobs[0].last.region != jobs[1].last.region or jobs[0].before:
         return False
     first, size = jobs[0].last[:3], sizes[0]
@@ -68,7 +67,7 @@ class _Slot(Scratch):
 class Stack:
     """`count` slots for images of `size` (height, width), each of height * width * 3 bytes.
 
-    A JPEG is decoded to the beginning of its slot, and boxes at the same place of each slot are one tensor without a
+    JPEGs are decoded to the beginning of their slots, so boxes at the same place of each slot form one array without a
     copy.
     """
 
@@ -96,14 +95,14 @@ def _address(image: npt.NDArray[np.uint8]) -> int:
 
 _resize_into: Any = torch.ops.aten._upsample_bilinear2d_aa.out
 _resize_bicubic_into: Any = torch.ops.aten._upsample_bicubic2d_aa.out
-# About what fits into the cache next to a core.
+# Values that fit about into a core's L2 cache.
 _GROUP_VALUES = 1 << 18
 
 
 class Finish:
-    """How pixels end up in a batch: flipped, normalised, in its dtype and order of axes.
+    """Stores pixels in a batch: flips and normalises them, and converts dtype and layout. Threads may share it.
 
-    planar: images are [3, height, width] in memory, not [height, width, 3]. Threads may share it.
+    planar: images are [3, height, width] in memory, not [height, width, 3].
     """
 
     def __init__(self, dtype: torch.dtype, planar: bool, normalize: Normalize | None) -> None:
@@ -115,18 +114,18 @@ class Finish:
 
     @property
     def in_place(self) -> bool:
-        """Whether pixels can be made in the batch itself."""
+        """Whether pixels can be rendered directly into the batch."""
         return self.dtype == torch.uint8 and not self.planar
 
     @property
     def by_codec(self) -> bool:
-        """Whether the compiled codec makes these values."""
+        """Whether the compiled codec can store these values."""
         return self.dtype == torch.uint8 or self.scaling() is not None
 
     def scaling(self) -> Scaling | None:
-        """How the compiled codec makes float32 of bytes as this does, to the bit; None for other dtypes.
+        """The factors with which the compiled codec makes the same float32 values, bit for bit; None for other dtypes.
 
-        Whether torch rounds once or twice is up to its build: all bytes are tried.
+        Whether torch rounds once or twice depends on its build, so all 256 bytes are tried.
         """
         if self._is_scaled and self._scaling is None:
             self._scaling = self._find_scaling()
@@ -151,11 +150,13 @@ class Finish:
     def store(
         self, pixels: torch.Tensor, rows: Sequence[torch.Tensor], jobs: Sequence[Job | None], out: torch.Tensor
     ) -> None:
-        """pixels: uint8 [k, 3, height, width], channels last; rows: `pixels` by image, [1, 3, height, width] each;
-        jobs: what is left to do of each, None for an image that is in `out`; out: the same shape as pixels, or `pixels`
-        itself where in_place.
+        """Finish images and store them in a batch.
 
-        A few images at a time: one call serves many small images, and large ones stay in the cache.
+        pixels: uint8 [k, 3, height, width], channels last. rows: `pixels` by image, [1, 3, height, width] each. jobs:
+        the remaining job of each, None for an image already in `out`. out: the same shape as `pixels`, or `pixels`
+        itself if in_place.
+
+        Works on a few images at a time: one call serves many small images, and large ones stay in the CPU's cache.
         """
         group = max(1, _GROUP_VALUES // max(1, pixels[0].numel())) if jobs else 1
         for some in _left(jobs, group):
@@ -177,7 +178,7 @@ class Finish:
         if self.planar:
             values.mul_(self._scale.view(3, 1, 1)).add_(self._shift.view(3, 1, 1))
         else:
-            # Factors for a whole row: three of them, repeated by a broadcast, would cost several times as much.
+            # Factors of a whole row, because broadcasting three of them takes several times as long.
             scale, shift = self._row(width)
             torch.addcmul(shift, values, scale, out=values)
         if values is not flat:
@@ -191,7 +192,7 @@ class Finish:
 
 
 def _left(jobs: Sequence[Job | None], most: int) -> Iterator[slice]:
-    """The positions of jobs, as runs of `most` at most."""
+    """The positions of jobs that are not None, in runs of at most `most`."""
     start = 0
     for stop in range(1, len(jobs) + 1):
         if jobs[stop - 1] is None:
@@ -202,7 +203,7 @@ def _left(jobs: Sequence[Job | None], most: int) -> Iterator[slice]:
 
 
 def _flip(rows: Sequence[torch.Tensor], jobs: Sequence[Job | None]) -> None:
-    """Flip images in place, those with the same flips together. Jobs with pixel ops have been flipped already."""
+    """Flip images in place, those with the same flips together. Images with pixel ops are flipped already."""
     for flips in {job.last.flips for job in jobs if job} - {()}:
         both = [(row, job.last) for row, job in zip(rows, jobs, strict=True) if job]
         images = [row for row, last in both if last.flips == flips and not last.steps]
@@ -217,12 +218,11 @@ def unflipped(job: Job) -> Job:
 
 
 class Renderer:
-    """Encoded bytes to pixels, for one thread.
+    """Renders encoded images to pixels; for one thread.
 
-    interpolation: of the resize of its jobs. finish: how their results end up in a batch, if they do. compiled: see
-    `decode_image`.
-    lap: called with the name of a stage when it has ended, of an image or of several that are treated together:
-        "decode", "resize", "augment"; None if not needed.
+    interpolation: filter of the resizes. finish: stores results in a batch, if given. compiled: see `decode_image`.
+    lap: called with the name of each finished stage, "decode", "resize" or "augment", for one or several images; None
+        if not needed.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class Renderer:
         return self.chunks([(count, 3, height, width)])[0]
 
     def chunks(self, shapes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-        """The same for several of these shapes, [count, 3, height, width], at once."""
+        """`chunk` for several shapes [count, 3, height, width] at once."""
         values = sum(map(math.prod, shapes))
         if self._chunk.numel() < values:
             self._chunk = torch.empty(values, dtype=torch.uint8)
@@ -258,11 +258,12 @@ class Renderer:
     def render(
         self, data: Buffer, job: Job, size: tuple[int, int], out: torch.Tensor, whole: torch.Tensor | None = None
     ) -> Job | None:
-        """One image into out, uint8 [1, 3, out_height, out_width], channels last. Returns what is left to do, for
-        `Finish.store`: a job without pixel ops is mostly left unflipped, as that is quicker for many images at once.
+        """Render one image into `out`, uint8 [1, 3, out_height, out_width], channels last.
 
-        size: (height, width) of the upright image, as the plan took it. whole: the place of the result in a batch;
-        where that is quicker, it is made there, and the result is None. Raises BadSampleError.
+        Returns the job that remains for `Finish.store`: usually the flips, which are faster for many images at once.
+
+        size: (height, width) of the upright image, as in the plan. whole: the image's place in a batch; if that is
+        faster, the finished image is stored there, and None is returned. Raises BadSampleError.
         """
         if self._resizes_at_once(data, job):
             finish = self._finish if self._finish is not None and self._finish.by_codec else None
@@ -283,7 +284,7 @@ class Renderer:
         return job
 
     def _resizes_at_once(self, data: Buffer | Exception, job: Job) -> bool:
-        """Whether the compiled codec may decode and resize an image in one go."""
+        """Whether the compiled codec may decode and resize an image in one call."""
         if isinstance(data, Exception) or self._bicubic or job.before:
             return False
         if data[: len(COEFFICIENTS)] != COEFFICIENTS and not (self._compiled and data[: len(_JPEG)] == _JPEG):
@@ -294,13 +295,16 @@ class Renderer:
     def _render_at_once(
         self, data: Buffer, made: Pass, size: tuple[int, int], out: torch.Tensor, scaling: Scaling | None
     ) -> bool:
-        """One image, flipped, into out, of any layout with `scaling`; False where the codec does not do that."""
+        """Decode, resize and flip one image into `out` by the codec; False if the codec does not support the image.
+
+        scaling: factors for float32, for which `out` may have any layout.
+        """
         from readers.coefficients import decode_resized  # loads crc32c
 
         region, resized, corner, flips, steps, _ = made
         height, width = out.shape[2:]
         if min(corner) < 0 or corner[0] + height > resized[0] or corner[1] + width > resized[1]:
-            return False  # black there
+            return False  # the codec does not pad with black
         target = self._memory((height, width)) if steps else out
         pixels = target[0].permute(1, 2, 0).numpy()
         given = data, region, resized, pixels
@@ -423,14 +427,14 @@ class Renderer:
         return out
 
     def _memory(self, size: tuple[int, int]) -> torch.Tensor:
-        """[1, 3, height, width] of this thread, channels last."""
+        """This thread's memory for an image [1, 3, height, width], channels last."""
         if self._temporary.shape[2:] != size:
             self._temporary = torch.empty((1, *size, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
         return self._temporary
 
 
 def _image(pixels: npt.NDArray[np.uint8]) -> torch.Tensor:
-    """Pixels [height, width, 3] as [1, 3, height, width], in their memory where torch can step through it."""
+    """Pixels [height, width, 3] as [1, 3, height, width], without a copy if torch supports their strides."""
     if min(pixels.strides) < 0:
         pixels = np.ascontiguousarray(pixels)
     return torch.from_numpy(lent(pixels).transpose(2, 0, 1)[None])
@@ -449,8 +453,8 @@ def apply_steps(
     box: Sequence[int] | None = None,
     fit: tuple[int, int] | None = None,
 ) -> torch.Tensor:
-    """One image [1, 3, height, width], flipped, then changed by the ops on pixels: whole values from 0 to 255, float32,
-    or uint8 where bytes were only moved. box, fit: as for `_stepped`."""
+    """Flip one image [1, 3, height, width] and apply ops on pixels; integers from 0 to 255 in float32, or in uint8 if
+    pixels were only moved. box, fit: as for `_stepped`."""
     (op, parameters), rest = steps[0], steps[1:]
     if isinstance(op, Moved) and (not rest or op.sampling == "nearest") and _moves_bytes(image):
         moved = _moved(image, flips, op, parameters, *((None, None) if rest else (box, fit)))
@@ -462,8 +466,11 @@ def apply_steps(
 
 
 def _stepped(image: torch.Tensor, steps: Steps, box: Sequence[int] | None, fit: tuple[int, int] | None) -> torch.Tensor:
-    """The ops on pixels, on one image, float32. box: what is wanted of it then, (top, left, height, width, …); fit:
-    what a run of moves at the end resizes that to."""
+    """Apply ops on pixels to one float32 image.
+
+    box: the part of the result to return, (top, left, height, width, …). fit: (height, width) to which a final move
+    resizes the box.
+    """
     *some, (op, parameters) = steps
     for one, values in some:
         image = one.apply(image, (values,))
@@ -474,7 +481,7 @@ def _stepped(image: torch.Tensor, steps: Steps, box: Sequence[int] | None, fit: 
 
 
 def _moves_bytes(image: torch.Tensor) -> bool:
-    """Whether the extension moves the pixels of an image."""
+    """Whether the compiled codec can move the pixels of an image."""
     from readers.coefficients import unsupported_reason  # loads crc32c
 
     return image.dtype == torch.uint8 and image.device.type == "cpu" and not unsupported_reason()
@@ -488,7 +495,7 @@ def _moved(
     box: Sequence[int] | None,
     fit: tuple[int, int] | None,
 ) -> torch.Tensor:
-    """An image, uint8 [1, 3, height, width], flipped and moved: what `affine` makes of it, rounded."""
+    """An image, uint8 [1, 3, height, width], flipped and warped as by `affine`, rounded."""
     from readers.coefficients.compiled import load_codec
 
     pixels = image[0].permute(1, 2, 0).numpy()
@@ -508,10 +515,10 @@ def render_pass(
     resized: Callable[[torch.Tensor, tuple[int, int]], torch.Tensor],
     interpolation: Interpolation | None,
 ) -> torch.Tensor:
-    """What a part before the last makes of its box, uint8 [1, 3, height, width], channels last: of that the box of the
-    next part, `then`, which may be resized already.
+    """Render a part before the last; returns the box of the next part, `then`, which may be resized already.
 
-    resized: the image in this (height, width), uint8 or whole values. interpolation: of the resizes.
+    image: its box, uint8 [1, 3, height, width], channels last. resized: resizes an image to (height, width), to uint8
+    or integers. interpolation: filter of the resizes.
     """
     _, size, corner, flips, steps, crop = made
     if image.shape[2:] != size:
@@ -524,17 +531,17 @@ def render_pass(
     return image.to(torch.uint8, memory_format=torch.channels_last)
 
 
-# Execute a plan on images in their own depth and channels, as decode="unchanged" gives them.
+# Execute a plan on images in their own depth and channels, for decode="unchanged".
 #
 #     of the file    crops, flips, resizes in    ops on pixels in          result    as floats
 #     uint8          uint8                       float32, 0 to 255         uint8     x / 255
 #     uint16         float32                     float32, x / 257          uint16    x / 65535
 #     int32          float64                     none                      int32     x
-#     float32        float32                     float32, as they are      float32   x
+#     float32        float32                     float32, x                float32   x
 #
-# Integers are rounded where `Renderer` rounds them: after a resize, and behind ops on pixels. Normalize or
-# `dtype` makes floats of them, and divides uint8 and uint16 by their largest value, as torchvision's
-# `to_dtype(scale=True)`; an image of 12 bits has 0 to 4095 of 65535. No largest value is known of the others.
+# Integers are rounded where `Renderer` rounds them: after a resize, and after ops on pixels. Normalize or `dtype`
+# converts to floats and divides uint8 and uint16 by their largest value, as torchvision's `to_dtype(scale=True)`; an
+# image of 12 bits has 0 to 4095 of 65535. The other dtypes have no known largest value and are not scaled.
 #
 # Images are decoded whole, by the same code with or without ops, so that every consumer gets the same values.
 
@@ -545,10 +552,10 @@ _TO_BYTES = 257.0  # 65535 / 255
 
 
 class UnchangedRenderer:
-    """Encoded bytes to finished images, for one thread.
+    """Renders encoded images in their own depth and channels; for one thread.
 
-    recipes: those of all views, of one Normalize and interpolation. dtype: of the results, float32, float16 or
-    bfloat16; None for that of the images, or float32 with Normalize.
+    recipes: the recipes of all views, with the same Normalize and interpolation. dtype: dtype of the results: float32,
+    float16 or bfloat16; None for the images' own, or float32 with Normalize.
     lap: as for `readers.augment.cpu.Renderer`.
     """
 
@@ -556,7 +563,7 @@ class UnchangedRenderer:
         self._recipes, self._normalize = recipes, recipes[0].normalize
         self._dtype = torch.float32 if dtype is None and self._normalize is not None else dtype
         self._bicubic = recipes[0].interpolation == "bicubic"
-        # Indices of a palette may be moved, and are no values to calculate with.
+        # Palette indices may be moved, but arithmetic on them is meaningless.
         ops = [op for recipe in recipes for op in recipe.ops]
         self._moves_only = self._dtype is None and not any(op.resize_filter or _is_arithmetic(op) for op in ops)
         self._accepted: set[tuple[str, int]] = set()
@@ -566,8 +573,10 @@ class UnchangedRenderer:
     def render(
         self, data: Buffer, job: Job, size: tuple[int, int], out: torch.Tensor, whole: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """One image, [1, channels, height, width]. size: (height, width) of the upright image, as the plan took it.
-        out: its last two sides are those of the result; nothing is written to it. Raises BadSampleError."""
+        """One image, [1, channels, height, width]. Raises BadSampleError.
+
+        size: (height, width) of the upright image, as in the plan. out, whole: unused, as in `Renderer.render`.
+        """
         pixels = decode_own(data, size, indices=self._moves_only)
         kind, channels = pixels.dtype.name, 1 if pixels.ndim == 2 else pixels.shape[2]
         self._check(kind, channels)
@@ -592,7 +601,7 @@ class UnchangedRenderer:
         return finished
 
     def _check(self, kind: str, channels: int) -> None:
-        """Raise BadSampleError for images that an op does not take."""
+        """Raise BadSampleError for images that an op rejects."""
         if (kind, channels) in self._accepted:
             return
         for recipe in self._recipes:
@@ -615,7 +624,7 @@ class UnchangedRenderer:
         return made.round_() if kind == "int32" else made
 
     def _finished(self, image: torch.Tensor, kind: str) -> torch.Tensor:
-        """In the dtype of the result."""
+        """The image in the dtype of the result, scaled and normalised if that is a float."""
         if self._dtype is None:
             return image.to(dtype_of(kind))
         channels = image.shape[1]
@@ -627,15 +636,15 @@ class UnchangedRenderer:
 
 
 def decode_own(data: Buffer, size: tuple[int, int] | None = None, *, indices: bool = True) -> npt.NDArray[Any]:
-    """`decode_unchanged`, and the pixels of a set of raw ones. indices: see there. Raises BadSampleError."""
-    if data[: len(PIXELS_MAGIC)] == PIXELS_MAGIC:  # not of a cache: `check_unchanged`
+    """`decode_unchanged`, which also accepts raw pixels. indices: as there. Raises BadSampleError."""
+    if data[: len(PIXELS_MAGIC)] == PIXELS_MAGIC:  # of a set of raw pixels; `check_unchanged` excludes caches
         return np.array(decode_image(data, None, None, size))
     return decode_unchanged(data, size, indices=indices)
 
 
 def pixels_to_tensor(pixels: npt.NDArray[Any]) -> torch.Tensor:
-    """Pixels [height, width] or [height, width, channels] as [channels, height, width]; int32 for uint16 where torch,
-    before 2.3, has no such dtype."""
+    """Pixels [height, width] or [height, width, channels] as a tensor [channels, height, width]; uint16 becomes int32
+    before torch 2.3, which lacks the dtype."""
     if pixels.dtype == np.uint16 and not hasattr(torch, "uint16"):
         pixels = pixels.astype(np.int32)
     tensor = torch.from_numpy(pixels)
@@ -643,7 +652,7 @@ def pixels_to_tensor(pixels: npt.NDArray[Any]) -> torch.Tensor:
 
 
 def check_unchanged(reader: Any) -> None:
-    """Raise ValueError for images that a cache has made 8-bit RGB of."""
+    """Raise ValueError for images that a cache has converted to 8-bit RGB."""
     while reader is not None:
         keep: Any = getattr(reader, "keep", None)
         kind = getattr(keep, "kind", "encoded")
@@ -653,7 +662,7 @@ def check_unchanged(reader: Any) -> None:
 
 
 def kind_of_first(reader: Reader) -> tuple[str, int] | None:
-    """The dtype and the channels of the first image, which is decoded; None where there is none, or it is bad."""
+    """(dtype, channels) of the first image, which is decoded; None if there is none, or if it is bad."""
     try:
         pixels = decode_own(reader.read(0)) if len(reader) else None
     except SAMPLE_ERRORS:
@@ -662,12 +671,12 @@ def kind_of_first(reader: Reader) -> tuple[str, int] | None:
 
 
 def _is_arithmetic(op: Op) -> bool:
-    """Whether an op calculates with values, and does not only move them."""
+    """Whether an op computes with values instead of only moving pixels."""
     return bool(op.refuses("int32", 1))
 
 
 def _computable(pixels: npt.NDArray[Any]) -> torch.Tensor:
-    """Pixels as a tensor [1, channels, height, width] that torch has all operations for."""
+    """Pixels as a tensor [1, channels, height, width] of a dtype for which torch has all operations."""
     values = np.ascontiguousarray(pixels, _COMPUTED.get(pixels.dtype.name, pixels.dtype))
     return pixels_to_tensor(values)[None]
 
@@ -675,7 +684,7 @@ def _computable(pixels: npt.NDArray[Any]) -> torch.Tensor:
 def _stepped_as(
     kind: str, image: torch.Tensor, steps: Steps, box: Sequence[int] | None, fit: tuple[int, int] | None
 ) -> torch.Tensor:
-    """`_stepped`, on one image; in the same dtype, rounded to whole values unless they are floats."""
+    """`_stepped` on one image, in its dtype; integers are rounded."""
     dtype = image.dtype
     values = image.contiguous().to(torch.float32)
     values = values / _TO_BYTES if kind == "uint16" else values.clone()
@@ -688,6 +697,6 @@ def _stepped_as(
 
 
 def dtype_of(kind: str) -> torch.dtype:
-    """The dtype of tensors of these images."""
-    found: torch.dtype = getattr(torch, kind if hasattr(torch, kind) else "int32")
-    return found
+    """The torch dtype of images of this NumPy dtype."""
+    dtype: torch.dtype = getattr(torch, kind if hasattr(torch, kind) else "int32")
+    return dtype

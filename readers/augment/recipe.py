@@ -1,15 +1,15 @@
-"""A list of ops, checked once, and the plan it makes for the images of one batch, drawn by position.
+"""A checked list of ops, and the plan that it makes for the images of a batch, drawn by position.
 
-A list is carried out in one or more parts. A part is crops and a resize (the box is known before anything is decoded),
-flips, and ops on pixels in the order given, rounded to whole values. A crop or resize behind ops on pixels begins the
-next part, which works on what the part before it made; so a list that begins with ops on pixels works on the whole
-image first. A crop with padding behind a crop of a resized image begins one, too, as it is black beyond that crop. In
-the last part flips come before all ops on pixels; in the others they stay in their place. Then come normalisation and
-ops on batches.
+A list is applied in one or more parts. A part has crops and a resize (their box is known before decoding), flips, and
+ops on pixels in list order, whose results are rounded to integers. A crop or resize after ops on pixels begins the next
+part, which works on the result of the part before; so a list that begins with ops on pixels first works on the whole
+image. A padded crop after a crop of a resized image also begins a part, because it is black beyond that crop. In the
+last part flips come before all ops on pixels; in other parts they stay in place. Normalisation and ops on batches
+follow.
 
-Random numbers are drawn by position: they are the same for a sample of an epoch in any order and by any thread or rank.
-A draw is a hash of (seed, epoch, position, view, stream, number): nothing is carried from one draw to the next, so
-neither threads nor ranks nor a resume change it. Views of one sample (`readers.Views`) draw independently.
+Random numbers are drawn by position: a draw is a hash of (seed, epoch, position, view, stream, number). There is no
+generator state, so threads, ranks and resumes do not change a draw. Views of one sample (`readers.Views`) draw
+independently.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _11 = np.uint64(11)
 _Ints = npt.NDArray[np.int64]
 _OUT_OF_ORDER = {
-    Stage.NORMALIZE: "{} comes after Normalize; put it last, before ops on batches alone",
+    Stage.NORMALIZE: "{} comes after Normalize; put Normalize last, before only ops on batches",
     Stage.BATCH: "{} comes after an op on batches; put those last",
 }
 
@@ -54,7 +54,7 @@ class Draws:
         return len(self._base)
 
     def uniform(self, stream: int, count: int = 1) -> npt.NDArray[np.float64]:
-        """Numbers in [0, 1), float64 [n, count]; the same stream gives the same numbers."""
+        """Random numbers in [0, 1), float64 [n, count]; the same stream always has the same numbers."""
         numbers = np.arange(1, count + 1, dtype=np.uint64) + np.uint64(stream << 16)
         bits = mix64(self._base[:, None] + numbers[None, :] * _GOLDEN)
         return np.asarray((bits >> _11) * (1.0 / (1 << 53)))
@@ -62,12 +62,12 @@ class Draws:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What is done at once: the ops, and their places in the list.
+    """Ops that are applied together, each with its place in the list.
 
     last: whether it is the last part. interpolation: of its resize, None without one. boxed: whether its box may be
-    less than its image. hangs_over: whether its crop may reach beyond the image. crops_result: whether it crops what it
-    has resized, or beyond its image. flips: whether it may flip that. steps: the ops that change the pixels then, in
-    their order, flips among them in parts before the last.
+    smaller than the image. hangs_over: whether its crop may reach beyond the image. crops_result: whether it crops
+    after its resize, or beyond the image. flips: whether it may flip before `steps`. steps: its ops on pixels in their
+    order, including flips in parts before the last.
     """
 
     ops: tuple[tuple[int, Op], ...]
@@ -104,20 +104,20 @@ class Part:
 
 
 class Recipe:
-    """Ops in an order that can be executed. Raises ValueError, saying what to change, for others.
+    """A list of ops in an executable order. Raises ValueError, with the remedy, for other orders.
 
-    images: their dtype and number of channels (`Op.refuses`), None where these are not known.
-    compose: whether moves that follow each other are one map (`readers.augment.compose`).
-    out_size: (height, width) of every result, None where it depends on the image. parts: what is done one after the
-    other, at least one. interpolation: of its resizes, None without one. batch_ops: the ops on batches. normalize: the
-    normalisation, if there is one.
+    images: (dtype, channels) of the images (`Op.refuses`), None if unknown.
+    compose: whether consecutive moves are combined into one map (`readers.augment.compose`).
+    out_size: (height, width) of all results, None if it depends on the image. parts: consecutive parts, at least one.
+    interpolation: of the resizes, None without one. batch_ops: the ops on batches. normalize: the normalisation, if
+    there is one.
     """
 
     def __init__(
         self, ops: Sequence[Op], images: tuple[str, int] | None = ("uint8", 3), *, compose: bool = False
     ) -> None:
         if isinstance(ops, Op):
-            raise ValueError(f"expected a list of ops, not one: write  [{ops!r}]")
+            raise ValueError(f"expected a list of ops, found a single op: write  [{ops!r}]")
         self.ops, self.compose = tuple(ops), compose
         _check(self.ops)
         reason = self.refuses(*images) if images is not None else ""
@@ -140,7 +140,7 @@ class Recipe:
 
     @property
     def geometry(self) -> str:
-        """How it is named in resume tokens, "" where pixels are the same composed and op by op."""
+        """Its name in resume tokens; "" if composing the ops does not change pixels."""
         for part, then in zip(self.parts, (*self.parts[1:], None), strict=True):
             moves = sum(op.sampling is not None for _, op in part.ops)
             if moves > 1 or (moves and then is not None and then.interpolation):
@@ -148,12 +148,12 @@ class Recipe:
         return ""
 
     def refuses(self, dtype: str, channels: int) -> str:
-        """Which op does not take images of this dtype and so many channels, and why; "" where all do."""
+        """A message on the first op that does not accept images of this dtype and channels; "" if all do."""
         for op in self.ops:
             reason = op.refuses(dtype, channels)
             if reason:
-                found = f"{dtype} with {channels} channel{'' if channels == 1 else 's'}"
-                return f"{op!r} {reason}, and the images are {found}: leave it out, or give another op"
+                kind = f"{dtype} with {channels} channel{'' if channels == 1 else 's'}"
+                return f"{op!r} {reason}, but the images are {kind}: leave it out, or use another op"
         return ""
 
     def plan(self, seed: int, epoch: int, positions: _Ints, heights: _Ints, widths: _Ints, *, view: int = 0) -> Plan:
@@ -174,9 +174,10 @@ class Recipe:
     def mix(
         self, seed: int, epoch: int, position: int, images: torch.Tensor, labels: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """A finished batch after the ops on batches: (images, labels), the latter float32 [n, classes].
+        """Apply the ops on batches to a finished batch; returns (images, labels), labels as float32 [n, classes].
 
-        position: of its first sample. images: [n, 3, height, width], may be changed in place; labels: float32.
+        position: of the batch's first sample. images: [n, 3, height, width], may be changed in place.
+        labels: float32 [n, classes].
         """
         draws = Draws(seed, epoch, np.array([position], np.int64))
         for stream, op in enumerate(self.ops):
@@ -188,18 +189,18 @@ class Recipe:
 def recipes_of_views(
     views: Sequence[Sequence[Op]], images: tuple[str, int] | None = ("uint8", 3), *, compose: bool = False
 ) -> tuple[Recipe, ...]:
-    """A recipe for each view of a sample, of the ops of each. images, compose: as for `Recipe`.
+    """A recipe for each view of a sample. images, compose: as for `Recipe`.
 
-    Raises ValueError for views that cannot be made together.
+    Raises ValueError for views with different normalisations or interpolations, and for ops on batches.
     """
     recipes = tuple(Recipe(ops, images, compose=compose) for ops in views)
     for name in ("normalize", "interpolation"):
-        found = {getattr(recipe, name) for recipe in recipes}
-        if len(found) > 1:
-            raise ValueError(f"all views have one {name}, not {' and '.join(sorted(map(str, found)))}")
+        values = {getattr(recipe, name) for recipe in recipes}
+        if len(values) > 1:
+            raise ValueError(f"all views must have the same {name}, found {' and '.join(sorted(map(str, values)))}")
     if len(recipes) > 1 and any(recipe.batch_ops for recipe in recipes):
         raise ValueError(
-            "MixUp and CutMix mix labels, which several views of a sample do not have: leave one of them out"
+            "MixUp and CutMix do not work with several views of a sample: leave out either the ops or the views"
         )
     return recipes
 
@@ -215,7 +216,8 @@ def made_of(ops: Sequence[Sequence[Op]] | str, images: str | None, on_error: str
 
 
 def _check(ops: Sequence[Op]) -> None:
-    """Whether they are ops, Normalize behind all ops on single images, and those on batches behind it."""
+    """Raise ValueError for objects that are no ops, and for ops in a wrong order: Normalize comes after all ops on
+    single images, ops on batches after it."""
     stage = Stage.GEOMETRY
     for op in ops:
         if not isinstance(op, Op):
@@ -228,7 +230,7 @@ def _check(ops: Sequence[Op]) -> None:
 
 
 def _parts(ops: Sequence[Op]) -> tuple[Part, ...]:
-    """The parts of a list. A crop or resize behind ops on pixels begins another; so do the flips right before it."""
+    """Split a list into parts. A crop or resize after ops on pixels begins a part, with the flips right before it."""
     parts: list[list[tuple[int, Op]]] = [[]]
     for stream, op in enumerate(ops):
         if _begins_part(op, [other for _, other in parts[-1]]):
@@ -241,19 +243,19 @@ def _parts(ops: Sequence[Op]) -> tuple[Part, ...]:
 
 
 def _begins_part(op: Op, part: Sequence[Op]) -> bool:
-    """Whether an op cannot be carried out with those of the part before it."""
+    """Whether an op cannot be applied together with the ops of the part before it."""
     if op.stage is not Stage.GEOMETRY:
         return False
     if any(other.stage is Stage.PIXELS and not other.flip_axis for other in part):
         return True
-    # Black at the edges of a crop, not at those of what it was cut out of.
+    # Padding is black beyond the edges of the previous crop, not of the image that it was cut from.
     made = [other for other in part if other.stage is Stage.GEOMETRY]
     resized = [i for i, other in enumerate(made) if other.resize_filter or other.hangs_over]
     return op.hangs_over and bool(resized) and (made[resized[0]].hangs_over or resized[0] < len(made) - 1)
 
 
 def _filters(part: Part) -> list[Interpolation]:
-    """The filter of its resize, if it has one. Raises ValueError for what is not one box, resize and crop."""
+    """The filter of a part's resize, if any. Raises ValueError for a second resize, or a resize after padding."""
     filters: list[Interpolation] = []
     hanging = ""
     for _, op in part.ops:
@@ -268,16 +270,15 @@ def _filters(part: Part) -> list[Interpolation]:
     return filters
 
 
-# Where the pixels of an image end up: what moves with it, by the job that its pixels go through.
+# Placement: moving masks, boxes and points with the pixels of their image.
 #
-# A placement is a row of affine maps, one for each crop with its resize, flip, and op that moves pixels
-# (`Op.moves`), and the size of the image behind each of them: what leaves an image on the way does not come back, also
-# where a later step turns back to where it was. Coordinates are (x, y) in pixels from the upper left corner of the
-# upright image; the centre of its first pixel is at (0.5, 0.5).
+# A placement is a sequence of affine maps, one for each crop with its resize, flip, and op that moves pixels
+# (`Op.moves`), with the image size after each: pixels that leave the image at one step do not return, even if a later
+# step moves them back inside. Coordinates are (x, y) in pixels from the upper left corner of the upright image; the
+# centre of its first pixel is at (0.5, 0.5).
 #
-#     mask    each pixel of the result takes the value of the one pixel of the mask that it comes from: all maps are
-#             applied at once, and nothing is interpolated
-#     boxes   the smallest upright boxes around what is still visible of them
+#     mask    nearest pixel through all maps at once, without interpolation
+#     boxes   the smallest upright boxes around their visible parts
 #     points  moved, also beyond the edges
 
 
@@ -298,10 +299,10 @@ class _Step(NamedTuple):
 
 
 class Placement:
-    """What happens to where things are in one image.
+    """Maps coordinates of one image to coordinates of the result.
 
     size: (height, width) of the upright image.
-    passes: what is done to it, in turn (`readers.augment.geometry`).
+    passes: the passes applied to it, in order (`readers.augment.geometry`).
     """
 
     def __init__(self, size: tuple[int, int], passes: Iterable[Pass]) -> None:
@@ -315,19 +316,19 @@ class Placement:
 
     @property
     def moves(self) -> bool:
-        """Whether anything ends up elsewhere."""
+        """Whether any pixel moves."""
         return bool(self._steps)
 
     def points(self, points: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Points, [..., 2], at their new places, which may be outside."""
+        """The moved points, float32 [..., 2]; they may be outside the result."""
         a, b, c, d, e, f = self._forward()
         x, y = points[..., 0].astype(np.float64), points[..., 1].astype(np.float64)
         return np.stack((a * x + b * y + c, d * x + e * y + f), axis=-1).astype(np.float32)
 
     def boxes(self, boxes: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.float32], _Floats]:
-        """(boxes, shares): boxes [k, 4] around what can be seen of the given ones, and which share of its area that is.
+        """(boxes, shares): boxes [k, 4] around the visible parts, and the visible share of each box's area, 0 to 1.
 
-        A share of 0 says that nothing is visible; such a box has no area.
+        A box with a share of 0 is invisible and has no area.
         """
         exact = boxes.astype(np.float64)
         if not self._steps or not len(boxes):
@@ -336,8 +337,11 @@ class Placement:
         return moved.astype(np.float32), shares
 
     def mask(self, mask: npt.NDArray[Any], fill: int = 0) -> npt.NDArray[Any]:
-        """The mask of the result. mask: [h, w], of the size of the image or of its proportions. fill: what is beyond
-        the edges of the image. Raises BadSampleError for a mask of other proportions."""
+        """The mask of the result.
+
+        mask: [h, w], with the image's size or proportions. fill: value beyond the edges of the image. Raises
+        BadSampleError for a mask of other proportions.
+        """
         self._check(mask.shape)
         if not self._steps and mask.shape == self._result:
             return mask
@@ -348,21 +352,21 @@ class Placement:
         for matrix, (height, width) in self._frames():
             x, y = _sources(matrix, xs, ys)
             if min(x.min(), y.min()) < 0 or x.max() >= width or y.max() >= height:
-                here = (x >= 0) & (x < width) & (y >= 0) & (y < height)
-                inside = here if inside is None else inside & here
+                in_frame = (x >= 0) & (x < width) & (y >= 0) & (y < height)
+                inside = in_frame if inside is None else inside & in_frame
         rows, columns = (
-            np.clip((places * (held / side)).astype(np.intp), 0, held - 1)
-            for places, held, side in zip((y, x), mask.shape, self.size, strict=True)
+            np.clip((places * (length / side)).astype(np.intp), 0, length - 1)
+            for places, length, side in zip((y, x), mask.shape, self.size, strict=True)
         )
         taken = mask[rows, columns]
         return taken if inside is None else np.where(inside, taken, np.asarray(fill, mask.dtype))
 
     def _forward(self) -> Matrix:
-        """From the image to the result."""
+        """The map from the image to the result."""
         return functools.reduce(after, (step.forward for step in self._steps), _IDENTITY)
 
     def _frames(self) -> Iterator[tuple[Matrix, tuple[int, int]]]:
-        """From the result to the image before each step, and (height, width) of that; the original comes last."""
+        """The maps from the result to the image before each step, with its (height, width); the original comes last."""
         matrix = _IDENTITY
         sizes = [self.size, *(step.size for step in self._steps)]
         for step, size in zip(reversed(self._steps), reversed(sizes[:-1]), strict=True):
@@ -373,14 +377,14 @@ class Placement:
 
     def _check(self, shape: tuple[int, ...]) -> None:
         (rows, columns), (height, width) = shape, self.size
-        slack = max(1, columns / width, rows / height)  # a pixel of either: sizes are rounded
+        slack = max(1, columns / width, rows / height)  # sizes are rounded to a pixel of either
         if abs(columns * height / width - rows) > slack and abs(rows * width / height - columns) > slack:
             raise BadSampleError(
-                f"has {rows} x {columns} pixels, the upright image {height} x {width}: a mask covers its image"
+                f"has {rows} x {columns} pixels, expected the proportions of the upright image, {height} x {width}"
             )
 
     def _upright_boxes(self, boxes: _Floats) -> tuple[_Floats, _Floats]:
-        """Cut to the window of the original that can be seen, which is a box as well, and mapped at once."""
+        """`boxes` without turns: clip to the visible window of the original, then map."""
         left, top, right, bottom = self._window()
         window = np.array((left, top)), np.array((right, bottom))
         low, high = boxes[:, :2], boxes[:, 2:]
@@ -394,7 +398,7 @@ class Placement:
         return np.clip(moved, 0, np.tile(self._result[::-1], 2)), shares.prod(axis=1)
 
     def _window(self) -> tuple[float, float, float, float]:
-        """(left, top, right, bottom) of what can be seen of the original; nothing where right is left."""
+        """(left, top, right, bottom) of the visible window of the original; empty if right == left."""
         left, top, right, bottom = 0.0, 0.0, float(self.size[1]), float(self.size[0])
         backward = _IDENTITY
         for step in self._steps:
@@ -406,8 +410,8 @@ class Placement:
         return left, top, max(left, right), max(top, bottom)
 
     def _turned_boxes(self, boxes: _Floats) -> tuple[_Floats, _Floats]:
-        """As polygons: the bounds of a box that was turned and cut are less than those of its bounds."""
-        found, shares = np.zeros_like(boxes), np.zeros(len(boxes))
+        """`boxes` with turns: clip polygons, which gives tighter bounds than clipping bounding boxes at each step."""
+        moved, shares = np.zeros_like(boxes), np.zeros(len(boxes))
         a, b, _, d, e, _ = self._forward()
         growth = abs(a * e - b * d)
         for row, (x0, y0, x1, y1) in enumerate(boxes.tolist()):
@@ -417,9 +421,9 @@ class Placement:
             if polygon:
                 area, xs, ys = (x1 - x0) * (y1 - y0) * growth, *zip(*polygon, strict=True)
                 bounds = (min(xs), min(ys), max(xs), max(ys))
-                found[row] = np.clip(bounds, 0, np.tile(self._result[::-1], 2))
+                moved[row] = np.clip(bounds, 0, np.tile(self._result[::-1], 2))
                 shares[row] = min(1.0, _area(polygon) / area) if area else 1.0
-        return found, shares
+        return moved, shares
 
 
 def _steps(some: Pass) -> list[_Step]:
@@ -440,8 +444,10 @@ def _upright(scale_x: float, scale_y: float, shift_x: float, shift_y: float, siz
 
 
 def _about_centre(source: Matrix, size: tuple[int, int]) -> _Step:
-    """The map by which an image of this size is moved. source: as `readers.augment.ops.base.affine` takes it: from a
-    pixel of the result to where it comes from, about the centre."""
+    """The step that moves an image of this size.
+
+    source: map from a pixel of the result to its source, about the centre, as for `readers.augment.ops.base.affine`.
+    """
     a, b, c, d, e, f = map(float, source)
     y, x = size[0] / 2, size[1] / 2
     backward = (a, b, c + x - a * x - b * y, d, e, f + y - d * x - e * y)
@@ -452,7 +458,7 @@ def _inverse(matrix: Matrix) -> Matrix:
     a, b, c, d, e, f = matrix
     size = a * e - b * d
     if not size:
-        raise ValueError(f"the map {matrix} of an op leaves nothing of an image")
+        raise ValueError(f"the map {matrix} of an op cannot be inverted")
     return e / size, -b / size, (b * f - c * e) / size, -d / size, a / size, (c * d - a * f) / size
 
 
@@ -462,7 +468,7 @@ def _mapped(matrix: Matrix, x: float, y: float) -> _Point:
 
 
 def _sources(matrix: Matrix, xs: _Floats, ys: _Floats) -> tuple[_Floats, _Floats]:
-    """Where the pixels of columns xs [1, w] and rows ys [h, 1] come from: x and y, of the least shapes."""
+    """Source coordinates (x, y) of the pixels at columns xs [1, w] and rows ys [h, 1], not broadcast if possible."""
     a, b, c, d, e, f = matrix
     x = a * xs + c
     y = e * ys + f

@@ -1,7 +1,8 @@
-"""Readers over shared memory: a sample that was read once is there for every process of the node. See docs/cache.md.
+"""Readers over a cache in shared memory, which all processes of a node share. See docs/cache.md.
 
-form      what is kept of an image, and compression     budget    which samples are kept, and how many bytes they take
-store     the cache as a store over any other           fill      filling it, before or ahead of its readers
+form      the form in which images are kept, and compression
+store     the cache as a store over any other; which samples are kept, and their bytes
+fill      filling the cache, before or ahead of its readers
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ _ANY_JOB = "0"
 class CachedReader(Reader):
     """A reader over a cache, as `readers.cached` returns it.
 
-    Where `keep` is "recoded…" or "decoded…", resume tokens treat it as another set: the samples are the same, their
-    pixels differ slightly.
+    With keep "recoded…" or "decoded…", resume tokens treat the reader as another set, because the pixels differ
+    slightly.
     """
 
     _ahead: FillAhead | None = None
@@ -90,10 +91,10 @@ class CachedReader(Reader):
         return prefill(self.table, self._cache, threads, order, epoch, progress)
 
     def fill_ahead(self, order: Order, epoch: int, start: int = 0) -> FillAhead:
-        """Fill the cache in the background, in the order of an epoch from position `start` on, ahead of its readers.
+        """Fill the cache in the background, ahead of its readers, in the order of an epoch from position `start` on.
 
-        One thread of low priority; it ends with the epoch, when the cache is full, when the reader is closed, or by
-        `stop()`. A second call stops the thread of the first.
+        Uses one thread of low priority, which ends with the epoch, when the cache is full, when the reader is closed,
+        or by `stop()`. A second call stops the thread of the first.
         """
         if self._ahead is not None:
             self._ahead.stop()
@@ -101,7 +102,7 @@ class CachedReader(Reader):
         return self._ahead
 
     def stats(self) -> CachedStats:
-        """Use and hits of the cache, by all its processes."""
+        """Statistics of the cache over all its processes."""
         return self._cache.stats()
 
     @property
@@ -139,32 +140,32 @@ def cached(
 ) -> CachedReader:
     """The same samples, kept in shared memory once this process or any other of the node has read them.
 
-    capacity: "auto" (the whole set, or what memory allows), bytes (an int, or a text such as "20GiB"), or a share of
-        the set (a float from 0 to 1, or a text such as "25%"). Samples that do not fit pass through: the same ones in
-        every process and every epoch.
-    keep: "encoded", "recoded:256@90" or `Recoded(256, 90)`, "decoded:256" or `Decoded([Resize(256)])`, "coefficients":
-        JPEGs with their Huffman codes undone, for the same pixels (ImageLoader and ImageDataset; other consumers read
-        below the cache). Needs the compiled codec.
+    capacity: "auto" (the whole set, or as much as memory allows), bytes (an int, or a text such as "20GiB"), or a share
+        of the set (a float from 0 to 1, or a text such as "25%"). Samples that do not fit are read from the set; they
+        are the same in every process and every epoch.
+    keep: "encoded", "recoded:256@90" or `Recoded(256, 90)`, "decoded:256" or `Decoded([Resize(256)])`, or
+        "coefficients": JPEGs without their Huffman coding, which decode to the same pixels (for ImageLoader and
+        ImageDataset; other consumers read below the cache). Needs the compiled codec.
     fields: the fields to keep (default: all).
-    partition: (node, nodes) keeps only this node's contiguous part, as `readers.order.NodeLocal` assigns it; "node":
-        the same, as the launcher numbers the nodes.
+    partition: (node, nodes) keeps only this node's contiguous part, as `readers.order.NodeLocal` assigns it; "node"
+        takes both numbers from the launcher.
     check: when payloads are checked against their CRC32C: "never", on the "first" hit of this process, or "always";
-        wrong ones are dropped and read again.
+        damaged payloads are dropped and read again.
     compress: store uncompressed payloads (BMP, raw arrays, text) as zstd if that saves a tenth.
     directory, backend, job, comm: see `cache.SharedByteCache.open`.
-    persist: the memory stays filled after the last process has ended, until `packer cache clean`; a later job that
+    persist: keep the memory filled after the last process has ended, until `packer cache clean`; a later job that
         opens the same cache with persist=True starts with it.
 
-    A reader may be cached again, in another directory: memory over a local disk over the set. Without memory,
-    everything passes through, with a warning. There are also warnings if "auto" keeps little because /dev/shm is small,
-    if the compiled codec is missing, and if the first image has more bits than the 8 that are kept. Raises ValueError
-    and UnknownNameError for invalid arguments, MissingExtraError.
+    A cached reader may be cached again in another directory: memory over a local disk over the set. Without memory,
+    all samples are read from the set, with a warning. It also warns if "auto" keeps little because /dev/shm is small,
+    if the compiled codec is missing, and if the first image has more than the 8 bits that are kept. Raises ValueError
+    and UnknownNameError for invalid arguments, and MissingExtraError.
     """
     if check not in CHECKS:
         raise ValueError(f"check is one of {', '.join(CHECKS)}, not {check!r}")
     table, form = reader.table, as_form(keep)
     if (form.converts or form.is_for_decoders) and "image" not in table.fields:
-        raise ValueError(f"keep={keep!r} is for images, and this set has {', '.join(table.fields)}: keep='encoded'")
+        raise ValueError(f"keep={keep!r} is for images, but this set has {', '.join(table.fields)}: use keep='encoded'")
     slots = _slots(table, fields, partition)
     if form.is_for_decoders and not _can_decode():
         capacity = 0
@@ -172,19 +173,19 @@ def cached(
     try:
         threshold, size = budget(capacity, measures, Path(directory) if backend == "file" else None)
     except CacheError as error:
-        _warn(f"everything passes through, without a cache: {error}")
+        _warn(f"all samples are read without a cache: {error}")
         threshold = size = 0
     terms = Terms(threshold, tuple(measures.shares), rate_of(measures.form))
     shared: SharedByteCache | None = None
     if size:
-        # Jobs have their own names; a cache that outlives its job must not have one.
+        # The name of a cache has its job's name; a cache that outlives its job must not have one.
         job = _ANY_JOB if persist and job is None else job
         where = {"directory": Path(directory), "backend": backend, "job": job, "persist": persist, "comm": comm}
         shared = _open_shared(reader, _kind(form.kind, slots, table, compress), len(slots), size, where)
     if shared is not None:
         theirs = agree(shared, terms)
         if theirs is None:
-            _warn(f"everything passes through: a process that holds {shared!r} does not say what is kept in it")
+            _warn(f"all samples are read without a cache: another process of {shared!r} has not published its settings")
             shared.close()
             shared = None
         terms = theirs or terms
@@ -200,17 +201,17 @@ def cached(
 
 
 def _can_decode() -> bool:
-    """Whether this machine decodes coefficients; warns where it does not."""
+    """Whether this machine can decode coefficients; warns if not."""
     from readers.coefficients import unsupported_reason  # loads crc32c
 
     reason = unsupported_reason()
     if reason:
-        _warn(f"everything passes through, without a cache of coefficients: {reason}")
+        _warn(f"all samples are read without a cache of coefficients: {reason}")
     return not reason
 
 
 def _warn_of_depth(reader: Reader, form: Form) -> None:
-    """Warn where 8 bits are kept of images that have more, if the first is one of these."""
+    """Warn if the first image has more than the 8 bits that are kept."""
     if len(reader) and first_deep(image for image in read_good(reader, [0]) if image is not None) == 0:
         _warn(f"{depth_warning(reader, 0, f'a cache that keeps images {form.kind}')}, over a cache with keep='encoded'")
 
@@ -219,7 +220,7 @@ def _slots(table: Table, fields: Sequence[str] | None, partition: tuple[int, int
     names = tuple(table.fields if fields is None else fields)
     numbers = tuple(table.number(name) for name in names)
     if not names:
-        raise ValueError("fields: name at least one field to keep, or leave it out to keep all")
+        raise ValueError("fields is empty: name at least one field to keep, or leave it out to keep all")
     part = range(len(table))
     if partition == "node":
         ranks = detect_ranks()
@@ -234,7 +235,7 @@ def _slots(table: Table, fields: Sequence[str] | None, partition: tuple[int, int
 
 
 def _kind(kept: str, slots: Slots, table: Table, compress: bool) -> str:
-    """A text that differs for two caches of one set."""
+    """A text that distinguishes the caches of one set."""
     rows = slots.subset.rows
     if isinstance(rows, range):
         part = f" of samples {rows.start}-{rows.stop}" if len(rows) != len(table) else ""
@@ -244,7 +245,7 @@ def _kind(kept: str, slots: Slots, table: Table, compress: bool) -> str:
 
 
 def _identity(reader: Reader) -> str:
-    """The table's fingerprint; of a folder, whose table has only names, one of the files as they were listed."""
+    """The table's fingerprint; for a folder, also the state of its files when they were listed."""
     state = reader.store.state
     if not state:
         return reader.fingerprint
@@ -263,11 +264,11 @@ def _open_shared(reader: Reader, kind: str, slots: int, size: int, where: dict[s
         )
     except CacheFullError as error:
         _warn(
-            f"no room for a cache of {size:,} bytes in {where['directory']}, so everything passes through: {error}; "
-            f"ask for a smaller capacity, or see  packer cache ls"
+            f"no room for a cache of {size:,} bytes in {where['directory']}, so all samples are read without a cache: "
+            f"{error}; choose a smaller capacity, or see  packer cache ls"
         )
     except (CacheError, OSError) as error:
-        _warn(f"a cache of {size:,} bytes cannot be opened, so everything passes through: {error}")
+        _warn(f"a cache of {size:,} bytes cannot be opened, so all samples are read without a cache: {error}")
     return None
 
 

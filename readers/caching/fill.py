@@ -1,9 +1,8 @@
 """Fill a cache before, or ahead of, its readers.
 
-Blocks of samples are read together from the source, converted to the form that is kept, and stored. Samples that are
-cached already are skipped, so several processes and threads may fill the same cache. Each process starts at a block of
-its own; where it meets another process it continues at a random block, so that little is read twice, however many they
-are and whenever they start.
+Blocks of samples are read together from the source, converted to the kept form, and stored. Cached samples are skipped,
+so several processes and threads may fill the same cache. Each process starts at a different block; when it meets
+another process it continues at a random block, so little is read twice, for any number of processes and start times.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ def prefill(
                     progress(*done)
         return samples
 
-    from concurrent.futures import ThreadPoolExecutor  # loaded only where it is used
+    from concurrent.futures import ThreadPoolExecutor  # slow to import
 
     count = threads or usable_cpus()
     with ThreadPoolExecutor(count, thread_name_prefix="packer-fill") as pool:
@@ -78,7 +77,7 @@ def prefill(
 
 
 class _Walk:
-    """The order in which the threads of one process fill `count` blocks: from `start` on, or from a random block."""
+    """The order in which the threads of one process fill `count` blocks, from block `start` on."""
 
     def __init__(self, count: int, start: int) -> None:
         self._open = bytearray(b"\1" * count)
@@ -98,7 +97,7 @@ class _Walk:
             return number
 
     def leave(self) -> None:
-        """Continue elsewhere: another process fills this part."""
+        """Continue at a random block, because another process fills this part."""
         with self._lock:
             self._at = random.randrange(len(self._open))
 
@@ -109,7 +108,7 @@ class _Walk:
 
 
 def _start(blocks: int, users: int) -> int:
-    """The block to start at: of this rank's share; without ranks the first, or a random one if others use the cache."""
+    """The block to start at: this rank's share; without ranks the first, or a random one if others use the cache."""
     ranks = detect_ranks()
     if ranks.local_world_size > 1:
         return blocks * ranks.local_rank // ranks.local_world_size
@@ -117,9 +116,9 @@ def _start(blocks: int, users: int) -> int:
 
 
 class FillAhead:
-    """A thread that fills in the order of an epoch; it holds no reference to the reader, whose `close` stops it.
+    """A thread that fills a cache in the order of an epoch; several ranks of a node take blocks in turn.
 
-    Where several ranks of a node fill, they take blocks in turn.
+    It holds no reference to the reader, whose `close` stops it.
     """
 
     def __init__(self, table: Table, store: Cached, order: Order, epoch: int, start: int) -> None:
@@ -133,7 +132,7 @@ class FillAhead:
         self._thread.start()
 
     def after_fork(self) -> None:
-        """In a forked child, which does not have the thread."""
+        """Replace the event in a forked child, which does not have the thread."""
         self._stopped = copy_event(self._stopped)
 
     @property
@@ -141,14 +140,14 @@ class FillAhead:
         return self._thread.is_alive()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until it has ended; returns whether it has. Raises what reading the source raised."""
+        """Wait until the thread has ended; returns whether it has. Raises its error of reading the source."""
         self._thread.join(seconds)
         if self.error is not None:
             raise self.error
         return not self._thread.is_alive()
 
     def stop(self) -> None:
-        """Stop it after the block that it is reading."""
+        """Stop after the block that is being read."""
         self._stopped.set()
         if self._thread is not threading.current_thread():
             self._thread.join(_JOIN_SECONDS)
@@ -173,12 +172,12 @@ class FillAhead:
 
 
 def _source(table: Table, store: Cached) -> Reader:
-    """A reader below the cache, whose samples are all rows."""
+    """A reader below the cache with all rows as samples."""
     return Reader(Table(table.columns), store.source)
 
 
 def _blocks(table: Table, store: Cached, order: Order | None, epoch: int) -> Iterator[_Ints]:
-    """The rows that have a slot, in blocks: smaller ones for a small set, so that several processes have some."""
+    """The rows that have a slot, in blocks; smaller blocks for a small set, so that all processes get some."""
     size = max(_LEAST_SAMPLES, min(_BLOCK_SAMPLES, len(store.subset) // _BLOCKS))
     if order is None:
         for run in store.subset.kept():
@@ -191,7 +190,7 @@ def _blocks(table: Table, store: Cached, order: Order | None, epoch: int) -> Ite
 
 
 def _fill_block(source: Reader, store: Cached, block: _Ints, name: str) -> tuple[int, bool]:
-    """Bytes stored of a block, and whether another process has filled a part of it."""
+    """Fill a block; returns the bytes stored, and whether another process has filled a part of the block."""
     if not store.has_room:
         return 0, False
     number, payloads = source.table.number(name), store.slots.payloads
@@ -218,6 +217,6 @@ def _fill_block(source: Reader, store: Cached, block: _Ints, name: str) -> tuple
 
 
 def _be_nice() -> None:
-    """Give way to the threads that decode and train; on Linux priorities are by thread."""
+    """Lower this thread's priority below those that decode and train; on Linux priorities are by thread."""
     with suppress(AttributeError, OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

@@ -1,21 +1,21 @@
-"""What of an image is kept: its bytes, a smaller JPEG of it, or its pixels after the first steps of the augmentation.
+"""Forms in which a cache keeps images: encoded bytes, a smaller JPEG, or pixels after the first augmentation ops.
 
-    "encoded"                      the bytes as they are
-    Recoded(256, quality=90)       "recoded:256@90": shrunk to this short side and encoded again
-    Decoded([Resize(256)])         "decoded:256": uint8 pixels after ops that draw nothing
+    "encoded"                      the stored bytes
+    Recoded(256, quality=90)       "recoded:256@90": resized to this short side and encoded again
+    Decoded([Resize(256)])         "decoded:256": uint8 pixels after deterministic ops
     Coefficients()                 "coefficients": JPEGs without their entropy coding, for the decoders of this package
 
-Coefficients give the pixels of the JPEG, so only decoders are given them (`Reader.for_decoding`): reading such a sample
-returns the JPEG, from below the cache. Which images become coefficients is not known before they are read; the others
-are kept as they are.
+Coefficients decode to the pixels of the JPEG, and only decoders get them (`Reader.for_decoding`): a plain read returns
+the JPEG from below the cache. An image shows only when it is read whether it becomes coefficients; other images keep
+their bytes.
 
-A kept form is a function of the original alone, and what it says of the result (`info`) is a function of the original's
-header. So every process hands out the same, whether a sample came from the cache or had to be made.
+A kept form depends only on the original image, and its description (`info`) only on the original's header. So every
+process returns the same, whether a sample was in the cache or not.
 
 In the cache, payloads that are not compressed already (BMP, uncompressed TIFF, raw arrays, text) become zstd frames
-where that saves space. JPEG, PNG, WebP and GIF are stored as they are, in the same field too: what begins with zstd's
-magic (RFC 8878, 3.1.1) is a frame, everything else is the payload. A payload that itself begins with the magic always
-becomes a frame.
+if that saves space. JPEG, PNG, WebP and GIF are stored unchanged, also within the same field: bytes that begin with
+zstd's magic (RFC 8878, 3.1.1) are a frame, all others are the payload. A payload that itself begins with the magic
+always becomes a frame.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ _BASELINE = 0xC0
 COMPRESSED_MEDIA = ("jpeg", "png", "webp", "gif")
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ZSTD_LEVEL = 3
-_WORTHWHILE = 0.9  # of the bytes may be left, or fields are stored as they are
+_WORTHWHILE = 0.9  # fields are compressed if at most this share of their bytes is left
 _local = threading.local()
 
 
 class Form:
-    """How images are kept: as they are, unless a subclass says otherwise; see `readers.table.Form`, too.
+    """The form in which images are kept; this base class keeps them unchanged. See also `readers.table.Form`.
 
     Forms are immutable, pickled, and shared between threads.
 
-    converts: whether images are kept in another form than the stored one.
-    is_for_decoders: whether only decoders are given the kept form, which has the same pixels as the original.
+    converts: whether images are converted from the stored form.
+    is_for_decoders: whether only decoders get the kept form, which decodes to the same pixels as the original.
     """
 
     __slots__ = ()
@@ -74,7 +74,7 @@ class Form:
         return original
 
     def passes(self, original: ImageInfo) -> list[Pass]:
-        """All of each image, in the size that it is converted to."""
+        """The resize of each whole image, as passes of `readers.augment.geometry`."""
         sides = (side.tolist() for info in (original, self.info(original)) for side in upright_sides(info))
         return [
             Pass(Region(0, 0, rows, columns), (height, width), (0, 0), (), (), (height, width))
@@ -86,25 +86,26 @@ class Form:
         return image
 
     def lend(self, image: Buffer) -> Buffer:
-        """The same, perhaps in memory of this thread, which its next call overwrites: for those who store it."""
+        """As `convert`, but the result may be in this thread's memory, which the next call overwrites."""
         return self.convert(image)
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded(Form):
-    """The bytes as they are."""
+    """Keeps the stored bytes."""
 
     converts = False
 
 
 @dataclass(frozen=True, slots=True)
 class Recoded(Form):
-    """A JPEG with this short side, in pixels: upright, RGB, 4:2:0, resized as by `packer convert --resize-short`.
+    """A JPEG with a smaller short side: upright, RGB, 4:2:0, resized as by `packer convert --resize-short`.
 
     Images whose short side is not longer keep their bytes.
 
+    short_side: in pixels.
     quality: 1 to 100.
-    rate: bytes per pixel, for estimates; `readers.cached` measures it.
+    rate: bytes per pixel, for estimates; measured by `readers.cached`.
     """
 
     short_side: int
@@ -114,7 +115,7 @@ class Recoded(Form):
     def __post_init__(self) -> None:
         if not 1 <= self.short_side <= 65_535 or not 1 <= self.quality <= 100:
             raise ValueError(
-                f"Recoded: a short side of 1 to 65535 pixels and a quality of 1 to 100, not {self.short_side} and "
+                f"Recoded needs a short side of 1 to 65535 pixels and a quality of 1 to 100, not {self.short_side} and "
                 f"{self.quality}"
             )
 
@@ -149,8 +150,10 @@ class Recoded(Form):
 
 @dataclass(frozen=True, slots=True)
 class Decoded(Form):
-    """Pixels, uint8 RGB, after `ops`: the leading Resize, CenterCrop and Crop of the augmentation, which then starts
-    after them. No ops: the whole upright image."""
+    """Pixels, uint8 RGB, after `ops`; without ops the whole upright image.
+
+    ops: the leading Resize, CenterCrop and Crop of the augmentation; the loader then gets the ops after them.
+    """
 
     ops: tuple[Op, ...] = ()
 
@@ -159,8 +162,8 @@ class Decoded(Form):
         for op in recipe.ops:
             if op.stage is not Stage.GEOMETRY or op.draws:
                 raise ValueError(
-                    f"Decoded: {op!r} is not the same in every epoch, or comes after what is kept; keep the "
-                    f"leading Resize, CenterCrop and Crop, and give the rest to the loader"
+                    f"Decoded cannot keep the result of {op!r}, which is random or not geometric; keep the leading "
+                    f"Resize, CenterCrop and Crop, and give the other ops to the loader"
                 )
         object.__setattr__(self, "ops", recipe.ops)
 
@@ -202,7 +205,7 @@ class Decoded(Form):
 class Coefficients(Form):
     """The quantised DCT coefficients of JPEGs (`readers.coefficients`); other images keep their bytes.
 
-    rate: bytes per byte of a JPEG, for estimates; `readers.cached` measures it.
+    rate: bytes per byte of the JPEG, for estimates; measured by `readers.cached`.
     """
 
     is_for_decoders = True
@@ -217,7 +220,7 @@ class Coefficients(Form):
         return np.where(info.media == _JPEG, np.ceil(original * self.rate).astype(np.int64), original)
 
     def convert(self, image: Buffer) -> Buffer:
-        """Coefficients that a cache below has made already stay as they are."""
+        """The coefficients of a JPEG; other images, and coefficients from a cache below, are returned unchanged."""
         kept = self.lend(image)
         return kept if kept is image else bytes(kept)
 
@@ -234,8 +237,10 @@ _FORMS = ("coefficients", "decoded", "encoded", "recoded")
 
 
 def as_form(keep: KeepLike) -> Form:
-    """A form from its text: one of ours, or NAME:PARAMETERS of another distribution's entry point of packer.forms, a
-    function of the parameters. Raises ValueError.
+    """The form that a text names. Raises ValueError.
+
+    NAME:PARAMETERS may also name an entry point of the group packer.forms of another distribution, a function of the
+    parameters.
     """
     if not isinstance(keep, str):
         return keep
@@ -260,12 +265,12 @@ def as_form(keep: KeepLike) -> Form:
 
 
 def rate_of(form: Form) -> float:
-    """What a form measures for its estimates; 0 where it measures nothing."""
+    """The measured rate of a form; 0 for forms without one."""
     return form.rate if isinstance(form, Recoded | Coefficients) else 0.0
 
 
 def with_rate(form: Form, rate: float) -> Form:
-    """The form with this measurement, if it has one."""
+    """The form with a measured rate, if it has one."""
     return replace(form, rate=rate) if isinstance(form, Recoded | Coefficients) else form
 
 
@@ -296,13 +301,13 @@ def decompress(stored: Buffer) -> Buffer:
 
 
 def may_pay(payloads: Sequence[Buffer]) -> bool:
-    """Whether enough of these bytes are uncompressed for compression to be measured."""
+    """Whether enough of these bytes are uncompressed to try compression."""
     raw = sum(len(data) for data in payloads if sniff(data) not in COMPRESSED_MEDIA)
     return raw > 0 and raw >= (1 - _WORTHWHILE) * sum(len(data) for data in payloads)
 
 
 def compressed_share(payloads: Sequence[Buffer]) -> float:
-    """The share of bytes that compression leaves of some payloads of a field; 1.0 where it saves less than a tenth."""
+    """The share of bytes that compression leaves of some payloads of a field; 1.0 if it saves less than a tenth."""
     if not may_pay(payloads):
         return 1.0
     share = sum(len(compress(data)) for data in payloads) / sum(len(data) for data in payloads)
@@ -319,11 +324,11 @@ def _codecs() -> Any:
     return _local
 
 
-# Make the kept form of an image: decode it, resize it with antialiasing, and encode it again or keep the pixels.
+# Conversion decodes an image, resizes it with antialiasing, and encodes it again or keeps the pixels.
 #
-# Images are decoded as augmenting decodes them: a JPEG is first scaled in the DCT where that leaves enough to resize.
-# Then Pillow resizes: Lanczos for what is encoded again, as packing does it; as the ops say for pixels, with results
-# within 2 of 255 of those of torch's kernels, which augmenting uses (docs/cache.md).
+# Images are decoded as in augmentation: a JPEG is first scaled in the DCT if that leaves enough pixels. Then Pillow
+# resizes: with Lanczos before encoding, as in packing; with the filter of the ops for pixels, whose values are within
+# 2 of 255 of those of torch's kernels in augmentation (docs/cache.md).
 
 
 _Pixels = npt.NDArray[np.uint8]
@@ -331,7 +336,7 @@ _Ints = npt.NDArray[np.int64]
 
 
 def recoded(image: Buffer, short_side: int, quality: int) -> Buffer:
-    """An upright RGB JPEG with this short side; the image itself where its own is not longer. Raises BadSampleError."""
+    """An upright RGB JPEG with this short side; the same image if its side is not longer. Raises BadSampleError."""
     header = read_header(image)
     if min(header.height, header.width) <= short_side:
         return image
@@ -339,7 +344,7 @@ def recoded(image: Buffer, short_side: int, quality: int) -> Buffer:
     target_width, target_height = shrunk(width, height, short_side / min(width, height))
     reduce = 1
     while reduce < 8 and min(height, width) >= 4 * reduce * short_side and min(height, width) >= 32 * reduce:
-        reduce *= 2  # at twice the size or more, the resize that is left hides what the DCT's scaling does otherwise
+        reduce *= 2  # with at least twice the size left, the resize hides the artefacts of scaling in the DCT
     pixels = decode_image(image, Region(0, 0, height, width, reduce))
     pixels = _resized(pixels, (target_height, target_width), "LANCZOS")
     return bytes(simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), quality, "RGB", "420"))
@@ -363,12 +368,12 @@ def decoded(image: Buffer, ops: Sequence[Op]) -> Buffer:
 
 
 def boxes_of(ops: Sequence[Op], heights: _Ints, widths: _Ints) -> Boxes:
-    """Where the pixels come from, for upright images of these sizes; `ops` draw nothing."""
+    """The boxes of deterministic `ops` for upright images of these sizes."""
     return _plan(ops, heights, widths).boxes
 
 
 def passes_of(ops: Sequence[Op], heights: _Ints, widths: _Ints) -> list[Pass]:
-    """The same as `readers.augment.geometry` states it, by image."""
+    """The passes (`readers.augment.geometry`) of deterministic `ops`, by image."""
     return _plan(ops, heights, widths).passes()
 
 

@@ -1,12 +1,12 @@
-"""A cache over any store: payloads in memory that the processes of a node share, in the form that is kept.
+"""A cache over any store: payloads in their kept form, in memory that the processes of a node share.
 
 A hit is a view of shared memory, without a lock or a copy (unless it was compressed). A miss is read from the store
-below, together with the other misses of the batch, converted, and stored for all processes. What does not fit passes
-through. Views stay valid as long as they are referenced: nothing is evicted or overwritten.
+below, together with the other misses of the batch, converted, and stored for all processes. Payloads that do not fit
+are returned without being stored. Views stay valid as long as they are referenced: nothing is evicted or overwritten.
 
 The shared memory has numbered slots:
 
-    0                      what all users agree on (`readers.caching.store`), as JSON
+    0                      the terms on which all users agree, as JSON
     then, field by field   one slot for each row of the subset
 """
 
@@ -38,19 +38,16 @@ from readers.order.base import Permutation, UInt64s, counter_hash, derive_keys
 from readers.reader import SAMPLE_ERRORS, Reader, read_good
 from readers.table import Columns, headers_of
 
-# What the users of a cache must agree on: the process that comes first writes it into the shared memory.
-
-
 _AGREE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What the users of a cache must agree on.
+    """The settings on which the users of a cache must agree; the first process writes them into the shared memory.
 
     threshold: see `Subset`.
     packed: the fields that are compressed.
-    rate: of a form that has one, as measured; else 0.
+    rate: the form's measured rate; 0 for forms without one.
     """
 
     threshold: int
@@ -62,14 +59,14 @@ class Terms:
 
 
 def agree(shared: SharedByteCache, mine: Terms) -> Terms | None:
-    """The terms of the process that came first; None where they cannot be read."""
+    """The terms of the process that came first; None if they cannot be read."""
     until = time.monotonic() + _AGREE_SECONDS
     while True:
         text = shared.get(0)
         if text is not None:
             try:
-                found = json.loads(bytes(text))
-                return Terms(int(found["threshold"]), tuple(map(str, found["packed"])), float(found["rate"]))
+                terms = json.loads(bytes(text))
+                return Terms(int(terms["threshold"]), tuple(map(str, terms["packed"])), float(terms["rate"]))
             except (ValueError, KeyError, TypeError):
                 return None
         # Refused while another process writes its terms.
@@ -78,25 +75,25 @@ def agree(shared: SharedByteCache, mine: Terms) -> Terms | None:
         time.sleep(0.001)
 
 
-# Which samples a cache keeps, where their slots are, and how many bytes they take.
+# The subset of samples that a cache keeps, their slots, and their bytes.
 #
-# Where not all samples fit, those whose hash is below a threshold are kept. The hash is of the sample's row alone, so
-# every process and every job chooses the same ones, in any order of epochs; the samples of a smaller cache are among
-# those of a larger one. Nothing is evicted: each sample is read once an epoch, so a fixed share of the samples gives
-# its share of hits, where keeping the latest ones would give none.
+# If not all samples fit, those whose hash is below a threshold are kept. The hash depends only on the sample's row, so
+# every process and every job chooses the same samples, in any order of epochs; a smaller cache keeps a subset of a
+# larger one. Nothing is evicted: each sample is read once an epoch, so a fixed subset gives hits in proportion to its
+# size, whereas keeping the latest samples would give none.
 #
-# Sizes are exact where the index has them, else estimated from a few samples from all over the set. Nothing here has an
-# array as long as the set: samples are processed in runs of about a million.
+# Sizes are exact if the index has them, else estimated from a few samples spread over the set. No array is as long as
+# the set: samples are processed in runs of about a million.
 
 
 Capacity: TypeAlias = int | float | str
 _PEEKED, _TAKEN, _TAKEN_BYTES = 16, 256, 32 << 20
-_MARGIN = 1.1  # of estimates: missing room costs hits, spare room costs little
-_SLOT_BYTES = 64  # a payload begins at a multiple of this
+_MARGIN = 1.1  # factor on estimates: missing room costs hits, spare room costs little
+_SLOT_BYTES = 64  # payloads are aligned to this
 _TERMS_BYTES = 4096
-_SLACK = 200  # 1/200 is left for payloads that are stored again after their bytes were damaged
+_SLACK = 200  # 1/200 of the room is for payloads that are stored again after damage
 _COMPRESSED = tuple(MEDIA.index(name) for name in ("jpeg", "png", "webp", "gif"))
-EVERYTHING = 1 << 64  # the threshold that keeps all
+EVERYTHING = 1 << 64  # the threshold that keeps all rows rows rows
 _KEY = derive_keys(0, 0, "kept in a cache")[0]
 _RUN = 1 << 20
 _MASK = EVERYTHING - 1
@@ -109,7 +106,7 @@ Weights: TypeAlias = Callable[[_Ints], _Ints]
 
 @dataclass(frozen=True, eq=False)
 class Subset:
-    """The `rows` (a range, or int64 in rising order) whose hash is below `threshold` (0 to 2^64)."""
+    """The `rows` (a range, or ascending int64) whose hash is below `threshold` (0 to 2^64)."""
 
     rows: range | _Ints
     threshold: int = EVERYTHING
@@ -132,30 +129,29 @@ class Subset:
             inside = (rows >= self.rows.start) & (rows < self.rows.stop)
             return np.where(inside, rows - self.rows.start, -1)
         at = np.searchsorted(self.rows, rows)
-        found = np.append(self.rows, -1)[at] == rows
-        return np.where(found, at, -1)
+        return np.where(np.append(self.rows, -1)[at] == rows, at, -1)
 
     def keeps(self, row: int) -> bool:
         """Whether a row is kept."""
         return self.rank(row) >= 0 and (self.threshold == EVERYTHING or _hash(row) < self.threshold)
 
     def mask(self, rows: _Ints) -> npt.NDArray[np.bool_]:
-        """Which of these are kept, bool of the same shape."""
+        """Whether each of `rows` is kept, bool of the same shape."""
         return (self.ranks(rows) >= 0) & self._below(rows)
 
     def kept(self) -> Iterator[_Ints]:
-        """The rows that are kept, in stored order, in runs."""
+        """The kept rows in stored order, in runs."""
         for run in self._runs():
             yield run[self._below(run)]
 
     def total(self, weights: Weights) -> int:
-        """Sum of the weights of the rows that are kept."""
+        """Sum of the weights of the kept rows."""
         return sum(int(weights(run).sum()) for run in self.kept())
 
     def limited(self, limit: int, weights: Weights) -> Subset:
-        """With the largest threshold at which the weights of the kept rows add up to at most `limit`.
+        """The subset with the largest threshold at which the weights of its rows sum to at most `limit`.
 
-        weights: gives those of some rows, int64, 0 or more each.
+        weights: returns the weights of some rows, int64, non-negative.
         """
         totals = np.zeros(_BINS, np.int64)
         for run in self._runs():
@@ -172,7 +168,7 @@ class Subset:
         return replace(self, threshold=int(hashes[order[fits]]))
 
     def spread(self, count: int) -> _Ints:
-        """At most `count` rows from everywhere, always the same ones, in stored order."""
+        """At most `count` rows spread over the set, always the same ones, in stored order."""
         wanted = np.arange(min(count, len(self)), dtype=np.int64)
         ranks = np.sort(Permutation(len(self), 0, purpose="measured").forward(wanted))
         return ranks + self.rows.start if isinstance(self.rows, range) else self.rows[ranks]
@@ -187,9 +183,9 @@ class Subset:
         """Hashes and weights of the rows whose hash begins with `number`."""
         hashes, heavy = [], []
         for run in self._runs():
-            found = counter_hash(_KEY, run)
-            inside = (found >> _SHIFT) == np.uint64(number)
-            hashes.append(found[inside])
+            hashed = counter_hash(_KEY, run)
+            inside = (hashed >> _SHIFT) == np.uint64(number)
+            hashes.append(hashed[inside])
             heavy.append(weights(run[inside]))
         return np.concatenate(hashes), np.concatenate(heavy)
 
@@ -200,7 +196,7 @@ class Subset:
 
 
 def _hash(row: int) -> int:
-    """`counter_hash` of one number, in Python's own integers: a microsecond, where NumPy takes twenty."""
+    """`counter_hash` of one number with Python integers: one microsecond instead of NumPy's twenty."""
     value = (int(row) * _GOLDEN + int(_KEY)) & _MASK
     value = ((value ^ value >> 30) * _MIX_1) & _MASK
     value = ((value ^ value >> 27) * _MIX_2) & _MASK
@@ -209,9 +205,10 @@ def _hash(row: int) -> int:
 
 @dataclass(frozen=True)
 class Slots:
-    """The slots of a cache: 0 is for what its users agree on, then one for each row of the subset, field by field.
+    """The slots of a cache: slot 0 has the terms, then one slot for each row of the subset, field by field.
 
-    numbers: positions of the kept fields among all of the table, whose payloads are numbered by `payloads`.
+    numbers: positions of the kept fields among all fields of the table.
+    payloads: the numbering of the table's payloads.
     """
 
     fields: tuple[str, ...]
@@ -228,7 +225,7 @@ class Slots:
 
     def one(self, row: int) -> int:
         """The slot of an extent, by its row; -1 for none."""
-        sample, number = divmod(row, self.payloads.width)  # at once: this is done for each hit
+        sample, number = divmod(row, self.payloads.width)  # inlined, because it runs for each hit
         rank = self.subset.rank(sample) if number in self.numbers else -1
         return rank if rank < 0 else 1 + self.numbers.index(number) * len(self.subset) + rank
 
@@ -243,12 +240,12 @@ class Slots:
 
 @dataclass(frozen=True)
 class Measures:
-    """What samples take in a cache.
+    """The bytes that samples take in a cache.
 
-    reader: over all rows of the columns.
-    form: with its measured rate, where it has one.
-    shares: of the bytes of each field that compression leaves.
-    mean: bytes of a converted image, where no index has its header.
+    reader: a reader over all rows of the columns.
+    form: the form with its measured rate, if it has one.
+    shares: for each field, the share of bytes that compression leaves.
+    mean: mean bytes of a converted image, if no index has image headers.
     """
 
     reader: Reader
@@ -273,8 +270,8 @@ class Measures:
         if name == "image" and self.form.converts:
             return _padded(self._converted(rows, sizes))
         share = self.shares.get(name, 1.0)
-        found = np.minimum(sizes, np.ceil(sizes * share * _MARGIN).astype(np.int64)) if share < 1 else sizes
-        return np.where(sizes > 0, _padded(found), 0) if name != "image" else _padded(found)
+        stored = np.minimum(sizes, np.ceil(sizes * share * _MARGIN).astype(np.int64)) if share < 1 else sizes
+        return np.where(sizes > 0, _padded(stored), 0) if name != "image" else _padded(stored)
 
     def _converted(self, rows: _Ints, sizes: _Ints) -> _Ints:
         if not self.reader.table.has_headers:
@@ -287,7 +284,7 @@ class Measures:
 
 
 def measure(reader: Reader, slots: Slots, form: Form, compress: bool) -> Measures:
-    """Measure a few samples where needed: none of an indexed set of JPEGs that are kept unchanged or decoded."""
+    """Measure a few samples if needed; none for an indexed set of JPEGs that are kept unchanged or decoded."""
     shares: dict[str, float] = {}
     mean = 0.0
     for name in slots.fields:
@@ -303,7 +300,7 @@ def measure(reader: Reader, slots: Slots, form: Form, compress: bool) -> Measure
 
 
 def budget(capacity: Capacity, measures: Measures, directory: Path | None) -> tuple[int, int]:
-    """(threshold of the subset, bytes to reserve); 0 bytes: no cache. directory: None for memory that has none.
+    """(threshold of the subset, bytes to reserve); 0 bytes mean no cache. directory: None for memory without one.
 
     Raises ValueError for an invalid capacity, and `cache.errors.CacheError`.
     """
@@ -332,8 +329,8 @@ def budget(capacity: Capacity, measures: Measures, directory: Path | None) -> tu
         largest = max(int(weights(run).max(initial=0)) for run in every.kept())
         least = (_TERMS_BYTES + largest + 1) * _SLACK // (_SLACK - 1) + 1
         warnings.warn(
-            f"a capacity of {asked:,} bytes keeps no sample, so everything passes through: one takes up to "
-            f"{least:,} bytes, all {len(every):,} take {whole:,}",
+            f"a capacity of {asked:,} bytes keeps no sample, so all samples are read without a cache: one takes "
+            f"up to {least:,} bytes, all {len(every):,} take {whole:,}",
             stacklevel=4,
         )
     return (chosen.threshold, limit) if kept else (0, 0)
@@ -354,24 +351,24 @@ def _compressed(reader: Reader, slots: Slots, name: str) -> float:
 
 
 def _converted(reader: Reader, slots: Slots, form: Form) -> tuple[float, float]:
-    """(rate, bytes of an image) in the kept form.
+    """(rate, mean bytes of an image) in the kept form.
 
-    The rate is the bytes per pixel of images that change; of coefficients per byte of a JPEG, or of any image where no
-    index says which images are JPEGs.
+    The rate is bytes per pixel of images that are converted; for coefficients, bytes per byte of a JPEG, or of any
+    image if no index tells which images are JPEGs.
     """
-    found = []
+    pairs = []
     for image in _some(reader, slots.subset.spread(4 * _PEEKED), "image"):
         with suppress(*SAMPLE_ERRORS):
-            found.append((form.convert(image), image))
-    if not found:
+            pairs.append((form.convert(image), image))
+    if not pairs:
         return 1.0, 0.0
-    sizes = np.array([len(converted) for converted, _ in found])
+    sizes = np.array([len(converted) for converted, _ in pairs])
     if isinstance(form, Coefficients):
-        before = np.array([len(image) for _, image in found])
-        rated = np.array([sniff(image) == "jpeg" or not reader.table.has_headers for _, image in found])
+        before = np.array([len(image) for _, image in pairs])
+        rated = np.array([sniff(image) == "jpeg" or not reader.table.has_headers for _, image in pairs])
         return float(sizes[rated].sum() / max(1, before[rated].sum())) or 1.0, float(sizes.mean())
-    info = headers_of(converted for converted, _ in found)
-    changed = np.array([converted is not image for converted, image in found])
+    info = headers_of(converted for converted, _ in pairs)
+    changed = np.array([converted is not image for converted, image in pairs])
     pixels = (info.height.astype(np.int64) * info.width)[changed]
     rate = float(sizes[changed].sum() / pixels.sum()) if pixels.sum() else 1.0
     return rate, float(sizes.mean())
@@ -382,17 +379,17 @@ def _some(reader: Reader, indices: _Ints, name: str) -> list[Buffer]:
 
 
 def _explain(room: Budget, directory: Path | None, whole: int) -> str:
-    """What limits the room, and what to do about it."""
+    """The limit of the cache's room, and the remedy."""
     if room.is_cramped:
         return (
             f"{directory} has {room.size_bytes or 0:,} bytes, the set takes {whole:,}; start a container with "
             f"--shm-size (or --ipc=host), or name a larger tmpfs with directory="
         )
-    found = room.memory_bytes if room.memory_bytes is not None else room.directory_bytes
+    free = room.memory_bytes if room.memory_bytes is not None else room.directory_bytes
     if room.memory_bytes is not None and room.directory_bytes is not None:
-        found = min(room.memory_bytes, room.directory_bytes)
-    where = "of memory" if found == room.memory_bytes else f"in {directory}"
-    return f"only {found:,} bytes {where} are free, which is the margin; ask for more, or see  packer cache ls"
+        free = min(room.memory_bytes, room.directory_bytes)
+    where = "of memory" if free == room.memory_bytes else f"in {directory}"
+    return f"only {free:,} bytes {where} are free, which is the margin; request more, or see  packer cache ls"
 
 
 def _parse_capacity(capacity: Capacity) -> tuple[int | None, float | None]:
@@ -405,7 +402,7 @@ def _parse_capacity(capacity: Capacity) -> tuple[int | None, float | None]:
         capacity = float(capacity.strip()[:-1]) / 100
     if isinstance(capacity, float):
         if not 0 <= capacity <= 1:
-            raise ValueError(f"capacity as a share is from 0 to 1, not {capacity}; bytes are an int")
+            raise ValueError(f"capacity as a share is from 0 to 1, not {capacity}; give bytes as an int")
         return None, capacity
     size = parse_size(capacity) if isinstance(capacity, str) else capacity
     if size < 0:
@@ -421,17 +418,19 @@ def _padded(sizes: _Ints) -> _Ints:
 Check: TypeAlias = Literal["never", "first", "always"]
 CHECKS = ("never", "first", "always")
 _COUNTED_TOGETHER = 64
-_LEAST_BYTES = 64  # what the shortest payload takes
+_LEAST_BYTES = 64  # bytes of the shortest payload
 
 
 class Cached(StoreOver):
-    """`source` behind shared memory. Without it (`shared` is None) nothing is kept, but images are still converted,
-    unless their form is for decoders alone, who take the original as well.
+    """`source` behind shared memory.
 
-    columns: those whose rows the extents name.
-    check: when payloads are compared with their CRC32C: that of the index, or else of the shared memory.
+    Without shared memory (`shared` is None) nothing is kept, but images are still converted, except to forms for
+    decoders, which accept the original as well.
 
-    Files that were rewritten since they were listed are never stored, and dropped where they are checked.
+    columns: the columns to whose rows extents refer.
+    check: when payloads are compared with their CRC32C, from the index or else from the shared memory.
+
+    Files that were rewritten since they were listed are never stored, and dropped when they are checked.
     """
 
     def __init__(
@@ -457,7 +456,7 @@ class Cached(StoreOver):
         self._tracks_files = bool(self.source.state)
         self._checked = bytearray()
         self._hit_bytes: deque[int] = deque()
-        # Most sets have one field and keep it unchanged: then the slot is the row plus a constant.
+        # Most sets have one field that is kept unchanged: then the slot is the row plus a constant.
         rows = self.slots.subset.rows
         self._start = self._stop = self._shift = 0
         if self._plain and self.slots.payloads.width == 1 and isinstance(rows, range) and self.shared is not None:
@@ -480,7 +479,7 @@ class Cached(StoreOver):
         return self if self._start < self._stop else None
 
     def hit(self, row: int) -> Buffer | None:
-        """The cached payload of a row where that is a single look-up; None does not mean that it is not cached."""
+        """The cached payload of a row if a single look-up finds it; None does not mean that it is not cached."""
         if not self._start <= row < self._stop:
             return None
         data = self._fetch(row + self._shift)
@@ -502,21 +501,21 @@ class Cached(StoreOver):
         missing = [i for i, data in enumerate(results) if data is None]
         if missing:
             below = time.perf_counter_ns()
-            found = self.source.read(extents.take(np.array(missing, np.int64)))
+            payloads = self.source.read(extents.take(np.array(missing, np.int64)))
             below = time.perf_counter_ns() - below
-            for i, data in zip(missing, found, strict=True):
+            for i, data in zip(missing, payloads, strict=True):
                 results[i] = self._store(rows[i], shards[i], data)
         TIERS.nanoseconds += time.perf_counter_ns() - start - below
         return results  # type: ignore[return-value]
 
     def prefetch(self, extents: Extents, below_bytes: int | None = None) -> None:
-        """Announce those that are not cached."""
+        """Announce the extents that are not cached."""
         missing = extents.take(~self.has(extents.row))
         if len(missing.row):
             self.source.prefetch(missing, below_bytes)
 
     def has(self, rows: Int64s) -> npt.NDArray[np.bool_]:
-        """Which extents, by their rows, are cached."""
+        """Whether each row's extent is cached."""
         shared = self.shared
         if shared is None:
             return np.zeros(len(rows), np.bool_)
@@ -526,7 +525,7 @@ class Cached(StoreOver):
         return self.has(extents.row) | self.source.holds(extents)
 
     def drop_damaged(self, row: int) -> bool:
-        """Whether this cache had a damaged copy of the payload, which is dropped: reading it again then helps."""
+        """Drop a damaged copy of a payload; returns whether there was one, so that reading it again helps."""
         slot = self.slots.one(row)
         return self.shared is not None and slot >= 0 and self.shared.has(slot) and not self.shared.check(slot)
 
@@ -554,15 +553,15 @@ class Cached(StoreOver):
         return self.shared is not None and self.shared.capacity_bytes - self.shared.used_bytes >= _LEAST_BYTES
 
     def convert(self, row: int, data: Buffer) -> Buffer:
-        """The payload in the form that is kept, perhaps in memory of this thread, which its next call overwrites.
+        """The payload in its kept form, possibly in this thread's memory, which the next call overwrites.
 
         Raises BadSampleError.
         """
         return self.form.lend(data) if self._image >= 0 and self.slots.payloads.field(row) == self._image else data
 
     def put(self, row: int, shard: int, converted: Buffer) -> bool:
-        """Store a converted payload; False where it is cached already, is being written, does not fit, or is of a file
-        that was rewritten (checked here, after the read)."""
+        """Store a converted payload; False if it is cached already, is being written, does not fit, or comes from a
+        file that was rewritten (checked here, after the read)."""
         slot = self.slots.one(row)
         if self.shared is None or slot < 0 or not self._is_current(shard):
             return False
@@ -571,7 +570,7 @@ class Cached(StoreOver):
         )
 
     def stats(self) -> CachedStats:
-        """How full it is and how often it was hit; the time grows with the number of samples."""
+        """Use and hits of the cache; takes time in proportion to the number of samples."""
         if self.shared is None:
             return CachedStats(self.form.kind, len(self.subset), 0, 0)
         self._count_hits()
@@ -604,7 +603,7 @@ class Cached(StoreOver):
         if self.check_payloads == "never" or (self.check_payloads == "first" and self._was_checked(slot)):
             return data
         if not (self._is_current(shard) and self._is_right(shared, slot, data, row)):
-            shared.drop(slot)  # so that it is read again
+            shared.drop(slot)
             return None
         if self._checked:
             self._checked[slot] = 1
@@ -633,7 +632,7 @@ class Cached(StoreOver):
         return crc32c(data) == int(self.columns.field_column(self.columns.fields[number], "crc32c")[sample])
 
     def _store(self, row: int, shard: int, data: Buffer) -> Buffer:
-        """Convert a payload, store it if it has a slot, and return it as it is handed out."""
+        """Convert a payload, store it if it has a slot, and return it in the form for the consumer."""
         kept = self._has_place(row)
         converted = data if self.form.is_for_decoders and not kept else self.convert(row, data)
         if self.shared is None or self.slots.payloads.field(row) not in self.slots.numbers:
@@ -643,12 +642,12 @@ class Cached(StoreOver):
             self.shared.count(passed=1)
             return _owned(converted, data)
         self.shared.count(misses=1)
-        # the memory of the process need not hold it a second time
+        # Return the shared copy, so that the process need not hold a second one.
         stored = self.shared.get(slot) if self._plain else None
         return _owned(converted, data) if stored is None else stored
 
     def _has_place(self, row: int) -> bool:
-        """Whether a payload has a slot; of a form that others can do without, whether there is also room left."""
+        """Whether a payload has a slot and, for forms whose conversion is optional, whether there is also room."""
         if self.shared is None or (self.form.is_for_decoders and self.shared.full):
             return False
         return self.slots.one(row) >= 0 and self.subset.keeps(self.slots.payloads.sample(row))
@@ -658,12 +657,12 @@ class Cached(StoreOver):
         if self._start == self._stop:
             return [None] * len(rows)
         start, stop, shift, fetch = self._start, self._stop, self._shift, self._fetch
-        found: list[Buffer | None] = [fetch(row + shift) if start <= row < stop else None for row in rows.tolist()]
-        self._count(found)
-        return found
+        payloads: list[Buffer | None] = [fetch(row + shift) if start <= row < stop else None for row in rows.tolist()]
+        self._count(payloads)
+        return payloads
 
-    def _count(self, found: list[Buffer | None]) -> None:
-        sizes = [len(data) for data in found if data is not None]
+    def _count(self, payloads: list[Buffer | None]) -> None:
+        sizes = [len(data) for data in payloads if data is not None]
         if sizes and self.shared is not None:
             size = sum(sizes)
             self.shared.count(hits=len(sizes), hit_bytes=size)
@@ -676,7 +675,7 @@ class Cached(StoreOver):
             self._count_hits()
 
     def _count_hits(self) -> None:
-        """Add the hits since the last call to the statistics: each addition takes a lock."""
+        """Add the hits since the last call to the shared statistics, in one addition, because each takes a lock."""
         hits = size = 0
         try:
             while True:  # each is taken by one thread only
@@ -688,9 +687,9 @@ class Cached(StoreOver):
 
 
 class Originals(StoreOver):
-    """A cache whose images are for decoders alone: all others read images below it, and what else it keeps from it.
+    """The store for consumers other than decoders: images from below a cache of coefficients, other fields from it.
 
-    below: the store that the cache is over, with the images as they are.
+    below: the store below the cache, with the original images.
     """
 
     def __init__(self, source: Cached, below: Store) -> None:
@@ -723,7 +722,7 @@ class Originals(StoreOver):
 
 
 def _owned(converted: Buffer, data: Buffer) -> Buffer:
-    """What a form has made of `data`, to be kept: `data` itself, and bytes that are not overwritten."""
+    """A converted payload that the next conversion cannot overwrite: `data` itself, or a copy."""
     return converted if converted is data else bytes(converted)
 
 
@@ -731,17 +730,17 @@ def _owned(converted: Buffer, data: Buffer) -> Buffer:
 class CachedStats:
     """Statistics of one cache, over all processes that use or used it.
 
-    Hits of single reads are counted 64 at a time, so up to that many are lost where a process ends without closing.
+    Hits of single reads are counted 64 at a time, so up to 63 are lost if a process ends without closing the reader.
 
-    samples: of the set, or of this node's part.
+    samples: number of samples of the set, or of this node's part.
     kept: samples that have a slot.
     present: samples whose first field is cached.
-    capacity_bytes, used_bytes: of the payloads.
-    hits, hit_bytes: reads that the cache served.
-    misses: reads of samples that have a slot and were not cached yet.
+    capacity_bytes, used_bytes: bytes for payloads.
+    hits, hit_bytes: reads served by the cache.
+    misses: reads of samples that have a slot but were not cached yet.
     passed: reads of samples without a slot.
-    puts, put_bytes: payloads that were stored.
-    dropped: payloads that were found damaged.
+    puts, put_bytes: payloads stored.
+    dropped: damaged payloads dropped.
     users: processes that have it open.
     """
 
@@ -771,5 +770,5 @@ class CachedStats:
         return self.present / max(1, self.kept)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """All values and rates as a dictionary for JSON."""
         return {**asdict(self), "hit_rate": self.hit_rate, "filled": self.filled}

@@ -1,7 +1,7 @@
-"""Images kept as quantised DCT coefficients: JPEGs whose entropy coding is undone once, so that any box decodes alone.
+"""Images as quantised DCT coefficients: JPEGs without entropy coding, of which any box can be decoded separately.
 
-    encode     a JPEG  ──►  bytes, or None where the JPEG itself is to be kept
-    decode     these bytes, a region  ──►  pixels, those of libjpeg-turbo to the bit
+    encode     a JPEG  ──►  bytes, or None if the JPEG itself should be kept
+    decode     these bytes, a region  ──►  the pixels of libjpeg-turbo, bit for bit
     decode_resized  …, a size, flips  ──►  the same, as torch resizes them; decode_boxes: of several images at once
 
 `layout` says what the bytes are, docs/cache.md what is kept and what it costs. Importing this package takes

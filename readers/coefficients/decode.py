@@ -1,7 +1,7 @@
-"""Any box of an image that is kept as coefficients, at 1/1, 1/2, 1/4 or 1/8 of its size: libjpeg-turbo's pixels.
+"""Decode any box of an image kept as coefficients, at 1/1, 1/2, 1/4 or 1/8 of its size, to libjpeg-turbo's pixels.
 
-The same of most JPEGs, without decoding what is around the box. `decode_resized` makes what torch's antialiased resize
-makes of these pixels, to the bit, without ever having them all: a resize by itself takes about as long as decoding the
+Also decodes boxes of most JPEGs without their surroundings. `decode_resized` computes torch's antialiased resize of
+these pixels, bit for bit, without storing them all: a separate resize takes about as long as decoding the
 box.
 """
 
@@ -29,14 +29,14 @@ _MAX_SIDE = 4096
 _JPEG = b"\xff\xd8\xff"
 _BYTES = (None, False)
 Table: TypeAlias = npt.NDArray[np.int64]
-_LEAST_SIDE = 64  # of a JPEG: below it TurboJPEG takes other scales, and nothing is gained
+_LEAST_SIDE = 64  # least side of a JPEG: for smaller ones TurboJPEG uses other scales, and nothing is gained
 
 
 class Scaling(NamedTuple):
-    """How bytes become floats: value * factor + summand, by colour. both: float32 [2, 3], factors and summands.
+    """The conversion of bytes to floats: value * factor + summand, by colour. both: float32 [2, 3], factors, summands.
 
-    is_fused: rounded once, as by a fused multiplication and addition, where pixels are [height, width, 3] in memory.
-    Of [3, height, width] they are rounded twice.
+    is_fused: whether results are rounded once, as by a fused multiply-add, for pixels [height, width, 3] in memory;
+    results in [3, height, width] are rounded twice.
     """
 
     both: npt.NDArray[np.float32]
@@ -50,9 +50,9 @@ def decode(
     *,
     is_checked: bool = False,
 ) -> npt.NDArray[np.uint8]:
-    """RGB pixels of a box, upright, uint8 [height, width, 3]: those that `decode_image` gives for the JPEG and region.
+    """RGB pixels of a box, upright, uint8 [height, width, 3], as `decode_image` returns for the JPEG and region.
 
-    data: what `encode` returned.
+    data: the result of `encode`.
     region: the part that is needed, inside the image (None: all of it).
     out: where to put the pixels, of the shape of the result, with the bytes of a line next to each other. Otherwise
         the result may be a view with negative strides.
@@ -83,10 +83,10 @@ def decode(
 def decode_jpeg(
     data: Buffer, header: ImageHeader, region: Region, scratch: Scratch | None = None
 ) -> npt.NDArray[np.uint8] | None:
-    """RGB pixels of a box of a JPEG, upright, uint8 [height, width, 3]; None where libjpeg is to decode it.
+    """RGB pixels of a box of a JPEG, upright, uint8 [height, width, 3]; None if libjpeg should decode it.
 
-    header: of `data`. The result may be a view of `scratch`. Raises ValueError for a region that is not inside the
-    image, UnsupportedCpuError.
+    header: the header of `data`. The result may be a view of `scratch`. Raises ValueError for a region outside the
+    image, and UnsupportedCpuError.
     """
     if min(header.height, header.width) < _LEAST_SIDE:
         return None
@@ -111,7 +111,7 @@ def decode_resized(
     scaling: Scaling | None = None,
     size: tuple[int, int] | None = None,
 ) -> bool:
-    """A box as torch resizes it, bilinearly and with antialiasing; cropped, then mirrored, into `out`.
+    """Resize a box as torch's antialiased bilinear resize does; then crop and flip it into `out`.
 
     data: coefficients, or a JPEG.
     resized: the (height, width) of the whole box when it is resized.
@@ -148,9 +148,10 @@ def decode_resized(
 
 
 def tabulate_boxes(plan: Plan, sides: Any) -> Table | None:
-    """What `decode_boxes` takes of each of n images, int64 [n, 12]: whether it may, and how; None where it may of none.
+    """The table for `decode_boxes`, int64 [n, 12]: for each image whether it may be decoded by it, and how; or None if
+    none may.
 
-    plan: of one part, without ops on pixels. sides: heights and widths of the upright images, int64 [n] each.
+    plan: a plan of one part, without ops on pixels. sides: heights and widths of the upright images, int64 [n] each.
     """
     if plan.before or plan.steps or unsupported_reason():
         return None
@@ -179,10 +180,10 @@ def decode_boxes(
     *,
     jpegs: bool = True,
 ) -> list[bool]:
-    """`decode_resized` of several images at once: which are in `out` [n, height, width, 3] then.
+    """`decode_resized` of several images at once; returns which ones are in `out` [n, height, width, 3].
 
-    table: of `tabulate_boxes`. sizes: those of the upright images. jpegs: whether JPEGs are wanted. What is damaged is
-    left, too; the rows of those that are left hold anything.
+    table: from `tabulate_boxes`. sizes: (height, width) of the upright images. jpegs: whether to decode JPEGs. Damaged
+    images are left out, too; the rows of images that are left out have arbitrary content.
     """
     done = [False] * len(images)
     rows, shapes, chosen = [], [], []
@@ -197,7 +198,7 @@ def decode_boxes(
                 rows.append(row)
                 chosen.append(data)
         except BadSampleError:
-            pass  # which decoding it by itself raises again
+            pass  # raised again when the image is decoded alone
     if rows:
         numbers = np.concatenate((np.array(shapes, np.int64), table[rows, 1:]), axis=1)
         reasons = load_codec().resize(chosen, numbers, out, *(scaling or _BYTES))
@@ -207,7 +208,7 @@ def decode_boxes(
 
 
 def _shape_for_boxes(data: Buffer, size: tuple[int, int] | None) -> Shape | None:
-    """Of an image that the codec may take, else None. Raises BadSampleError."""
+    """The shape of an image that the codec may decode, else None. Raises BadSampleError."""
     if is_coefficients(data):
         shape = parse_coefficients(data)
         check_header(shape.header, size)
@@ -225,7 +226,7 @@ def _check_bytes(data: Buffer, shape: Shape) -> bool:
 
 
 def _check_target(out: npt.NDArray[Any], scaling: Scaling | None) -> None:
-    """Raise ValueError for memory that the codec does not write to."""
+    """Raise ValueError for memory that the codec cannot write to."""
     _, across, colour = out.strides
     kind = np.dtype(np.uint8 if scaling is None else np.float32)
     fits = across == kind.itemsize or (across, colour) == (3 * kind.itemsize, kind.itemsize)
@@ -234,7 +235,7 @@ def _check_target(out: npt.NDArray[Any], scaling: Scaling | None) -> None:
 
 
 def stored_box(shape: Shape, region: Region | None) -> tuple[int, tuple[int, int, int, int]]:
-    """The scale, and (top, left, height, width) in the pixels as stored, at that scale. Raises ValueError."""
+    """The scale, and the box (top, left, height, width) in stored pixels at that scale. Raises ValueError."""
     height, width = shape.upright_size
     if region is None:
         region = Region(0, 0, height, width)
@@ -257,12 +258,12 @@ def stored_box(shape: Shape, region: Region | None) -> tuple[int, tuple[int, int
 
 
 def _shape_of(header: ImageHeader) -> Shape:
-    """Of a JPEG, as far as a box depends on it."""
+    """The part of a JPEG's shape that determines boxes."""
     return Shape(header.height, header.width, 1, 1, 1, header.orientation, 0)
 
 
 def _part(reduce: int, box: tuple[int, int, int, int], is_coarse: bool) -> tuple[int, ...]:
-    """A region as the codec takes it."""
+    """A region in the form of the codec's arguments."""
     return 8 // reduce, reduce < 8 and not is_coarse, *box
 
 

@@ -1,4 +1,4 @@
-"""A JPEG to its quantised coefficients: entropy decoding, once, and packing. What cannot be kept is `Refused`."""
+"""Encode a JPEG as its quantised coefficients, by entropy decoding and packing. Unsupported images are `Refused`."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from readers.headers.base import Buffer
 
 __all__ = ["LARGEST", "MAX_RATIO", "encode", "encode_strictly", "lend"]
 
-MAX_RATIO = 2  # times the JPEG, beyond which its own bytes are the better use of memory
-LARGEST = 8191  # of a coefficient times its multiplier: four times what 8-bit samples give, and free of overflow
+MAX_RATIO = 2  # most bytes relative to the JPEG; beyond it, keeping the JPEG is the better use of memory
+LARGEST = 8191  # largest coefficient times its multiplier: four times the range of 8-bit samples, without overflow
 _LARGEST_RESULT = 0xFFFFFFFF
 _LEAST_BLOCK_BYTES = 4
 _KEPT_TABLES = 64
@@ -47,16 +47,16 @@ _REASONS = {
 
 
 def encode(data: Buffer) -> bytes | None:
-    """The coefficients of a JPEG as `layout` says; None where its own bytes are to be kept.
+    """The coefficients of a JPEG in the form of `layout`; None if the JPEG itself should be kept.
 
-    Decoding them gives the JPEG's pixels to the bit.
+    Decoding them gives the JPEG's pixels, bit for bit.
     """
     kept = lend(data)
     return None if kept is None else bytes(kept)
 
 
 def lend(data: Buffer) -> memoryview | None:
-    """The same without a copy, for those who store the bytes at once."""
+    """`encode` without a copy, for callers that store the bytes at once."""
     try:
         return memoryview(_encode(data, MAX_RATIO)).toreadonly()
     except Refused:
@@ -64,9 +64,9 @@ def lend(data: Buffer) -> memoryview | None:
 
 
 def encode_strictly(data: Buffer, max_ratio: float = MAX_RATIO) -> bytes:
-    """The same; raises Refused, with the reason, where `encode` gives None.
+    """`encode` that raises Refused, with the reason, instead of returning None.
 
-    max_ratio: bytes of the result to those of the JPEG. What encoding takes of memory is bounded by the result.
+    max_ratio: most bytes of the result relative to the JPEG. The memory for encoding is bounded by the result.
     """
     return bytes(_encode(data, max_ratio))
 
@@ -98,7 +98,7 @@ def _encode(data: Buffer, max_ratio: float) -> bytearray:
 
 
 def _scans_of(frame: Frame) -> tuple[npt.NDArray[np.int64], tuple[tuple[bool, HuffmanTable], ...]]:
-    """Scans as the codec takes them, and the Huffman tables that they name by number."""
+    """Scans in the form of the codec's arguments, and the Huffman tables to which they refer by number."""
     used: dict[tuple[bool, HuffmanTable], int] = {}
     rows = []
     for scan in frame.scans:
@@ -112,7 +112,7 @@ def _scans_of(frame: Frame) -> tuple[npt.NDArray[np.int64], tuple[tuple[bool, Hu
 
 @lru_cache(maxsize=_KEPT_TABLES)
 def _limits(steps: bytes) -> npt.NDArray[np.int16]:
-    """The largest value of each coefficient in the order SPARSE, int16 [64], and the least of these. steps: int64."""
+    """The largest value of each coefficient in the order SPARSE, and the least of these, int16 [65]. steps: int64."""
     largest = np.minimum(LARGEST // np.frombuffer(steps, np.int64), LARGEST)[SPARSE_ZIGZAG]
     return np.append(largest, largest.min()).astype(np.int16)
 

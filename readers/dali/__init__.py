@@ -2,10 +2,10 @@
 
 from readers.dali import DaliLoader, classification, external_source
 
-for images, labels in DaliLoader(reader, 256, augment=classification(224), seed=7):     # a pipeline that is ready
+for images, labels in DaliLoader(reader, 256, augment=classification(224), seed=7):     # a ready-made pipeline
     ...
 
-@pipeline_def(batch_size=256, num_threads=8, device_id=0)                                # or one of your own
+@pipeline_def(batch_size=256, num_threads=8, device_id=0)                                # or your own pipeline
 def training(reader):
     encoded, label = external_source(reader, 256, seed=7)
     return fn.decoders.image(encoded, device="mixed"), label.gpu()

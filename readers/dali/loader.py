@@ -1,4 +1,4 @@
-"""`DaliLoader`: a reader's images in batches that a DALI pipeline makes, with the order and resume of `ImageLoader`."""
+"""`DaliLoader`: batches of a reader's images from a DALI pipeline, with the order and resume of `ImageLoader`."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from readers.order.base import Int64s
 from readers.reader import SAMPLE_ERRORS, Reader
 from readers.table import upright_sides
 
-# The other fields of the batches of a DALI pipeline: decoded by threads beside it, and moved as it moves the images.
+# Fields other than the image are decoded by threads next to the DALI pipeline, and moved like the images.
 #
-# DALI gets images alone: it decodes neither palettes nor masks of 16 or 32 bits, and has no operator for boxes that are
-# left out with the labels that belong to them. So the values are those of `ImageLoader` to the bit, made from the plan
-# whose numbers the pipeline gets with the images. They are made ahead, as batches are.
+# DALI gets only images: it decodes neither palettes nor masks of 16 or 32 bits, and has no operator that leaves out
+# boxes together with their labels. So the values are those of `ImageLoader`, bit for bit, made from the plan that the
+# pipeline gets with the images. They are made ahead, like batches.
 
 
 _ROWS_AT_ONCE = 8
@@ -37,7 +37,7 @@ _Values = dict[str, Any]
 
 
 class BadField(Exception):
-    """A field of a sample is bad: of this row, at this position of its epoch."""
+    """A field of the sample at this row and position of its epoch is bad."""
 
     def __init__(self, row: int, position: int, error: Exception) -> None:
         super().__init__(str(error))
@@ -45,9 +45,9 @@ class BadField(Exception):
 
 
 class FieldBatches:
-    """The values of the stored fields of batches that a pipeline makes one after the other.
+    """Makes the stored fields of the consecutive batches of a pipeline.
 
-    ahead: batches that are made before they are asked for.
+    ahead: number of batches to make in advance.
     """
 
     def __init__(self, fields: Fields, threads: int, ahead: int) -> None:
@@ -57,8 +57,11 @@ class FieldBatches:
         self._asked: dict[tuple[int, int], list[Future[list[_Values | Exception]]]] = {}
 
     def take(self, source: Source, epoch: int, step: int, returned: Int64s | None) -> list[_Values]:
-        """The values of a batch by sample. returned: its rows as the pipeline returned them, None where it returned
-        those that were planned. Raises BadField, and what reading raises that is no error of a sample."""
+        """The values of a batch by sample.
+
+        returned: the rows that the pipeline returned, None if these are the planned rows. Raises BadField, and other
+        errors of reading.
+        """
         if source is not self._source:
             self._source, self._asked = source, {}
         for number in range(step, min(step + 1 + self._ahead, source.batches(epoch))):
@@ -80,7 +83,7 @@ class FieldBatches:
         return good
 
     def stop(self) -> None:
-        """End the threads."""
+        """Stop the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _ask(
@@ -90,7 +93,7 @@ class FieldBatches:
         return [self._threads.submit(self._make, source, epoch, positions[part], rows[part]) for part in parts]
 
     def _make(self, source: Source, epoch: int, positions: Int64s, rows: Int64s) -> list[_Values | Exception]:
-        """The values of some samples, or why one has none."""
+        """The values of some samples, or the errors of making them."""
         reader, fields = source.feed.reader, self._fields
         moved: list[tuple[Job, tuple[int, int]] | tuple[()]] = [()] * len(rows)
         if fields.moving:
@@ -108,7 +111,7 @@ class FieldBatches:
 
 
 def collated(fields: Fields, values: Sequence[_Values], output: Output) -> dict[str, Any]:
-    """What a batch has of each field: masks in one array where every sample of the set has one; otherwise lists."""
+    """The fields of a batch: masks as one array if every sample of the set has one; all others as lists."""
     columns = {name: [some[name] for some in values] for name in fields.stored}
     if output == "torch":
         from readers.collate import stack_masks, to_tensor
@@ -119,7 +122,7 @@ def collated(fields: Fields, values: Sequence[_Values], output: Output) -> dict[
 
 
 def _alike(masks: Sequence[Any]) -> Sequence[Any]:
-    """Masks in one type that holds them all, as `readers.collate` has them: uint8 or int32."""
+    """Masks in one dtype, uint8 or int32, as in `readers.collate`."""
     return masks if all(mask.dtype == np.uint8 for mask in masks) else [mask.astype(np.int32) for mask in masks]
 
 
@@ -128,7 +131,7 @@ _ERROR_CHARACTERS = 400
 
 
 class DaliLoader(FeedLoader):
-    """Each `for` loop is one epoch of batches: by default (images, labels), labels int64 [n], -1 without one.
+    """Iterate over batches of a DALI pipeline, by default (images, labels); each `for` loop is one epoch.
 
         loader = DaliLoader(reader, 256, augment=classification(224), options=PipelineOptions(device="cuda"), seed=7)
 
@@ -179,9 +182,9 @@ class DaliLoader(FeedLoader):
             ranks=ranks,
             on_error=on_error,
         )
-        self._undecodable: dict[int, str] = {}  # rows that DALI failed on, and why
-        self._idle: _Batches | None = None  # at the end of an epoch
-        pipeline(self._source, self.options, graph=graph)  # raises what is wrong with the arguments; nothing is started
+        self._undecodable: dict[int, str] = {}  # rows on which DALI failed, with the reason
+        self._idle: _Batches | None = None  # a pipeline at the end of an epoch
+        pipeline(self._source, self.options, graph=graph)  # only checks the arguments; nothing is started
         feed = self._source.feed
         asked = ranks or Ranks()
         super().__init__(replace(feed, options=replace(feed.options, rank=asked.rank, world_size=asked.world_size)))
@@ -191,7 +194,7 @@ class DaliLoader(FeedLoader):
         return self._fields.wanted
 
     def close(self) -> None:
-        """End the pipeline and its processes, and a loop under way with its epoch; the next loop starts them again."""
+        """Stop the pipeline and its processes, and end a loop under way; the next loop starts them again."""
         if self._place.begun is not None:
             self._interrupt("this loader was closed")
             self._put(self._place.next)
@@ -215,9 +218,9 @@ class DaliLoader(FeedLoader):
 
 
 class _Batches:
-    """The batches of a pipeline, which may live for several epochs.
+    """The batches of a pipeline, which may run for several epochs.
 
-    source: that of the pipeline under way, or of the next one.
+    source: the source of the running pipeline, or of the next one.
     options, graph, fields, output: as for `DaliLoader`.
     undecodable: receives the rows that DALI fails on, and those with a bad field.
     """
@@ -239,7 +242,7 @@ class _Batches:
         self._batches = source.batches()
 
     def take(self) -> tuple[Any, Sequence[BadSample]]:
-        """(the fields of a batch, the bad samples among them)."""
+        """(fields of a batch, its bad samples)."""
         if self._step == self._batches:
             return self._batch(*self._empty(), np.empty(0, np.int64), []), ()
         values: list[dict[str, Any]] = []
@@ -257,11 +260,11 @@ class _Batches:
                 found = f"DALI ended epoch {self._number} after {self._step} of {self._batches} batches"
                 raise WorkerError(f"{found}; start the loop again from the last state_dict") from None
             except BadField as bad:
-                self._run = None  # its batches have that sample
+                self._run = None  # its prefetched batches contain the bad sample
                 self._leave_out(bad.row, bad.position, bad.error)
                 continue
             except Exception as error:
-                self._run = None  # a failed pipeline is of no more use
+                self._run = None  # a failed pipeline cannot continue
                 problem = error.with_traceback(None)  # its frames would keep the pipeline alive
             except BaseException:
                 self._run = None
@@ -276,7 +279,7 @@ class _Batches:
         return self._batch(images, labels, returned, values), bad_samples
 
     def stop(self) -> None:
-        """End the pipeline."""
+        """Stop the pipeline."""
         self._run = None
         if self._values is not None:
             self._values.stop()
@@ -291,7 +294,7 @@ class _Batches:
         return False
 
     def next_epoch(self, feed: Feed) -> bool:
-        """Continue with the first epoch of `feed`, if that is the pipeline's next one."""
+        """Continue with the first epoch of `feed` if it is the pipeline's next epoch; returns whether it is."""
         if self._source.feed.at(Start(self._number + 1)) != feed or self._run is None:
             return False
         self._epoch, self._step = self._epoch + 1, 0
@@ -302,7 +305,7 @@ class _Batches:
     # --- inside ---------------------------------------------------------------------------------------------------
     @property
     def _number(self) -> int:
-        """The epoch, as the order counts it."""
+        """The epoch in the numbering of the order."""
         return self._source.feed.start.epoch + self._epoch
 
     def _start(self) -> Run:
@@ -311,7 +314,7 @@ class _Batches:
         return start_run(unstarted, outputs, self._output, self._options.workers)
 
     def _batch(self, images: Any, labels: Any, rows: Int64s, values: Sequence[dict[str, Any]]) -> Any:
-        """The fields of a batch. rows: of its samples."""
+        """The fields of a batch. rows: the rows of its samples."""
         columns = collated(self._fields, values, self._output)
 
         def field(name: str) -> Any:
@@ -325,7 +328,7 @@ class _Batches:
         return self._fields.collect(field)
 
     def _empty(self) -> tuple[Any, Any]:
-        """Images and labels of the batch of a rank that has no sample left in the last step."""
+        """Images and labels of an empty batch, for a rank without samples in the last step."""
         recipe, options = self._source.recipe, self._options
         if recipe is None or recipe.out_size is None:
             return empty_batch(self._output, (), options.dtype or "uint8", "cpu")
@@ -335,7 +338,7 @@ class _Batches:
         return empty_batch(self._output, shape, dtype, options.device)
 
     def _recover(self, error: Exception) -> None:
-        """Continue without the sample that made the pipeline fail, if on_error allows that; otherwise raise."""
+        """Continue without the sample that made the pipeline fail, if on_error allows it; otherwise raise the error."""
         if isinstance(error, PackerError):
             raise error
         under_way = range(self._step, min(self._batches, self._step + 2 * self._options.prefetch + 2))
@@ -349,7 +352,7 @@ class _Batches:
         self._leave_out(row, 0, BadSampleError(reason))
 
     def _leave_out(self, row: int, position: int, error: Exception) -> None:
-        """Let the next pipeline begin at this step without a sample. Raises BadSampleError under on_error="raise"."""
+        """Start the next pipeline at this step without a sample. Raises BadSampleError with on_error="raise"."""
         feed = self._source.feed
         bad_sample(feed.reader, feed.options.on_error, row, position, error)
         self._undecodable[row] = str(error)
@@ -359,7 +362,7 @@ class _Batches:
 
 
 def _checked(fields: Fields, augment: Sequence[Op] | None, graph: Graph | None) -> Fields:
-    """Raise ValueError for fields that a pipeline does not make, or that would not follow its images."""
+    """Raise ValueError for fields that a pipeline cannot make, or that would not follow its images."""
     if "image" not in fields.wanted:
         raise ValueError("a DALI pipeline makes images: name 'image' in fields, or take ImageLoader for other fields")
     if graph is not None:
@@ -373,10 +376,10 @@ def _decoded_beside(fields: Fields, options: PipelineOptions) -> FieldBatches | 
 
 
 def _diagnose(source: Source, epoch: int, steps: range) -> tuple[int, str] | None:
-    """The first bad sample of the batches that were under way when DALI failed, and what is wrong with it.
+    """(row, reason) of the first bad sample in the batches that were under way when DALI failed; None if there is none.
 
-    DALI's messages name neither key nor batch. So the batches are read again in this process, which raises what a
-    worker process raised, and their images are decoded by our own decoder. None where nothing is wrong with them.
+    DALI's messages name neither key nor batch. So the batches are read again in this process, which raises the error
+    of a worker process, and their images are decoded by this package's decoder.
     """
     for step in steps:
         for row, data in source.images(epoch, step):
@@ -392,7 +395,7 @@ def _diagnose(source: Source, epoch: int, steps: range) -> tuple[int, str] | Non
 
 
 def _essence(error: Exception) -> str:
-    """The lines of one of DALI's messages that say what happened, not where in its graph."""
+    """The lines of a DALI message that describe the error, without its place in the graph."""
     lines = [line.strip() for line in str(error).splitlines()]
     if "encountered:" in lines:
         lines = lines[lines.index("encountered:") + 1 :]

@@ -1,4 +1,4 @@
-"""DALI pipelines: `external_source` for those of your own, and `pipeline` from lists of `readers.augment` ops."""
+"""DALI pipelines: `external_source` for your own pipelines, and `pipeline` for lists of `readers.augment` ops."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from readers.options import Ranks, accepts_old_names
 from readers.order.base import Order, Stepped
 from readers.reader import Reader
 
-# Running DALI pipelines, as torch tensors or NumPy arrays. The only module that imports DALI.
+# Running DALI pipelines, with results as torch tensors or NumPy arrays. Only this module imports DALI.
 #
-# A pipeline with worker processes is watched. DALI talks to its workers through locks in shared memory: a worker that
-# is killed (out of memory) may hold one, or be counted by a condition, and then no call into DALI returns. So a
-# thread makes the calls, and the caller waits for that thread and checks the workers meanwhile. A thread that is
-# stuck is abandoned.
+# A pipeline with worker processes is monitored. DALI communicates with its workers through locks in shared memory: a
+# worker that is killed (out of memory) may hold a lock, or be counted by a condition, and then no call into DALI
+# returns. So a thread makes the calls, and the caller waits for it while checking the workers. A stuck thread is
+# abandoned.
 
 
 Output: TypeAlias = Literal["torch", "numpy"]
-_OLDEST = (2, 3)  # before, a parallel external source could reuse memory that DALI still read
+_OLDEST = (2, 3)  # in earlier versions, a parallel external source could reuse memory that DALI was still reading
 _CHECK_SECONDS = 0.2
-_GRACE_SECONDS = 2.0  # DALI notices most deaths by itself and reports them
+_GRACE_SECONDS = 2.0  # DALI detects and reports most deaths of workers itself
 _JOIN_SECONDS = 10.0
 
 
 def load_dali() -> Any:
-    """The module nvidia.dali. Raises MissingExtraError where it is not installed, or older than 2.3."""
+    """The module nvidia.dali. Raises MissingExtraError if it is not installed, or older than 2.3."""
     try:
         import nvidia.dali as dali
     except (ImportError, OSError) as error:  # OSError: a library that does not fit this system
@@ -55,23 +55,23 @@ def load_dali() -> Any:
 
 
 def gpu_count() -> int | None:
-    """How many GPUs DALI sees; None where it cannot say."""
+    """Number of GPUs that DALI sees; None if unknown."""
     from nvidia.dali import backend
 
     try:
         return int(backend.GetCUDADeviceCount())  # type: ignore[attr-defined]  # of its C module
-    except RuntimeError:  # there is no driver: making a pipeline says so
+    except RuntimeError:  # no driver: making a pipeline raises the error
         return None
 
 
 def empty_batch(output: Output, shape: tuple[int, ...], dtype: str, device: str) -> tuple[Any, Any]:
-    """Images and labels of a batch without samples, as a run returns them. device: as torch names it."""
+    """Images and labels of a batch without samples, in the form of a run. device: torch's name of the device."""
     images = as_output(np.empty((0, *shape), dtype), output)
     return images if output == "numpy" else images.to(device), as_output(np.empty(0, np.int64), output)
 
 
 def as_output(array: npt.NDArray[Any], output: Output) -> Any:
-    """An array as outputs are: a tensor on the CPU, or as it is."""
+    """An array in the form of outputs: a tensor on the CPU, or the array itself."""
     if output == "numpy":
         return array
     import torch
@@ -84,14 +84,14 @@ class Run(ABC):
 
     @abstractmethod
     def take(self) -> tuple[Any, ...]:
-        """The outputs of the next batch, in separate memory: images, and int64 [n] each.
+        """The outputs of the next batch, in separate memory: images, and the others as int64 [n].
 
-        Raises StopIteration at the end of an epoch, and what DALI raises.
+        Raises StopIteration at the end of an epoch, and DALI's errors.
         """
 
     @abstractmethod
     def reset(self) -> None:
-        """Begin the next epoch; only after StopIteration."""
+        """Begin the next epoch; allowed only after StopIteration."""
 
     def stream(self) -> AbstractContextManager[Any]:
         """A context for another thread, in which `take` returns images for the current CUDA stream of this one."""
@@ -121,7 +121,7 @@ def _torch_iterator() -> Any:
 
 
 class _TorchRun(Run):
-    """By DALI's own iterator. Images are on the pipeline's device, all else on the CPU."""
+    """A run by DALI's iterator. Images are on the pipeline's device, all other outputs on the CPU."""
 
     def __init__(self, iterator: Any, outputs: Sequence[str], pipeline: Any) -> None:
         self._device_id, self._outputs = pipeline.device_id, outputs
@@ -140,13 +140,13 @@ class _TorchRun(Run):
             return nullcontext()
         import torch
 
-        # DALI makes the current stream wait for its images, and each thread has a current stream of its own.
+        # DALI makes the current stream wait for its images, and the current stream differs between threads.
         stream: AbstractContextManager[Any] = torch.cuda.stream(torch.cuda.current_stream(self._device_id))
         return stream
 
 
 class _ArrayRun(Run):
-    """By the pipeline itself. Arrays are copies in the memory of this process, on any device of the pipeline."""
+    """A run by the pipeline itself. Arrays are copies in this process's memory, for any device of the pipeline."""
 
     def __init__(self, pipeline: Any) -> None:
         self._pipeline = pipeline
@@ -166,7 +166,7 @@ _Call = tuple[AbstractContextManager[Any], Literal["take", "reset"]]
 class _WatchedRun(Run):
     """A run whose workers have been started. Dropping it ends the pipeline and the workers.
 
-    So does the end of the interpreter, before `multiprocessing` joins all processes that were started.
+    The end of the interpreter does so, too, before `multiprocessing` joins all started processes.
     """
 
     def __init__(self, run: Run, workers: list[BaseProcess]) -> None:
@@ -189,7 +189,7 @@ class _WatchedRun(Run):
         return self._run[0].stream()
 
     def _call(self, method: Literal["take", "reset"]) -> Any:
-        """Have the thread call it. Raises WorkerError where a worker has died."""
+        """Let the thread call a method. Raises WorkerError if a worker has died."""
         self._calls.put((self.stream(), method))
         result, error, dead_since = None, None, 0.0
         try:
@@ -209,7 +209,7 @@ class _WatchedRun(Run):
             del error  # its traceback has this frame, which would keep the pipeline alive
 
     def _death(self) -> WorkerError | None:
-        """The error that reports a dead worker, if there is one."""
+        """The error for a dead worker; None if all are alive."""
         codes = [worker.exitcode for worker in self._workers if not worker.is_alive()]
         if not codes:
             return None
@@ -244,17 +244,17 @@ def _stop(runs: list[Run], thread: threading.Thread, calls: queue.SimpleQueue[An
         runs.clear()
 
 
-# The DALI graph of a recipe: the nodes of the images from those of the encoded ones and of what happens to each.
+# The DALI graph of a recipe: from nodes of encoded images and of their plan to a node of images.
 #
 #     CPU    encoded → decode only the box → resize → crop, flip, ops on pixels, normalise
 #     GPU    encoded → decode the whole image ("mixed") → cut out the box → the same
 #
-# A crop or resize behind ops on pixels begins another part (`readers.augment.recipe`): box, resize, crop, flips and ops
-# once more. Ops on pixels (`Op.dali`) work on float32, and each part is rounded to uint8, as by `readers.augment.cpu`.
+# A crop or resize after ops on pixels begins another part (`readers.augment.recipe`): box, resize, crop, flips and ops
+# again. Ops on pixels (`Op.dali`) work on float32, and each part is rounded to uint8, as in `readers.augment.cpu`.
 #
-# Boxes, flips and the parameters of ops come with the samples, drawn by (seed, epoch, position): DALI's own random
-# numbers are not used, and a resumed epoch has the same images. On the GPU whole images are decoded by default, since
-# decoding a part of an image crashed with nvImageCodec 0.9.0 on some GPUs (its issue 55).
+# Boxes, flips and the parameters of ops come with the samples, drawn by (seed, epoch, position); DALI's random numbers
+# are not used, so a resumed epoch has the same images. On the GPU whole images are decoded by default, because decoding
+# a part of an image crashed with nvImageCodec 0.9.0 on some GPUs (its issue 55).
 
 
 _CHOICES = {
@@ -302,7 +302,7 @@ class PipelineOptions:
 
 
 def check_recipe(recipe: Recipe, options: PipelineOptions, order: Order) -> None:
-    """Raise ValueError for what a pipeline does not execute."""
+    """Raise ValueError for ops and sizes that a pipeline cannot execute."""
     for op in recipe.ops:
         if op.stage is not Stage.GEOMETRY and not op.on_dali:
             raise ValueError(
@@ -320,7 +320,7 @@ def check_recipe(recipe: Recipe, options: PipelineOptions, order: Order) -> None
 
 
 def augmented(dali: Any, recipe: Recipe, options: PipelineOptions, encoded: Any, columns: list[Any]) -> Any:
-    """The node of the images after a recipe. columns: nodes of what the ops do to each, see `readers.dali.source`."""
+    """The node of the images after a recipe. columns: nodes of the plan (see `readers.dali.source`)."""
     nodes = iter(columns)
     images = None
     for part in recipe.parts:
@@ -341,7 +341,7 @@ def augmented(dali: Any, recipe: Recipe, options: PipelineOptions, encoded: Any,
 
 
 def _passed(dali: Any, part: Part, images: Any, resized: Any, flips: Any, nodes: Iterator[Any]) -> Any:
-    """What a part before the last makes of its resized images."""
+    """The result of a part before the last, from its resized images."""
     fn, types = dali.fn, dali.types
     if part.crops_result:
         start, shape = (fn.cast(some, dtype=types.INT32) for some in (resized[2:4], resized[4:6]))
@@ -354,7 +354,7 @@ def _passed(dali: Any, part: Part, images: Any, resized: Any, flips: Any, nodes:
 def _finished(
     dali: Any, recipe: Recipe, options: PipelineOptions, images: Any, resized: Any, flips: Any, nodes: Iterator[Any]
 ) -> Any:
-    """The images of a batch, from the resized ones of the last part."""
+    """The images of a batch, from the resized images of the last part."""
     fn, types, part = dali.fn, dali.types, recipe.parts[-1]
     y, x, mirror = resized[2], resized[3], flips[0]
     size = resized[4:6] if recipe.out_size is None else recipe.out_size
@@ -392,7 +392,7 @@ def _finished(
 
 
 def _resized(dali: Any, interpolation: Interpolation, images: Any, resized: Any) -> Any:
-    """Our and Pillow's arithmetic: a filter as wide as the reduction, rounded to whole values."""
+    """Resize with the arithmetic of Pillow and `readers.augment.cpu`: antialiased, rounded to integers."""
     filters = {"bilinear": dali.types.INTERP_LINEAR, "bicubic": dali.types.INTERP_CUBIC}
     return dali.fn.resize(images, size=resized[0:2], interp_type=filters[interpolation], antialias=True)
 
@@ -441,7 +441,7 @@ def external_source(
     per: Per = "batch",
     ahead: int = 2,
 ) -> tuple[Any, Any]:
-    """(encoded, label) in the graph of the pipeline that is being defined: uint8 [bytes] and int64 [1] per sample.
+    """(encoded, label) nodes in the graph of the pipeline being defined: uint8 [bytes] and int64 [1] per sample.
 
     reader: any reader of this package.
     batch_size: that of the pipeline.
@@ -470,7 +470,7 @@ def external_source(
 
 
 def _source_nodes(source: Source, parallel: bool, per: Per, ahead: int) -> list[Any]:
-    """One node for each part of a batch (see `readers.dali.source`), in the graph that is being defined."""
+    """One node for each part of a batch (see `readers.dali.source`), in the graph being defined."""
     dali = load_dali()
     current, feed = dali.Pipeline.current(), source.feed
     if current is None:
@@ -491,8 +491,8 @@ def _source_nodes(source: Source, parallel: bool, per: Per, ahead: int) -> list[
         dtypes += [types.INT64] * part.boxed + [types.FLOAT] * has_size(part) + [types.INT32] * has_flips(part)
         dtypes += [types.FLOAT] * len(part.steps)
     dtypes += [types.INT64] * (source.on_error != "raise")
-    # Worker processes copy their results into a pool. Without them DALI uses our memory, for as long as a batch is in
-    # the pipeline, and while the next one is being made.
+    # Worker processes copy their results into a pool. Without them DALI uses our memory while a batch is in the
+    # pipeline, and while the next batch is being made.
     kept = 0 if parallel else _batches_under_way(current.prefetch_queue_depth) + 1
     return list(
         dali.fn.external_source(

@@ -1,6 +1,6 @@
-"""Decoders of whole batches: which image is decoded where, by whom, and why one could not be.
+"""Decoders of whole batches, and the choice of the decoder for each image.
 
-    images, their headers  ──►  a list of pictures on a device, or for each image that has none the reason
+    images, their headers  ──►  a list with a picture on a device, or an error, for each image
 
 Which images a device decodes follows from header facts; the CPU decodes the others, and those on which the device
 failed.
@@ -74,8 +74,11 @@ DECODERS: tuple[DecoderName, ...] = get_args(DecoderName)
 
 
 class _Library(NamedTuple):
-    """load: a function of a device. turns: whether what it loads applies EXIF orientation. needs, extra: what to
-    install."""
+    """A library of decoders.
+
+    load: loads its decoder for a device. turns: whether the decoder applies EXIF orientation. needs, extra: the package
+    and the extra to install.
+    """
 
     load: Callable[[torch.device], Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]]
     turns: bool
@@ -87,7 +90,7 @@ _REGISTRY = {
     "torchcodec": _Library(load_torchcodec, True, "torchcodec >= 0.16", "gpu"),
     "torchvision": _Library(load_torchvision, False, "torchvision >= 0.20", "torchvision"),
 }
-# A JPEG of 64 x 64 pixels in four colours, baseline, 4:2:0, and what is in the middle of its quarters.
+# A baseline 4:2:0 JPEG of 64 x 64 pixels in four colours, and the colours in the middle of its quarters.
 PROBE = base64.b85decode(
     "|JeWF01!$>Nk#wx0RR9200961|JwjV00smF1_cBL1_cHO2L=cV5DE$j2?`Vr4-60&6c`v66c!d59VH(c8zUSR79cDjBPJ&)Dk&KsEif%8FeNA{DF5"
     "34LjeZ|2MP!Z6AB6wC>j<TC@3f>C@3f>C@3f>C@3f>C@3f>C@3f>C@3f>C@3f>C@3f>C@3f>C@3f>C@3f>C@BBH01*fPKmb4k0U`hb5di}c0sq7R7"
@@ -95,8 +98,8 @@ PROBE = base64.b85decode(
     "00|Jncy0|5X65d#qbKLCmWK-RzkU;-<bzyTftQ>Xv|U;-<bzyX|q-JZ+<8dwa;WB?4%2AZt^29^UdSpWn7*#"
 )
 _PROBED = {(16, 16): (200, 40, 40), (16, 48): (40, 179, 60), (48, 16): (50, 60, 191), (48, 48): (128, 128, 128)}
-_NEAR = 6  # of 255: inverse DCTs and conversions of colours round differently
-_ALIKE = 16  # images: so many refused for one reason, and none decoded, are no coincidence
+_NEAR = 6  # tolerance of 255: inverse DCTs and colour conversions round differently
+_ALIKE = 16  # if the first images, this many, are all refused for the same reason, the decoder is at fault
 _REASON_CHARACTERS = 300
 _JPEG = MEDIA.index("jpeg")
 _BASELINE = 0xC0
@@ -114,15 +117,17 @@ class Decoder(Protocol):
     def device(self) -> torch.device: ...
 
     def decode(self, images: Sequence[Buffer], headers: Sequence[ImageHeader]) -> list[Decoded]:
-        """A picture or an error for each image, in their order. headers: what `read_header` says of them."""
+        """A picture or an error for each image, in their order. headers: their results of `read_header`."""
 
 
 @dataclass(frozen=True)
 class ListDecoder:
-    """JPEGs by a function that takes a list of encoded images (uint8 [bytes], on the CPU) and returns one of pixels,
-    uint8 [3, height, width] on `device`, or raises. turns: whether it applies EXIF orientation itself.
+    """Decodes JPEGs by a library's function.
 
-    `decode` raises DeviceError where the device or the library is at fault, and not an image.
+    call: takes a list of encoded images (uint8 [bytes], on the CPU) and returns a list of pixels, uint8 [3, height,
+        width] on `device`, or raises. turns: whether it applies EXIF orientation.
+
+    `decode` raises DeviceError if the device or the library is at fault, not an image.
     """
 
     name: str
@@ -132,7 +137,7 @@ class ListDecoder:
     _seen: Counter[str] = field(default_factory=Counter, repr=False)  # images, by why they were refused; "": decoded
 
     def probe(self) -> str:
-        """Why this decoder cannot be used, "" where it decodes an image that is known to be good."""
+        """Why this decoder cannot be used; "" if it decodes a known good image."""
         try:
             (found,) = self.call([torch.from_numpy(np.frombuffer(PROBE, np.uint8).copy())])
             seen = {at: tuple(found[:, at[0], at[1]].tolist()) for at in _PROBED}
@@ -166,7 +171,7 @@ class ListDecoder:
         return decoded
 
     def _halve(self, encoded: list[torch.Tensor], error: Exception) -> list[torch.Tensor | BadSampleError]:
-        """Find the images on which a call failed."""
+        """Find the images on which a call failed, by halving the list."""
         if len(encoded) == 1:
             return [BadSampleError(f"jpeg image: {self.name}: {reason_of(error)}")]
         found: list[torch.Tensor | BadSampleError] = []
@@ -179,7 +184,7 @@ class ListDecoder:
         return found
 
     def _check_device(self, error: Exception) -> None:
-        """Raise DeviceError where the probe fails now: then no image is at fault."""
+        """Raise DeviceError if the probe fails now, because then no image is at fault."""
         fault = self.probe()
         if fault:
             raise DeviceError(
@@ -188,12 +193,12 @@ class ListDecoder:
             ) from error
 
     def _check_use(self, refused: Sequence[BadSampleError]) -> None:
-        """Raise DeviceError where all images so far were refused alike."""
+        """Raise DeviceError if all images so far were refused for the same reason."""
         self._seen.update(map(str, refused))
         if not self._seen[""] and len(self._seen) == 2 and sum(self._seen.values()) >= _ALIKE:
             raise DeviceError(
-                f"{self.name} decodes a known image, but refused all {sum(self._seen.values())} images of this set "
-                f"that it was given, for the same reason: {refused[0]}; give decoder='cpu'"
+                f"{self.name} decodes a known image, but refused all {sum(self._seen.values())} images of this set so "
+                f"far for the same reason: {refused[0]}; give decoder='cpu'"
             )
 
     def _picture(self, found: torch.Tensor | BadSampleError, header: ImageHeader, image: Buffer) -> Decoded:
@@ -201,7 +206,7 @@ class ListDecoder:
             return found
         size, orientation = (header.height, header.width), header.orientation
         if self.turns and orientation != 1 and exif_orientation(image) == orientation:
-            size, orientation = header.upright_size, 1  # but not where only XMP states the orientation
+            size, orientation = header.upright_size, 1  # unless only XMP has the orientation
         if found.dtype != torch.uint8 or tuple(found.shape) != (3, *size):
             seen = f"{found.dtype} {list(found.shape)}"
             return BadSampleError(f"jpeg image: {self.name}: expected torch.uint8 {[3, *size]}, found {seen}")
@@ -210,7 +215,7 @@ class ListDecoder:
 
 @dataclass(frozen=True)
 class CpuDecoder:
-    """Every image that `decode_image` takes, one after another; copied to a device where `device` is one."""
+    """Decodes images by `decode_image`, one after another, and copies them to `device`."""
 
     device: torch.device
     name: str = DECODER
@@ -227,11 +232,12 @@ class CpuDecoder:
 
 
 def open_decoder(name: DecoderName, device: torch.device, images: str = "images") -> Decoder:
-    """The decoder called `name`, after it has decoded a known image. Raises MissingExtraError for one that is named and
-    not installed, DeviceError for one that is named and does not work.
+    """The decoder called `name`, after it has decoded a known image.
 
-    "auto" is, on a CUDA device with an engine for JPEGs, the first of torchcodec and torchvision that works; or else
-    the CPU, with a warning that has the reasons. On other devices it is the CPU.
+    Raises MissingExtraError for a named decoder that is not installed, DeviceError for one that does not work.
+
+    "auto" is, on a CUDA device with a JPEG engine, the first of torchcodec and torchvision that works, or else the CPU,
+    with a warning that has the reasons. On other devices it is the CPU.
 
     images: what the warning says is decoded on the CPU.
     """
@@ -254,7 +260,7 @@ def open_decoder(name: DecoderName, device: torch.device, images: str = "images"
             return decoder
         reasons.append(
             f"{library} works, but nvJPEG finds no JPEG engine on {device}, so it would decode by kernels, which may "
-            f"be slower than the CPU: decoder={library!r} takes it all the same"
+            f"be slower than the CPU: decoder={library!r} selects it anyway"
         )
         break
     warnings.warn(f"{images} are decoded on the CPU: {'; '.join(reasons)}", stacklevel=2)
@@ -262,8 +268,8 @@ def open_decoder(name: DecoderName, device: torch.device, images: str = "images"
 
 
 def decoders_here(device: torch.device) -> dict[str, str]:
-    """Of each library, "" where it decodes on this device, or why it does not; under "engine" whether the GPU has an
-    engine for JPEGs: "yes", "no", or "" where that is unknown."""
+    """For each library, "" if it decodes on this device, or why not; for "engine", whether the GPU has a JPEG engine:
+    "yes", "no", or "" if unknown."""
     found = dict.fromkeys(_REGISTRY, "")
     for library in _REGISTRY:
         try:
@@ -299,7 +305,7 @@ def _has_engine(device: torch.device) -> bool | None:
 
 
 def reason_of(error: BaseException) -> str:
-    """What an error says, in one line, with the causes that a library has wrapped: which file cannot be loaded, say."""
+    """The message of an error and its causes in one line."""
     texts = [str(error) or type(error).__name__]
     while error.__cause__ is not None:
         error = error.__cause__
@@ -308,29 +314,30 @@ def reason_of(error: BaseException) -> str:
 
 
 def routes(info: ImageInfo) -> npt.NDArray[np.bool_]:
-    """Which of n images a device decodes, bool [n]."""
+    """Whether a device decodes each of n images, bool [n]."""
     height, width = info.height.astype(np.float64), info.width.astype(np.float64)  # whose product fits
     return np.asarray(_rule(info.media, info.process, info.components, height, width))
 
 
 def device_takes(header: ImageHeader) -> bool:
-    """The same for one image."""
+    """Whether a device decodes an image."""
     media = MEDIA.index(header.media)
     return bool(_rule(media, header.process, header.components, header.height, header.width))
 
 
 def _rule(media: Any, process: Any, components: Any, height: Any, width: Any) -> Any:
-    """Numbers, or arrays of them."""
+    """The rule for routing to a device, for numbers or arrays."""
     coding = (media == _JPEG) & (process == _BASELINE) & ((components == 1) | (components == 3))
     return coding & (height >= _LEAST_SIDE) & (width >= _LEAST_SIDE) & (height * width <= MAX_PIXELS)
 
 
 def same_as_promised(data: Buffer, size: tuple[int, int]) -> ImageHeader | None:
-    """The header of an image that may be sent to a device: one it takes, of the upright (height, width) in the index.
+    """The header of an image that may be sent to a device, else None: the device takes it, and its upright (height,
+    width) agrees with the index.
 
-    None sends the image to the CPU, which reports what is wrong: no GPU library may get bytes that are not what the
-    index promises. What the index does not say sends it there, too: that a JPEG stores RGB, or has unusual sampling
-    factors; those of an only component mean nothing (T.81, A.2.2).
+    None sends the image to the CPU, which reports the error: GPU libraries must not get bytes that disagree with the
+    index. JPEGs that store RGB or have unusual sampling factors, which the index does not record, also go to the CPU;
+    the factors of a single component mean nothing (T.81, A.2.2).
     """
     try:
         header, frame = read_frame(data)
@@ -340,7 +347,7 @@ def same_as_promised(data: Buffer, size: tuple[int, int]) -> ImageHeader | None:
 
 
 def _may_have(header: ImageHeader, frame: int, data: Buffer) -> bool:
-    """An image that our own parser refuses has no frame: GPU libraries may not get it."""
+    """Whether an image may be sent to a device; an image without a frame was refused by this package's parser."""
     if not frame or not device_takes(header):
         return False
     luma, *chroma = data[frame + 6 : frame + 5 + 3 * header.components : 3]  # sampling factors: across, then down
@@ -352,7 +359,7 @@ def _may_have(header: ImageHeader, frame: int, data: Buffer) -> bool:
 
 
 def decode_batch(images: Sequence[Buffer], decoder: Decoder) -> list[Decoded]:
-    """Decode images of any kind: a picture on the decoder's device for each, or why there is none; in their order."""
+    """Decode images of any kind; returns a picture on the decoder's device, or an error, for each, in their order."""
     results: dict[int, Decoded] = {}
     headers: dict[int, ImageHeader] = {}
     on_device: list[int] = []

@@ -55,29 +55,28 @@ __all__ = [
 ]
 
 
-# Images decoded by Pillow: all but plain JPEGs, as RGB or unchanged.
+# Images decoded by Pillow: all except plain JPEGs, as RGB or unchanged.
 #
-# As RGB: what Pillow's `convert("RGB")` makes of the first frame or page, without alpha. Two exceptions, where that
+# As RGB: Pillow's `convert("RGB")` of the first frame or page, without alpha. There are two exceptions, where that
 # would be silently wrong:
 #
-# - Grey of 16 bits is shifted to 8, as Pillow does it for colours of 16 bits, where `convert` takes all above 255 for
-#   white. Of 12 bits, in a TIFF, the upper 8 as well.
-# - Floating point and integers of 32 bits or with a sign have no 8-bit RGB form that everyone agrees on: refused.
+# - 16-bit grey is shifted to 8 bits, as Pillow does for 16-bit colours; `convert` would make all values above 255
+#   white. 12-bit grey in a TIFF also keeps its upper 8 bits.
+# - Floating point, 32-bit and signed integers have no agreed 8-bit RGB form, and are refused.
 #
-# Unchanged, in its own depth and channels, also of the first frame or page:
+# Unchanged: the first frame or page in its own depth and channels:
 #
 #     JPEG                                    uint8 [h, w], [h, w, 3]; CMYK and YCCK [h, w, 4]
 #     palette (PNG, GIF, BMP, TIFF)           uint8 [h, w]: the indices, not their colours
 #     grey of 1, 2 or 4 bits                  uint8 [h, w], scaled to 0 to 255
 #     grey, grey with alpha, RGB, RGBA, CMYK  uint8 or uint16, [h, w] or [h, w, channels]
 #     TIFF of 12 bits                         uint16 [h, w], 0 to 4095
-#     TIFF of integers with a sign, 32 bits   int32 [h, w]
+#     TIFF of signed or 32-bit integers       int32 [h, w]
 #     TIFF of floating point                  float32 [h, w]
 #     CIELAB (TIFF)                           uint8 [h, w, 3], as in the file
 #
-# Pillow holds no more than 8 bits of a colour, but reads either half of 16, so such images are decoded twice. An image
-# that it cannot give in full is an error that says so. Pillow turns TIFFs upright by itself and leaves the others as
-# they are stored.
+# Pillow holds at most 8 bits of a colour, but can read either byte of 16-bit values, so 16-bit colours are decoded
+# twice. An image of which Pillow cannot return all bits is an error. Pillow turns TIFFs upright itself, but no others.
 
 
 _WITHOUT_RGB = {"F": "floating-point samples", "I": "integers of 32 bits or with a sign"}
@@ -92,7 +91,7 @@ _BYTE = 8
 ISO = ("avif", "heif")
 _EIGHT_BITS = ("RGB", "RGBA", "RGBX", "CMYK", "LAB", "L", "LA")
 _BITS_PER_SAMPLE, _PLANAR_CONFIGURATION = 258, 284
-# Pillow's names of layouts of which it takes the upper byte, and those by which it takes the lower one.
+# Pillow's names for the layouts of which it takes the upper byte, and for the same with the lower byte.
 _OTHER_BYTE = {"B": "L", "L": "B", "N": "B" if sys.byteorder == "little" else "L"}
 _HALVED = ("RGB", "RGBA", "RGBX", "CMYK")
 _GREY_ALPHA_16, _FOUR_BYTES = "LA;16B", "RGBA"
@@ -109,13 +108,15 @@ def decode_whole(data: Buffer, header: ImageHeader) -> npt.NDArray[np.uint8]:
         if bits:
             grey = (np.asarray(image) >> (bits - 8)).astype(np.uint8)
             return upright(np.repeat(grey[:, :, None], 3, axis=2), as_stored(header))
-        plain = image.convert("LA") if image.mode == "La" else image  # which Pillow converts to nothing else
+        plain = image.convert("LA") if image.mode == "La" else image  # the only conversion that Pillow has for it
         return upright(np.array(plain.convert("RGB")), as_stored(header))
 
 
 def decode_stored(data: Buffer, header: ImageHeader, *, indices: bool = True) -> npt.NDArray[Any]:
-    """The pixels as Pillow leaves them, in their own depth and channels. Raises BadSampleError, without `indices` also
-    for an image with a palette."""
+    """The pixels in their own depth and channels, in Pillow's orientation.
+
+    Raises BadSampleError, without `indices` also for an image with a palette.
+    """
     with opened(data, header.media) as image:
         if image.mode in _PALETTE and not indices:
             raise BadSampleError(_INDICES)
@@ -139,12 +140,12 @@ def decode_stored(data: Buffer, header: ImageHeader, *, indices: bool = True) ->
 
 
 def as_stored(header: ImageHeader) -> int:
-    """The orientation in which Pillow leaves the pixels."""
+    """The orientation of the pixels that Pillow returns."""
     return 1 if header.media == "tiff" else header.orientation
 
 
 def without_rgb(image: Image) -> str:
-    """Why an image has no 8-bit RGB form, or Pillow misreads it; "" where neither is so."""
+    """Why an image has no 8-bit RGB form, or why Pillow misreads it; "" if it can be decoded."""
     if bits_of_grey(image):
         return ""
     if bits_of(image) > _BYTE and image.mode in _EIGHT_BITS and ";" not in _layout_of(image):
@@ -160,7 +161,7 @@ def without_all_bits(image: Image, stated: int = _BYTE) -> str:
 
 
 def bits_of_grey(image: Image) -> int:
-    """Bits of the samples of a grey image that has more than 8 of them, without a sign; 0 for any other."""
+    """Bit depth of an unsigned grey image of more than 8 bits; 0 for any other."""
     if image.mode.startswith("I;16"):
         return bits_of(image) if bits_of(image) in range(9, 17) else 16
     # Pillow before 11 has no other mode for a PNG of 16 bits.
@@ -168,13 +169,13 @@ def bits_of_grey(image: Image) -> int:
 
 
 def bits_of(image: Image) -> int:
-    """Bits of a sample of a TIFF, as its tag says; 8 for other media, whose depths have modes of their own."""
-    found = getattr(image, "tag_v2", {}).get(_BITS_PER_SAMPLE, (_BYTE,))
-    return max((bits for bits in found if isinstance(bits, int)), default=_BYTE)
+    """Bit depth of a TIFF by its tag; 8 for other media, whose depths show in Pillow's mode."""
+    depths = getattr(image, "tag_v2", {}).get(_BITS_PER_SAMPLE, (_BYTE,))
+    return max((bits for bits in depths if isinstance(bits, int)), default=_BYTE)
 
 
 def _load(image: Image, header: ImageHeader) -> None:
-    """Decode the image. Raises BadSampleError where it is not of the size that its header says."""
+    """Decode the image. Raises BadSampleError if its size differs from its header."""
     image.load()
     expected = header.upright_size if header.media == "tiff" else (header.height, header.width)
     found = (image.height, image.width)
@@ -183,7 +184,7 @@ def _load(image: Image, header: ImageHeader) -> None:
 
 
 def _layout_of(image: Image) -> str:
-    """Pillow's name for how the values of a pixel are stored in the file; "" where they are stored in planes."""
+    """Pillow's name for the layout of a pixel's values in the file; "" if they are stored in planes."""
     arguments = (tile[-1] for tile in tiles_of(image))
     names = {one[0] if isinstance(one, tuple) and one else one for one in arguments}
     name = names.pop() if len(names) == 1 else ""
@@ -191,9 +192,9 @@ def _layout_of(image: Image) -> str:
 
 
 def _other_byte(image: Image) -> str:
-    """The layout by which Pillow takes the other byte of values of 16 bits; "" where there is none."""
+    """The layout with which Pillow takes the other byte of 16-bit values; "" if there is none."""
     kind, _, byte_order = _layout_of(image).rpartition(";16")
-    # libtiff reads channels that are stored in planes by layouts of its own choice.
+    # For channels stored in planes, libtiff chooses the layout.
     in_planes = getattr(image, "tag_v2", {}).get(_PLANAR_CONFIGURATION) == 2
     return (
         f"{kind};16{_OTHER_BYTE[byte_order]}" if kind in _HALVED and byte_order in _OTHER_BYTE and not in_planes else ""
@@ -201,7 +202,7 @@ def _other_byte(image: Image) -> str:
 
 
 def _read_as(image: Any, layout: str) -> None:
-    """Have Pillow read the values by another layout than their own."""
+    """Make Pillow read the values with another layout than the file's."""
     tiles = []
     for tile in tiles_of(image):
         *where, arguments = tile
@@ -225,8 +226,8 @@ def _array(image: Image) -> npt.NDArray[Any]:
 DECODER = "cpu"
 _SEQUENTIAL = (0xC0, 0xC1)
 _height = struct.Struct(">H")
-# simplejpeg raises the first warning of libjpeg, or its error. Bytes before the end marker follow all pixels, and those
-# that a lowered height leaves over come before any marker.
+# simplejpeg raises libjpeg's first warning, or its error. Extraneous bytes before the end marker come after all pixels;
+# those left over after a lowered height may come before any marker.
 _BYTES_BEFORE_THE_END = re.compile(r"extraneous bytes before marker 0xd9$").search
 _BYTES_LEFT_OVER = re.compile(r"extraneous bytes before marker 0x..$").search
 
@@ -279,8 +280,8 @@ def decode_image(
 def decode_unchanged(data: Buffer, size: tuple[int, int] | None = None, *, indices: bool = True) -> npt.NDArray[Any]:
     """The upright pixels of an encoded image, [height, width] or [height, width, channels], in their own depth.
 
-    size: the (height, width) that the index promises for the upright image. indices: whether those of a palette are
-    wanted, which are not values to calculate with. Raises BadSampleError.
+    size: (height, width) of the upright image by the index. indices: whether to accept the indices of a palette, on
+    which arithmetic is meaningless. Raises BadSampleError.
     """
     header = read_header(data)
     if header.media == "pixels":
@@ -296,7 +297,7 @@ def decode_unchanged(data: Buffer, size: tuple[int, int] | None = None, *, indic
 def _decode_coefficients(
     data: Buffer, header: ImageHeader, region: Region, scratch: Scratch | None
 ) -> npt.NDArray[np.uint8]:
-    """The same, of coefficients. Only the box is in `scratch`, at its beginning."""
+    """Decode a box of coefficients; it is stored at the beginning of `scratch`."""
     from readers.coefficients import decode  # loads crc32c
 
     if scratch is None or header.orientation != 1:

@@ -1,7 +1,7 @@
-"""Decoded images on a device, as a decoder left them, and the streams by which they are handed on.
+"""Decoded images on a device in stored orientation, and the streams on which they are used.
 
-Turning an image by its EXIF orientation moves no pixel if its reader steps through it accordingly. `layout` gives these
-steps, which may be negative; torch has no negative steps, so `upright_tensor` copies where it must.
+An image need not be moved to be turned by its EXIF orientation if the kernel steps through it accordingly. `layout`
+gives these steps, which may be negative; torch has no negative steps, so `upright_tensor` copies if necessary.
 
 `DecodeStream` is the one place where CUDA streams of decoding, augmenting and training meet. nvJPEG's hardware engine
 writes its output without regard to what is queued on the stream it is given, so on GPUs that have one (A100, H100 and
@@ -50,24 +50,24 @@ __all__ = [
 ]
 
 
-# How the images that a device could decode are shared out between the device and the CPU.
+# Sharing of images between the device and the CPU, of those that the device could decode.
 #
-# Which of them the CPU decodes follows from (seed, epoch, position) and the share, not from batches, ranks or threads:
-# where the share is a number, a resumed run decodes every image where the whole run would have decoded it.
+# Whether the CPU decodes an image depends only on (seed, epoch, position) and the share, not on batches, ranks or
+# threads: with a fixed share, a resumed run decodes every image on the same side as an uninterrupted run.
 #
 #     fraction(position * φ + start of the epoch) < share          φ: the golden ratio
 #
-# Multiples of the golden ratio spread evenly over [0, 1). Of n positions in a row the CPU therefore decodes share * n,
-# give or take three, and no batch waits for an unlucky draw. A larger share adds images to those of a smaller one.
+# Multiples of the golden ratio spread evenly over [0, 1). So of n consecutive positions the CPU decodes share * n, plus
+# or minus three, and no batch waits for an unlucky draw. A larger share adds images to those of a smaller one.
 #
-# With "auto" the share follows what both cost, so that both are done with a batch at the same time. If the images of a
-# batch that the device could decode have W bytes, then
+# With "auto" the share follows the measured costs, so that both sides finish a batch at the same time. If the images of
+# a batch that the device could decode have W bytes, then
 #
 #     the device takes     d0 + d (1 - share) W            d0: copies and the kernel
 #     n threads take       (c0 + c share W) / n            c0: planning, reading, images that only the CPU decodes
 #
 # which are equal at  share = (d0 + d W - c0 / n) / (d W + c W / n). All of these are measured in every batch; d and c
-# are nanoseconds a byte, since the bytes of a JPEG predict its time better than its pixels do (docs/gpu.md).
+# are nanoseconds a byte, because the bytes of a JPEG predict its decoding time better than its pixels (docs/gpu.md).
 
 
 CpuShare: TypeAlias = float | Literal["auto"]
@@ -75,19 +75,19 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # the fraction of the golden ratio, in 
 _11 = np.uint64(11)
 
 _FIRST = 0.25
-_UNUSUAL = 2  # batches in which libraries are loaded, the kernel is compiled and threads start
-_MEASURED = 4  # batches, before the share moves
-_FORGOTTEN = 1 / 16  # of what is known, with every batch
-_LEAST = 1 / 32  # of the images on either side, so that the rates of both stay known
-_STEP = 1 / 16  # of the smaller side: a share that would move by less stays, and does not follow noise
+_UNUSUAL = 2  # first batches to ignore: libraries are loaded, the kernel is compiled and threads start
+_MEASURED = 4  # batches to measure before the share changes
+_FORGOTTEN = 1 / 16  # decay of earlier measurements with every batch
+_LEAST = 1 / 32  # least share of either side, so that both rates stay measured
+_STEP = 1 / 16  # least change, relative to the smaller side, so that the share does not follow noise
 
 
 class Spent(NamedTuple):
-    """What a batch took, in nanoseconds.
+    """The costs of a batch in nanoseconds.
 
-    images: of the batch, wherever they were decoded.
-    cpu: of all threads together. shared: of that, for images that the device could have decoded, of `shared_bytes`.
-    device: from the beginning of the batch to its end. decoded: of that, for decoding `device_bytes`.
+    images: number of images of the batch.
+    cpu: time of all threads. shared: the part of it for images that the device could have decoded, of `shared_bytes`.
+    device: time from the beginning to the end of the batch. decoded: the part of it for decoding `device_bytes`.
     """
 
     images: int
@@ -102,7 +102,7 @@ class Spent(NamedTuple):
 class Share:
     """The share of one loader: `wanted`, or the one at which its `threads` threads and its device keep pace.
 
-    value: the share of the next batch, 0 to 1. One thread adds what batches took; any may read. Raises ValueError.
+    value: the share of the next batch, 0 to 1. One thread adds measurements; any thread may read. Raises ValueError.
     """
 
     def __init__(self, wanted: CpuShare = 0.0, threads: int = 1) -> None:
@@ -124,13 +124,13 @@ class Share:
         return self.wanted == "auto"
 
     def choose(self, seed: int, epoch: int, positions: Int64s) -> npt.NDArray[np.bool_]:
-        """Which of the images at these positions, int64 [n], the CPU decodes in place of the device, bool [n]."""
+        """Whether the CPU decodes each of the images at these positions (int64 [n]) instead of the device, bool [n]."""
         start, *_ = derive_keys(seed, epoch, "cpu share")
         fractions = ((positions.astype(np.uint64) * _GOLDEN + start) >> _11) * 2.0**-53
         return np.asarray(fractions < self.value)
 
     def add(self, batch: Spent) -> None:
-        """Learn from a batch, and move the share if that is worth it."""
+        """Add the measurements of a batch, and adjust the share if the change is large enough."""
         self._batches += 1
         if not self.is_measured or self._batches <= _UNUSUAL:
             return
@@ -154,8 +154,8 @@ class Share:
 
 
 class _Mean:
-    """An amount a unit over the last batches. A batch that is out of line, as by a read that was stalled, counts for no
-    more than twice the mean."""
+    """The mean amount per unit over the last batches. An outlier, such as after a stalled read, counts at most as twice
+    the mean."""
 
     def __init__(self) -> None:
         self._amount = self._units = 0.0
@@ -187,8 +187,8 @@ class Picture(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """How the upright image is stored: address of its upper left value of red, and steps in bytes to the next row, the
-    next column and the next channel."""
+    """The memory layout of the upright image: address of the red value of its upper left pixel, and steps in bytes to
+    the next row, column and channel."""
 
     address: int
     row: int
@@ -197,7 +197,7 @@ class Layout(NamedTuple):
 
 
 def layout(picture: Picture) -> Layout:
-    """How to step through the upright image; valid for as long as `picture.pixels` is alive."""
+    """The layout of the upright image; valid as long as `picture.pixels` is alive."""
     pixels, orientation = picture
     _, height, width = pixels.shape
     channel, row, column = pixels.stride()
@@ -212,7 +212,7 @@ def layout(picture: Picture) -> Layout:
 
 
 def upright_tensor(picture: Picture) -> torch.Tensor:
-    """uint8 [3, height, width] as seen; `picture.pixels` itself or a view of it where possible."""
+    """The upright image, uint8 [3, height, width]; `picture.pixels` or a view of it if possible."""
     pixels, orientation = picture
     if orientation >= 5:
         pixels = pixels.transpose(1, 2)
@@ -221,14 +221,14 @@ def upright_tensor(picture: Picture) -> torch.Tensor:
 
 
 class DecodeStream:
-    """A stream for one thread that decodes, or copies. device: with its number, where it is a CUDA device."""
+    """A stream for one thread that decodes or copies. device: with its number if it is a CUDA device."""
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     @contextmanager
     def decoding(self) -> Iterator[None]:
-        """Around a decode and the work on its pixels, or around copies; what was queued before is done."""
+        """A context for a decode and the work on its pixels, or for copies; waits for all work queued before."""
         if self.stream is None:
             yield
             return
@@ -237,11 +237,11 @@ class DecodeStream:
             yield
 
     def mark(self) -> Ready:
-        """The end of what has been queued, for `hand_over`."""
+        """An event at the end of the queued work, for `hand_over`."""
         return self.stream.record_event() if self.stream is not None else None
 
     def tick(self) -> Ready:
-        """A moment in what has been queued, for `elapsed`."""
+        """A timing event at the end of the queued work, for `elapsed`."""
         if self.stream is None:
             return None
         event = torch.cuda.Event(enable_timing=True)
@@ -249,18 +249,18 @@ class DecodeStream:
         return event
 
     def finish(self) -> None:
-        """Wait until all is done that has been queued."""
+        """Wait for all queued work."""
         if self.stream is not None:
             self.stream.synchronize()
 
     @staticmethod
     def elapsed(start: Ready, end: Ready) -> int:
-        """Nanoseconds of the device between two moments that are over."""
+        """Nanoseconds of the device between two completed events."""
         return 0 if start is None or end is None else round(1e6 * start.elapsed_time(end))
 
     @staticmethod
     def hand_over(tensors: Sequence[torch.Tensor], ready: Ready) -> None:
-        """Let the current stream of the calling thread use `tensors` when they are ready; returns at once."""
+        """Make the calling thread's current stream wait until `tensors` are ready; returns at once."""
         if ready is None:
             return
         for tensor in tensors:
@@ -269,11 +269,11 @@ class DecodeStream:
             tensor.record_stream(consumer)
 
 
-# Whether this GPU has an engine for JPEGs (A100, H100, Blackwell and some others), asked of nvJPEG itself.
+# Detection of a JPEG engine (A100, H100, Blackwell and some others), by nvJPEG.
 #
-# Without one nvJPEG decodes by the host and by kernels, and says nothing: on T4, V100, most GeForce cards, and in
-# containers that lack libnvcuvid (NVIDIA_DRIVER_CAPABILITIES without "video"). torchcodec and torchvision do not say
-# either which of the two they use, but both ask nvjpegCreateEx for its hardware backend, and so does this.
+# Without an engine nvJPEG silently decodes on the host and by kernels: on T4, V100, most GeForce cards, and in
+# containers without libnvcuvid (NVIDIA_DRIVER_CAPABILITIES without "video"). torchcodec and torchvision do not report
+# which of the two they use, but both request the hardware backend from nvjpegCreateEx, and so does this test.
 
 
 _HARDWARE = 3  # nvjpegBackend_t, nvjpeg.h
@@ -281,9 +281,9 @@ _SUCCESS = 0
 
 
 def has_jpeg_engine(maps: Path = Path("/proc/self/maps")) -> bool | None:
-    """Of the current CUDA device, by the libnvjpeg of this process; None where none is loaded, so it is unknown.
+    """Whether the current CUDA device has a JPEG engine, by the libnvjpeg of this process; None if none is loaded.
 
-    maps: lists the files that are mapped into this process. A decoder has to be loaded before.
+    maps: lists the files that are mapped into this process. A decoder must have been loaded before.
     """
     found = None
     for library in find_library("libnvjpeg", maps):
@@ -308,7 +308,7 @@ def has_jpeg_engine(maps: Path = Path("/proc/self/maps")) -> bool | None:
 def load_torchcodec(device: torch.device) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
     """The function that decodes a list of images, uint8 [bytes] on the CPU, to uint8 [3, height, width] on `device`.
 
-    Raises ImportError, OSError and RuntimeError, as importing torchcodec does where it is missing or does not fit.
+    Raises ImportError, OSError and RuntimeError, as importing torchcodec does if it is missing or incompatible.
     """
     from torchcodec.decoders import decode_jpeg
 
@@ -317,13 +317,13 @@ def load_torchcodec(device: torch.device) -> Callable[[list[torch.Tensor]], Sequ
 
 # JPEGs by torchvision: nvJPEG on NVIDIA's GPUs, libjpeg-turbo on the CPU.
 #
-# `torchvision.io.decode_jpeg` takes a list since 0.20 and leaves images as they are stored. It is deprecated since
-# 0.29, in favour of torchcodec, and warns at every call; that one warning is silenced, since the user cannot act on it:
-# "auto" takes torchcodec where it is installed. One decoder serves the process and is rebuilt when the device
-# changes, so the device is always named with its number.
+# `torchvision.io.decode_jpeg` takes a list since 0.20 and keeps the stored orientation. It is deprecated since 0.29, in
+# favour of torchcodec, and warns at every call; this warning is silenced, because the user cannot act on it: "auto"
+# prefers torchcodec. One decoder serves the process and is rebuilt when the device changes, so the device always has
+# its number.
 #
-# No release of torchvision decodes JPEGs on AMD's GPUs: rocJPEG was taken out before it was released
-# (pytorch/vision#9591), to come in torchcodec (#1554, not merged when this was written). AMD's own builds may have it.
+# No release of torchvision decodes JPEGs on AMD's GPUs: rocJPEG was removed before its release (pytorch/vision#9591),
+# in favour of torchcodec (#1554, not merged at the time of writing). AMD's own builds may have it.
 
 
 _DEPRECATED = "The image decoding and encoding capabilities of TorchVision are deprecated"
@@ -332,7 +332,7 @@ _DEPRECATED = "The image decoding and encoding capabilities of TorchVision are d
 def load_torchvision(device: torch.device) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
     """The function that decodes a list of images, uint8 [bytes] on the CPU, to uint8 [3, height, width] on `device`.
 
-    Raises ImportError, OSError and RuntimeError, as importing torchvision does where it is missing or does not fit.
+    Raises ImportError, OSError and RuntimeError, as importing torchvision does if it is missing or incompatible.
     """
     from torchvision.io import ImageReadMode, decode_jpeg
 

@@ -1,1 +1,1 @@
-"""Adapters of other libraries, one module each; the library itself is imported there alone."""
+"""Adapters for other libraries, one module each; only that module imports the library."""

@@ -25,13 +25,13 @@ from readers.table import Buffer
 class GrainSource:
     """Samples as dictionaries: "image" (uint8 [h, w, 3]), "label" (int, -1 without one), and other fields by name.
 
-    fields: "image", "label", "key", "index", and those of the set, decoded by their kind, None for one that a sample
-        lacks. Of a set whose labels are not class numbers, "label" is an array.
-    decode: with False, images stay encoded, as bytes.
-    on_error: "raise", or "substitute": another sample in place of a bad one, always the same one.
+    fields: "image", "label", "key", "index", and other fields of the set, decoded by their kind; None if a sample lacks
+        one. "label" is an array if the labels of the set are not class numbers.
+    decode: False keeps images encoded, as bytes.
+    on_error: "raise", or "substitute", which replaces a bad sample, always by the same other sample.
 
-    Readers pickle as where they were opened, so that Grain's workers read by themselves. Threads may share a source.
-    Raises UnknownNameError for a field that the set lacks, and ValueError.
+    Readers pickle by the arguments they were opened with, so Grain's workers read independently. Threads may share a
+    source. Raises UnknownNameError for a field that the set lacks, and ValueError.
     """
 
     def __init__(
@@ -53,18 +53,18 @@ class GrainSource:
         return len(self._reader)
 
     def __getitem__(self, index: SupportsIndex) -> dict[str, Any]:
-        """Raises BadSampleError for a damaged sample, IndexError."""
+        """One sample. Raises BadSampleError for a damaged sample, and IndexError."""
         row = operator.index(index)
         try:
             return self._make(row)
         except SAMPLE_ERRORS as error:
             others = partial(substitutes_of_row, row, range(len(self)))
             treated = treat(self._reader, self._on_error, (row, row), error, others, self._make, self._images)
-        assert treated.value is not None  # as nothing is skipped
+        assert treated.value is not None  # nothing is skipped
         return treated.value
 
     def _make(self, row: int) -> dict[str, Any]:
-        """Raises one of SAMPLE_ERRORS."""
+        """The dictionary of one row. Raises SAMPLE_ERRORS."""
         fields = self._fields
         stored = fields.decode(fields.read(self._reader, [row])[0]) if fields.stored else {}
         values: dict[str, Any] = {}

@@ -2,10 +2,10 @@
 
     data = PackerDataModule("imagenet-hdf5", 256, augment=[RandomResizedCrop(224), RandomHorizontalFlip()])
     trainer.fit(model, data)                           # or ckpt_path=…, also from the middle of an epoch
-    Trainer(callbacks=[MetricsCallback()])             # logs the figures of the training loader
+    Trainer(callbacks=[MetricsCallback()])             # logs the metrics of the training loader
 
-Lightning saves the state of an ImageLoader with its checkpoints and loads it again; docs/frameworks.md says what it can
-resume. Ranks are those that Lightning has started by the time a loop begins.
+Lightning saves the state of an ImageLoader in its checkpoints and loads it again; see docs/frameworks.md for what can
+be resumed. Ranks are detected when a loop begins, after Lightning has started them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PackerDataModule(LightningDataModule):  # type: ignore[misc]
 
     dataset: the directory of the set, or its address.
     batch_size: samples of a batch on each rank.
-    augment: ops of training; eval_augment: of validation and testing, such as [Resize(256), CenterCrop(224)].
+    augment: ops for training; eval_augment: for validation and testing, such as [Resize(256), CenterCrop(224)].
     train_split, val_split, test_split: None takes "train", the first of val, valid, validation and dev, and "test". A
         split that the set lacks has no loader.
     stage: options of `readers.stage`, as {} or {"target": "/local"}: the set is copied to each node first.
@@ -51,7 +51,7 @@ class PackerDataModule(LightningDataModule):  # type: ignore[misc]
     testing it is padded with repeats (Ranks(tail="pad"), as Lightning's own sampler does), or left shorter with
     Ranks(tail="exact") in `eval_options`, which a collective in each validation step does not survive.
 
-    Raises what `readers.open`, `stage`, `cached` and `ImageLoader` raise, when the loaders are made.
+    Making the loaders raises the errors of `readers.open`, `stage`, `cached` and `ImageLoader`.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class PackerDataModule(LightningDataModule):  # type: ignore[misc]
         self._open = ExitStack()
 
     def setup(self, stage: str) -> None:
-        """Open the splits; on the ranks of a node, which share a staged copy and a cache."""
+        """Open the splits, on every rank; the ranks of a node share a staged copy and a cache."""
         if self._readers:
             return
         place = self.dataset
@@ -101,7 +101,7 @@ class PackerDataModule(LightningDataModule):  # type: ignore[misc]
         return None
 
     def reader(self, use: str = "train") -> Reader | None:
-        """The reader of "train", "val" or "test", once `setup` was called; None for a split that the set lacks."""
+        """The reader of "train", "val" or "test" after `setup`; None for a split that the set lacks."""
         return self._readers.get(use)
 
     def _loader(self, use: str, **options: Any) -> ImageLoader | list[Any]:
@@ -123,17 +123,18 @@ class PackerDataModule(LightningDataModule):  # type: ignore[misc]
         return self._loader("test", **self._eval_options)
 
     def teardown(self, stage: str) -> None:
-        """Close the readers, and give staged copies and caches back."""
+        """Close the readers, and release staged copies and caches."""
         self._readers = {}
         self._open.close()
 
 
 class MetricsCallback(Callback):  # type: ignore[misc]
-    """Logs the figures of the training loader (`ImageLoader.metrics`) with the Trainer's loggers, every
-    `log_every_n_steps` steps, since the time before. Any loader will do: see `readers.metrics.Meter`.
+    """Logs the metrics of the training loader (`ImageLoader.metrics`) with the Trainer's loggers.
 
-    Loggers write on the first rank, so these are its figures; `readers.metrics.write_every` and `serve` export those of
-    every rank. Nothing is sent between ranks, and nothing waits for a GPU.
+    Logs every `log_every_n_steps` steps, over the time since the last log. Accepts any loader: see
+    `readers.metrics.Meter`. Loggers write on the first rank, so the metrics are that rank's;
+    `readers.metrics.write_every` and `serve` export those of every rank. No communication between ranks, and no waiting
+    for a GPU.
 
     prefix: of the names; with several loaders their names follow it.
     """
@@ -144,7 +145,7 @@ class MetricsCallback(Callback):  # type: ignore[misc]
         self._logged = 0
 
     def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
-        """Begins with the loaders of this epoch, which may be new ones."""
+        """Start measuring the loaders of this epoch, which may be new."""
         given = trainer.train_dataloader
         loaders = {f"{name}/": one for name, one in given.items()} if isinstance(given, Mapping) else {"": given}
         if list(loaders.values()) != [meter.loader for meter in self._meters.values()]:
@@ -173,7 +174,7 @@ class MetricsCallback(Callback):  # type: ignore[misc]
             meter.end()
 
     def on_validation_start(self, trainer: Any, module: Any) -> None:
-        """Validation is no waiting for data."""
+        """Pause during validation, which does not count as waiting for data."""
         self.on_train_epoch_end(trainer, module)
 
     def on_validation_end(self, trainer: Any, module: Any) -> None:

@@ -1,7 +1,7 @@
-"""What notebooks show of a reader and of a sample: counts, classes and small pictures, as HTML.
+"""HTML of readers and samples for notebooks: counts, classes and thumbnails.
 
-Pictures are decoded, shrunk and encoded anew, so that a damaged or hostile image does not reach the browser and a saved
-notebook stays small. Names, keys and texts are escaped.
+Thumbnails are decoded, shrunk and encoded again, so that damaged or hostile images do not reach the browser and saved
+notebooks stay small. Names, keys and texts are escaped.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 _SMALL, _LARGE = 96, 256  # pixels of the longest side
 _PICTURES, _CLASSES = 8, 10
-_MOST_PIXELS = 50_000_000  # a picture of more is named, not shown
-_MOST_TEXT, _TEXT_BYTES = 300, 1 << 20  # characters shown; a longer field is not looked into
+_MOST_PIXELS = 50_000_000  # larger images are named, not shown
+_MOST_TEXT, _TEXT_BYTES = 300, 1 << 20  # characters shown; larger fields are not decoded
 _NPY = b"\x93NUMPY"
 
 
@@ -35,7 +35,7 @@ def html_of(shown: Reader | Sample) -> str:
 
 
 def _reader(reader: Reader) -> str:
-    """Counts, classes and pictures of samples spread over the reader, which are read for this."""
+    """Counts, classes and thumbnails of samples spread over the reader; reads these samples."""
     count = len(reader)
     facts = [f"{plural(count, 'sample')}, fields {', '.join(reader.fields)}"]
     if "image" in reader.fields and count:
@@ -50,7 +50,7 @@ def _reader(reader: Reader) -> str:
 
 
 def _sample(sample: Sample) -> str:
-    """The key, the label, and each field: a picture, the shape of an array, or the beginning of a text."""
+    """The key, the label, and each field: a thumbnail, the shape of an array, or the beginning of a text."""
     rows = "".join(
         f"<tr><td>{_text(name)}</td><td>{_field(data, _LARGE)}</td></tr>" for name, data in sample.fields.items()
     )
@@ -69,7 +69,8 @@ def _figure(reader: Reader, index: int) -> str:
     label = int(reader.labels[index])
     name = reader.classes[label] if 0 <= label < len(reader.classes) else "" if label == NO_LABEL else str(label)
     try:
-        picture = _picture(reader.read(index), _SMALL)
+        data = reader.read(index)
+        picture = _picture(data, _SMALL) if reader.main == "image" else _field(data, _SMALL)
     except (PackerError, OSError) as error:
         picture = _text(shortened(str(error), _SMALL))
     style = "display:inline-block;margin:2px;text-align:center;vertical-align:top"

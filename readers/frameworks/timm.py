@@ -1,4 +1,4 @@
-"""timm: its reader interface over a `Reader`, for its data sets, loaders and scripts.
+"""timm's reader interface over a `Reader`, for timm's data sets, loaders and scripts.
 
     dataset = timm.data.ImageDataset("", reader=TimmReader(readers.open("imagenet-hdf5", "train")))
     loader = timm.data.create_loader(dataset, (3, 224, 224), 256, is_training=True)
@@ -26,23 +26,23 @@ _TAKEN = ("input_img_mode", "load_bytes", "transform", "target_transform")
 
 
 def create_dataset(name: str, root: str | None = None, split: str = "validation", **options: Any) -> Any:
-    """`timm.data.create_dataset`, in which the name "packer" stands for the packed set at `root`, a path or an address.
+    """`timm.data.create_dataset` that also accepts the name "packer" for the packed set at `root` (path or address).
 
-    Of timm's options, those of map-style data sets count: input_img_mode, load_bytes, transform and target_transform.
-    Raises what `readers.open` raises, and ValueError.
+    Of timm's options only those of map-style data sets are used: input_img_mode, load_bytes, transform and
+    target_transform. Raises as `readers.open` does, and ValueError.
     """
     import timm.data
 
     if name != _NAME:
         return timm.data.create_dataset(name, root, split, **options)
     if root is None:
-        raise ValueError("name='packer' needs root=, the directory or the address of a packed set")
+        raise ValueError("name='packer' needs root=, the directory or address of a packed set")
     chosen = {option: value for option, value in options.items() if option in _TAKEN}
     return timm.data.ImageDataset(root, reader=TimmReader(readers.open(root, split)), **chosen)
 
 
 class TimmReader:
-    """What timm asks of a reader. Samples are (file, label), the label None where there is none."""
+    """A reader for timm. Samples are (file, label); the label is None if there is none."""
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
@@ -52,7 +52,8 @@ class TimmReader:
         return len(self.reader)
 
     def __getitem__(self, index: int) -> tuple[io.BytesIO, int | None]:
-        """Raises BadSampleError where the set cannot be read: for an OSError timm takes the sample that follows."""
+        """One sample. Raises BadSampleError if the set cannot be read, because after an OSError timm takes the next
+        sample."""
         try:
             image = self.reader.read(index)
         except OSError as error:
@@ -61,7 +62,7 @@ class TimmReader:
         return io.BytesIO(image), None if label == NO_LABEL else label
 
     def filename(self, index: int, basename: bool = False, absolute: bool = False) -> str:
-        """The name that the image's file had; its key where it came from no file. A set has no absolute names."""
+        """The name of the image's original file, or its key if it came from no file; never absolute."""
         name = self.reader.name(index) or self.reader.keys[index]
         return name.rpartition("/")[2] if basename else name
 

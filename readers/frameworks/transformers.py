@@ -1,12 +1,12 @@
-"""The Trainer of transformers over an ImageLoader, resumed by the loader's own state.
+"""The Trainer of transformers over an ImageLoader, resumed by the loader's state.
 
     loader = ImageLoader(reader, 32, fields={"pixel_values": "image", "labels": "label"}, …)
     trainer = LoaderTrainer(model, arguments, train_loader=loader)
     trainer.train()                                    # or resume_from_checkpoint=True
 
-By itself the Trainer skips the batches of an epoch that were trained on before, by loading all of them again. Here the
+On a resume, the Trainer normally loads all batches of the epoch again to skip those already used. With this module the
 state of the loader is part of each checkpoint (trainer_state.json, "stateful_callbacks"), and training continues with
-the batch that follows.
+the next batch.
 
 The Trainer knows its place in an epoch by the number of updates. A run that is resumed in the middle of an epoch must
 therefore take as many samples for an update as before: on half of the ranks batches of twice the size, or twice the
@@ -33,13 +33,13 @@ _NAME = "packer loader"
 
 
 def last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
-    """The last checkpoint of a Trainer that is whole, or None in a folder without one.
+    """The last complete checkpoint of a Trainer in a folder, or None.
 
-    A run that was killed may leave a checkpoint whose files are not all written. trainer_state.json is the last of
-    them; without it a Trainer would begin with step 0, but with the weights that it finds.
+    A killed run may leave an incomplete checkpoint. trainer_state.json is written last; without it a Trainer would load
+    the weights, but begin with step 0.
     """
-    found = Path(folder).glob("checkpoint-*[0-9]")
-    numbered = sorted((int(path.name.rpartition("-")[2]), path) for path in found)
+    checkpoints = Path(folder).glob("checkpoint-*[0-9]")
+    numbered = sorted((int(path.name.rpartition("-")[2]), path) for path in checkpoints)
     return next((str(path) for _, path in reversed(numbered) if _is_whole(path)), None)
 
 
@@ -52,7 +52,7 @@ def _is_whole(checkpoint: Path) -> bool:
 
 
 class LoaderCallback(TrainerCallback):  # type: ignore[misc]
-    """Saves the position of a loader with each checkpoint, and continues there. `LoaderTrainer` has one."""
+    """Saves the position of a loader with each checkpoint and resumes there. Part of `LoaderTrainer`."""
 
     def __init__(self, loader: ImageLoader) -> None:
         self._loader = loader
@@ -63,7 +63,7 @@ class LoaderCallback(TrainerCallback):  # type: ignore[misc]
     on_epoch_end = on_step_end
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Raises TrainerError where the checkpoint has no state, or that state is not where the Trainer is."""
+        """Load the state of the checkpoint. Raises TrainerError if there is none, or if the Trainer's step differs."""
         loader, together = self._loader, args.gradient_accumulation_steps
         updates = max(1, -(-len(loader) // together))
         epoch, done = divmod(state.global_step, updates)
@@ -76,24 +76,24 @@ class LoaderCallback(TrainerCallback):  # type: ignore[misc]
             loader.set_epoch(epoch)
         else:
             raise TrainerError(
-                f"the checkpoint of step {state.global_step} has no state of a loader, so the batch that follows is "
-                f"not known; train on with the data set and sampler that it was made with, or from an epoch's end"
+                f"the checkpoint of step {state.global_step} has no state of a loader, so the next batch is unknown; "
+                f"continue with the data set and sampler that it was made with, or from an epoch's end"
             )
-        found = (loader.epoch, len(loader) - loader.left)
-        if found != (epoch, min(done * together, len(loader))):
+        position = (loader.epoch, len(loader) - loader.left)
+        if position != (epoch, min(done * together, len(loader))):
             raise TrainerError(
-                f"the checkpoint's loader has {loader.left} batches left of epoch {found[0]}, but the Trainer counts "
-                f"{done} of {updates} updates of epoch {epoch}: it has another batch size, number of ranks or of "
-                f"gradient_accumulation_steps than before; keep the samples of an update, or resume from an epoch's end"
+                f"the checkpoint's loader has {loader.left} batches left of epoch {position[0]}, but the Trainer "
+                f"counts {done} of {updates} updates of epoch {epoch}: the batch size, the number of ranks or "
+                f"gradient_accumulation_steps has changed; keep the samples of an update, or resume from an epoch's end"
             )
 
 
 class MetricsCallback(TrainerCallback):  # type: ignore[misc]
-    """Logs the figures of the training loader (`ImageLoader.metrics`) by `trainer.log`, each time that the loss is
-    logged, since the time before:  trainer.add_callback(MetricsCallback(trainer)).
+    """Logs the metrics of the training loader (`ImageLoader.metrics`) by `trainer.log` whenever the loss is logged,
+    over the time since the last log:  trainer.add_callback(MetricsCallback(trainer)).
 
-    Reports are of the first rank, so these are its figures; `readers.metrics.write_every` and `serve` export those of
-    every rank. Nothing is sent between ranks, and nothing waits for a GPU.
+    Only the first rank logs, so the metrics are that rank's; `readers.metrics.write_every` and `serve` export those of
+    every rank. No communication between ranks, and no waiting for a GPU.
 
     prefix: of the names.
     """
@@ -105,7 +105,7 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]
         self._meter = Meter(getattr(self._trainer, "train_loader", train_dataloader))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """The batches of an update are there."""
+        """Called when the batches of an update are loaded."""
         self._meter.took(args.train_batch_size * args.gradient_accumulation_steps)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
@@ -117,7 +117,7 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]
         self._meter.end()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Evaluating and saving is no waiting for data."""
+        """Pause during evaluation and saving, which do not count as waiting for data."""
         self._meter.end()
         self._meter.ask()
 
@@ -131,26 +131,28 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]
 class LoaderTrainer(Trainer):  # type: ignore[misc]
     """A Trainer that trains on `train_loader`; other arguments are those of Trainer.
 
-    The batch size is the loader's. The batches are dictionaries, so `fields` of the loader is one too.
+    The batch size is the loader's. Batches must be dictionaries, so give the loader a mapping as `fields`.
     """
 
     def __init__(self, *given: Any, train_loader: ImageLoader, **options: Any) -> None:
         super().__init__(*given, **options)
         self.train_loader = train_loader
-        self.args.ignore_data_skip = True  # the state of the loader names the batch that follows
+        self.args.ignore_data_skip = True  # the loader's state determines the next batch
         self.args.per_device_train_batch_size = train_loader.batch_size
         self._train_batch_size = train_loader.batch_size
         self.add_callback(LoaderCallback(train_loader))
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *given: Any, **options: Any) -> Any:
-        """As that of Trainer; True takes the last checkpoint that is whole. TrainerError for one that is not."""
+        """As `Trainer.train`; True takes the last complete checkpoint. Raises TrainerError for an incomplete one."""
         if resume_from_checkpoint is True:
-            resume_from_checkpoint = last_checkpoint(self.args.output_dir) or True  # which Trainer refuses
+            resume_from_checkpoint = (
+                last_checkpoint(self.args.output_dir) or True
+            )  # Trainer refuses True without a checkpoint
         elif resume_from_checkpoint and not _is_whole(Path(resume_from_checkpoint)):
             raise TrainerError(
-                f"{resume_from_checkpoint} is not a whole checkpoint: it has no readable trainer_state.json, which is "
-                f"written last, so the Trainer would begin with step 0; resume_from_checkpoint=True takes the last one "
-                f"that is whole"
+                f"{resume_from_checkpoint} is not a complete checkpoint: it has no readable trainer_state.json, which "
+                f"is written last, so the Trainer would begin with step 0; resume_from_checkpoint=True takes the last "
+                f"complete one"
             )
         return super().train(resume_from_checkpoint, *given, **options)
 

@@ -96,10 +96,10 @@ _DEEP = (b"\x89", b"I", b"M", b"\0")  # how PNGs, TIFFs and ISO files begin
 
 
 def parse_header(data: Buffer) -> ImageHeader:
-    """The header of an encoded image; raises BadSampleError, and nothing else, for bytes that are not one.
+    """The header of an encoded image. Raises BadSampleError, and no other error, for bytes that are no image.
 
-    The message names the byte, counted from the start of `data`, and what was expected and found there; of a BMP it is
-    Pillow's.
+    The message names the byte, counted from the start of `data`, with what was expected and found; for a BMP it is
+    Pillow's message.
     """
     media = sniff(data)
     if media:
@@ -109,15 +109,15 @@ def parse_header(data: Buffer) -> ImageHeader:
         advice = "write it as jpeg, png or webp first"
         if foreign == "DICOM":
             advice = "write its pixels as an array:  numpy.save('x.npy', pydicom.dcmread(path).pixel_array)"
-        raise BadSampleError(f"image, byte 0: found {foreign}, an image format that is not read; {advice}")
+        raise BadSampleError(f"image, byte 0: found {foreign}, an unsupported image format; {advice}")
     found = bytes(data[:8]).hex(" ") or "no bytes"
     raise BadSampleError(f"image, byte 0: expected the magic of {', '.join(_FORMATS)}, found {found}")
 
 
 def parse_any(data: Buffer) -> ImageHeader:
-    """The header of what a reader hands out: an encoded image, or the pixels or coefficients that a cache has of one.
+    """The header of a reader's payload: an encoded image, or a cache's pixels or coefficients of an image.
 
-    Those exist in caches only. In a file or a shard they are not an image: `sniff` and `parse_header` refuse them.
+    Pixels and coefficients exist only in caches; in a file or a shard, `sniff` and `parse_header` refuse them.
     """
     magic = data[: len(PIXELS_MAGIC)]
     if magic == PIXELS_MAGIC:
@@ -126,15 +126,15 @@ def parse_any(data: Buffer) -> ImageHeader:
 
 
 def read_header(data: Buffer) -> ImageHeader:
-    """The header that decoders use: that of `parse_any`, or of an image that it refuses although Pillow decodes it.
+    """The header for decoders: by `parse_any`, or by Pillow for an image that only Pillow can decode.
 
-    An image with damage is decoded to find out. Raises BadSampleError.
+    A damaged image is decoded to determine this. Raises BadSampleError.
     """
     return read_frame(data)[0]
 
 
 def read_frame(data: Buffer) -> tuple[ImageHeader, int]:
-    """The same, and the byte at which the frame of a JPEG states its height; 0 for what only Pillow decodes."""
+    """(header, offset of the height in a JPEG's frame) of an image; the offset is 0 if only Pillow can decode it."""
     media = sniff(data)
     try:
         return parse_frame(data) if media == "jpeg" else (parse_any(data), 0)
@@ -152,7 +152,7 @@ def read_frame(data: Buffer) -> tuple[ImageHeader, int]:
 def bits_of(data: Buffer) -> int:
     """Bits of a value of a PNG, TIFF, AVIF or HEIC, as its header says; 8 for others and for bytes that are no image.
 
-    Fewer than 8 are for greys and palettes. A TIFF's values may also be signed or floating point.
+    Grey and palette images may have fewer than 8. A TIFF's values may also be signed or floating point.
     """
     media = sniff(data)
     try:
@@ -166,16 +166,16 @@ def bits_of(data: Buffer) -> int:
 
 
 def first_deep(images: Iterable[Buffer | Exception]) -> int:
-    """The place of the first image of more than 8 bits a value; -1 where none has them."""
+    """The position of the first image with more than 8 bits a value; -1 if there is none."""
     for place, data in enumerate(images):
-        # Most images are JPEGs, which one byte tells apart.
+        # Most images are JPEGs, which the first byte excludes.
         if not isinstance(data, Exception) and data[:1] in _DEEP and bits_of(data) > 8:
             return place
     return -1
 
 
 def exif_orientation(data: Buffer) -> int:
-    """The orientation by EXIF alone, as libraries that read no XMP turn the image; upright where it is damaged."""
+    """The orientation by EXIF alone, as used by libraries that read no XMP; upright for a damaged header."""
     known = _FORMATS.get(sniff(data))
     try:
         return known.parse(data, exif_only=True).orientation if known is not None and known.has_exif else UPRIGHT
@@ -184,7 +184,7 @@ def exif_orientation(data: Buffer) -> int:
 
 
 def frames(data: Buffer, media: str) -> int:
-    """Frames or pages, 1 or more; those before the damage in a damaged file. Never raises."""
+    """Number of frames or pages, at least 1; in a damaged file, of those before the damage. Never raises."""
     try:
         return max(1, _FORMATS[media].frames(data))
     except (BadSampleError, LookupError, struct.error):

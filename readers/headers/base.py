@@ -1,6 +1,6 @@
-"""What every format shares: the parsed header, the codes of the media, sizes, and the wording of errors.
+"""Common to all image formats: the parsed header, the codes of media, sizes, and the wording of errors.
 
-Offsets in messages are bytes from the start of the image, also where it is part of a larger buffer.
+Offsets in messages are bytes from the start of the image, even if it is part of a larger buffer.
 
 Decoded pixels, as a cache hands them out, have their own header, of 16 bytes. They exist in memory only: in a file
 they are not an image.
@@ -28,7 +28,7 @@ Buffer: TypeAlias = bytes | memoryview
 MEDIA = ("", "jpeg", "png", "webp", "gif", "bmp", "tiff", "pixels", "coefficients", "avif", "heif", "jxl")
 SUFFIX = {"jpeg": "jpg", "png": "png", "webp": "webp", "gif": "gif", "bmp": "bmp", "tiff": "tif"}
 SUFFIX |= {"avif": "avif", "heif": "heic", "jxl": "jxl"}
-# Four times the size from which Pillow speaks of a decompression bomb: 1 GB of RGB.
+# Four times Pillow's threshold for decompression bombs: 1 GB of RGB.
 MAX_PIXELS = 4 * 89_478_485
 PIXELS_MAGIC = b"\x89PXL\r\n\x1a\n"
 _PIXELS_SIZE = struct.Struct("<8xII")
@@ -36,9 +36,9 @@ PIXELS_HEADER_BYTES = _PIXELS_SIZE.size
 
 
 class ImageHeader(NamedTuple):
-    """What the first bytes of an encoded image promise about its pixels.
+    """The header of an encoded image.
 
-    `height` and `width` are as stored, before `orientation` (EXIF 1..8, 1 where absent or invalid) is
+    `height` and `width` are as stored, before `orientation` (EXIF 1..8, 1 if absent or invalid) is
     applied, and fit a uint32. `components` is the number of stored channels, 1..255; palette indices are 1
     channel. `process` is the low byte of a JPEG's SOF marker (0xC0 baseline, 0xC1 extended, 0xC2 progressive)
     and 0 for the other media.
@@ -58,12 +58,12 @@ class ImageHeader(NamedTuple):
 
 
 def upright_size(height: int, width: int, orientation: int) -> tuple[int, int]:
-    """(height, width) of the upright image, for an image stored with these."""
+    """(height, width) of the upright image, for an image stored with `height` and `width`."""
     return (width, height) if orientation >= 5 else (height, width)
 
 
 def shrunk(width: int, height: int, factor: float) -> tuple[int, int]:
-    """(width, height) times `factor`, for packing and caching alike; unchanged for a factor of 1 or more.
+    """(width, height) times `factor`, in packing and in caching; unchanged for a factor of at least 1.
 
     Sides are rounded to the nearest pixel, halves to the even one, and are never 0.
     """
@@ -79,28 +79,28 @@ def shrunk_sides(sides: npt.NDArray[Any], factor: npt.NDArray[np.float64]) -> np
 
 
 class RefusedImageError(BadSampleError):
-    """An image that is given to no decoder, also where one would take it."""
+    """An image that is refused even if a decoder would accept it."""
 
 
 def bad(media: str, at: int, expected: str, found: object) -> BadSampleError:
-    """The error for byte `at` of an image, for the caller to raise."""
+    """The error for byte `at` of an image; the caller raises it."""
     return BadSampleError(f"{media} image, byte {at}: expected {expected}, found {found}")
 
 
 def truncated(media: str, at: int, expected: str, data: Buffer) -> BadSampleError:
-    """The error for what should be at byte `at` and does not fit into `data`, for the caller to raise."""
+    """The error for data that ends before the expected bytes at `at`; the caller raises it."""
     return bad(media, at, expected, f"the end at byte {len(data)} (truncated)")
 
 
 def unpack(media: str, layout: struct.Struct, data: Buffer, at: int) -> tuple[Any, ...]:
-    """The fields of `layout` at byte `at`, any number from 0 up; BadSampleError past the end of `data`."""
+    """The fields of `layout` at byte `at` >= 0. Raises BadSampleError beyond the end of `data`."""
     if at + layout.size > len(data):
         raise truncated(media, at, f"{layout.size} bytes", data)
     return layout.unpack_from(data, at)
 
 
 def check_size(media: str, at: int, height: int, width: int) -> None:
-    """Raise BadSampleError for a size, written at byte `at`, without pixels or beyond a uint32."""
+    """Raise BadSampleError if a size, stored at byte `at`, is 0 or exceeds uint32."""
     if not (0 < height <= 0xFFFFFFFF and 0 < width <= 0xFFFFFFFF):
         raise bad(media, at, "a height and a width of 1 to 4294967295", f"{height} and {width}")
 

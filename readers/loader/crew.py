@@ -1,8 +1,8 @@
 """The threads of a loader: they take rows of batches in order, and the consumer gets whole batches in order.
 
-What they do is in `readers.loader.work`. One lock of the crew guards everything. The crew holds no reference to the
-loader or its iterator, so dropping those stops it. Threads are daemons: an interpreter that ends does not wait for
-them.
+Their work is defined in `readers.loader.work`. One lock of the crew guards all its state. The crew holds no reference
+to the loader or its iterator, so dropping those stops it. Threads are daemons: the interpreter does not wait for them
+at exit.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _JOIN_SECONDS = 10.0
 
 
 class Crew:
-    """`threads` threads at work on the batches of an epoch, at most `ahead` of them begun and not yet taken.
+    """`threads` threads that make the batches of an epoch; at most `ahead` batches are begun and not yet taken.
 
-    fill: called, under the lock, with whether all batches that may be begun are done; None if not needed.
-    stays: whether the threads wait for `redo` when all batches are done, until `stop`.
+    fill: called under the lock with whether all batches that may be begun are done; None if not needed.
+    stays: whether the threads wait for `redo` after the last batch, until `stop`.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class Crew:
 
     @property
     def ready(self) -> int:
-        """Batches that can be taken at once, as seen at this moment."""
+        """Number of batches that can be taken without waiting, at this moment."""
         return len(self._done) if self._taken in self._done else 0
 
     def take(self) -> Batch:
-        """The next batch, whole; blocks until it is. Raises what planning it raised, and Stopped after `stop`."""
+        """The next batch; blocks until it is complete. Raises the error of its planning, and Stopped after `stop`."""
         with self._changed:
             while self._taken not in self._done:
                 if self._failure is not None:
@@ -75,7 +75,7 @@ class Crew:
         return batch
 
     def redo(self, batch: Batch, rows: Sequence[int]) -> None:
-        """Have some rows of a batch that was taken filled again, before all other work; blocks until they are."""
+        """Fill some rows of a batch that was taken again, before all other work; blocks until they are filled."""
         with self._changed:
             batch.pending = len(rows)
             self._queue.extendleft((batch, row, row + 1) for row in reversed(rows))
@@ -90,7 +90,7 @@ class Crew:
     def stop(self) -> None:
         """End the threads; those in the middle of a row finish it first."""
         with self._changed:
-            self._stopped, self._failure = True, None  # whose traceback has the caller's frames
+            self._stopped, self._failure = True, None  # the error's traceback refers to the caller's frames
             self._queue.clear()
             self._changed.notify_all()
         for thread in self._threads:
@@ -98,17 +98,17 @@ class Crew:
                 thread.join(_JOIN_SECONDS)
 
     def after_fork(self) -> None:
-        """In a forked child, which has none of the threads: this loop is the parent's."""
+        """Mark the loop as the parent's, in a forked child, which has none of the threads."""
         self._changed, self._threads = threading.Condition(), []
         self._queue.clear()
         self._done.clear()
         self._failure = ended_by_fork()
 
     def _start(self) -> None:
-        """Start the threads, each with torch operations on one core: the crew itself is the parallelism.
+        """Start the threads, each with torch operations on one core, because the crew itself is the parallelism.
 
-        `torch.set_num_threads` sets the number for the calling thread and the default for threads to come; so each
-        thread sets its own, and when all have, the default is put back.
+        `torch.set_num_threads` sets the number for the calling thread and the default for new threads; so each thread
+        sets its own, and then the default is restored.
         """
         default = torch.get_num_threads()
         for thread in self._threads:
@@ -117,7 +117,7 @@ class Crew:
         torch.set_num_threads(default)
 
     def _run(self) -> None:
-        torch.get_num_threads()  # a thread takes the default at its first use of the pool, not later than now
+        torch.get_num_threads()  # makes this thread take the default now; otherwise it would at its first operation
         torch.set_num_threads(1)
         self._ready.wait()
         tools = self._work.tools()
@@ -186,7 +186,7 @@ class Crew:
         clock.stop_rows(0 if start in batch.refused else stop - start, batch=batch.step, row=start)
         with self._changed:
             batch.pending -= 1
-            # Of several errors in a batch the one of the first row counts, however the threads ran.
+            # Of several errors in a batch, the first row's is raised, regardless of the order of the threads.
             if error is not None and (batch.error is None or start < batch.error_row):
                 batch.error, batch.error_row = error, start
             if batch.pending:
@@ -203,7 +203,7 @@ class Crew:
             self._changed.notify_all()
 
     def _note_fill(self) -> None:
-        """Under the lock: say whether there is nothing to do before a batch is taken."""
+        """Report, under the lock, whether there is nothing to do until a batch is taken."""
         if self._report_full is not None:
             begun = self._next_step - self._taken
             last = self._next_step >= self._steps or begun >= self._ahead

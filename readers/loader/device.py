@@ -1,19 +1,19 @@
-"""Batches made on a device: a thread takes what the crew has read, and decodes, uploads and augments it.
+"""Batches made on a device: a thread takes the batches that the crew has read, and decodes, uploads and augments them.
 
     crew: read, check headers, decode the CPU's images ──► batch ──► this thread: decode the rest, augment ──► queue
     ──► consumer
-          (`prefetch` batches ahead)                         stream of its own (`readers.decode.device`)   (prefetch)
+          (`prefetch` batches ahead)                         separate stream (`readers.decode.device`)     (prefetch)
 
-Of the images that the device could decode the crew decodes a share (`readers.decode.device`). What a cache keeps as
-coefficients goes to a separate decoder (`readers.coefficients.device`), which makes the box of each view alone.
+The crew decodes a share of the images that the device could decode (`readers.decode.device`). Images that a cache keeps
+as coefficients go to a separate decoder (`readers.coefficients.device`), which decodes only the box of each view.
 
 The crew works on later batches meanwhile, so reading and decoding on the CPU, decoding on the device, and training
 overlap. Images that the CPU decodes are cropped and resized there as well, by the same code as without a device, and
-cross the bus as uint8 in the size of the batch; the device flips, applies pixel ops and normalises. An image on which
-the device fails goes back to the crew, and is a bad sample if that fails too; the loader warns of the first of these,
-and its `stats()` count them. A device that fails is an error (DeviceError), not a reason to decode on the CPU.
+cross the bus as uint8 in the size of the batch; the device flips, applies pixel ops and normalises. An image that the
+device cannot decode goes back to the crew, and is a bad sample if the crew fails, too; the loader warns of the first
+such image, and its `stats()` count them. If the device itself fails, DeviceError is raised: the CPU does not take over.
 
-Whole pictures are decoded at once up to a gibibyte of pixels; a batch of more is decoded and augmented in parts.
+At most one gibibyte of decoded pixels is on the device at once; a larger batch is decoded and augmented in parts.
 """
 
 from __future__ import annotations
@@ -46,11 +46,9 @@ from readers.order.base import Int64s
 from readers.reader import Reader
 from readers.table import Buffer
 
-# The crew's part of batches that a device finishes: which images it decodes itself, and what it checks of the others.
-#
-# Of the images that the device could decode the crew decodes a share (`readers.decode.device`), and all others. Those
-# that it leaves are JPEGs, or coefficients where the device has a decoder for these; of both it compares the header
-# with the index, and of coefficients all that lets a kernel trust them.
+# The crew decodes a share of the images that the device could decode (`readers.decode.device`), and all others. It
+# leaves to the device JPEGs, and coefficients if the device has a decoder for them. For both it compares the header
+# with the index; coefficients it checks completely, because the kernels trust them.
 
 
 @dataclass(slots=True)
@@ -58,7 +56,7 @@ class DeviceWork(EpochWork):
     """The crew's part of a batch that a device finishes.
 
     decodes: whether the device decodes JPEGs. finishes: whether it decodes coefficients. pinned: whether their bytes
-    are copied into pinned memory. share: what the crew decodes of both.
+    are copied into pinned memory. share: the crew's share of both.
     """
 
     decodes: bool = True
@@ -70,12 +68,12 @@ class DeviceWork(EpochWork):
 
     def __post_init__(self) -> None:
         EpochWork.__post_init__(self)
-        # What the crew decodes itself may be coefficients.
+        # The crew itself may decode from coefficients.
         self._kept = self._images if self.finishes else EpochWork.reader_of_images(self)
 
     def reader_of_images(self) -> Reader:
         if self.decodes and not self.finishes:
-            return self.feed.reader  # JPEGs, from below a cache of coefficients
+            return self.feed.reader  # the JPEGs below a cache of coefficients
         return EpochWork.reader_of_images(self)
 
     def tools(self) -> Renderer:
@@ -92,7 +90,7 @@ class DeviceWork(EpochWork):
         return batch
 
     def _read_samples(self, positions: Int64s, indices: Int64s) -> Sequence[Buffer | Exception]:
-        """For a device that decodes JPEGs alone, JPEGs, and for the crew what a cache keeps of them."""
+        """The encoded images: for a device that decodes only JPEGs, JPEGs; for the crew, coefficients if cached."""
         if not self.decodes and not self.finishes:
             return EpochWork._read_samples(self, positions, indices)
         able = routes(self.feed.reader.image_info(indices)) if self.decodes else np.zeros(len(indices), np.bool_)
@@ -106,17 +104,17 @@ class DeviceWork(EpochWork):
             sizes = [0 if isinstance(sample, Exception) else len(sample) for sample in samples]
         else:
             routed, rows = able & ~chosen, np.flatnonzero(able & chosen)
-            found: dict[int, Buffer | Exception] = {}
+            by_row: dict[int, Buffer | Exception] = {}
             for reader, some in ((self._images, np.flatnonzero(routed)), (self._kept, np.flatnonzero(~routed))):
-                found.update(zip(some.tolist(), read_samples(reader, indices[some]), strict=True))
-            data = [found[row] for row in range(len(indices))]
+                by_row.update(zip(some.tolist(), read_samples(reader, indices[some]), strict=True))
+            data = [by_row[row] for row in range(len(indices))]
             sizes = self._images.table.extents(indices[rows]).length.tolist()
         self._routes = routed.tolist(), dict(zip(rows.tolist(), sizes, strict=True))
         return data
 
     def fill(self, batch: Batch, start: int, stop: int, tools: Renderer) -> None:
-        """Decode the CPU's images, unflipped; of the others, check that the header is what the index says."""
-        if start not in batch.refused:  # else the rows come back from the device, one by one
+        """Decode the CPU's images, unflipped; for the others, check that the header agrees with the index."""
+        if start not in batch.refused:  # refused rows come back from the device one by one
             self.fill_fields(batch, start, stop, tools)
         some = slice(start, stop)
         alone = not batch.routed and not batch.bad_boxes
@@ -140,7 +138,7 @@ class DeviceWork(EpochWork):
         batch.spent.append((time.perf_counter_ns() - began, shared_ns, shared_bytes))
 
     def _make_room(self, batch: Batch) -> None:
-        """For coefficients that the device decodes: the threads copy them here, and the device takes all at once."""
+        """Allocate one buffer for the coefficients of a batch: threads copy into it, and it is uploaded at once."""
         sizes = {
             row: len(data)
             for row, (data, is_routed) in enumerate(zip(batch.data, batch.routed, strict=True))
@@ -151,17 +149,17 @@ class DeviceWork(EpochWork):
         batch.staged = torch.empty(total, dtype=torch.uint8, pin_memory=self.pinned)
 
     def complete(self, batch: Batch) -> None:
-        """The device has still to decode: see `DeviceStage`."""
+        """Nothing: the device has not decoded yet; see `DeviceStage`."""
 
     def _accept(self, batch: Batch, row: int, data: Buffer) -> bool:
-        """Have the device decode an image, if it is what the index says. What is wrong with others the CPU reports."""
+        """Leave an image to the device if it agrees with the index; otherwise the CPU decodes it or reports why not."""
         size = batch.sizes[row]
         if is_coefficients(data):
             try:
                 shape = vetted_shape(data, size)
             except BadSampleError:
                 return False
-            assert batch.staged is not None  # as `decodes` and `finishes` are those of the plan
+            assert batch.staged is not None  # `plan` allocates it if the device decodes coefficients
             at, bytes_ = batch.places[row], np.frombuffer(data, np.uint8, shape.total_bytes)
             batch.staged.numpy()[at : at + len(bytes_)] = bytes_
             batch.shapes[row] = shape
@@ -173,7 +171,7 @@ class DeviceWork(EpochWork):
 
 
 class _BoxRenderer(Renderer):
-    """Makes the boxes only; the device does the rest of a job."""
+    """Renders only the boxes; the device does the rest of a job."""
 
     def render(
         self, data: Buffer, job: Job, size: tuple[int, int], out: torch.Tensor, whole: torch.Tensor | None = None
@@ -194,18 +192,18 @@ def _box_of(job: Job) -> Job:
     return job._replace(last=job.last._replace(flips=(), steps=()))
 
 
-# Of the pixels that are decoded at once: 256 photographs of 12 megapixels would take 9 GB of the device.
+# Most decoded pixels on the device at once: 256 photographs of 12 megapixels would take 9 GB.
 DECODED_BYTES = 1 << 30
 
-# By the host's clock, in nanoseconds, and in the stream of the device.
+# (nanoseconds of the host's clock, event in the device's stream)
 _Moment: TypeAlias = tuple[int, Ready]
-# Of a view, by row: a picture on the device, and what is to be done to it.
+# For one view, by row: a picture on the device, and the job that remains.
 _Made: TypeAlias = dict[int, tuple[Picture, Job]]
 
 
 @dataclass
 class _Failures:
-    """Images that the device was given, and those of them on which it failed; first: one of these, and why."""
+    """Counts of images given to the device and of failures; first: name and reason of the first failure."""
 
     given: int = 0
     failed: int = 0
@@ -213,21 +211,23 @@ class _Failures:
     is_known: bool = False
 
     def warn(self, device: torch.device, stacklevel: int) -> None:
-        """Say it, once."""
+        """Warn of the first failure."""
         if self.first and not self.is_known:
             self.is_known = True
             warnings.warn(
-                f"the device {device} failed on {self.failed} of the first {self.given} images that it was given "
+                f"the device {device} failed on {self.failed} of its first {self.given} images "
                 f"({100 * self.failed / self.given:.1f} %), which the CPU decodes: {self.first}; the first line of "
-                f"print(loader.stats()) has the share of an epoch",
+                f"print(loader.stats()) shows the share in an epoch",
                 stacklevel=stacklevel + 1,
             )
 
 
 @dataclass(frozen=True)
 class DevicePath:
-    """How a loader makes batches on its device. stream: one for all epochs, as the memory of a stream is reserved for
-    it. coefficients: what decodes those; None where the crew does, or where the JPEGs they were made from are decoded.
+    """How a loader makes batches on its device.
+
+    stream: one for all epochs, because torch reserves memory for each stream.
+    coefficients: the decoder of coefficients; None if the crew decodes them, or if the original JPEGs are decoded.
     """
 
     decoder: Decoder
@@ -250,7 +250,7 @@ class DevicePath:
 
     @property
     def name(self) -> str:
-        """What decodes the images, as resume tokens name it."""
+        """The decoders' names in resume tokens."""
         names = [self.decoder.name]
         if self.coefficients is not None:
             names.append(self.coefficients.name)
@@ -259,7 +259,7 @@ class DevicePath:
         return ", ".join(names)
 
     def unmeasured(self, threads: int) -> DevicePath:
-        """The same for so many threads, with nothing measured yet."""
+        """The same path for another number of threads, without measurements."""
         return replace(self, share=Share(self.share.wanted, threads), failures=_Failures())
 
     def work(
@@ -271,13 +271,13 @@ class DevicePath:
         classes: int,
         fields: FieldWork | None,
     ) -> DeviceWork:
-        """What the crew does."""
+        """The crew's work."""
         pinned = self.renderer.device.type == "cuda"
         options = {"decodes": self.decodes, "finishes": self.finishes, "pinned": pinned}
         return DeviceWork(feed, recipes, finish, allocate, classes, fields, share=self.share, **options)
 
     def stage(self, crew: Crew, work: EpochWork, timers: LoopTimers) -> DeviceStage:
-        """What takes the crew's batches and finishes them."""
+        """The stage that finishes the crew's batches."""
         return DeviceStage(crew, work, self, timers)
 
 
@@ -293,11 +293,11 @@ def open_path(
     reader: Reader,
     engine: Engine = "auto",
 ) -> DevicePath:
-    """How batches of a reader are made on this device. What is chosen has been tried: a known JPEG was decoded, an
-    image of one pixel augmented. A warning says what was not chosen, and why.
+    """Choose how batches of a reader are made on a device.
 
-    Raises MissingExtraError and DeviceError where a decoder or engine that is named is not installed or does not work,
-    and ValueError.
+    The chosen decoder and engine have been tried on a known JPEG and a one-pixel image. A warning says why another one
+    was not chosen. Raises MissingExtraError and DeviceError if a named decoder or engine is not installed or does not
+    work, and ValueError.
     """
     if engine == "triton" and (fault := triton_fault(device)):
         raise DeviceError(f"engine='triton' does not work on {device}: {fault}")
@@ -311,8 +311,8 @@ def open_path(
     )
     if renderer.fault and device.type == "cuda":
         warnings.warn(
-            f"torch crops and resizes image by image, which is slower than one kernel: {renderer.fault}; with "
-            f"engine='torch' there is no warning",
+            f"torch crops and resizes image by image, which is slower than one kernel: {renderer.fault}; "
+            f"engine='torch' silences this warning",
             stacklevel=2,
         )
     stream = DecodeStream(device)
@@ -331,15 +331,15 @@ class DeviceStage(Ahead[Batch]):
     def __init__(self, crew: Crew, work: EpochWork, path: DevicePath, timers: LoopTimers) -> None:
         self._crew, self._work, self._path, self._timers = crew, work, path, timers
         self._clock = timers.device_clock("packer-loader-device")
-        self._uploads: list[tuple[Ready, Ready]] = []  # of the batch before, in which the device may still be
+        self._uploads: list[tuple[Ready, Ready]] = []  # of the previous batch, on which the device may still work
         self._before: tuple[Spent, list[tuple[_Moment, _Moment]], _Moment, _Moment] | None = None
         self._stream = path.stream
         super().__init__(self._finish, work.steps, path.ahead, "packer-loader-device")
 
     def take(self) -> Batch:
-        """The next batch, its images on the device, for the current stream of the calling thread to use."""
+        """The next batch; its images are on the device, ready for the current stream of the calling thread."""
         batch = super().take()
-        if batch.error is None:  # otherwise some images are elsewhere
+        if batch.error is None:  # otherwise some images are not on the device
             DecodeStream.hand_over(batch.images, batch.ready)
         self._path.failures.warn(self._path.renderer.device, stacklevel=4)
         return batch
@@ -368,7 +368,7 @@ class DeviceStage(Ahead[Batch]):
         decodes: list[tuple[_Moment, _Moment]] = []
         parts = _parts(batch)
         for rows in parts:
-            with self._stream.decoding():  # nothing is queued that could still read what the part before has left
+            with self._stream.decoding():  # waits until nothing queued reads the memory of the previous part
                 if not decodes:
                     self._look_back()
                 began = self._moment()
@@ -387,7 +387,7 @@ class DeviceStage(Ahead[Batch]):
                     self._before = _spent(batch), decodes, decodes[0][0], self._moment()
 
     def _look_back(self) -> None:
-        """The device is done with the batch before: of the time until then, its uploads took what it says."""
+        """Account for the previous batch, which the device has finished: time of its uploads and its decoding."""
         copied = sum(self._stream.elapsed(*upload) for upload in self._uploads)
         self._uploads.clear()
         self._clock.lap_device(copied)
@@ -400,17 +400,18 @@ class DeviceStage(Ahead[Batch]):
         return time.perf_counter_ns(), self._stream.tick()
 
     def _decode(self, batch: Batch, rows: range) -> tuple[list[_Made], dict[int, BadSampleError]]:
-        """The images of some rows that the device decodes, by view and row; and why it could not decode others."""
-        found = self._decode_whole(batch, [row for row in rows if row in batch.headers])
+        """The images of some rows that the device decodes, by view and row; and its errors by row."""
+        pictures = self._decode_whole(batch, [row for row in rows if row in batch.headers])
         boxes = self._decode_boxes(batch, [row for row in rows if row in batch.shapes])
         self._clock.lap("decode")
-        failed = {row: one for some in (found, *boxes) for row, one in some.items() if isinstance(one, BadSampleError)}
+        decoded = (pictures, *boxes)
+        failed = {row: one for some in decoded for row, one in some.items() if isinstance(one, BadSampleError)}
         made: list[_Made] = []
         for jobs, some in zip(batch.jobs, boxes, strict=True):
-            whole = {row: (one, jobs[row]) for row, one in found.items() if isinstance(one, Picture)}
+            whole = {row: (one, jobs[row]) for row, one in pictures.items() if isinstance(one, Picture)}
             parts = {row: (one, _job_of_box(jobs[row], one)) for row, one in some.items() if isinstance(one, Picture)}
             made.append({row: both for row, both in (whole | parts).items() if row not in failed})
-        self._path.failures.given += len(found) + len(boxes[0])
+        self._path.failures.given += len(pictures) + len(boxes[0])
         shared = sum(row in rows for row in batch.shared)
         self._timers.count_decoded(len(rows), len(made[0]), len(failed), shared)
         self._timers.cpu_share = self._path.share.value if self._path.decodes or self._path.finishes else None
@@ -419,7 +420,7 @@ class DeviceStage(Ahead[Batch]):
     def _decode_whole(self, batch: Batch, rows: Sequence[int]) -> dict[int, Decoded]:
         """JPEGs by row, the same for all views."""
         decoded = self._path.decoder.decode(
-            [batch.data[row] for row in rows],  # type: ignore[misc]  # those with a header are bytes
+            [batch.data[row] for row in rows],  # type: ignore[misc]  # rows with a header have bytes
             [batch.headers[row] for row in rows],
         )
         return dict(zip(rows, decoded, strict=True))
@@ -429,14 +430,14 @@ class DeviceStage(Ahead[Batch]):
         decoder = self._path.coefficients
         if decoder is None or not rows:
             return [{} for _ in batch.jobs]
-        assert batch.staged is not None  # where there are shapes
+        assert batch.staged is not None  # `rows` have shapes
         batch.staged = batch.staged.to(decoder.device, non_blocking=True)  # with the first part
         uploaded = Uploaded(batch.staged, [batch.places[row] for row in rows], [batch.shapes[row] for row in rows])
         views = (decoder.decode(uploaded, [jobs[row].first.region for row in rows]) for jobs in batch.jobs)
         return [dict(zip(rows, view, strict=True)) for view in views]
 
     def _redo(self, batch: Batch, failed: Mapping[int, BadSampleError]) -> None:
-        """Have the crew decode what the device could not."""
+        """Have the crew decode the images on which the device failed."""
         failures, row = self._path.failures, min(failed)
         index = int(batch.indices[row])
         failures.failed += len(failed)
@@ -450,7 +451,7 @@ class DeviceStage(Ahead[Batch]):
         self._clock.start()
 
     def _render(self, batch: Batch, rows: range, made: Sequence[_Made], views: Sequence[list[torch.Tensor]]) -> None:
-        """Add the images of some rows to each view: those that the device decoded, and those that the CPU did."""
+        """Add the images of some rows to each view, whether the device or the CPU decoded them."""
         for images, jobs, decoded, view in zip(batch.images, batch.jobs, made, views, strict=True):
             size = (images.shape[2], images.shape[3])
             self._clock.lap("augment")
@@ -462,17 +463,17 @@ class DeviceStage(Ahead[Batch]):
             view.append(self._path.renderer.render([picture for picture, _ in todo], [job for _, job in todo], size))
 
     def _upload(self, images: torch.Tensor, batch: Batch, rows: range) -> dict[int, Picture]:
-        """The images of a view that the CPU decoded, on the device; in one copy if those are all rows."""
+        """Upload the images of a view that the CPU decoded; in one copy if it decoded all rows."""
         device = self._path.renderer.device
         if not batch.headers and not batch.shapes:
-            there = images[rows.start : rows.stop].to(device, non_blocking=True)
-            return {row: Picture(image) for row, image in zip(rows, there, strict=True)}
+            uploaded = images[rows.start : rows.stop].to(device, non_blocking=True)
+            return {row: Picture(image) for row, image in zip(rows, uploaded, strict=True)}
         some = [row for row in rows if row not in batch.headers and row not in batch.shapes]
         return {row: Picture(images[row].to(device, non_blocking=True)) for row in some}
 
 
 def _parts(batch: Batch) -> list[range]:
-    """The rows of a batch, in parts in which the pixels that the device decodes are at most `DECODED_BYTES`."""
+    """Split the rows of a batch into parts of at most `DECODED_BYTES` of pixels that the device decodes."""
     parts, start, taken = [], 0, 0
     for row, (height, width) in enumerate(batch.sizes):
         decoded = 3 * height * width if row in batch.headers or row in batch.shapes else 0
@@ -485,7 +486,7 @@ def _parts(batch: Batch) -> list[range]:
 
 
 def _spent(batch: Batch) -> Spent:
-    """What the threads have spent on a batch, and nothing yet on the device."""
+    """The time that the threads spent on a batch; the device's part is not known yet."""
     cpu, shared, shared_bytes = (sum(column) for column in zip(*batch.spent, strict=True))
     rows = (*batch.headers, *batch.shapes)
     device_bytes = sum(len(batch.data[row]) for row in rows)  # type: ignore[arg-type, misc]  # see _decode_whole
@@ -493,16 +494,17 @@ def _spent(batch: Batch) -> Spent:
 
 
 def _between(start: _Moment, end: _Moment) -> int:
-    """Nanoseconds by the clock that saw more: a call may return before the device is done, or only wait for it."""
+    """Nanoseconds, by the host's or the device's clock, whichever is longer: a call may return before the device is
+    done, or only wait for it."""
     return max(end[0] - start[0], DecodeStream.elapsed(start[1], end[1]))
 
 
 def _job_of_box(job: Job, box: Picture) -> Job:
-    """What is to be done to the region of the first part, when nothing else was decoded."""
+    """The job on a picture that holds only the region of the first pass."""
     first = job.first._replace(region=Region(0, 0, *box.size))
     return Job(job.last, (first, *job.before[1:])) if job.before else Job(first)
 
 
 def _rest_of(job: Job, size: tuple[int, int]) -> Job:
-    """What remains to do for an image that has its box, crop and size."""
+    """The job that remains for an image that is cropped and resized."""
     return Job(Pass(Region(0, 0, *size), size, (0, 0), job.last.flips, job.last.steps, size))

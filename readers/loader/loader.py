@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from readers.loader.device import DevicePath, DeviceStage
 
 _LAYOUTS = ("channels_last", "NCHW", "NHWC")
-# A thread takes some milliseconds of work at a time: fewer small images would cost more in handing over than they do.
+# A thread takes a few milliseconds of work at a time: with fewer small images, the hand-over would cost more.
 _VALUES_AT_ONCE = 2 << 20
 _MOST_ROWS, _LEAST_ROWS = 64, 8
 
@@ -54,28 +54,27 @@ class ImageLoader(FeedLoader):
         for images, labels in loader:       # uint8 [256, 3, 224, 224], int64 [256]
             ...
 
-    augment: ops of `readers.augment`, drawn by (seed, epoch, position). With MixUp or CutMix labels are shares of the
-        classes, float32 [n, classes]. With `Views`, "image" is a tuple of tensors, one for each view.
-    order: positions to samples (default: a global shuffle, or as stored with shuffle=False).
-    seed: of the order and of the augmentation; by default that of `order`, or 0.
+    augment: ops of `readers.augment`, drawn by (seed, epoch, position). With MixUp or CutMix labels are soft, float32
+        [n, classes]. With `Views`, "image" is a tuple of tensors, one for each view.
+    order: the order of the samples (default: a global shuffle, or as stored with shuffle=False).
+    seed: seed of the order and the augmentation; default: that of `order`, or 0.
     ranks: `Ranks`, how ranks share an epoch.
     fields: the fields of a batch, in this order: "image"; "label" (int64 [n], -1 without one); "key" (list of str);
         "index" (int64 [n]); other fields of the set, decoded by their kind and moved with the image (`readers.batch`):
-        masks [n, h, w], lists of all others, None where a sample lacks one. Batches are tuples, or with
-        {"pixel_values": "image", "labels": "label"} dictionaries with these names. Without "image" no image is read.
-        `FieldOptions` also says how masks and boxes follow the image.
-    decode: "RGB", "unchanged", or `Decode`, with the decoder and the form of tensors.
+        masks as [n, h, w], all others as lists, None if a sample lacks one. Batches are tuples, or dictionaries if
+        fields is a mapping, as {"pixel_values": "image", "labels": "label"}. Without "image" no image is read. Use
+        `FieldOptions` to set how masks and boxes follow the image.
+    decode: "RGB", "unchanged", or a `Decode`, which also sets the decoder and the dtype and layout of tensors.
     on_error: "raise", "skip" (smaller batches) or "substitute" (another sample); see `bad_samples`.
-    threads: default one per CPU this process may use, shared among the ranks of the node; `Threads` also sets the
-        number of batches ahead and their memory.
-    device: where batches are, "cpu" or "cuda". On a CUDA device they are finished there, and as many as are made ahead
-        wait there (`readers.loader.device`). "cuda" is the one that torch.cuda.set_device has chosen, or that of the
-        local rank.
+    threads: default: one per CPU that this process may use, divided among the ranks of the node; `Threads` also sets
+        the number of batches ahead and their memory.
+    device: the device of the batches, "cpu" or "cuda". On a CUDA device batches are finished and queued there
+        (`readers.loader.device`). "cuda" is the device chosen by torch.cuda.set_device, or that of the local rank.
 
-    A loop begins with its first batch; a loop that is left early ends its epoch: the next loop begins the next one.
-    `state_dict` names the first batch that has not been handed out; `load_state_dict` lets the next loop begin there,
-    on any number of ranks. DeviceError: a decoder or an engine that is named, or the device in mid-epoch, does not
-    work. TrainerError: two loops run at once, or a framework would lose or repeat batches.
+    A loop begins with its first batch. Leaving a loop early ends its epoch; the next loop begins the next epoch.
+    `state_dict` gives the position of the first batch that has not been returned; `load_state_dict` begins the next
+    loop there, on any number of ranks. Raises DeviceError if a named decoder or engine, or the device in mid-epoch,
+    fails; TrainerError if two loops run at once, or if a framework would lose or repeat batches.
     """
 
     @accepts_old_names
@@ -153,19 +152,19 @@ class ImageLoader(FeedLoader):
 
     @property
     def decoder(self) -> str:
-        """The decoder, as resume tokens name it."""
+        """The decoder's name in resume tokens."""
         name = self._path.name if self._path is not None else DECODER
         geometry = next(filter(None, (recipe.geometry for recipe in self._recipes)), "")
         return decoder_name(name, self.exact_colours, geometry)
 
     def with_options(self, **options: Any) -> ImageLoader:
-        """A loader with some other arguments, at the beginning of its first epoch. Raises what making one does."""
+        """A loader with some arguments replaced, at the start of its first epoch. Raises as the constructor does."""
         return ImageLoader(**{**self._arguments, **options})
 
     def over(self, reader: Reader, order: Order, *, threads: int | None = None) -> ImageLoader:
-        """A loader with the same options over another reader, at the beginning of its first epoch.
+        """A loader with the same options over another reader, at the start of its first epoch.
 
-        It shares its memory with this one: do not use both at the same time. threads: default those of this loader.
+        It shares memory with this loader: do not use both at the same time. threads: default: those of this loader.
         """
         other = copy.copy(self)
         other.threads = self.threads if threads is None else threads
@@ -179,9 +178,9 @@ class ImageLoader(FeedLoader):
 
     # --- where its time goes --------------------------------------------------------------------------------------
     def stats(self, *, reset: bool = False) -> LoaderStats:
-        """Times of the current loop, or of the last one, by stage; `print(loader.stats())` says which side waits.
+        """Times of the current or last loop by stage; `print(loader.stats())` shows the bottleneck.
 
-        reset: count from now on.
+        reset: restart counting now.
         """
         return LoaderStats() if self._timers is None else self._timers.stats(reset=reset)
 
@@ -213,18 +212,18 @@ class ImageLoader(FeedLoader):
     def trace(self, path: str | os.PathLike[str], *, limit: int = 200_000) -> Iterator[Trace]:
         """Record the work of the threads inside the block, and write it to `path` at its end, for Perfetto.
 
-        limit: events that are kept, the last ones. Raises OSError, and ValueError where a trace is being recorded.
+        limit: number of last events to keep. Raises OSError, and ValueError if a trace is already being recorded.
         """
         trace = Trace("ImageLoader", limit=limit)
         with self.record(trace):
             try:
                 yield trace
-            finally:  # also of training code that fails
+            finally:  # also if the training code fails
                 trace.save(path)
 
     @contextmanager
     def record(self, trace: Trace) -> Iterator[None]:
-        """Add the work of the threads inside the block to a trace. Raises ValueError where one is being recorded."""
+        """Add the work of the threads inside the block to a trace. Raises ValueError if one is being recorded."""
         if self._slot.trace is not None:
             raise ValueError("a trace of this loader is being recorded already")
         self._slot.trace = trace
@@ -250,7 +249,7 @@ class ImageLoader(FeedLoader):
         return crew if self._path is None else self._path.stage(crew, work, timers)
 
     def _work(self, feed: Feed, fields: FieldWork | None) -> EpochWork:
-        """What the threads do."""
+        """The work of the threads in an epoch."""
         if self.decode == "unchanged":
             given = (feed, self._recipes, self._finish_images, without_memory, self._classes, fields)
             return UnchangedWork(*given, memory=self._memory.images, dtype=None if self._own_dtype else self.dtype)
@@ -267,7 +266,7 @@ class ImageLoader(FeedLoader):
         if batch.deep >= 0 and self._notes_depth:
             self._notes_depth = False
             warnings.warn(depth_warning(self.reader, batch.deep), stacklevel=3)
-        assert self._timers is not None  # since a loop is under way
+        assert self._timers is not None  # a loop is under way
         clock = self._timers.consumer
 
         def field(name: str) -> Any:
@@ -305,17 +304,16 @@ class ImageLoader(FeedLoader):
 def device_path(
     device: torch.device, decoder: DecoderName, cpu_share: CpuShare, threads: int, **options: Any
 ) -> DevicePath | None:
-    """How batches are made on a device; None where the crew does everything: on the CPU, unless a decoder of batches
-    is asked for. What GPUs need is imported only here.
+    """The stages that make batches on a device; None if the crew makes them: on the CPU with decoder "auto" or "cpu".
 
-    Raises MissingExtraError where the decoder is not installed, DeviceError where it or the engine does not work, and
-    ValueError, also for what the CPU does anyway: a share of the decoding, an engine.
+    GPU code is imported only here. Raises MissingExtraError if the decoder is not installed, DeviceError if it or the
+    engine does not work, and ValueError, also for cpu_share or engine where the CPU does all the work.
     """
     on_cpu = device.type != "cuda" and decoder in ("auto", "cpu")
     if cpu_share != 0 and (on_cpu or decoder == "cpu"):
         raise ValueError(
-            f"cpu_share={cpu_share!r} is a share of what a GPU decodes, but with device={str(device)!r} and "
-            f"decoder={decoder!r} the CPU decodes everything; leave cpu_share= out, or let a GPU decode"
+            f"cpu_share={cpu_share!r} is the CPU's share of a GPU's decoding, but with device={str(device)!r} and "
+            f"decoder={decoder!r} the CPU decodes everything; leave cpu_share= out, or decode on a GPU"
         )
     if on_cpu:
         if options["engine"] != "auto":
@@ -331,10 +329,10 @@ def device_path(
 
 
 class _ImageMemory:
-    """Allocates the tensors of batches, in memory of earlier ones.
+    """Allocates the tensors of batches, reusing the memory of earlier batches.
 
-    Memory is used again only when nothing refers to the earlier batch any more (see `cache.stores.ranges`), so a batch
-    may be kept. Pinned memory comes from torch's own pool, which waits for copies under way.
+    Memory is reused only once nothing refers to the earlier batch (see `cache.stores.ranges`), so a batch may be kept.
+    Pinned memory comes from torch's pool, which waits for copies under way.
     """
 
     def __init__(self, dtype: torch.dtype, planar: bool, pinned: bool, kept: int) -> None:
@@ -344,7 +342,7 @@ class _ImageMemory:
     def images(
         self, count: int, height: int, width: int, channels: int = 3, dtype: torch.dtype | None = None
     ) -> torch.Tensor:
-        """[count, channels, height, width], contiguous in this order (planar) or channels last."""
+        """A tensor [count, channels, height, width], contiguous in this order (planar) or channels last."""
         dtype = dtype or self._dtype
         shape = (count, channels, height, width) if self._planar else (count, height, width, channels)
         size = count * height * width * channels
@@ -359,7 +357,7 @@ class _ImageMemory:
 
 
 class _TimedMaker:
-    """A maker of batches, with the time that training waits for it. Holds no reference to the loader."""
+    """A maker of batches that times the waits of the training loop. Holds no reference to the loader."""
 
     def __init__(self, maker: Crew | DeviceStage | IndexWork, timers: LoopTimers) -> None:
         self._maker, self._timers = maker, timers
@@ -369,24 +367,24 @@ class _TimedMaker:
         return self._maker.ready
 
     def take(self) -> Batch:
-        """The next batch; see the maker."""
+        """The next batch; see `Maker`."""
         self._timers.ask(self._maker.ready)
         batch = self._maker.take()
         self._timers.get()
         return batch
 
     def stop(self) -> None:
-        """End the work on further batches."""
+        """Stop making batches."""
         self._timers.end()
         self._maker.stop()
 
 
 def _count_classes(reader: Reader) -> int:
-    """Classes of a set: those that have names, or else by the largest label. Raises ValueError where there is none."""
+    """Number of classes, by names and largest label. Raises ValueError if the set has none."""
     labels = reader.labels
     count = max(len(reader.classes), int(labels.max()) + 1 if len(labels) else 0)
     if not count:
-        raise ValueError("MixUp and CutMix mix labels, and no sample of this set has one: leave them out of augment")
+        raise ValueError("MixUp and CutMix mix labels, but no sample of this set has one: leave them out of augment")
     return count
 
 
@@ -398,7 +396,7 @@ def _to_device(value: Any, device: torch.device) -> Any:
 
 
 def _check_for_unchanged(reader: Reader, decoder: str) -> tuple[str, int] | None:
-    """What the first image is: its dtype and channels. Raises ValueError where images cannot be had unchanged."""
+    """(dtype, channels) of the first image. Raises ValueError if images cannot be decoded unchanged."""
     check_unchanged(reader)
     if decoder not in ("auto", "cpu"):
         raise ValueError(f"decode='unchanged' is done by the CPU: leave decoder={decoder!r} out")
@@ -408,8 +406,10 @@ def _check_for_unchanged(reader: Reader, decoder: str) -> tuple[str, int] | None
 def _choose_dtype(
     dtype: torch.dtype | None, recipe: Recipe, images: tuple[str, int] | None, *, own: bool
 ) -> torch.dtype:
-    """The dtype of the batches, by default what the recipe makes of the images: their dtype and channels, as far as
-    these are known. own: whether images keep their dtype. Raises ValueError."""
+    """The dtype of the batches; by default the dtype that the recipe makes of the images.
+
+    images: (dtype, channels) of the images, if known. own: whether images keep their dtype. Raises ValueError.
+    """
     if dtype is None:
         kind = "uint8" if images is None else images[0]
         return dtype_of(kind) if recipe.normalize is None else torch.float32
@@ -425,9 +425,9 @@ def _choose_dtype(
 
 
 def find_device(device: torch.device | str) -> torch.device:
-    """The device; a CUDA device with its number, by `own_gpu` where none is given.
+    """The torch device; a CUDA device without a number gets one from `own_gpu`.
 
-    Raises ValueError for another kind, and where there is no GPU.
+    Raises ValueError for another kind of device, and if there is no GPU.
     """
     kind = str(device).partition(":")[0]
     if kind not in ("cpu", "cuda"):

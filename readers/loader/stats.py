@@ -1,4 +1,4 @@
-"""What a loader says of itself: seconds by stage, rates, and in one line which side waits."""
+"""Statistics of a loader: seconds by stage, rates, and one line that names the bottleneck."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from readers.table import Buffer
 from readers.trace import TraceSlot
 
 CLOCKED = ("read", "cache", "plan", "decode", "resize", "augment", "collate", "copy")
-_WAITS = 0.05  # of the time: less is not worth a word
+_WAITS = 0.05  # share of the time from which waiting is reported
 _NAMED = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderStats:
-    """Of the loop under way, or of the last one, since it began or since the last reset.
+    """Statistics of the current or last loop, since it began or since the last reset.
 
-    batches, images: handed out to training.
-    seconds: since the loop began, until it ended or now; the end of an epoch is when its last batch is handed out.
-    stages: seconds by stage, summed over the threads: "read" (bytes from the store), "cache" (bytes from a cache, and
-        what storing them there takes), "plan" (which samples, their crops and the memory of the batch), "decode",
-        "resize", "augment" (flips, crops without a resize, pixels ops, normalisation, dtype), "collate" (labels and
-        other fields, skipped rows), "copy" (host to device, as the host sees it).
-    cpu_seconds: CPU time of the loader's threads, and of training code in them.
-    busy_seconds: of the `threads`, summed.
-    wait_seconds: training waited for batches; first_wait_seconds: for the first one, in which threads start.
-    idle_seconds: the loader waited for training: all batches that it may make ahead were ready.
-    made: images, also in batches that are not handed out yet.
-    bytes_read: of images, as stored or cached. reads: images asked for; cache_hits: those that a cache had.
-    ready: of the batches that training asked for, how many found 0, 1, … prefetch batches ready.
-    decoded_images: of batches that were finished on a device, also of those that are not handed out yet. Of them,
-        device_images: decoded by the device; failed_images: on which it failed, so that the threads decoded them;
-        shared_images: those that it could have decoded, and the threads did, by cpu_share.
-    cpu_share: the share of such images in the next batches, as given or as measured; None where no device decodes.
+    batches, images: returned to training.
+    seconds: from the start of the loop to its end, or to now; an epoch ends when its last batch is returned.
+    stages: seconds by stage, summed over the threads: "read" (bytes from the store), "cache" (reading from and writing
+        to a cache), "plan" (choosing samples and crops, allocating the batch), "decode", "resize", "augment" (flips,
+        crops without a resize, pixel ops, normalisation, dtype), "collate" (labels and other fields, skipped rows),
+        "copy" (host to device, as seen by the host).
+    cpu_seconds: CPU time of the loader's threads, including training code that runs in them.
+    busy_seconds: working time of the `threads`, summed.
+    wait_seconds: time that training waited for batches; first_wait_seconds: for the first batch, when threads start.
+    idle_seconds: time that the loader waited for training, with all prefetched batches ready.
+    made: images made, including batches not returned yet.
+    bytes_read: bytes of images, as stored or cached. reads: images requested; cache_hits: images that a cache had.
+    ready: how often training found 0, 1, …, prefetch batches ready.
+    decoded_images: images of batches finished on a device, including batches not returned yet. Of these,
+        device_images: decoded by the device; failed_images: decoded by the threads after the device failed;
+        shared_images: decoded by the threads as their share (cpu_share).
+    cpu_share: the threads' share in the next batches, as set or measured; None if no device decodes.
     """
 
     epoch: int = 0
@@ -76,27 +76,27 @@ class LoaderStats:
 
     @property
     def busy(self) -> float:
-        """Share of the time of the threads in which they worked, 0 to 1."""
+        """Share of the threads' time in which they worked, 0 to 1."""
         return _share(self.busy_seconds, self.seconds * self.threads)
 
     @property
     def images_per_second(self) -> float:
-        """Images handed out."""
+        """Images returned to training per second."""
         return self.images / self.seconds if self.seconds else 0.0
 
     @property
     def possible_images_per_second(self) -> float:
-        """Images that the threads would make if they never waited, as fast as they made those so far."""
+        """Images per second that the threads would make at their present speed if they never waited."""
         return self.made * self.threads / self.busy_seconds if self.busy_seconds else 0.0
 
     @property
     def bytes_per_second(self) -> float:
-        """Bytes of images read."""
+        """Bytes of images read per second."""
         return self.bytes_read / self.seconds if self.seconds else 0.0
 
     @property
     def shares(self) -> dict[str, float]:
-        """Of the time of all stages, the share of each, 0 to 1, the largest first."""
+        """Share of each stage in the time of all stages, 0 to 1, largest first."""
         whole = sum(self.stages.values())
         ordered = sorted(self.stages.items(), key=lambda one: -one[1])
         return {stage: _share(seconds, whole) for stage, seconds in ordered}
@@ -117,14 +117,14 @@ class LoaderStats:
         return f"{self._where()}{self._who()}"
 
     def _where(self) -> str:
-        """Where images were decoded; "" without a device."""
+        """The share of images that the device decoded; "" without a device."""
         if not self.decoded_images:
             return ""
         failed = f" (it failed on {self.failed_images:,})" if self.failed_images else ""
         return f"decoded on the device: {_percent(_share(self.device_images, self.decoded_images))}{failed}; "
 
     def _who(self) -> str:
-        """Which side waits."""
+        """The side that waits, with the shares of the stages."""
         crew = f"{self.threads} thread{'s' if self.threads != 1 else ''} {_percent(self.busy)} busy"
         rate = f"{self.images_per_second:,.0f} images/s"
         if self.cpu_share:
@@ -147,8 +147,8 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-# Sums of loops in whole units, nanoseconds where they are times: by the names of `LoopTimers._totals`, and counts of
-# batches by ("batch" or "wait", bucket). Buckets are lengths of time, each a sixteenth of a power of two wide.
+# Sums over loops as integers, times in nanoseconds: by the names of `LoopTimers._totals`, and counts of batches by
+# ("batch" or "wait", bucket). Buckets are ranges of durations, each a sixteenth of a power of two wide.
 Totals: TypeAlias = Counter[Any]
 _LENGTHS = ("batch", "wait")
 _PERCENTILES = (50, 95, 99)
@@ -160,19 +160,19 @@ def bucket_of(ns: int) -> int:
 
 
 def bucket_ns(bucket: int) -> tuple[int, int]:
-    """The lengths of time of a bucket, half-open."""
+    """The range of durations of a bucket in nanoseconds, half-open."""
     shift = max(0, (bucket >> 4) - 1)
     first = bucket - (shift << 4)
     return first << shift, (first + 1) << shift
 
 
 def lengths_of(totals: Totals, kind: str) -> list[tuple[int, int]]:
-    """(bucket, count) of one kind, the shortest first."""
+    """(bucket, count) of one kind, shortest durations first."""
     return sorted((name[1], count) for name, count in totals.items() if isinstance(name, tuple) and name[0] == kind)
 
 
 def stage_ns(spent: Mapping[Any, int], ever: Mapping[Any, int] | None = None) -> dict[str, int]:
-    """Nanoseconds by stage. ever: sums whose samples stand for fast images where `spent` has none."""
+    """Nanoseconds by stage. ever: sums whose sampled images represent fast images if `spent` has none."""
     stages = {stage: spent.get(stage, 0) for stage in CLOCKED}
     for sums in (spent, ever or {}):
         sampled = {stage: sums.get(f"sampled {stage}", 0) for stage in _RENDERED}
@@ -184,7 +184,7 @@ def stage_ns(spent: Mapping[Any, int], ever: Mapping[Any, int] | None = None) ->
 
 
 def metrics_of(totals: Totals, threads: int = 0, prefix: str = "packer/") -> dict[str, float]:
-    """Sums as figures for a logger; see `ImageLoader.metrics`. threads: of the loader, 0 where it has none."""
+    """Sums as metrics for a logger; see `ImageLoader.metrics`. threads: the loader's threads, 0 without."""
     seconds, reads, decoded = totals["seconds"], totals["reads"], totals["decoded"]
     figures = {
         "wait_share": _share(totals["wait"], seconds),
@@ -204,7 +204,7 @@ def metrics_of(totals: Totals, threads: int = 0, prefix: str = "packer/") -> dic
 
 
 def _percentile(lengths: Sequence[tuple[int, int]], share: float) -> float:
-    """Milliseconds, the middle of the bucket; NaN without a batch."""
+    """A percentile in milliseconds, the middle of its bucket; NaN without batches."""
     left = share * sum(count for _, count in lengths)
     for bucket, count in lengths:
         left -= count
@@ -213,16 +213,16 @@ def _percentile(lengths: Sequence[tuple[int, int]], share: float) -> float:
     return math.nan
 
 
-# The clocks of a loader: what its threads spend on which stage, and which side waits.
+# The clocks of a loader measure the time of its threads by stage, and the waits of both sides.
 #
-# Each thread adds to a `ThreadClock` of its own, without a lock; the sums are merged when they are read. They are taken
+# Each thread writes to a separate `ThreadClock`, without a lock; sums are merged when they are read. Measured are
 #
 #     read, cache, plan, collate, copy    once a batch
-#     decode, resize, augment             between the stages of each image, where images take more than 50 µs. Of faster
-#                                         ones in every 32nd task of a thread only (a task is 8 to 64 rows of a batch):
-#                                         the time of all tasks is measured, and divided as in those
+#     decode, resize, augment             for each image, if images take more than 50 µs; for faster images only in
+#                                         every 32nd task of a thread (8 to 64 rows of a batch): the time of the other
+#                                         tasks is measured as a whole, and divided by the shares of these
 #
-# so the sum of the stages is exact, and for fast images their shares are an estimate from one image in 32.
+# so the sum of the stages is exact; for fast images the shares of the stages are estimated from one image in 32.
 # Clock: time.perf_counter_ns; CPU time: time.thread_time_ns of the loader's threads.
 
 
@@ -232,10 +232,10 @@ _EVERY = 32
 
 
 class ThreadClock:
-    """What one thread spends. It alone writes; any thread may read the sums, which grow with each task.
+    """The time that one thread spends. Only this thread writes; any thread may read the sums, which grow by task.
 
-    ns: by stage, of what was clocked there. rows_ns: of tasks in which images were not clocked one by one; sampled: by
-    stage, of those tasks that stand for them.
+    ns: nanoseconds by stage, where measured. rows_ns: nanoseconds of tasks measured as a whole; sampled: nanoseconds by
+    stage of the tasks that represent them.
     """
 
     __slots__ = (
@@ -254,38 +254,40 @@ class ThreadClock:
         self._before = (0, 0, 0)
 
     def start(self) -> None:
-        """A task begins."""
+        """Begin a task."""
         self._task = dict.fromkeys(CLOCKED, 0)
         self._cpu = time.thread_time_ns()
         self._start = self._mark = time.perf_counter_ns()
 
     def lap(self, stage: str) -> None:
-        """What the task did since it began, or since the last call, was `stage`."""
+        """Add the time since the task began, or since the last call, to `stage`."""
         now = time.perf_counter_ns()
         self._task[stage] += now - self._mark
         self._mark = now
 
     def lap_device(self, copied: int) -> None:
-        """Since the last call the thread waited for a device, which took `copied` nanoseconds of its own for copies and
-        the rest for other work. Copies may have run before the thread waited."""
+        """Add the time since the last call, in which the thread waited for a device, to "copy" and "augment".
+
+        copied: nanoseconds of the device's copies, which may have run before the thread waited.
+        """
         began = self._mark
         self.lap("augment")
         self._task["augment"] -= min(copied, self._mark - began)
         self._task["copy"] += copied
 
     def stop(self, stage: str, **args: Any) -> None:
-        """The task ends; the rest of it was `stage`, which it is called in a trace."""
+        """End the task; adds the rest of its time to `stage`, which is also its name in a trace."""
         self.lap(stage)
         self._add(self._mark - self._start, stage, args)
 
     def start_rows(self) -> Callable[[str], None] | None:
-        """Images of a batch begin to be rendered. Returns what to call after each stage, None if nothing."""
+        """Begin to render images of a batch. Returns the function to call after each stage, None if not needed."""
         self.start()
         self._fine = self._skip == 0
         return self.lap if self._fine else None
 
     def stop_rows(self, images: int, **args: Any) -> None:
-        """The images have been rendered."""
+        """End the rendering of `images` images."""
         spent = time.perf_counter_ns() - self._start
         fast = spent < _SLOW_NS * images
         if self._fine:
@@ -301,12 +303,12 @@ class ThreadClock:
         self._add(spent, "render", {"images": images, **args})
 
     def begin_read(self) -> None:
-        """What the task did so far was planning; now it reads."""
+        """Add the time so far to planning, and begin to read."""
         self.lap("plan")
         self._before = TIERS.state()
 
     def end_read(self, data: Sequence[Buffer | Exception]) -> float:
-        """What has been read. Returns the seconds that it took."""
+        """Add the time of reading `data`, split into "read" and "cache". Returns the seconds."""
         began, (cached, hits, _) = self._mark, self._before
         self.lap("read")
         spent, cached = self._mark - began, min(TIERS.nanoseconds - cached, self._mark - began)
@@ -330,7 +332,7 @@ class ThreadClock:
             self._slot.trace.add(self.name, name, self._start, self._start + spent, args)
 
     def wait(self, start: int) -> None:
-        """In a trace: the thread had nothing to do from `start` until now."""
+        """Record in a trace that the thread was idle from `start` until now."""
         if self._slot.trace is not None and (now := time.perf_counter_ns()) - start > _SLOW_NS:
             self._slot.trace.add(self.name, "wait", start, now)
 
@@ -345,8 +347,8 @@ def _bytes_of(data: Sequence[Buffer | Exception]) -> int:
 class LoopTimers:
     """The clocks of one loop over an epoch.
 
-    The training is what takes batches. It waits from when it asks for a batch until it has it. The loader waits for
-    the training while all batches that it may make ahead are ready.
+    Training, the consumer of batches, waits from its request for a batch until it gets the batch. The loader waits for
+    training while all batches that it may make ahead are ready.
     """
 
     def __init__(
@@ -375,26 +377,26 @@ class LoopTimers:
         return clock
 
     def device_clock(self, name: str) -> ThreadClock:
-        """The clock of the thread behind the crew, if there is one."""
+        """The clock of the device stage's thread."""
         self.device = ThreadClock(name, self.slot)
         return self.device
 
-    # --- the training: one thread ---------------------------------------------------------------------------------
+    # --- training: one thread -------------------------------------------------------------------------------------
     def ask(self, ready: int) -> None:
-        """The training asks for a batch, and so many are ready."""
+        """Training asks for a batch while `ready` batches are ready."""
         self._asked = time.perf_counter_ns()
         self._ready[min(ready, self.prefetch)] += 1
         if self.slot.trace is not None and self._batches:
             self.slot.trace.add(self.consumer.name, "step", self._left, self._asked)
 
     def get(self) -> None:
-        """It has the batch, or an error."""
+        """Training has got the batch, or an error."""
         now, asked = time.perf_counter_ns(), self._asked
         if self.slot.trace is not None:
             self.slot.trace.add(self.consumer.name, "wait for data", asked, now)
 
     def hand_out(self, images: int, bad: int = 0) -> None:
-        """The batch is handed out; after the last one the loop has ended. bad: samples skipped or replaced in it."""
+        """A batch of `images` images is returned, with `bad` skipped or replaced samples; the last ends the loop."""
         left, (self._left, asked, self._asked) = self._left, (time.perf_counter_ns(), self._asked, 0)
         self._wait += self._left - asked
         if not self._batches:
@@ -409,14 +411,14 @@ class LoopTimers:
             self.end()
 
     def end(self) -> None:
-        """There will be no more batches; may be called again."""
-        if self._asked:  # it failed
+        """End the loop; may be called again."""
+        if self._asked:  # the last request failed
             self._wait, self._asked = self._wait + time.perf_counter_ns() - self._asked, 0
         self._ended = self._ended or time.perf_counter_ns()
 
-    # --- the thread behind the crew -------------------------------------------------------------------------------
+    # --- the thread of the device stage ---------------------------------------------------------------------------
     def count_decoded(self, images: int, by_device: int, failed: int, shared: int) -> None:
-        """Of so many images the device decoded some, failed on others, and the crew decoded some in its place."""
+        """Count images: all, decoded by the device, failed on the device, and decoded as the crew's share."""
         self._decoded += images
         self._by_device += by_device
         self._failed += failed
@@ -424,7 +426,7 @@ class LoopTimers:
 
     # --- the crew: under its lock ---------------------------------------------------------------------------------
     def fill(self, full: bool) -> None:
-        """Whether the loader has nothing to do before training takes a batch."""
+        """Note whether the loader has nothing to do until training takes a batch."""
         now = self._ended or time.perf_counter_ns()
         if self._full:
             self._idle += max(0, now - self._full)
@@ -432,35 +434,35 @@ class LoopTimers:
 
     # --- reading --------------------------------------------------------------------------------------------------
     def stats(self, *, reset: bool = False) -> LoaderStats:
-        """What was spent so far, or since a reset."""
+        """The statistics so far, or since the last reset."""
         now = self._ended or time.perf_counter_ns()
         totals = self._totals(now)
-        found = {name: number - self._base.get(name, 0) for name, number in totals.items()}
+        counts = {name: number - self._base.get(name, 0) for name, number in totals.items()}
         if reset:
             self._base = totals
-        stages = stage_ns(found, totals)
+        stages = stage_ns(counts, totals)
         return LoaderStats(
             epoch=self.epoch,
-            batches=found["batches"],
-            images=found["images"],
-            seconds=found["seconds"] / 1e9,
+            batches=counts["batches"],
+            images=counts["images"],
+            seconds=counts["seconds"] / 1e9,
             stages={stage: ns / 1e9 for stage, ns in stages.items()},
-            cpu_seconds=found["cpu"] / 1e9,
-            busy_seconds=found["busy"] / 1e9,
-            wait_seconds=found["wait"] / 1e9,
-            first_wait_seconds=found["first wait"] / 1e9,
-            idle_seconds=found["idle"] / 1e9,
+            cpu_seconds=counts["cpu"] / 1e9,
+            busy_seconds=counts["busy"] / 1e9,
+            wait_seconds=counts["wait"] / 1e9,
+            first_wait_seconds=counts["first wait"] / 1e9,
+            idle_seconds=counts["idle"] / 1e9,
             threads=self.threads,
             prefetch=self.prefetch,
-            made=found["made"],
-            bytes_read=found["bytes read"],
-            reads=found["reads"],
-            cache_hits=found["hits"],
-            ready=tuple(found[f"ready {count}"] for count in range(self.prefetch + 1)),
-            decoded_images=found["decoded"],
-            device_images=found["by device"],
-            failed_images=found["failed"],
-            shared_images=found["shared"],
+            made=counts["made"],
+            bytes_read=counts["bytes read"],
+            reads=counts["reads"],
+            cache_hits=counts["hits"],
+            ready=tuple(counts[f"ready {count}"] for count in range(self.prefetch + 1)),
+            decoded_images=counts["decoded"],
+            device_images=counts["by device"],
+            failed_images=counts["failed"],
+            shared_images=counts["shared"],
             cpu_share=self.cpu_share,
         )
 

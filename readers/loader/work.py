@@ -1,7 +1,7 @@
-"""What the threads of a loader do: plan a batch from its positions, and fill its rows from the reader.
+"""The work of a loader's threads: plan a batch from its positions, and fill its rows from the reader.
 
-Everything follows from (seed, epoch, position), so it does not matter which thread does it, or when. Threads fill rows
-of the same batch at the same time; each row belongs to one of them.
+All results are determined by (seed, epoch, position), regardless of which thread does the work and when. Threads fill
+rows of the same batch at the same time; each row belongs to one thread.
 """
 
 from __future__ import annotations
@@ -32,13 +32,11 @@ if TYPE_CHECKING:
     from readers.coefficients.layout import Shape
     from readers.decode.device import Ready
 
-# The other fields of the images of a batch: read with them, and decoded and moved row by row by the same threads.
-
 
 class FieldWork:
-    """Reads and decodes the fields of `reader`, which are tensors then.
+    """Reads the fields of a batch other than the image, and decodes them, row by row, to tensors.
 
-    Where there are several views, fields that follow the image are tuples, with a value for each view.
+    With several views, fields that follow the image are tuples with a value for each view.
     """
 
     def __init__(self, fields: Fields, reader: Reader) -> None:
@@ -50,8 +48,8 @@ class FieldWork:
         return self._fields.read(self._reader, indices)
 
     def fill(self, batch: Batch, start: int, stop: int) -> None:
-        """Decode rows [start, stop). One of which that fails gets the error in place of its image, which is then
-        skipped or replaced."""
+        """Decode the fields of rows [start, stop). If that fails for a row, the error takes the place of its image, so
+        that the sample is skipped or replaced."""
         for row in range(start, stop):
             if isinstance(batch.data[row], Exception) or row in batch.bad_boxes:
                 continue
@@ -62,13 +60,12 @@ class FieldWork:
                 batch.data[row] = error
 
     def substitute(self, index: int, size: tuple[int, int], jobs: Sequence[Job]) -> dict[str, Any]:
-        """The values of a sample that takes the place of another. Raises what reading or decoding it does."""
+        """The values of a sample that replaces another. Raises SAMPLE_ERRORS."""
         (payloads,) = self.read(np.array([index], np.int64))
         return self.decode(index, payloads, size, jobs)
 
     def decode(self, index: int, payloads: Payloads, size: tuple[int, int], jobs: Sequence[Job]) -> dict[str, Any]:
-        """The values of one sample. size: (height, width) of its upright image as it is read. jobs: what happens to it,
-        by view."""
+        """The values of one sample. size: (height, width) of its upright image as read. jobs: the image's, by view."""
         views = []
         for job in jobs:
             placement = self._fields.placement(self._reader, index, job, size)
@@ -78,7 +75,7 @@ class FieldWork:
         return {n: tuple(v[n] for v in views) if n in self._moving else views[0][n] for n in self._fields.stored}
 
     def fill_alone(self, batch: Batch, feed: Feed) -> None:
-        """All of a batch without images: nothing moves, and masks differ in size."""
+        """All fields of a batch without images: nothing is moved, and masks may differ in size."""
         values = map(self._alone, self.read(batch.indices))
         settled = feed.settle(feed.start.epoch, batch.positions, batch.indices, values, self._taken)
         batch.indices = settled.rows
@@ -100,7 +97,7 @@ class FieldWork:
         return self._tensors(self._fields.decode(payloads))
 
     def collate(self, values: Sequence[dict[str, Any]], views: int) -> dict[str, Any]:
-        """What a batch has of each field."""
+        """The fields of a batch."""
         columns: dict[str, Any] = {}
         for name in self._fields.stored:
             column = [some[name] for some in values]
@@ -129,21 +126,21 @@ class Batch:
 
     positions, indices: int64 [n].
     sizes: (height, width) of the upright images.
-    jobs: by view, what happens to each image. tables: by view, the same where the compiled codec may do all of it.
-    bad_boxes: images that a recipe does not fit, by row.
-    data: the encoded images, or why the sample cannot be used.
-    payloads, values: of the other fields, by row: their bytes, and what they hold; columns: the latter, of the batch.
+    jobs: by view, the job of each image. tables: by view, the jobs as a table if the compiled codec may do all of them.
+    bad_boxes: errors of images that a recipe does not fit, by row.
+    data: the encoded images, or the error that makes a sample unusable.
+    payloads, values: the other fields by row, encoded and decoded; columns: the decoded fields of the batch.
     images: by view, [n, 3, height, width].
-    labels: float32 [n, classes], where images have been mixed.
-    finished: with decode="unchanged", images by row, for each view, until the batch is put together.
-    deep: the number of a sample of more than 8 bits that 8 bits are made of, -1 where that is not known of any.
-    routed: which images a device is to decode; headers: of those that it will decode, by row; shapes: of those of them
-        that are coefficients; refused: rows that the device could not decode, after all.
-    staged: the bytes of the coefficients for the device, which begin at `places`, by row.
-    shared: the bytes of the images that the CPU decodes though the device could, as they are read or stored, by row.
-    spent: nanoseconds by task of the threads, of them for images of `shared`, and the bytes of those.
-    ready: on a device, what to wait for before the images are used.
-    pending: tasks that are not done yet.
+    labels: float32 [n, classes], if images were mixed.
+    finished: with decode="unchanged", images by row and view, until the batch is put together.
+    deep: number of a sample with more than 8 bits a channel that is reduced to 8; -1 if none is known.
+    routed: whether the device should decode each image; headers: of the images that it will decode, by row; shapes: of
+        those that are coefficients; refused: rows on which the device failed.
+    staged: the coefficients for the device; places: their offsets in `staged`, by row.
+    shared: stored bytes of the images that the CPU decodes as its share of the device's, by row.
+    spent: for each task of the threads: nanoseconds, nanoseconds for images of `shared`, bytes of these.
+    ready: on a device, the event to wait for before the images are used.
+    pending: number of unfinished tasks.
     """
 
     step: int
@@ -181,14 +178,14 @@ class Batch:
 class EpochWork:
     """The batches of a feed's first epoch. One thread plans at a time.
 
-    recipes: one for each view of a sample; a sample is good or bad, and replaced by another, in all views at once.
+    recipes: one for each view; a bad sample is skipped or replaced in all views.
     finish: how values are stored.
-    allocate: gives the tensor of n images of a height and width, [n, 3, height, width].
-    classes: of the labels, where images are mixed.
-    fields: what to do for other fields, None where none is asked for.
-    exact_colours: see `ImageLoader`.
-    compiled: whether the compiled codec decodes JPEGs, where it was built.
-    notes_depth: whether batches say which image has more than 8 bits.
+    allocate: makes the tensor [n, 3, height, width] of n images.
+    classes: number of classes, if images are mixed.
+    fields: the work for other fields; None if there are none.
+    exact_colours: see `Decode`.
+    compiled: whether the compiled codec decodes JPEGs, if it was built.
+    notes_depth: whether batches note an image of more than 8 bits.
     """
 
     feed: Feed
@@ -209,7 +206,7 @@ class EpochWork:
         self._announcer = Announcer(self._images, order, self._epoch, self.feed.ranks[1])
 
     def reader_of_images(self) -> Reader:
-        """Where images are read."""
+        """The reader of the encoded images."""
         return for_decoding(self.feed.reader)
 
     @property
@@ -220,7 +217,7 @@ class EpochWork:
         return Renderer(self.recipes[0].interpolation, self.finish, compiled=self.compiled)
 
     def plan(self, step: int, clock: ThreadClock) -> Batch:
-        """Which samples batch `step` holds, and what happens to each."""
+        """Batch `step` with its samples read and the job of each planned."""
         positions, indices = self.feed.rows(self._epoch, step)
         self._announcer.announce(step, self.steps, len(indices), partial(self.feed.rows, self._epoch))
         plans, sizes = self._plan_samples(positions, indices)
@@ -229,7 +226,7 @@ class EpochWork:
         jobs = [plan.jobs() for plan in plans]
         bad = {row: error for plan in plans for row, error in plan.boxes.bad.items()}
         data = list(self._read(positions, indices, clock))
-        # A copy: substitutes change it, and what a feed has computed ahead belongs to the feed.
+        # Indices are copied: substitutes change them, and the feed keeps the array that it computed ahead.
         batch = Batch(step, positions, indices.copy(), sizes, jobs, bad, data, images)
         if self.recipes[0].interpolation != "bicubic":
             from readers.coefficients import tabulate_boxes  # loads crc32c
@@ -245,7 +242,7 @@ class EpochWork:
         return batch
 
     def fill(self, batch: Batch, start: int, stop: int, tools: Renderer) -> None:
-        """Decode the images of rows [start, stop) into the batch. Raises BadSampleError under on_error="raise"."""
+        """Decode the images of rows [start, stop) into the batch. Raises BadSampleError with on_error="raise"."""
         self.fill_fields(batch, start, stop, tools)
         some = slice(start, stop)
         out = [images[some] for images in batch.images]
@@ -253,7 +250,7 @@ class EpochWork:
         done, left = self._fill_boxes(batch, some, pixels, out, tools)
         if all(done) and not any(map(any, left)):
             return
-        places = [images.unsafe_split(1) for images in pixels]  # unsafe for gradients only, and 50% faster
+        places = [images.unsafe_split(1) for images in pixels]  # unsafe only for gradients; takes a third less time
         alone = not any(done) and not batch.bad_boxes
         if not alone or not all(
             tools.render_alike(batch.data[some], jobs[some], batch.sizes[some], images)
@@ -272,8 +269,8 @@ class EpochWork:
     def _fill_boxes(
         self, batch: Batch, some: slice, pixels: Sequence[torch.Tensor], out: Sequence[torch.Tensor], tools: Renderer
     ) -> tuple[list[bool], list[list[Job | None]]]:
-        """Have the compiled codec make what it can of some rows by one call: which it has made in all views, and what
-        is left to do by view."""
+        """Render as many rows as the compiled codec can, in one call; returns which rows it rendered in all views, and
+        the jobs that remain by view."""
         data, sizes = batch.data[some], batch.sizes[some]
         done, left = [False] * len(data), [list[Job | None](jobs[some]) for jobs in batch.jobs]
         tables = [table[some] for table in batch.tables if table is not None]
@@ -303,8 +300,10 @@ class EpochWork:
         results: Sequence[torch.Tensor],
         tools: Renderer,
     ) -> list[Job | None]:
-        """Decode one image into `places`, [1, 3, height, width] for each view, or treat it as on_error says. Returns
-        what is left to do by view; None where it is in `results`, finished."""
+        """Decode one image into `places`, [1, 3, height, width] for each view, or treat it by on_error.
+
+        Returns the job that remains by view; None if the finished image is in `results`.
+        """
         try:
             data = batch.data[row]
             if isinstance(data, Exception):
@@ -317,12 +316,12 @@ class EpochWork:
             return self._render_again(batch, row, error, tools, places)
 
     def complete(self, batch: Batch) -> None:
-        """Finish a batch whose rows are filled. The memory of the encoded images is free for the next batches."""
+        """Finish a batch whose rows are filled, and free the memory of its encoded images."""
         batch.data, batch.payloads = [], []
         self.combine(batch)
 
     def combine(self, batch: Batch) -> None:
-        """Leave out what is skipped, and carry out the ops on batches."""
+        """Leave out skipped samples, and apply the ops on batches."""
         if batch.error is not None:
             return
         rows: Sequence[int] = range(len(batch.indices))
@@ -345,9 +344,9 @@ class EpochWork:
         return self.feed.start.epoch
 
     def _plan_samples(self, positions: Int64s, indices: Int64s) -> tuple[list[Plan], list[tuple[int, int]]]:
-        """What happens to these samples, by view, and the sizes of their upright images."""
+        """The plans of some samples by view, and the sizes of their upright images."""
         heights, widths = upright_sides(self._images.image_info(indices))
-        # 0 is the size of an image whose header cannot be read; decoding it then raises the reason.
+        # An unreadable header gives size 0; decoding the image then raises the reason.
         given = (self.feed.seed, self._epoch, positions, np.maximum(heights, 1), np.maximum(widths, 1))
         plans = [recipe.plan(*given, view=view) for view, recipe in enumerate(self.recipes)]
         if self.exact_colours:
@@ -356,11 +355,11 @@ class EpochWork:
         return plans, list(zip(heights.tolist(), widths.tolist(), strict=True))
 
     def _read_samples(self, positions: Int64s, indices: Int64s) -> Sequence[Buffer | Exception]:
-        """The images, or why one could not be read."""
+        """The encoded images, or the error of a sample that could not be read."""
         return read_samples(self._images, indices)
 
     def _read(self, positions: Int64s, indices: Int64s, clock: ThreadClock) -> Sequence[Buffer | Exception]:
-        """The images of a batch."""
+        """The encoded images of a batch, with the time that reading takes."""
         clock.begin_read()
         data = self._announcer.read(partial(self._read_samples, positions), indices)
         clock.end_read(data)
@@ -369,7 +368,7 @@ class EpochWork:
     def _choose_size(
         self, view: int, plan: Plan, sizes: Sequence[tuple[int, int]], positions: Int64s, indices: Int64s
     ) -> tuple[int, int]:
-        """The common size of all images of a view of a batch. Raises BadSampleError where they differ."""
+        """The common size of all images of a view of a batch. Raises BadSampleError if they differ."""
         size = self.recipes[view].out_size
         if size is not None:
             return size
@@ -389,12 +388,12 @@ class EpochWork:
         return int(heights[0]), int(widths[0])
 
     def _choose_size_of_substitute(self, view: int, position: Int64s) -> tuple[int, int]:
-        """The size of a batch without a good sample: of the one that replaces its first."""
+        """The size of a batch without a good sample: that of its first substitute."""
         if self.feed.options.on_error != "substitute":
             return 1, 1
         try:
             others = self.feed.others(self._epoch, position)[0].tolist()
-            error = BadSampleError("no sample of a batch is good")
+            error = BadSampleError("all samples of a batch are bad")
             _, (jobs, _) = substitute(others, error, lambda row: self._plan_one(position, row))
         except BadSampleError:
             return 1, 1
@@ -403,8 +402,10 @@ class EpochWork:
     def _render_again(
         self, batch: Batch, row: int, error: Exception, tools: Renderer, places: Sequence[torch.Tensor]
     ) -> list[Job | None]:
-        """Decode an image from below a cache where its copy there was damaged, or another one in its place. Returns
-        what is left to do; nothing where the row is skipped."""
+        """Decode an image again if only its cached copy was damaged, or else a substitute.
+
+        Returns the jobs that remain; None for each view if the row is skipped.
+        """
         treated = self.feed.treat(
             self._epoch,
             int(batch.indices[row]),
@@ -423,13 +424,13 @@ class EpochWork:
     def _render_another(
         self, batch: Batch, row: int, index: int, tools: Renderer, places: Sequence[torch.Tensor]
     ) -> list[Job | None]:
-        """Decode a sample that was not read with the batch; returns what is left to do. Raises SAMPLE_ERRORS."""
+        """Decode a sample that was not read with the batch; returns the jobs that remain. Raises SAMPLE_ERRORS."""
         data, left = self._images.read(index), []
         planned, stored = self._plan_one(batch.positions[row : row + 1], index)
         values = {} if self.fields is None else self.fields.substitute(index, stored, planned)
         for job, place in zip(planned, places, strict=True):
             if job.last.size != place.shape[2:]:
-                raise BadSampleError(f"the batch has another size than {job.last.size}")
+                raise BadSampleError(f"its size is {job.last.size}, but the batch's is {tuple(place.shape[2:])}")
             left.append(tools.render(data, job, stored, place))
         batch.values[row] = values
         for jobs, job in zip(batch.jobs, planned, strict=True):
@@ -437,9 +438,9 @@ class EpochWork:
         return left
 
     def _plan_one(self, position: Int64s, index: int) -> tuple[list[Job], tuple[int, int]]:
-        """What happens to a sample at a position, int64 [1], by view; and its size.
+        """The jobs by view of a sample at a position, int64 [1]; and its size.
 
-        Raises BadSampleError where a recipe does not fit, or its size is unknown.
+        Raises BadSampleError if a recipe does not fit the image, or if its size is unknown.
         """
         plans, (stored,) = self._plan_samples(position, np.array([index], np.int64))
         bad = [error for plan in plans for error in plan.boxes.bad.values()]
@@ -449,9 +450,9 @@ class EpochWork:
 
 
 class IndexWork:
-    """Replaces a crew where no image is asked for: which samples each batch holds, and their other fields."""
+    """Replaces a crew if the fields have no image: makes batches of labels, keys, indices and stored fields."""
 
-    ready = 0  # they are made when they are taken
+    ready = 0  # batches are made when they are taken
 
     def __init__(self, feed: Feed, fields: FieldWork | None) -> None:
         self._feed, self._fields, self._step = feed, fields, 0
@@ -466,28 +467,27 @@ class IndexWork:
         return batch
 
     def stop(self) -> None:
-        """Nothing runs."""
+        """Nothing to stop."""
 
 
-# Batches of images in their own depth and channels: what the threads of a loader do with decode="unchanged".
-#
-# What an image is shows when it is decoded, so each is finished by itself, and a batch is put together at its end.
+# decode="unchanged". The dtype and channels of an image are known only once it is decoded, so each image is finished
+# separately, and the batch is put together at the end.
 
 
 _Memory: TypeAlias = Callable[[int, int, int, int, torch.dtype], torch.Tensor]
 
 
 def without_memory(count: int, height: int, width: int) -> torch.Tensor:
-    """A batch that has the sides of its images, and no channels yet."""
+    """A placeholder for a batch: [count, 0, height, width], without memory."""
     return torch.empty((count, 0, height, width), dtype=torch.uint8)
 
 
 @dataclass(slots=True)
 class UnchangedWork(EpochWork):
-    """The same for images as they are stored. `allocate` is `without_memory`.
+    """`EpochWork` for images in their own depth and channels. `allocate` is `without_memory`.
 
-    memory: gives the tensor of n images of a height, a width, a number of channels and a dtype, [n, channels, height,
-        width]. dtype: of the images, None for their own.
+    memory: makes the tensor [n, channels, height, width] from n, height, width, channels and dtype.
+    dtype: dtype of the images; None for their own.
     """
 
     memory: _Memory = without_memory  # type: ignore[assignment]  # replaced by the loader
@@ -502,7 +502,7 @@ class UnchangedWork(EpochWork):
         for row in range(start, stop):
             places = [images[row : row + 1] for images in batch.images]
             made: list[Any] = self.render_row(batch, row, places, places, tools)
-            if made[0] is not None:  # which a row that is skipped has not
+            if made[0] is not None:  # None: the row is skipped
                 batch.finished[row] = made
 
     def complete(self, batch: Batch) -> None:
@@ -512,7 +512,7 @@ class UnchangedWork(EpochWork):
         EpochWork.complete(self, batch)
 
     def _joined(self, batch: Batch, view: int) -> torch.Tensor:
-        """The images of a view. Raises BadSampleError where they differ in dtype or channels."""
+        """The images of a view as one tensor. Raises BadSampleError if they differ in dtype or channels."""
         rows = sorted(batch.finished)
         first = batch.finished[rows[0]][view]
         count, (channels, height, width) = len(batch.indices), first.shape[1:]
@@ -523,9 +523,8 @@ class UnchangedWork(EpochWork):
                 keys = self.feed.reader.keys
                 raise BadSampleError(
                     f"images of one batch differ: {keys[int(batch.indices[rows[0]])]} has {_kind(first)}, "
-                    f"{keys[int(batch.indices[row])]} has {_kind(image)}; leave decode='unchanged' out for 8-bit RGB, "
-                    f"take those that are alike (reader.select), or have a step take images of one kind "
-                    f"(readers.order.Bucketed)"
+                    f"{keys[int(batch.indices[row])]} has {_kind(image)}; leave out decode='unchanged' for 8-bit RGB, "
+                    f"select images of one kind (reader.select), or batch them by kind (readers.order.Bucketed)"
                 )
             images[row].copy_(image[0])
         return images

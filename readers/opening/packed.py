@@ -50,13 +50,13 @@ from readers.table import (
     encode_name,
 )
 
-_SAMPLES = 5  # of a shard, that are compared where the last one is wrong
+_SAMPLES = 5  # samples of a shard to compare if the last one is wrong
 
 
 class OpenedSet:
     """One split of the set in the directory `root`, in the state in which dataset.json was read (`info`).
 
-    place: the directory or the address of the set, as messages name it.
+    place: the directory or address of the set, for messages.
     """
 
     def __init__(self, root: Path, info: DatasetInfo, split: str, place: str = "") -> None:
@@ -64,16 +64,16 @@ class OpenedSet:
         self._seen: tuple[Any, frozenset[str]] = (info.read_from, frozenset())
 
     def check(self, path: str) -> None:
-        """Raise StaleIndexError where a file that was just opened is not of this set.
+        """Raise StaleIndexError if a file that was just opened does not belong to this set.
 
-        path: of the shard, or of the folder of the index, as dataset.json names it.
+        path: of the shard or of the index's folder, as in dataset.json.
         """
         try:
             gone, lost = self._look()
         except OSError as error:
             raise unreadable(str(self.root / DATASET_FILE), error) from error
         if gone or path in lost:
-            raise self._replaced(gone, f"{path} is of another set") from None
+            raise self._replaced(gone, f"{path} belongs to another set") from None
 
     def explained(self, error: Exception) -> Exception:
         """The StaleIndexError of a set that was replaced, or `error`, which occurred with one of its files."""
@@ -86,16 +86,16 @@ class OpenedSet:
         return self._replaced(gone, str(error)) if gone or lost else error
 
     def _state(self) -> Any:
-        """What differs after a change of dataset.json. Raises OSError."""
+        """A value that changes with dataset.json. Raises OSError."""
         return FileState.at(self.root / DATASET_FILE)
 
     def _read(self) -> tuple[Any, DatasetInfo]:
-        """dataset.json as it is now, and its `_state`. Raises DatasetError, OSError."""
+        """The current `_state` and content of dataset.json. Raises DatasetError, OSError."""
         now = read_dataset_info(self.root)
         return now.read_from, now
 
     def _look(self) -> tuple[str, frozenset[str]]:
-        """Why there is no set any more, "" where there is; and which files of the split are no longer part of it."""
+        """Why the set is gone, "" if it exists; and the files of the split that no longer belong to it."""
         seen, lost = self._seen
         try:
             if self._state() != seen:
@@ -104,12 +104,12 @@ class OpenedSet:
                 self._seen = state, lost
             return "", lost
         except (FileNotFoundError, MissingError):
-            return f"is being replaced or was removed (its {DATASET_FILE} has gone)", frozenset()
+            return f"is being replaced or was removed (its {DATASET_FILE} is missing)", frozenset()
         except DatasetError as error:
             return f"is being replaced or was damaged ({error})", frozenset()
 
     def _lost_in(self, now: DatasetInfo) -> frozenset[str]:
-        """The paths of this split at which the set `now` has something else, or nothing."""
+        """The paths of this split at which the set `now` has other content, or none."""
         of_split = replace(self.info, splits={self.split: self.info.splits[self.split]})
         kept = {retired.path: retired.content for retired in now.retired} | now.contents()
         return frozenset(path for path, content in of_split.contents().items() if kept.get(path) not in (content, ""))
@@ -126,8 +126,9 @@ class OpenedSet:
 class Recognised:
     """For `Files`: raises StaleIndexError for a shard that is not the one that the index describes.
 
-    opened: the set that the shard is in; None where only its samples can tell.
-    samples: compare some; False where every one that is read is compared, so that a damaged shard can be read in part.
+    opened: the set of the shard; None if only its samples can identify it.
+    samples: whether to compare some samples; False if every sample is compared when read, so that the intact part of a
+        damaged shard can be read.
     """
 
     def __init__(self, columns: Columns, opened: OpenedSet | None, samples: bool = True) -> None:
@@ -143,15 +144,15 @@ class Recognised:
             return
         others = {first + (stop - 1 - first) * i // (_SAMPLES - 1) for i in range(_SAMPLES - 1)} - {stop - 1}
         if others and all(self._is_right(file, field, row) for row in others):
-            return  # one damaged sample, which reading it reports
+            return  # a single damaged sample, which is reported when it is read
         raise StaleIndexError(
-            f"{file.path}: not the shard that was indexed, though it has its size: samples have another CRC32C than in "
-            f"the index; bring the right one back, or, if it is damaged, read what is whole of it with verify=True;  "
-            f"packer verify {quoted(self.columns.place)}  names the rest"
+            f"{file.path}: not the shard that was indexed, though its size is the same: samples have another CRC32C "
+            f"than in the index; restore the right shard, or, if it is damaged, read its intact samples with "
+            f"verify=True;  packer verify {quoted(self.columns.place)}  lists the others"
         )
 
     def _rows(self, shard: int) -> tuple[str, int, int]:
-        """A field that is in the shard, and the rows [first, stop) that have it there; none where that is unknown."""
+        """A field in the shard, and its rows [first, stop) there; no rows if unknown."""
         columns = self.columns
         fields = [next((field for field in columns.fields if field not in columns.separate), ""), *columns.separate]
         for field in filter(None, fields):
@@ -162,7 +163,7 @@ class Recognised:
         return "", 0, 0
 
     def _is_right(self, file: OpenFile, field: str, row: int) -> bool:
-        """Whether a payload has the checksum of the index; True where there is nothing to compare."""
+        """Whether a payload has the checksum of the index; True if there is nothing to compare."""
         from crc32c import crc32c
 
         offset, length, expected = (
@@ -175,14 +176,13 @@ class Recognised:
         except StaleIndexError as error:
             if getattr(error.__cause__, "errno", None) == errno.ESTALE:
                 raise
-            return True  # reading the sample reports it
+            return True  # reported when the sample is read
 
 
-# Packed sets as readers: dataset.json and an index for the table, shards below a directory for the store.
+# Packed sets as readers: dataset.json and an index for the table, shards in a directory for the store.
 #
-# A set may be replaced while a reader opens it or has it open. What is opened later must be of the same set
-# (`Recognised`). Where it is not, or does not fit, the message says that the set was replaced: rebuilding the
-# index would do harm then.
+# A set may be replaced while a reader opens it or has it open. Files opened later must belong to the same set
+# (`Recognised`). If they do not, the message says that the set was replaced: rebuilding the index would then do harm.
 
 
 _log = logging.getLogger(__name__)
@@ -191,10 +191,10 @@ Backend = Literal["pread", "mmap"]
 
 
 class PackedColumns(Index):
-    """The index of one split, and what dataset.json says of it.
+    """The index of one split with its entries in dataset.json.
 
-    directory: of the index. place: the address of the set, where that is not `path`.
-    opened: tells whether the set is still the one that was opened; None where that is not known.
+    directory: the directory of the index. place: the address of the set, if it is not `path`.
+    opened: checks whether the set is still the one that was opened; None if unknown.
     """
 
     def __init__(
@@ -235,7 +235,7 @@ class PackedColumns(Index):
             self.opened.check(self.split_info.index)
 
     def fingerprint(self) -> str:
-        """Of the whole set and the split: changes with any shard, the index and the meaning of the labels.
+        """The fingerprint of the whole set and the split: changes with any shard, the index and the classes.
 
         For adopted shards whose index has no checksums, the index itself is hashed, once.
         """
@@ -254,20 +254,20 @@ class PackedColumns(Index):
         return f"{self.place}/{self.split_info.shards[shard].path}"
 
     def explained(self, error: Exception) -> Exception:
-        """A StaleIndexError that says so where the set in `path` is no longer the one that was opened."""
+        """A StaleIndexError if the set in `path` is no longer the one that was opened, else `error`."""
         stale = _errno(error) == errno.ESTALE
         if isinstance(error, UnknownNameError) or (stale and isinstance(error, StaleIndexError)):
             return error
         if stale:
             return StaleIndexError(
                 f"{self.path}: files of the set were replaced on the file server while it was opened (ESTALE); open it "
-                f"again when that is done"
+                f"again after the replacement"
             )
         return self.opened.explained(error) if self.opened is not None else error
 
 
 class Checked(StoreOver):
-    """A store whose bytes must have the CRC32C of the index. Raises DamagedSampleError."""
+    """A store that compares bytes with the CRC32C of the index. Raises DamagedSampleError."""
 
     def __init__(self, source: Store, columns: Columns) -> None:
         self.source, self.columns = source, columns
@@ -307,10 +307,10 @@ class Checked(StoreOver):
 
 
 class Pixels(StoreOver):
-    """A store of images that are raw pixels, [height, width, 3], of the size that the index says.
+    """A store of raw-pixel images, [height, width, 3], of the size in the index.
 
-    They are handed out behind the header that caches of decoded images use, too (`readers.headers.base`), by which
-    everything that decodes knows them. Raises DamagedSampleError.
+    It returns them with the header that caches of decoded images use (`readers.headers.base`), by which decoders
+    recognise them. Raises DamagedSampleError.
     """
 
     def __init__(self, source: Store, columns: Columns) -> None:
@@ -352,7 +352,7 @@ def open_packed(
 
     path: the directory with `dataset.json`.
     split: None takes the only split, or "train".
-    backend: "pread" copies bytes out; "mmap" gives views of the page cache, for files that nothing rewrites.
+    backend: "pread" copies bytes out; "mmap" returns views of the page cache, for files that nothing rewrites.
     verify: check the CRC32C of everything that is read.
     open_shards: how many shards may be open at a time.
     recognise: compare a sample of each shard when it is opened; False where all of them are compared anyway.
@@ -389,7 +389,7 @@ def open_copied(
 
     local, source = _info(Path(path)), _info(Path(fallback))
     if local is not None and source is not None and local.fingerprint() != source.fingerprint():
-        raise StaleIndexError(f"{path}: a copy of another state of {fallback}; stage it again")
+        raise StaleIndexError(f"{path}: a copy of another version of {fallback}; stage it again")
     home, info = Path(fallback), source
     if local is not None:
         _, chosen = local.split(split, Path(path))
@@ -399,7 +399,7 @@ def open_copied(
     copy, origin = (
         _files(Path(root), columns, Recognised(columns, opened, samples), backend, open_shards)
         for root, opened, samples in (
-            (path, _opened_set(Path(path), local, columns), True),  # what is wrong there is read from the source
+            (path, _opened_set(Path(path), local, columns), True),  # a wrong shard is read from the source
             (fallback, _opened_set(Path(fallback), source, columns), not verify),
         )
     )
@@ -440,7 +440,7 @@ def _opened(columns: PackedColumns, store: Store) -> Reader:
 
 
 def handed_out(store: Store, columns: Columns) -> Store:
-    """What a reader of the samples in `columns` reads from: `store`, or raw pixels with their headers."""
+    """The store for a reader of the samples in `columns`: `store`, or one that adds headers to raw pixels."""
     return Pixels(store, columns) if columns.kinds.get("image") == PIXELS else store
 
 
@@ -462,20 +462,17 @@ def _errno(error: BaseException | None) -> int | None:
     return None
 
 
-# Several readers as one, one after the other: their tables and stores, joined.
-
-
 def concat(readers: Sequence[Reader]) -> Reader:
-    """One reader after the other, as one: classes are unified by name, and labels renumbered.
+    """Concatenate readers: classes are unified by name, and labels renumbered.
 
-    The columns are copied into memory. Closing it closes all of them. Raises ValueError for readers without the same
-    fields in the same order, and for readers whose images are converted (cache the result instead).
+    The columns are copied into memory. Closing the result closes all readers. Raises ValueError for readers without the
+    same fields in the same order, and for readers whose images are converted (cache the result instead).
     """
     if not readers:
-        raise ValueError("concat takes one reader or more, and the list is empty")
+        raise ValueError("concat needs at least one reader, but the list is empty")
     tables = [reader.table for reader in readers]
     if any(list(table.kinds.items()) != list(tables[0].kinds.items()) or table.forms for table in tables):
-        raise ValueError("concat takes tables of the same fields, in order and kind, of images as they are stored")
+        raise ValueError("concat needs readers with the same fields in order and kind, and without converted images")
     fields = tables[0].fields
     classes = tuple(dict.fromkeys(name for table in tables for name in table.classes))
     counts = [len(table.columns.shard_bytes) for table in tables]
@@ -516,7 +513,7 @@ def concat(readers: Sequence[Reader]) -> Reader:
 
 
 def _renumbered(table: Table, classes: Sequence[str]) -> npt.NDArray[np.int64]:
-    """The labels of a table as numbers of other classes."""
+    """The labels of a table as numbers of the classes `classes`."""
     numbers = np.array([*map(classes.index, table.classes), NO_LABEL], np.int64)
     return numbers[table.labels] if table.classes else table.labels
 
@@ -525,5 +522,5 @@ class _JoinedColumns(MemoryColumns):
     parts: Sequence[Columns] = ()
 
     def explained(self, error: Exception) -> Exception:
-        """As one of the sets explains it."""
+        """The explanation of the first part that has one, else `error`."""
         return next((other for part in self.parts if (other := part.explained(error)) is not error), error)

@@ -1,6 +1,6 @@
 """Packed sets in object stores and on web servers: a local index, and ranged GETs for the shards.
 
-dataset.json and the index of each split that is opened are fetched once into a directory of this machine:
+dataset.json and the index of each opened split are fetched once into a local directory:
 
     $XDG_CACHE_HOME/packer/sets/          ~/.cache without the variable; $PACKER_CACHE_DIR replaces the first two parts
       <name>-<address>-<state>/           address, state: 16 hex digits each
@@ -61,7 +61,7 @@ from readers.table import Index, Table
 
 _FIRST_BYTES = 8 << 20
 _OLD_SECONDS = 30 * 24 * 3600.0
-_COLUMN_BYTES_A_SAMPLE = 1 << 16  # no key or name is longer on average: a limit for a hostile server
+_COLUMN_BYTES_A_SAMPLE = 1 << 16  # limit against a hostile server: most mean bytes of a key or name
 _LOCK_SECONDS = 600.0
 
 
@@ -86,7 +86,7 @@ def open_remote(
     if not patience_seconds >= 0:
         raise ValueError(f"patience_seconds must be 0 or more, not {patience_seconds}")
     if patience_seconds and local is None:
-        raise ValueError("patience_seconds is for a local copy: nothing else is being staged")
+        raise ValueError("patience_seconds is for a local copy: only a copy waits for staging")
     address = parse_url(url)
     copy = None if local is None else Path(local)
     home = _home(address, split, copy, index_cache)
@@ -96,8 +96,8 @@ def open_remote(
     columns = _RemoteColumns(info, name, home / chosen.index, str(address), _RemoteSet(Remote(address), info, name))
     columns.origin = origin
     shards = shards_of(chosen)
-    # Where the dataset.json of a copy is used, the source must be the set that it was made of.
-    same_set = partial(origin.home, f"{copy}: a copy of another state of {address}; stage it again")
+    # If the copy's dataset.json is used, the source must be the set that was copied.
+    same_set = partial(origin.home, f"{copy}: a copy of another version of {address}; stage it again")
     store: Store = RemoteFiles(address, shards, same_set if copy == home else None)
     if copy is not None:
         store = Copied(Files(copy, shards, recognise=Recognised(columns, None)), store, patience_seconds)
@@ -106,7 +106,7 @@ def open_remote(
 
 @dataclass(frozen=True)
 class _Origin:
-    """Where an index was fetched from."""
+    """The source of a fetched index."""
 
     url: RemoteUrl
     split: str
@@ -114,7 +114,7 @@ class _Origin:
     index_cache: str | os.PathLike[str] | None
 
     def home(self, changed: str) -> RemoteHome:
-        """The set as it is there now. Raises StaleIndexError with the message `changed` where that is another one."""
+        """The set as it is now. Raises StaleIndexError with the message `changed` if it is another one."""
         home = RemoteHome(Remote(self.url), self.index_cache)
         if home.info.fingerprint() != self.fingerprint:
             raise StaleIndexError(changed)
@@ -122,14 +122,14 @@ class _Origin:
 
 
 class _RemoteSet(OpenedSet):
-    """The set at an address: dataset.json is asked for where bytes are not those of the index."""
+    """The set at an address: dataset.json is requested again if bytes disagree with the index."""
 
     def __init__(self, remote: Remote, info: DatasetInfo, split: str) -> None:
         super().__init__(Path(), replace(info, read_from=None), split, str(remote.url))
         self._remote = remote
 
     def check(self, path: str) -> None:
-        """Nothing: a file that was fetched stays as it is."""
+        """Nothing: fetched files do not change."""
 
     def _state(self) -> Facts:
         return self._remote.head(DATASET_FILE)[0]
@@ -140,7 +140,7 @@ class _RemoteSet(OpenedSet):
 
 
 class _RemoteColumns(PackedColumns):
-    """Columns that are fetched again where they were unpickled on another machine, or the cache was emptied."""
+    """Columns that are fetched again if they were unpickled on another machine, or if the cache was emptied."""
 
     origin: _Origin
 
@@ -152,7 +152,7 @@ class _RemoteColumns(PackedColumns):
 
 
 def _home(url: RemoteUrl, split: str | None, local: Path | None, index_cache: str | os.PathLike[str] | None) -> Path:
-    """The directory with dataset.json and the split's index: the copy, or the one that is fetched into."""
+    """The directory with dataset.json and the split's index: the copy, or the directory for fetched files."""
     if local is not None and (local / DATASET_FILE).is_file():
         _, chosen = read_dataset_info(local).split(split, local)
         if (local / chosen.index).is_dir():
@@ -164,22 +164,22 @@ def _home(url: RemoteUrl, split: str | None, local: Path | None, index_cache: st
 
 
 def index_cache_folder(folder: str | os.PathLike[str] | None = None) -> Path:
-    """Where indexes of remote sets are kept: `folder`, $PACKER_CACHE_DIR, $XDG_CACHE_HOME/packer, ~/.cache/packer."""
+    """The cache of remote indexes: `folder`, $PACKER_CACHE_DIR, $XDG_CACHE_HOME/packer or ~/.cache/packer."""
     if folder is None:
         folder = os.environ.get("PACKER_CACHE_DIR")
     return default_cache_folder() if folder is None else Path(folder).expanduser().absolute()
 
 
 def default_cache_folder() -> Path:
-    """The same without PACKER_CACHE_DIR."""
+    """The default cache of remote indexes: $XDG_CACHE_HOME/packer or ~/.cache/packer."""
     return (Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "packer").absolute()
 
 
 class RemoteHome:
     """A remote set's dataset.json, fetched on creation, and its local directory.
 
-    Raises DatasetError where there is no set, RemoteError, MissingExtraError, and OutputError where the directory
-    cannot be written.
+    Raises DatasetError if there is no set, RemoteError, MissingExtraError, and OutputError if the directory cannot be
+    written.
     """
 
     def __init__(self, remote: Remote, folder: str | os.PathLike[str] | None = None) -> None:
@@ -217,7 +217,7 @@ class RemoteHome:
         os.utime(self.path)
 
     def _prune(self) -> None:
-        """Remove other states of this address that were not opened for long."""
+        """Remove other versions of this address that have not been opened for a long time."""
         for other in self.base.glob(f"{self._prefix}*"):
             if other != self.path and not other.is_symlink() and other.stat().st_mtime < time.time() - _OLD_SECONDS:
                 shutil.rmtree(other, ignore_errors=True)
@@ -231,7 +231,7 @@ class RemoteHome:
             raise OutputError(f"{error}; choose another directory with PACKER_CACHE_DIR") from error
 
     def _fetch(self, info: SplitInfo, place: Path) -> None:
-        """Every column under a temporary name, then checked, then renamed together."""
+        """Fetch every column under a temporary name, check all, then rename them together."""
         part = self.path / ".part"
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(mode=0o700)
@@ -254,7 +254,7 @@ class RemoteHome:
             shutil.rmtree(part, ignore_errors=True)
 
     def _column(self, info: SplitInfo, name: str, target: Path) -> None:
-        """Fetch one column, 8 MiB a GET. Raises DatasetError where it differs from what dataset.json says."""
+        """Fetch one column, 8 MiB a GET. Raises DatasetError if it disagrees with dataset.json."""
         path, samples, known = f"{info.index}/{name}", info.samples, info.columns.get(name)
         try:
             data, facts = self.remote.whole(path, _FIRST_BYTES, cut=True)
@@ -263,7 +263,7 @@ class RemoteHome:
         if known and facts.bytes != known.bytes:
             raise _damaged(self.url.at(path), f"has {facts.bytes} bytes, dataset.json says {known.bytes}")
         if facts.bytes > (1 << 20) + samples * _COLUMN_BYTES_A_SAMPLE:
-            raise DatasetError(f"{self.url.at(path)}: {facts.bytes} bytes are too many for {samples} samples")
+            raise DatasetError(f"{self.url.at(path)}: has {facts.bytes} bytes, which is too many for {samples} samples")
         with open(target, "xb") as file:
             file.write(data)
             crc = crc32c(data)
@@ -278,7 +278,7 @@ class RemoteHome:
 
 
 def _damaged(place: str, what: str) -> DatasetError:
-    return DatasetError(f"{place}: {what}: the index is damaged, or was changed; upload the set again")
+    return DatasetError(f"{place}: {what}: the index is damaged or has been changed; upload the set again")
 
 
 @contextmanager

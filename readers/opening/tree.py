@@ -73,7 +73,7 @@ class TreeFiles(LazySequence[TreeFile]):
     """Files of a tree, as rows of columns that all selections of it share.
 
     folders: relative to the root, with a "/" at the end; "" for the root itself
-    folder   int32 [n]      which of them a file is in
+    folder   int32 [n]      number of the folder that a file is in
     names    [n]            its name there
     facts    int64 [n, 3]   bytes (-1: could not be examined), times of modification and change in ns
     rows     [k]            the files that these are, in their order
@@ -97,7 +97,7 @@ class TreeFiles(LazySequence[TreeFile]):
 
     @classmethod
     def of(cls, paths: Sequence[str], sizes: Sequence[int]) -> TreeFiles:
-        """Files that no folder of this machine holds, such as the members of an archive; their times are 0."""
+        """Files that are not in a folder of this machine, such as members of an archive; their times are 0."""
         folders: dict[str, int] = {}
         numbers = np.empty(len(paths), np.int32)
         names = NamesBuilder()
@@ -126,21 +126,21 @@ class TreeFiles(LazySequence[TreeFile]):
         return TreeFiles(self.folders, self.folder, self.names, self.facts, rows, self.folder_times)
 
     def column(self, number: int) -> npt.NDArray[np.int64]:
-        """int64 [k]: 0 the sizes, 1 the times of modification, 2 of change; a view where the rows are consecutive."""
+        """int64 [k]: 0: sizes, 1: times of modification, 2: times of change; a view if the rows are consecutive."""
         return self.facts[_index(self.rows), number]
 
     def in_folders(self) -> npt.NDArray[np.int32]:
-        """int32 [k]: the number in `folders` that each file is in."""
+        """int32 [k]: the number of each file's folder in `folders`."""
         return self.folder[_index(self.rows)]
 
     def used_folders(self) -> list[int]:
-        """The numbers in `folders` that any file is in, in rising order."""
-        used = np.zeros(len(self.folders), np.bool_)  # np.unique loads modules for as long as a listing takes
+        """The numbers of the folders that have files, ascending."""
+        used = np.zeros(len(self.folders), np.bool_)  # np.unique would import modules, which takes as long as a listing
         used[self.in_folders()] = True
         return list(np.flatnonzero(used).tolist())
 
     def paths(self, first: int = 0, stop: int | None = None, skip: int = 0) -> Iterator[str]:
-        """The paths of the files [first, stop), without the first `skip` letters, a block in memory at a time."""
+        """The paths of the files [first, stop) without the first `skip` characters; one block in memory at a time."""
         folders, chosen = self.folders, self.rows[first:stop]
         for start in range(0, len(chosen), _BLOCK):
             rows = chosen[start : start + _BLOCK]
@@ -153,7 +153,7 @@ class TreeFiles(LazySequence[TreeFile]):
             yield from [prefix[number] + name for number, name in zip(numbers, names, strict=True)]
 
     def compact(self) -> tuple[list[str], npt.NDArray[np.int32], Strings, npt.NDArray[np.int64]]:
-        """The columns of these rows alone: folders, folder, names, facts."""
+        """The columns with only these rows: folders, folder, names, facts."""
         rows = np.asarray(self.rows, np.int64)
         used = self.used_folders()
         number = np.zeros(len(self.folders), np.int32)
@@ -162,17 +162,17 @@ class TreeFiles(LazySequence[TreeFile]):
         return folders, number[self.folder[rows]], self.names.take(rows), self.facts[rows]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """These rows alone, for another process."""
+        """Pickles only these rows."""
         return TreeFiles, self.compact()
 
 
 def _index(rows: Rows) -> slice | npt.NDArray[np.int64]:
-    """Rows as NumPy takes them: consecutive ones are a view."""
+    """Rows as an index for NumPy; consecutive rows give a view."""
     return slice(rows.start, rows.stop, rows.step) if isinstance(rows, range) else rows
 
 
 class TreeNames(LazySequence[str]):
-    """The names of files relative to a folder, whose path in the tree has `skip` letters."""
+    """The names of files relative to a folder whose path in the tree has `skip` characters."""
 
     __slots__ = ("files", "skip")
 
@@ -191,7 +191,7 @@ class TreeNames(LazySequence[str]):
 
 
 class Keys(LazySequence[str]):
-    """The keys of samples by the names of their files. whole, bool [n]: where the key is the name with its suffix."""
+    """The keys of samples from the names of their files. whole: bool [n], whether the key keeps the suffix."""
 
     __slots__ = ("names", "whole")
 
@@ -219,19 +219,19 @@ class Keys(LazySequence[str]):
 
 
 def key_of_name(name: str) -> str:
-    """The key that a file name implies: the name without its last suffix."""
+    """The key for a file name: the name without its last suffix."""
     dot = name.rfind(".")
     return name[:dot] if dot > name.rfind("/") + 1 else name
 
 
 def has_image_suffix(name: str) -> bool:
-    """Whether a file name ends as images do."""
+    """Whether a file name has the suffix of an image format."""
     return name.lower().endswith(IMAGE_SUFFIXES)
 
 
 @dataclass(frozen=True, slots=True)
 class TreeSplit:
-    """One split: the folder it came from ("" for the root), its files, and their labels, int32 [n]; -1 for none."""
+    """One split: its folder ("" for the root), its files, and their labels, int32 [n]; -1 for none."""
 
     root: str
     files: TreeFiles
@@ -243,15 +243,15 @@ class TreeSplit:
         return TreeNames(self.files, len(self.root) + 1 if self.root else 0)
 
     def folders(self) -> list[str]:
-        """The folders that the files are in, relative to `root`, without a "/" at the end; sorted."""
+        """The folders of the files, relative to `root`, without a final "/", sorted."""
         skip = len(self.root) + 1 if self.root else 0
         return sorted(self.files.folders[i][skip:].rstrip("/") for i in self.files.used_folders())
 
 
 def unique_keys(names: Sequence[str]) -> Keys:
-    """Keys for distinct file names: without the suffix, or the whole name where two keys would be the same.
+    """Keys for distinct file names: the name without the suffix, or the whole name if two keys would be equal.
 
-    Next to one image, files of other kinds (a.jpg, a.txt) leave the short key to the image.
+    If only one of the files with a common short key is an image (a.jpg, a.txt), the image gets the short key.
     """
     count = len(names)
     whole = np.zeros(count, np.bool_)
@@ -304,9 +304,9 @@ def arrange(
 
 
 class _FolderFacts:
-    """What the folder of a file implies, by the number of the folder.
+    """Split and class by the number of a folder.
 
-    split: the number of its split, -1 outside of all.
+    split: the number of its split, -1 outside all splits.
     classes: the name of its class, "" for none.
     rank: its position among the folders. torchvision sorts a class by folder path, which differs from the order of the
         walk where folders nest.
@@ -329,7 +329,7 @@ class _FolderFacts:
 
 
 def _in_order(rows: npt.NDArray[np.int64], folder: npt.NDArray[np.int32], rank: npt.NDArray[np.int32]) -> Rows:
-    """The rows by the rank of their folders; a range where they are consecutive."""
+    """The rows sorted by the rank of their folders; a range if they are consecutive."""
     ranks = rank[folder[rows]]
     if bool((ranks[1:] < ranks[:-1]).any()):
         rows = rows[np.argsort(ranks, kind="stable")]
@@ -353,31 +353,31 @@ def _leave_out_strays(
 # Walk a tree: the names of its files, folder by folder, and their sizes and times.
 #
 # Symbolic links are followed; a link to a folder above it is reported and left out, and a folder that links reach on
-# more than 64 paths is an error. A tree may be as deep as paths can be long.
+# more than 64 paths is an error. The depth of a tree is limited only by the length of paths.
 #
-# A file costs 3 µs from the kernel's cache, three quarters of it for `stat`, most of that Python's own work under the
-# interpreter's lock, and a round trip on a network file system. So the folders of a large tree are shared out to forked
-# processes (`do_tasks`). Each lists a folder and examines its files at once: NFS has just sent what `stat` asks
-# for, and the inodes of a folder are near each other on a disk. The files of a large folder are shared out again. Which
-# process did what changes nothing, since the folders are put in order at the end.
+# A file takes 3 µs from the kernel's cache, three quarters of it for `stat`, mostly Python's work under the
+# interpreter's lock, and a round trip on a network file system. So the folders of a large tree are distributed to
+# forked processes (`do_tasks`). Each lists a folder and examines its files at once: NFS has just sent their attributes,
+# and the inodes of a folder are close together on a disk. The files of a large folder are divided again. The folders
+# are sorted at the end, so the result does not depend on the processes.
 
 
 UNKNOWN = -1  # a file that cannot be examined, such as a dangling link
 NOT_REGULAR = -2
 _MOST_VISITS = 64
-_RUN = 1 << 16  # names of a folder that are sorted at a time; a folder of more is shared out
-_SLICE = 1 << 14  # files of it that a process gets at a time
+_RUN = 1 << 16  # names sorted at a time; the files of a folder with more are divided among processes
+_SLICE = 1 << 14  # files of a large folder that a process gets at a time
 _EXAMINE_BLOCK = 1 << 15  # files that are put in order at a time
-_ALONE_SECONDS = 0.2  # before other processes are started: 75,000 files that are in memory, hundreds of a slow server
-_MOST_FOLDERS = 64  # that a process gets at a time
+_ALONE_SECONDS = 0.2  # work alone first: covers 75,000 files in memory, or hundreds on a slow server
+_MOST_FOLDERS = 64  # folders that a process gets at a time
 _LeftOut: TypeAlias = "tuple[str, int, str, str]"  # folder as it is sorted, files before it there, path, reason
 
 
 class _Folder(NamedTuple):
-    """What a folder holds, without its files.
+    """A listed folder, without its files.
 
-    files: how many it has. time_ns: when names in it changed last, before it was listed.
-    folders: those in it, sorted, and whether each is a link.
+    files: number of files. time_ns: time of the last change of its names, before it was listed.
+    folders: its subfolders, sorted, and whether each is a link.
     left_out: (files before it, name, reason).
     is_examined: False where only the names of its files are known.
     """
@@ -390,9 +390,9 @@ class _Folder(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """Several folders, and columns of the files of all, in their order.
+    """Several folders, and columns of their files, in this order.
 
-    names: as `NamesBuilder.encoded` gives them. facts: int64, as in `TreeFiles`; 0 where a folder is not examined.
+    names: in the form of `NamesBuilder.encoded`. facts: int64, as in `TreeFiles`; 0 for folders not examined.
     """
 
     folders: list[_Folder]
@@ -403,8 +403,8 @@ class _Found(NamedTuple):
 def scan(root: str | os.PathLike[str], left_out: list[tuple[str, str]], processes: int = 1) -> TreeFiles:
     """Every visible file below `root`, folder by folder.
 
-    left_out: gets (path, reason) of the files and folders that are left out.
-    processes: how many may list the folders of a large tree.
+    left_out: receives (path, reason) of the files and folders that are left out.
+    processes: most processes for listing a large tree.
 
     Raises SourceError for a folder that cannot be read: its files would be lost silently.
     """
@@ -415,7 +415,7 @@ def scan(root: str | os.PathLike[str], left_out: list[tuple[str, str]], processe
 
 # --- in any process -----------------------------------------------------------------------------------------------
 def _list_folders(paths: Sequence[str], share: bool) -> _Found:
-    """List folders, and examine their files; with `share` not those of a large one. Raises SourceError."""
+    """List folders and examine their files, except those of large folders if `share`. Raises SourceError."""
     names, facts, folders = NamesBuilder(), array("q"), []
     for path in paths:
         try:
@@ -428,7 +428,7 @@ def _list_folders(paths: Sequence[str], share: bool) -> _Found:
 
 @contextmanager
 def _opened(path: str) -> Iterator[int | str]:
-    """A folder's descriptor, which spares the kernel the path to its files; on Windows the path."""
+    """A folder's descriptor, which saves the kernel looking up the path of each file; on Windows the path."""
     if os.stat not in os.supports_dir_fd:
         yield path
         return
@@ -440,7 +440,7 @@ def _opened(path: str) -> Iterator[int | str]:
 
 
 def _list(place: int | str, names: NamesBuilder, facts: array[int], share: bool) -> _Folder:
-    """Add the files of an open folder to `names` and `facts`. Sorted runs of a large one are merged, as columns."""
+    """Add the files of an open folder to `names` and `facts`. The names of a large folder are merged in sorted runs."""
     time_ns = os.stat(place).st_mtime_ns
     start = len(names)
     below: dict[str, bool] = {}
@@ -475,7 +475,7 @@ def _list(place: int | str, names: NamesBuilder, facts: array[int], share: bool)
 def _examine(names: Iterable[str], place: int | str, facts: array[int]) -> None:
     """Size in bytes (or UNKNOWN, NOT_REGULAR), times of modification and of change in ns of every file.
 
-    The time of change (ctime) cannot be set, so it differs for a file that was rewritten and given its old time again.
+    The time of change (ctime) cannot be set, so it reveals a file that was rewritten and given its old time again.
     """
     for name in names:
         try:
@@ -492,7 +492,7 @@ def _examine(names: Iterable[str], place: int | str, facts: array[int]) -> None:
 
 
 def _examine_files(folder: str, names: tuple[bytes, bytes]) -> bytes:
-    """The facts of files of a folder; of a folder that cannot be opened any more UNKNOWN."""
+    """The facts of a folder's files; UNKNOWN if the folder cannot be opened any more."""
     facts, builder = array("q"), NamesBuilder()
     builder.extend_encoded(*names)
     try:
@@ -503,7 +503,7 @@ def _examine_files(folder: str, names: tuple[bytes, bytes]) -> bytes:
     return facts.tobytes()
 
 
-# --- in the process that was asked ----------------------------------------------------------------------------------
+# --- in the main process --------------------------------------------------------------------------------------------
 class _Walk:
     """The folders below `root`, in the order in which they were listed, and the columns of their files."""
 
@@ -519,7 +519,7 @@ class _Walk:
 
     # --- work, for this process or another one
     def run(self, processes: int) -> None:
-        """Do all work, with other processes where there is much of it."""
+        """Do all work, with other processes if there is much of it."""
         until = time.monotonic() + _ALONE_SECONDS
         while (processes < 2 or not self._paths or time.monotonic() < until) and (task := self._next(1, processes > 1)):
             work, arguments, done = task
@@ -528,7 +528,7 @@ class _Walk:
             do_tasks(lambda: self._next(min(_MOST_FOLDERS, 1 + len(self._ahead) // (2 * processes)), True), processes)
 
     def _next(self, folders: int, share: bool) -> Task | None:
-        """What to do next: examine files of a large folder, or list up to so many folders; None: nothing for now."""
+        """The next task: examine files of a large folder, or list folders; None if there is nothing to do now."""
         if self._slices:
             path, first, stop = self._slices.pop()
             names = self._names.encoded(first, stop)
@@ -550,23 +550,23 @@ class _Walk:
         return f"{self.root}/{relative}".rstrip("/") if relative else self.root
 
     def _leads_back(self, relative: str) -> bool:
-        """Whether a folder behind a link is one of those above it. Raises SourceError for links that multiply."""
+        """Whether a link leads to one of the folders above it. Raises SourceError for links that multiply paths."""
         path = self._path(relative)
         identity = _identity(path)
         above = itertools.accumulate(relative.split("/")[:-2], lambda path, name: f"{path}{name}/", initial="")
         if any(_identity(self._path(folder)) == identity for folder in above):
             return True
         self._visits[identity] += 1
-        if self._visits[identity] > _MOST_VISITS:  # two links in each of 24 folders are 16 million paths to the last
+        if self._visits[identity] > _MOST_VISITS:  # two links in each of 24 nested folders make 16 million paths
             raise SourceError(
                 f"{path}: is reached on more than {_MOST_VISITS} paths, through links to links; remove links, or "
-                f"convert the folders that hold the images one by one"
+                f"convert the image folders one by one"
             )
         return False
 
     # --- results
     def _add(self, batch: Sequence[tuple[str, bool]], found: _Found) -> None:
-        """The folders of `batch`, and their files."""
+        """Add the folders of `batch` and their files."""
         below: list[tuple[str, bool]] = []
         start = len(self._names)
         for (relative, is_linked), folder in zip(batch, found.folders, strict=True):
@@ -588,7 +588,7 @@ class _Walk:
         self._facts[3 * first : 3 * first + len(facts) // 8] = array("q", facts)
 
     def files(self, left_out: list[tuple[str, str]]) -> TreeFiles:
-        """All files, in the order of a walk. left_out: gets (path, reason)."""
+        """All files, in the order of a walk. left_out: receives (path, reason)."""
         facts, names = np.frombuffer(self._facts, np.int64).reshape(-1, 3), self._names.build()
         del self._facts, self._names
         where = [_sorted_as(path) for path in self._paths]
@@ -596,7 +596,7 @@ class _Walk:
         counts = np.array(self._counts, np.int64)
         if order != list(range(len(order))):
             sorted_order = np.array(order, np.int64)
-            names = _names_at(names, _blocks(counts, sorted_order))  # the old column ends before the next one begins
+            names = _names_at(names, _blocks(counts, sorted_order))  # frees the old column before the next one is made
             facts = _facts_at(facts, _blocks(counts, sorted_order))
             counts = counts[order]
         folder = np.repeat(np.arange(len(order), dtype=np.int32), counts)
@@ -613,7 +613,7 @@ class _Walk:
 
 
 def _sorted_as(folder: str) -> str:
-    """A folder's path as a text that sorts like the list of its names: it comes right before what is in it."""
+    """A sort key for a folder's path: a folder comes right before its contents."""
     return folder.replace("/", "\0")
 
 
@@ -626,7 +626,7 @@ def _identity(folder: str) -> tuple[int, int]:
 
 
 def _blocks(counts: npt.NDArray[np.int64], order: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.int64]]:
-    """The old row of each file, in blocks, when folders of so many files are put in order."""
+    """The old row of each file, in blocks, when folders with these numbers of files are reordered."""
     stops = np.cumsum(counts[order])
     shifts = (np.cumsum(counts) - counts)[order] - (stops - counts[order])
     total = int(counts.sum())
@@ -650,7 +650,7 @@ def _facts_at(facts: npt.NDArray[np.int64], blocks: Iterable[npt.NDArray[np.int6
     return found
 
 
-# Plain files as a reader: the table from a scan of names and sizes, the store whole files.
+# Plain files as a reader: the table is a scan of names and sizes, the store reads whole files.
 
 
 class _FolderColumns(MemoryColumns):
@@ -664,7 +664,7 @@ class _FolderColumns(MemoryColumns):
         return Strings.of(f"={path}" for path in self.paths)
 
     def fingerprint(self) -> str:
-        """32 hex digits over names, labels and classes; not over the content of the files, which nothing has read."""
+        """32 hex digits over names, labels and classes; not over the content of the files, which is not read."""
         text = json.dumps([self.split, list(self.classes), list(self.paths)])
         digest = hashlib.blake2b(text.encode(), digest_size=16)
         digest.update(self.column("label").data)
@@ -674,8 +674,8 @@ class _FolderColumns(MemoryColumns):
 def open_folder(path: str | os.PathLike[str], split: str | None = None) -> Reader:
     """Open a folder of image files; see `readers.opening.tree` for the supported layouts.
 
-    Files are images by their suffix, as in torchvision; none is opened before it is read. Raises SourceError for a tree
-    that cannot be used; reading raises StaleIndexError for a file that was removed.
+    Images are recognised by their suffix, as in torchvision; a file is opened only when it is read. Raises SourceError
+    for a tree that cannot be used; reading raises StaleIndexError for a file that was removed.
     """
     root = Path(path)
     if not root.is_dir():
@@ -702,10 +702,10 @@ def open_folder(path: str | os.PathLike[str], split: str | None = None) -> Reade
     return Reader(Table(columns), LooseFiles(where, names, sizes, times))
 
 
-# Tasks that lead to more tasks, shared out to forked processes. No process is needed: without one this one does them.
+# Tasks that create more tasks, distributed to forked processes; without processes, this process does all tasks.
 #
-# Processes are forked where that is safe: on Linux, in a program of one thread. They end with their parent, and
-# Ctrl-C is the parent's. What a process was doing when it died is done here.
+# Processes are forked if that is safe: on Linux, in a program with one thread. They end with their parent, which
+# handles Ctrl-C. If a process dies, its task is done in the main process.
 
 
 _PR_SET_PDEATHSIG = 1
@@ -713,15 +713,15 @@ Task: TypeAlias = "tuple[Callable[..., Any], tuple[Any, ...], Callable[[Any], No
 
 
 def do_tasks(next_task: Callable[[], Task | None], processes: int) -> None:
-    """Do tasks until there is none.
+    """Do tasks until there are none.
 
-    next_task: (function, its arguments, what this process does with its result); None for nothing now, which is final
-    when all before it are done.
+    next_task: returns (function, its arguments, callback for its result in this process); None for nothing now, which
+    is final once all earlier tasks are done.
 
-    Raises what a task raises, when the tasks that have begun have ended.
+    Raises the error of a task, after the tasks that have begun have ended.
     """
     if processes > 1 and sys.platform == "linux" and threading.active_count() == 1:
-        import multiprocessing  # 16 ms, with concurrent.futures; few trees are large
+        import multiprocessing  # takes 16 ms with concurrent.futures; few trees need it
         from concurrent.futures import ProcessPoolExecutor
 
         try:

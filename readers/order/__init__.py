@@ -1,4 +1,4 @@
-"""The order of training: which sample comes when, on which rank, and how to resume.
+"""Orders of training: the sample at each position of an epoch, the share of each rank, and exact resume.
 
     order = Shuffled(len(reader), seed=7)
     schedule = Schedule(order, batch_size=256, rank=0, world_size=8)
@@ -6,7 +6,7 @@
         samples = order.indices(epoch, schedule.positions(step))      # int64, for reader.read_many
         token = ResumeToken(7, epoch, schedule.cursor_after(step), reader.fingerprint, "", order.spec(), len(reader))
 
-Nothing here holds a list of the samples or remembers anything: an order is a function of (seed, epoch, position).
+Orders have no state and hold no list of the samples: an order is a function of (seed, epoch, position).
 """
 
 from readers.order.base import Order, Permutation, Sequential, Shuffled

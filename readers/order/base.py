@@ -1,7 +1,7 @@
-"""What an order promises: which sample stands at which position of an epoch.
+"""The contract of an order, which maps positions of an epoch to samples; and keyed permutations.
 
-Positions 0 to len(order) - 1 are global: they know no ranks, workers or batches, which `readers.order.schedule` deals
-out. An order is a function of (seed, epoch, position) and remembers nothing, so an epoch can be entered anywhere and
+Positions 0 to len(order) - 1 are global, independent of ranks, workers and batches, to which `readers.order.schedule`
+assigns them. An order is a function of (seed, epoch, position) without state, so an epoch can be resumed anywhere and
 on any number of ranks.
 """
 
@@ -23,22 +23,22 @@ from cache.errors import ResumeError
 
 # A keyed permutation of range(n), computed and never stored: any position of any epoch costs the same.
 #
-# Random numbers are functions of (seed, epoch, counter): nothing is drawn, so nothing needs to be saved. Keys come from
-# BLAKE2b over (seed, epoch, purpose), numbers from the SplitMix64 finaliser (Steele, Lea and Flood 2014, "Fast
-# splittable pseudorandom number generators") over a key and a counter. Integer arithmetic modulo 2^64 gives the same on
-# every machine and with every NumPy.
+# Random numbers are functions of (seed, epoch, counter), so there is no generator state to save. Keys come from BLAKE2b
+# over (seed, epoch, purpose), numbers from the SplitMix64 finaliser (Steele, Lea and Flood 2014, "Fast splittable
+# pseudorandom number generators") over a key and a counter. Integer arithmetic modulo 2^64 gives the same results on
+# every machine and with every version of NumPy.
 #
 # The domain of the permutation is Z_a x Z_b with a = ceil(sqrt n) and b = ceil(n / a); x stands for (x mod a, x // a).
-# Each of ROUNDS turns of a generalised Feistel network adds a keyed hash of one half to the other, which is undone by
-# subtracting it (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"). a * b is less than n + a, so few
+# Each of the ROUNDS rounds of a generalised Feistel network adds a keyed hash of one half to the other; the inverse
+# subtracts it (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"). a * b is less than n + a, so few
 # results fall outside range(n); those pass through the network again until they are inside, which keeps it a
 # permutation.
 #
 # The hash is the finaliser of MurmurHash3 over half XOR key; its upper 32 bits are scaled to the modulus by a
-# multiplication. Eight turns leave no trace in the position of an element or of a pair of neighbours from about 20
-# samples on; below SMALL, where a turn adds little, three such networks follow each other. Shuffling needs even
-# statistics, which the tests measure, and no secrecy, which this does not provide. All numbers are pinned by tests and
-# may never change: the orders of running training jobs and their resume tokens depend on them.
+# multiplication. From about 20 samples on, eight rounds leave no measurable pattern in the positions of elements and
+# of pairs of neighbours; below SMALL, where a round adds little, three networks are applied in sequence. Shuffling
+# needs even statistics, which the tests measure, but no secrecy, which this does not provide. All numbers are pinned by
+# tests and must never change: the orders of running training jobs and their resume tokens depend on them.
 
 
 UInt64s = npt.NDArray[np.uint64]
@@ -51,7 +51,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _MURMUR_1, _MURMUR_2 = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
 _11, _27, _30, _31, _32, _33 = (np.uint64(bits) for bits in (11, 27, 30, 31, 32, 33))
-_Word: TypeAlias = Any  # np.uint64, or an array of them: one for all elements, or one for each
+_Word: TypeAlias = Any  # np.uint64 for all elements, or an array with one for each
 _Keys: TypeAlias = tuple[np.uint64, ...]
 
 
@@ -87,7 +87,7 @@ def mix64(values: UInt64s) -> UInt64s:
 
 
 def counter_hash(key: np.uint64, counters: npt.NDArray[np.int64]) -> UInt64s:
-    """The numbers that SplitMix64 started at `key` gives after `counters` (int64 [k], not negative) steps."""
+    """The outputs of SplitMix64 with the state `key` after `counters` steps (int64 [k], non-negative)."""
     state = counters.astype(np.uint64)
     state *= _GOLDEN
     state += key
@@ -103,7 +103,7 @@ def uniform(key: np.uint64, counters: npt.NDArray[np.int64]) -> npt.NDArray[np.f
 
 # --- permutations -------------------------------------------------------------------------------------------------
 class _Domain(NamedTuple):
-    """The size n and its factors a and b, for all elements or one for each; tweak is None or one for each."""
+    """The size n and its factors a and b, each for all elements or per element; tweak: None, or per element."""
 
     n: _Word
     a: _Word
@@ -120,9 +120,9 @@ _Network: TypeAlias = Callable[[UInt64s, _Domain, _Keys], UInt64s]
 
 @dataclass(frozen=True)
 class Permutation:
-    """A permutation of range(n), 0 <= n < 2^62, that (seed, epoch, purpose) chooses. Raises ValueError.
+    """The permutation of range(n), 0 <= n < 2^62, keyed by (seed, epoch, purpose). Raises ValueError.
 
-    Both directions take and give int64 arrays of any shape, and raise IndexError for values outside range(n).
+    Both directions take and return int64 arrays of any shape, and raise IndexError for values outside range(n).
     """
 
     n: int
@@ -152,7 +152,7 @@ class Permutation:
         given = np.asarray(values, np.int64)
         flat = given.reshape(-1).view(np.uint64) if given.flags.c_contiguous else given.ravel().view(np.uint64)
         if flat.size and int(flat.max()) >= self.n:  # negative values are huge as unsigned ones
-            raise IndexError(f"{given.min()} to {given.max()} are not all inside the {self.n} of this permutation")
+            raise IndexError(f"{given.min()} to {given.max()} are not all in range({self.n}) of this permutation")
         return _permute(flat, self._domain, self._keys, backward=backward).view(np.int64).reshape(given.shape)
 
 
@@ -162,8 +162,10 @@ def permute_each(
     tweaks: npt.NDArray[np.int64],
     keys: _Keys,
 ) -> npt.NDArray[np.int64]:
-    """Many small permutations at once: element i is position i of the permutation of range(sizes[i]) that tweaks[i]
-    chooses. All int64 [k]; positions[i] must be in range(sizes[i]), which is not checked. keys: from `derive_keys`.
+    """Many small permutations at once: element i is the value at positions[i] of the permutation of range(sizes[i])
+    keyed by tweaks[i].
+
+    All arrays are int64 [k]; positions[i] must be in range(sizes[i]), which is not checked. keys: from `derive_keys`.
     """
     n = np.asarray(sizes, np.int64).astype(np.uint64)
     root = np.sqrt(n.astype(np.float64)).astype(np.uint64)
@@ -175,7 +177,7 @@ def permute_each(
 
 
 def _permute(values: UInt64s, domain: _Domain, keys: _Keys, *, backward: bool = False) -> UInt64s:
-    """One network, and two more where n is below SMALL; backward: their inverses, last one first."""
+    """Apply one network, and two more if n is below SMALL; backward: their inverses in reverse order."""
     small = np.flatnonzero(np.broadcast_to(domain.n < SMALL, values.shape))
     if not small.size:
         return _walk(values, domain, keys[:ROUNDS], _backward if backward else _forward)
@@ -239,7 +241,7 @@ def _hash(half: UInt64s, key: np.uint64, modulus: _Word, tweak: UInt64s | None) 
 
 
 def _add(half: UInt64s, hashed: UInt64s, modulus: _Word) -> UInt64s:
-    """half + hashed modulo modulus: of the sum and the sum less modulus, which wraps to a huge number if negative."""
+    """half + hashed modulo modulus: the lesser of the sum and the sum - modulus, which wraps around if negative."""
     hashed += half
     least: UInt64s = np.minimum(hashed, hashed - modulus)
     return least
@@ -256,11 +258,11 @@ class Order(Protocol):
 
     @property
     def seed(self) -> int:
-        """What makes this run's order its own: 0 to 2^64 - 1."""
+        """The seed, 0 to 2^64 - 1."""
 
     @property
     def groups(self) -> int:
-        """Nodes that own the positions p with the same p mod groups; 1 where any rank may have any position."""
+        """Number of nodes G if node g owns the positions p with p mod G = g; 1 if any rank may have any position."""
 
     def __len__(self) -> int:
         """Positions in an epoch."""
@@ -269,7 +271,7 @@ class Order(Protocol):
         """The samples at `positions`, int64 of the same shape. Raises IndexError outside the epoch."""
 
     def spec(self) -> Spec:
-        """What the order is, apart from the seed: "kind", "samples" (of the data set) and its parameters, for JSON."""
+        """The order without its seed, for JSON: "kind", "samples" (of the data set) and its parameters."""
 
     def with_seed(self, seed: int) -> Order:
         """The same kind of order with another seed."""
@@ -280,7 +282,7 @@ class Order(Protocol):
 
 @runtime_checkable
 class Stepped(Order, Protocol):
-    """An order that cuts its epochs into steps itself, for as many ranks as it was made for."""
+    """An order that divides its epochs into steps itself, for a fixed number of ranks."""
 
     @property
     def world_size(self) -> int | None:
@@ -288,17 +290,17 @@ class Stepped(Order, Protocol):
 
     @property
     def largest_batch(self) -> int:
-        """Samples of one rank in a step at most."""
+        """Largest number of samples of one rank in a step."""
 
     def step_bounds(self, epoch: int) -> Int64s:
-        """The position at which each step of an epoch begins, and the last ends: int64 [steps + 1]."""
+        """The first position of each step of an epoch, and the end of the last: int64 [steps + 1]."""
 
 
 class PlainOrder(ABC):
-    """What orders share. Subclasses are frozen dataclasses with a field `seed`."""
+    """The base of orders. Subclasses are frozen dataclasses with a field `seed`."""
 
     seed: int
-    # Fields that may differ when an epoch is resumed: the epoch keeps those that it began with.
+    # Fields that may differ on a resume: the epoch under way keeps the values that it began with.
     _kept_by_epoch: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
@@ -316,7 +318,7 @@ class PlainOrder(ABC):
 
     @abstractmethod
     def _samples_at(self, epoch: int, positions: Int64s) -> Int64s:
-        """The samples at positions of the epoch, int64 [k], one or more."""
+        """The samples at positions of the epoch, int64 [k], k >= 1."""
 
     def indices(self, epoch: int, positions: Int64s) -> Int64s:
         given = np.asarray(positions, np.int64)
@@ -324,7 +326,7 @@ class PlainOrder(ABC):
             return given
         flat = given.ravel()
         if int(flat.view(np.uint64).max()) >= len(self):  # negative values are huge as unsigned ones
-            raise IndexError(f"positions {flat.min()} to {flat.max()} are not all inside the {len(self)} of an epoch")
+            raise IndexError(f"positions {flat.min()} to {flat.max()} are not all within an epoch of {len(self)}")
         return self._samples_at(epoch, flat).reshape(given.shape)
 
     def with_seed(self: _Self, seed: int) -> _Self:
@@ -338,7 +340,7 @@ class PlainOrder(ABC):
         if kept and all(isinstance(value, int) for value in kept.values()):
             try:
                 order: _Self = replace(self, **kept)  # type: ignore[type-var]
-            except ValueError:  # a state that no run has written
+            except ValueError:  # not a valid state
                 order = self
             if order.spec() == began:
                 return order
@@ -373,7 +375,7 @@ def _describe(spec: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in spec.items())
 
 
-# --- the two plain ones -----------------------------------------------------------------------------------------
+# --- plain orders -----------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class _EachOnce(PlainOrder):
     samples: int
@@ -393,7 +395,7 @@ class _EachOnce(PlainOrder):
 
 @dataclass(frozen=True)
 class Sequential(_EachOnce):
-    """The samples as they are stored, in every epoch; the seed changes nothing."""
+    """The samples in stored order, in every epoch; the seed has no effect on the order."""
 
     _kind = "sequential"
 
@@ -403,7 +405,7 @@ class Sequential(_EachOnce):
 
 @dataclass(frozen=True)
 class Shuffled(_EachOnce):
-    """Every sample once an epoch, in an order of (seed, epoch). O(1) memory for any number of samples below 2^62."""
+    """Every sample once an epoch, permuted by (seed, epoch). O(1) memory for any number of samples below 2^62."""
 
     _kind = "shuffled"
 
@@ -411,5 +413,5 @@ class Shuffled(_EachOnce):
         return Permutation(self.samples, self.seed, epoch).forward(positions)
 
     def positions(self, epoch: int, samples: Int64s) -> Int64s:
-        """Where in the epoch these samples come: the inverse of `indices`."""
+        """The positions of samples in the epoch: the inverse of `indices`."""
         return Permutation(self.samples, self.seed, epoch).inverse(samples)

@@ -1,17 +1,17 @@
-"""Orders that read what is stored together, or near, at about the same time: blocks, shards being staged, nodes' parts.
+"""Orders with locality: by blocks, by shards as they are staged, and by parts of nodes.
 
-`BlockShuffled` permutes blocks, runs of consecutive samples of about `block_bytes`; each `window` blocks that follow
-each other are one window, whose samples are permuted among themselves. Storage sees reads that are near each other; of
-whole blocks only where one process takes all batches of a window, since each rank asks for its own samples. A batch of
-b samples comes from the blocks of one window, which says how well it mixes: about window / (window + b) as well as a
-global shuffle, by `readers.order.quality`. A set sorted by class needs a window of hundreds of blocks; for one that was
-shuffled when it was packed the default will do.
+`BlockShuffled` permutes blocks, runs of consecutive samples of about `block_bytes`; `window` consecutive blocks of the
+result form a window, whose samples are permuted. Storage sees reads close to each other, but reads of whole blocks only
+if one process takes all batches of a window, because each rank reads only its own samples. A batch of b samples comes
+from the blocks of one window, so it mixes about window / (window + b) as well as a global shuffle, by
+`readers.order.quality`. A set sorted by class needs a window of hundreds of blocks; for a set shuffled when packed the
+default is enough.
 
-`StagedFirst` is for an epoch during which the set is still being staged. An order that looked at what is there would
-depend on timing: ranks would disagree about it, and no token could name a place in it. So this order looks at nothing,
-and staging follows it: `readers.stage(…, background=True, order=order)` copies the shards in the order of `shards()`.
-Each shard is cut at random into `window` parts of one size. Round r of the epoch brings in the r-th shard and takes
-one part of each of the last `window` shards, all of them shuffled together:
+`StagedFirst` is for an epoch during which the set is still being staged. An order that adapted to the staged files
+would depend on timing, so ranks would disagree and it could not be resumed. So this order is fixed, and staging follows
+it: `readers.stage(…, background=True, order=order)` copies the shards in the order of `shards()`. Each shard is divided
+at random into `window` parts of one size. Round r of the epoch adds the r-th shard and takes one part of each of the
+last `window` shards, all of them shuffled together:
 
     round 0   A0                  window 3; A, B, C, … in the order of staging
     round 1   A1 B0
@@ -19,17 +19,17 @@ one part of each of the last `window` shards, all of them shuffled together:
     round 3      B2 C1 D0
     round 4         C2 D1 E0
 
-So a round needs no shard that comes later than its own, training follows half a window behind the copies, and a batch
-mixes samples of `window` shards (of fewer in the first and last rounds). Every sample comes once an epoch. A sample
-that is not staged when its turn comes is waited for, or read from the source (`readers.open` with `fallback`).
+So a round needs only its own and earlier shards, training follows half a window behind the copies, and a batch mixes
+samples of `window` shards (fewer in the first and last rounds). Every sample comes once an epoch. For a sample that is
+not staged in time, the reader waits, or reads it from the source (`readers.open` with `fallback`).
 
-`NodeLocal` keeps each node to its own part of the samples, and exchanges all parts every few epochs. A node that holds
-a copy of its part on local disks, or in memory, reads nothing from the shared file system in between. Part g is a
+`NodeLocal` restricts each node to its own part of the samples, and exchanges all parts every few epochs. A node with a
+copy of its part on local disks or in memory reads nothing from the shared file system in between. Part g is a
 contiguous slice of the samples; sizes differ by at most one. Position p belongs to node p mod nodes, to the end of the
-epoch: the nodes whose parts are larger by one come first, so the positions left over are theirs.
+epoch: nodes with parts larger by one come first, so the last positions are theirs.
 
-Memory: 8 bytes a block, and as much again twice for each of the two epochs used last; about 32 bytes for each part of
-a shard, for each of the two epochs used last.
+Memory: 8 bytes a block, and 16 more for each of the two epochs used last; about 32 bytes for each part of a shard, for
+each of the two epochs used last.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class _Split(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class _OfRuns(PlainOrder, Generic[_Table]):
-    """An order over runs of consecutive samples, by a table for each epoch; those of two epochs are kept."""
+    """An order over runs of consecutive samples, with a table for each epoch; the last two tables are kept."""
 
     starts: Int64s = field(repr=False)
     _tables: dict[tuple[int, int], _Table] = field(init=False, repr=False, default_factory=dict)
@@ -106,7 +106,7 @@ class _OfRuns(PlainOrder, Generic[_Table]):
 
     @property
     def table_bytes(self) -> int:
-        """Memory of the starts and of the tables of the epochs used last."""
+        """Bytes of memory of the starts and of the kept tables."""
         columns = [column for table in self._tables.values() for column in cast("tuple[Int64s, ...]", table)]
         return self.starts.nbytes + sum(column.nbytes for column in columns)
 
@@ -120,7 +120,7 @@ class _OfRuns(PlainOrder, Generic[_Table]):
 
 # --- blocks -----------------------------------------------------------------------------------------------------
 class _Blocks(NamedTuple):
-    """The blocks as they come in an epoch: which one, and at which position each begins (and the last ends)."""
+    """The blocks of an epoch in their order, and the first position of each (and the end of the last)."""
 
     blocks: Int64s
     starts: Int64s
@@ -148,27 +148,27 @@ class BlockShuffled(_OfRuns[_Blocks]):
 
     @property
     def open_positions(self) -> int:
-        """Within so many positions, all samples of a block come: about those of a window."""
+        """Number of positions within which all samples of a block come: about those of a window."""
         return min(len(self), -(-self.window * len(self) // max(1, self.blocks)))
 
     @property
     def open_samples(self) -> int:
-        """Of all blocks that are read at a time: the next window begins to be read before one ends."""
+        """Number of samples of all blocks that are read at a time: a window is read before the previous one ends."""
         return min(len(self), 2 * self.open_positions)
 
     def is_read_alone(self, processes: int, workers: int, batch_size: int) -> bool:
-        """Whether each of so many processes has blocks of its own: where there is one."""
+        """Whether each process reads separate blocks: only with a single process."""
         return processes == workers == 1
 
     def visits(self, epoch: int, positions: Int64s) -> Int64s:
-        """As which block of the epoch the block of each position comes, int64 [k]."""
+        """For each position, the place of its block in the epoch's sequence of blocks, int64 [k]."""
         table = self._table(epoch)
         place = np.empty(self.blocks, np.int64)
         place[table.blocks] = np.arange(self.blocks)
         return place[self.starts.searchsorted(self._samples_at(epoch, positions), side="right") - 1]
 
     def samples_of(self, epoch: int, visits: Int64s) -> list[Int64s]:
-        """The samples of the blocks that come there."""
+        """The samples of the blocks at these places of the sequence."""
         return [np.arange(*self.starts[block : block + 2]) for block in self._table(epoch).blocks[visits].tolist()]
 
     def spec(self) -> Spec:
@@ -192,21 +192,21 @@ class BlockShuffled(_OfRuns[_Blocks]):
 
 
 def block_starts(sizes: npt.NDArray[Any], block_bytes: int) -> Int64s:
-    """Where blocks begin, int64 [blocks + 1]: a new one at each sample that starts in another `block_bytes` of the sum.
+    """The starts of blocks of about `block_bytes`, int64 [blocks + 1].
 
-    sizes: bytes of each sample, [n]. One pass over them in chunks. A sample larger than block_bytes is a block alone or
-    ends one.
+    A block begins at each sample whose offset in the sum of sizes is in another multiple of block_bytes; a sample
+    larger than that is a block alone or ends one. sizes: bytes of each sample, [n], read in one pass of chunks.
     """
     if block_bytes < 1:
         raise ValueError(f"block_bytes is {block_bytes}, expected at least 1")
-    found, before, total = [], -1, 0
+    starts, before, total = [], -1, 0
     for first in range(0, len(sizes), _CHUNK_SAMPLES):
         part = np.maximum(np.asarray(sizes[first : first + _CHUNK_SAMPLES], np.int64), 0)
         ends = np.cumsum(part) + total
         cells = (ends - part) // block_bytes
-        found.append(first + np.flatnonzero(np.diff(cells, prepend=before)))
+        starts.append(first + np.flatnonzero(np.diff(cells, prepend=before)))
         before, total = int(cells[-1]), int(ends[-1])
-    return np.concatenate([*found, [len(sizes)]]).astype(np.int64)
+    return np.concatenate([*starts, [len(sizes)]]).astype(np.int64)
 
 
 def block_shuffled(
@@ -218,10 +218,10 @@ def block_shuffled(
 
 # --- staging ----------------------------------------------------------------------------------------------------
 class _Parts(NamedTuple):
-    """The parts of shards as they come in an epoch.
+    """The parts of shards in the order of an epoch.
 
-    shard: of each part. first: the first of its samples, as permuted within the shard. start: the position where the
-    part begins (and the last ends). rounds: where each round begins (and the last ends). turns: the shards by turn.
+    shard: the shard of each part. first: its first sample in the shard's permutation. start: its first position (and
+    the end of the last). rounds: the first part of each round (and the end of the last). turns: the shards by turn.
     """
 
     shard: Int64s
@@ -233,10 +233,10 @@ class _Parts(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class StagedFirst(_OfRuns[_Parts]):
-    """Epochs begin to begin + epochs - 1 follow the staging, all others are those of `Shuffled`.
+    """Epochs begin to begin + epochs - 1 follow the staging; all others are as in `Shuffled`.
 
     starts: int64 [shards + 1], rising from 0 to the number of samples: shard s is starts[s] to starts[s + 1].
-    window: shards that a batch is mixed from. begin, epochs: by default the job's first epoch. Raises ValueError. Make
+    window: shards from which a batch is mixed. begin, epochs: default: the job's first epoch. Raises ValueError. Make
     one with `staged_first`. An epoch is also resumed with another window, begin or number of epochs.
     """
 
@@ -258,10 +258,10 @@ class StagedFirst(_OfRuns[_Parts]):
         return self.begin <= epoch < self.begin + self.epochs
 
     def shards(self, epoch: int | None = None, cursor: int = 0) -> Int64s:
-        """All shards in the order in which an epoch (by default `begin`) reads them from position `cursor` on.
+        """All shards in the order in which an epoch (default: `begin`) reads them from position `cursor` on.
 
-        int64 [shards]. Those that it does not read any more come last. An epoch that does not follow the staging reads
-        all at once, so they come as in the first one that does.
+        int64 [shards]. Shards that are not read any more come last. An epoch that does not follow the staging reads
+        all shards at once, so the order is that of the first epoch that follows it.
         """
         epoch = self.begin if epoch is None else epoch
         follows = self.follows(epoch)
@@ -298,7 +298,7 @@ class StagedFirst(_OfRuns[_Parts]):
         turns = Permutation(shards, self.seed, epoch, "staged shards").forward(np.arange(shards, dtype=np.int64))
         size = np.diff(self.starts)[turns]
         cut = np.arange(window + 1, dtype=np.int64)
-        # [shards, window + 1]; what does not divide evenly comes early, which needs later shards later
+        # [shards, window + 1]; remainders come early, so that later shards are needed later
         edges = size[:, None] // window * cut - (-(size[:, None] % window) * cut // window)
         # part i of the shard of turn t comes in round t + i
         in_round = np.add.outer(np.arange(shards), cut[:-1]).ravel()
@@ -309,19 +309,19 @@ class StagedFirst(_OfRuns[_Parts]):
 
 
 def shard_starts(split: _Split) -> Int64s:
-    """The first sample of each shard of a split (`reader.split_info`), and the number of all: int64 [shards + 1]."""
+    """The first sample of each shard of a split (`reader.split_info`), and the total: int64 [shards + 1]."""
     return np.append(0, np.cumsum([shard.samples for shard in split.shards], dtype=np.int64))
 
 
 def staged_first(split: _Split, seed: int = 0, window: int = 4, epochs: int = 1, begin: int = 0) -> StagedFirst:
-    """The order for a split of a packed set, given as `reader.split_info`, that is staged in the background."""
+    """The order for a split (`reader.split_info`) of a packed set that is staged in the background."""
     return StagedFirst(shard_starts(split), window, epochs, begin, seed)
 
 
 # --- nodes ------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class NodeLocal(PlainOrder):
-    """Permuted within each node's part, and over all samples in every `exchange_every`-th epoch.
+    """An order permuted within each node's part, and over all samples in every `exchange_every`-th epoch.
 
     Epochs exchange_every - 1, 2 * exchange_every - 1, … are those of `Shuffled`; 1 exchanges in each. A node gets its
     own positions where ranks are numbered node by node, as `cache.node` numbers them; a rank that is given to a loader

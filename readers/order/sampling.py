@@ -37,8 +37,10 @@ from readers.order.base import (
 class Weighted(PlainOrder):
     """P(sample i at a position) = weights[i] / sum(weights), independent of all other positions.
 
-    weights: float [n], finite and not negative, not all 0. samples: positions in an epoch, n unless given. Memory:
-    8 bytes a sample for the cumulative weights. Raises ValueError for anything else.
+    weights: float [n], finite and non-negative, not all 0.
+    samples: positions in an epoch; default: n.
+
+    Takes 8 bytes a sample for the cumulative weights. Raises ValueError for invalid weights.
     """
 
     weights: npt.ArrayLike = field(repr=False)
@@ -55,7 +57,7 @@ class Weighted(PlainOrder):
             raise ValueError(f"weights must be one number for each sample, found an array of shape {weights.shape}")
         bad = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
         if bad.size:
-            raise ValueError(f"the weight of sample {bad[0]} is {weights[bad[0]]}, expected a finite one from 0 up")
+            raise ValueError(f"the weight of sample {bad[0]} is {weights[bad[0]]}, expected a finite number from 0 up")
         with np.errstate(over="ignore"):
             cumulative = np.cumsum(weights)
         if not 0 < cumulative[-1] < np.inf:
@@ -82,7 +84,7 @@ class Weighted(PlainOrder):
 
 @dataclass(frozen=True, eq=False)
 class ClassBalanced(PlainOrder):
-    """Each class with samples is drawn len / classes times an epoch, give or take one.
+    """Draws each class that has samples len / classes times an epoch, plus or minus one.
 
     labels: int [n]; samples with a negative one (NO_LABEL) are never drawn. samples: positions in an epoch, by
     default as many as there are labelled samples. Memory: 8 bytes a sample. Raises ValueError where no sample has a
@@ -140,7 +142,7 @@ class ClassBalanced(PlainOrder):
         return digest_of(self._members, self._starts)
 
 
-# An order over several sets in fixed shares: `Mixed`, for the reader that `readers.concat` makes of them.
+# `Mixed` is an order over several sets in fixed shares, for a reader made by `readers.concat`.
 #
 #     reader = readers.concat([photos, drawings])
 #     order = Mixed([len(photos), len(drawings)], weights=[0.9, 0.1], seed=7)
@@ -148,18 +150,17 @@ class ClassBalanced(PlainOrder):
 #
 # An epoch has a fixed number of positions for each set, so its share is exact in every epoch and on any number of
 # ranks. Position p of the epoch is draw q = P(p), where P permutes all positions; the first quota of draws is the
-# first set's, and so on. A set gives its samples in cycles that go on from epoch to epoch: all of them once in an
-# order of their own, then all of them again in another. So no sample of a set comes twice before all of the others
-# have come once, also where an epoch has room for a part of a set only, and a small set that fills half of every
-# epoch repeats evenly.
+# first set's, and so on. The samples of a set come in cycles that continue from epoch to epoch: all of them once in one
+# order, then all of them again in another. So no sample of a set comes twice before all others have come once, even if
+# an epoch has room for only a part of the set, and a small set that fills half of every epoch repeats evenly.
 
 
 @dataclass(frozen=True, eq=False)
 class Mixed(PlainOrder):
     """sizes: samples of each set, in the order in which they were concatenated.
 
-    weights: the share of each set, any finite numbers from 0 up, by default the sizes.
-    samples: positions in an epoch, by default as many as there are samples.
+    weights: the share of each set, any finite numbers from 0 up; default: the sizes.
+    samples: positions in an epoch; default: the number of samples.
 
     The shares are rounded to whole positions, the largest remainders up. Memory: 24 bytes a set. Raises ValueError.
     """
@@ -178,7 +179,7 @@ class Mixed(PlainOrder):
             check_samples(size)
         sizes = np.array(self.sizes, np.int64)
         if not len(sizes):
-            raise ValueError("a mixture has at least one set, and sizes is empty")
+            raise ValueError("a mixture needs at least one set, but sizes is empty")
         length = int(sizes.sum()) if self.samples is None else self.samples
         check_samples(length)
         quotas = _quotas(sizes.astype(np.float64) if self.weights is None else self.weights, sizes, length)
@@ -202,7 +203,7 @@ class Mixed(PlainOrder):
     def _samples_at(self, epoch: int, positions: Int64s) -> Int64s:
         draws = Permutation(len(self), self.seed, epoch, "mixed").forward(positions)
         number = self._ends.searchsorted(draws, side="right")
-        # What the epochs before this one took of each set: cycles are counted from epoch 0 on, with keys of no epoch.
+        # Samples taken by earlier epochs of each set: cycles are counted from epoch 0, with keys independent of epochs.
         before = [divmod(epoch * quota, size or 1) for quota, size in zip(self.quotas, self.sizes, strict=True)]
         cycles, first = (np.array([pair[i] % MAX_SAMPLES for pair in before], np.int64)[number] for i in (0, 1))
         size = np.array(self.sizes, np.int64)[number]
@@ -214,7 +215,7 @@ class Mixed(PlainOrder):
 
 
 def _quotas(weights: npt.ArrayLike, sizes: Int64s, length: int) -> Int64s:
-    """Whole positions by the largest remainders. Raises ValueError for weights that are none."""
+    """Positions of each set, by the largest-remainder method. Raises ValueError for invalid weights."""
     shares = np.asarray(weights, np.float64)
     if shares.shape != sizes.shape or not (np.isfinite(shares) & (shares >= 0)).all():
         raise ValueError(f"weights are {len(sizes)} finite numbers from 0 up, one for each set, not {weights!r:.200}")
@@ -233,27 +234,26 @@ def _quotas(weights: npt.ArrayLike, sizes: Int64s, length: int) -> Int64s:
     return quotas
 
 
-# An order in which all samples of a step, on all ranks, are of one bucket, such as images of one shape: `Bucketed`.
+# `Bucketed` is an order in which all samples of a step, on all ranks, belong to one bucket, such as one image shape.
 #
 #     buckets = AspectBuckets.of_area(512 * 512)                       # readers.augment: shapes, height and width
 #     order = Bucketed(buckets.of(reader.info), batch_size=32, seed=7)
 #     loader = ImageLoader(reader, 32, order=order, augment=[ResizeToBucket(buckets), RandomHorizontalFlip()])
 #
 # The samples of each bucket are permuted and cut into steps; the steps of all buckets come in a random sequence.
-# Nothing is planned by sample: a table with an entry for each step says which bucket it is of, and where in that
-# bucket's permutation it begins.
+# A table has an entry for each step, not for each sample: its bucket, and its start in the bucket's permutation.
 #
 #     position p ─► step s, by the bounds of the steps ─► bucket b, and place q in it ─► sample P_b(q)
 #
-# A step has batch_size x world_size samples, so those numbers are part of the order. An epoch that is resumed with
-# others keeps what was dealt, and cuts what is left of each bucket into new steps: since a bucket's samples are dealt
-# by rising q, what is left is the rest of its permutation, and nothing is lost and nothing comes twice. The spec of
-# the order lists from which cursor on which sizes held ("0:32*8;8192:32*6"), so this may be repeated.
+# A step has batch_size x world_size samples, so these numbers are part of the order. An epoch that is resumed with
+# other numbers keeps its finished steps, and divides the remaining samples of each bucket into new steps: a bucket's
+# samples are used by ascending q, so the rest of its permutation remains, and no sample is lost or repeated. The spec
+# of the order lists the cursors from which sizes apply ("0:32*8;8192:32*6"), so an epoch may be resumed repeatedly.
 #
-# What does not fill a step at the end of a bucket, fewer samples than a step has:
+# The samples at the end of a bucket that do not fill a step:
 #
 #     pad         repeats of the bucket's first samples fill the step: every sample comes at least once
-#     drop_last   is left out in this epoch; `left_out` says which samples. They differ from epoch to epoch
+#     drop_last   they are left out in this epoch (see `left_out`); they differ from epoch to epoch
 #
 # Memory: 4 bytes a sample, below 2^32 of them, and 24 bytes a step for each of the two epochs used last.
 
@@ -291,10 +291,11 @@ class _Steps(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Bucketed(PlainOrder):
-    """buckets: int [n], the bucket of each sample, from 0 up.
+    """An order whose steps have samples of one bucket each.
 
-    batch_size: samples of one rank in a step: one number, or one for each bucket (`AspectBuckets.batch_sizes` makes
-        them of about as many pixels). The loader is given the largest.
+    buckets: int [n], the bucket of each sample, from 0 up.
+    batch_size: samples of one rank in a step: one number, or one for each bucket (`AspectBuckets.batch_sizes` gives
+        sizes with about equal numbers of pixels). The loader gets the largest.
     world_size: ranks; by default found in torch.distributed or the launcher's variables, here and now.
     tail: "pad" or "drop_last"; the tail of the loader has no meaning, since all steps are whole.
 
@@ -329,7 +330,7 @@ class Bucketed(PlainOrder):
             raise ValueError(f"tail is pad or drop_last, not {self.tail!r}")
         world_size = rank_and_world_size(None, None)[1] if self.world_size is None else self.world_size
         if world_size < 1:
-            raise ValueError(f"world_size is 1 or more, not {world_size}")
+            raise ValueError(f"world_size is at least 1, not {world_size}")
         object.__setattr__(self, "world_size", world_size)
         small = buckets.astype(np.uint16, copy=False)  # which sorts by radix
         members = np.argsort(small, kind="stable").astype(np.uint32 if len(small) < 1 << 32 else np.int64)
@@ -342,11 +343,11 @@ class Bucketed(PlainOrder):
     # --- steps ----------------------------------------------------------------------------------------------------
     @property
     def largest_batch(self) -> int:
-        """Samples that a rank has in a step at most."""
+        """Largest number of samples of one rank in a step."""
         return max(self._stages[-1].batch_sizes)
 
     def step_bounds(self, epoch: int) -> Int64s:
-        """The position at which each step of an epoch begins, and the last ends: int64 [steps + 1], read-only."""
+        """The first position of each step of an epoch, and the end of the last: int64 [steps + 1], read-only."""
         return self._table(epoch).bounds
 
     def step_buckets(self, epoch: int) -> Int64s:
@@ -354,7 +355,7 @@ class Bucketed(PlainOrder):
         return self._table(epoch).bucket
 
     def left_out(self, epoch: int) -> Int64s:
-        """The samples that have no place in an epoch, int64 [k], sorted: none with tail="pad"."""
+        """The samples left out of an epoch, int64 [k], sorted; none with tail="pad"."""
         dealt = np.zeros(len(self._members), np.bool_)
         for first in range(0, self._length(epoch), 1 << 20):
             last = min(first + (1 << 20), self._length(epoch))
@@ -381,7 +382,7 @@ class Bucketed(PlainOrder):
         stages, now = _parse(began.pop("steps", None), len(self._starts) - 1), self._stages[-1]
         mine.pop("steps")
         if began != mine or not stages:
-            return super().resumed(spec)  # which raises, and says how they differ
+            return super().resumed(spec)  # raises ResumeError
         if stages[-1][1:] != now[1:]:
             stages = (*(stage for stage in stages if stage.cursor < cursor), now._replace(cursor=cursor))
         if stages == self._stages:
@@ -391,7 +392,7 @@ class Bucketed(PlainOrder):
         object.__setattr__(other, "_epoch", epoch)
         object.__setattr__(other, "_tables", {})
         if any(cursor not in other._bounds_until(epoch, number) for number, cursor in other._cuts()):
-            raise ResumeError(f"the epoch was cut at {spec['steps']!r:.200}, where no step of this order ends")
+            raise ResumeError(f"the epoch was resumed at {spec['steps']!r:.200}, but no step of this order ends there")
         return other
 
     def recorded(self, spec: Mapping[str, Any], epoch: int, cursor: int) -> Bucketed:
@@ -453,7 +454,7 @@ class Bucketed(PlainOrder):
         return table
 
     def _cut(self, epoch: int, number: int, stage: _Stage, left: Int64s) -> _Steps:
-        """The steps that `left` samples of each bucket make, counted from the first of these."""
+        """The steps for `left` remaining samples of each bucket, with positions counted from the first of these."""
         sizes = stage.step_samples(len(left))
         counts = left // sizes if self.tail == "drop_last" else -(-left // sizes)
         in_turn = np.repeat(np.arange(len(left), dtype=np.int64), counts)
@@ -469,7 +470,7 @@ class Bucketed(PlainOrder):
         return [(number, stage.cursor) for number, stage in enumerate(self._stages) if number]
 
     def _bounds_until(self, epoch: int, number: int) -> Int64s:
-        """Where steps end in an epoch that is not cut again after its first `number` stages."""
+        """The step bounds of an epoch that has only its first `number` stages."""
         return self._compute_table(epoch, self._stages[:number]).bounds
 
     @cached_property
@@ -481,7 +482,7 @@ class Bucketed(PlainOrder):
 
 
 def _parse(text: Any, buckets: int) -> tuple[_Stage, ...]:
-    """The stages of a spec; none for a text that `str` of stages has not made."""
+    """The stages of a spec; none for an invalid text."""
     if not isinstance(text, str) or not text.isascii() or text.count(";") > _MAX_CHANGES:
         return ()
     stages: list[_Stage] = []

@@ -1,27 +1,27 @@
-"""Which positions of an epoch each rank takes in each step, counted from a global cursor; and the resume token.
+"""The positions of each rank in each step of an epoch, relative to a global cursor; and the resume token.
 
     whole = batch_size * world_size        samples of a step
     base  = cursor + s * whole             step s takes the positions base to base + whole
     base + r * batch_size + i              the i-th of rank r, i < batch_size
 
-An order whose positions belong to nodes (groups G > 1) is dealt so that node g = r // (world_size / G) sees the
-positions p with p mod G = g alone:
+If positions belong to nodes (order.groups = G > 1), node g = r // (world_size / G) gets only the positions p with
+p mod G = g:
 
     base + G * (l * batch_size + i) + g    the i-th of rank l of node g, l = r mod (world_size / G)
 
 That needs world_size and cursor to be multiples of G; otherwise ranks take slices as above.
 
-All ranks together have seen exactly the positions from the cursor to `cursor_after`, so a run may stop after any step
-and continue with another world size and batch size: nothing is lost and nothing comes twice. What is left at the end,
-m positions, fewer than one step:
+After a step, all ranks together have seen exactly the positions from the cursor to `cursor_after`, so a run may stop
+after any step and continue with another world size and batch size without losing or repeating samples. The tail, the m
+positions at the end that do not fill a step, is handled by:
 
-    drop_last   is not seen in this epoch
-    pad         every rank gets ceil(m / world_size) samples; those missing are repeats from the start of the epoch
-    exact       every position once, as evenly as possible; ranks may get fewer, or none: an empty array
+    drop_last   leaving them out in this epoch
+    pad         ceil(m / world_size) samples for every rank, filled up by repeats from the start of the epoch
+    exact       every position once, as evenly as possible; ranks may get fewer samples, or none: an empty array
 
-A resume token says where a training job is in its epoch: a small dictionary to save with the model. It counts global
-positions and holds neither ranks, batch size nor workers. What it does hold is checked: the data set by its fingerprint
-and number of samples, the order by its `spec`, and what decoded the images.
+A resume token is the position of a training job in its epoch: a small dictionary to save with the model. It counts
+global positions, independent of ranks, batch size and workers. On a resume it is checked against the data set
+(fingerprint and number of samples), the order (`spec`) and the decoder.
 
     {"kind": "packer-resume", "version": 1, "seed": 7, "epoch": 3, "cursor": 81920, "samples": 1281167,
      "fingerprint": "…", "decoder": "…", "order": {"kind": "shuffled", "samples": 1281167}}
@@ -29,8 +29,8 @@ and number of samples, the order by its `spec`, and what decoded the images.
 Unknown members are ignored, so that later versions can add some. Two bind no resume and are for `readers.replay`:
 "run", how positions were dealt out since the run began (`Segment`), and "made", what was made of the samples.
 
-An order that cuts its epochs into steps itself (`readers.order.base.Stepped`) has a `SteppedSchedule`: each step is
-dealt in slices as above, and there is no tail.
+An order that divides its epochs into steps itself (`readers.order.base.Stepped`) has a `SteppedSchedule`: each step is
+divided into slices as above, and there is no tail.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _MAX_OPS, _MAX_OP_TEXT = 64, 1 << 14
 
 @dataclass(frozen=True)
 class Schedule:
-    """The share of one rank in every step; steps are the same number on all ranks. Raises ValueError.
+    """The share of one rank in every step; all ranks have the same number of steps. Raises ValueError.
 
     batch_size: samples of one rank in a step.
     """
@@ -89,9 +89,9 @@ class Schedule:
         return rest // self.step_samples if self.tail == "drop_last" else -(-rest // self.step_samples)
 
     def positions(self, step: int, cursor: int = 0) -> Int64s:
-        """This rank's positions in a step counted from `cursor`: int64, batch_size of them except at the tail.
+        """This rank's positions in a step counted from `cursor`: int64 [batch_size], or fewer at the tail.
 
-        Raises IndexError for a step that the rest of the epoch does not have.
+        Raises IndexError for a step beyond the end of the epoch.
         """
         self._check_step(step, cursor)
         groups = self._groups(cursor)
@@ -109,7 +109,7 @@ class Schedule:
         return self._wrapped(base + group + groups * np.arange(first, last, dtype=np.int64), group, groups)
 
     def cursor_after(self, step: int, cursor: int = 0) -> int:
-        """The global cursor when all ranks have done a step counted from `cursor`."""
+        """The global cursor after all ranks have done a step counted from `cursor`."""
         self._check_step(step, cursor)
         return min(len(self.order), cursor + (step + 1) * self.step_samples)
 
@@ -121,20 +121,22 @@ class Schedule:
         return (steps - 1) * self.batch_size + len(self.positions(steps - 1, cursor))
 
     def block(self, step: int, cursor: int, most: int) -> Int64s:
-        """This rank's positions in a step and as many steps of its size after it as have `most` positions together.
+        """This rank's positions in a step and following steps of the same size, at most `most` positions together.
 
-        int64 [steps, samples of a step], one step or more.
+        int64 [steps, samples of a step], at least one step.
         """
         positions = self.positions(step, cursor)[None]
         whole = (len(self.order) - cursor) // self.step_samples
         count = min(most // self.batch_size, whole - step)
-        if count > 1:  # whole steps differ by a constant; what is left at the end is a separate block
+        if count > 1:  # whole steps differ by a constant; the tail is a separate block
             positions = positions + self.step_samples * np.arange(count, dtype=np.int64)[:, None]
         return positions
 
     def alike(self, positions: Int64s) -> tuple[Int64s, Int64s]:
-        """The positions whose samples may replace those at n positions, as runs of positions: the first one and the
-        length of each, int64 [n]. Here all of the epoch."""
+        """The positions whose samples may replace those at n positions, as (first, length) of runs, int64 [n] each.
+
+        Any position of the epoch may replace any other.
+        """
         return np.zeros(len(positions), np.int64), np.full(len(positions), len(self.order), np.int64)
 
     def _rest(self, cursor: int) -> int:
@@ -152,19 +154,19 @@ class Schedule:
         return groups if self.world_size % groups == 0 and cursor % groups == 0 else 1
 
     def _wrapped(self, positions: Int64s, group: int, groups: int) -> Int64s:
-        """Positions past the end continue at the start of the epoch, with those of the same node."""
+        """Wrap positions beyond the end of the epoch to its start, to positions of the same node."""
         length = len(self.order)
         if not positions.size or int(positions[-1]) < length:
             return positions
         own = (length - group + groups - 1) // groups
-        if own == 0:  # an epoch with fewer samples than nodes: there is nothing of its own to repeat
+        if own == 0:  # the node has no positions to repeat, because the epoch has fewer samples than nodes
             return positions % length
         return positions // groups % own * groups + group
 
 
 @dataclass(frozen=True)
 class SteppedSchedule(Schedule):
-    """The same for the steps of a `Stepped` order: slices of its steps. `tail` changes nothing. Raises ValueError.
+    """The share of one rank in the steps of a `Stepped` order, slices of these; `tail` is ignored. Raises ValueError.
 
     batch_size: the largest number of samples of one rank in a step.
     """
@@ -177,7 +179,7 @@ class SteppedSchedule(Schedule):
         if (self.batch_size, self.world_size) != (order.largest_batch, order.world_size):
             raise ValueError(
                 f"the order was made for {order.world_size} ranks and batches of up to {order.largest_batch} samples, "
-                f"this loop has {self.world_size} and {self.batch_size}; give the order and the loader the same"
+                f"but this loop has {self.world_size} and {self.batch_size}; give the order and the loader the same"
             )
 
     @property
@@ -209,7 +211,7 @@ class SteppedSchedule(Schedule):
         return self.positions(step, cursor)[None]
 
     def alike(self, positions: Int64s) -> tuple[Int64s, Int64s]:
-        """The positions of the same step, whose samples are of the same bucket."""
+        """The positions of the same step, whose samples are in the same bucket."""
         steps = self._bounds.searchsorted(positions, side="right")
         return self._bounds[steps - 1], self._bounds[steps] - self._bounds[steps - 1]
 
@@ -230,7 +232,7 @@ def make_schedule(order: Order, epoch: int, batch_size: int, rank: int, world_si
 
 
 # --- resume tokens ----------------------------------------------------------------------------------------------
-# What a decoder's name ends in where it matters how moves of images are made (`readers.augment.compose`).
+# Endings of a decoder's name if composing the ops changes pixels (`readers.augment.compose`).
 COMPOSED, OP_BY_OP = "composed geometry", "geometry op by op"
 _COMPOSE = {COMPOSED: "auto", OP_BY_OP: "exact"}
 
@@ -257,7 +259,7 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class ResumeToken:
-    """`cursor` positions of epoch `epoch` have been trained on, on all ranks together.
+    """The position of a training job: all ranks together have trained on `cursor` positions of epoch `epoch`.
 
     fingerprint: of the reader.
     decoder: the name of what decodes, such as "simplejpeg 1.8"; "" for none.
@@ -267,7 +269,7 @@ class ResumeToken:
     made: "ops", the text of each op by view, or a sentence that says why there are none; "images", as `readers.Decode`
         has it; "on_error". Empty where it is not known.
 
-    Raises ResumeError for values that no run can have had.
+    Raises ResumeError for invalid values.
     """
 
     seed: int
@@ -293,7 +295,7 @@ class ResumeToken:
         _check_made(self.made)
 
     def to_dict(self) -> dict[str, Any]:
-        """Strings, integers and one dictionary of them: for JSON, or a checkpoint."""
+        """Strings, integers and one dictionary of these, for JSON or a checkpoint."""
         values = {name: getattr(self, name) for name in (*_COUNTS, *_TEXTS)}
         state: dict[str, Any] = {"kind": _KIND, "version": _VERSION, **values, "order": dict(self.order)}
         if self.run:

@@ -1,22 +1,22 @@
-"""An order that reads whole blocks, with no two samples of a block in a batch: for storage that is far away.
+"""An order for distant storage that reads whole blocks, with no two samples of a block in the same batch.
 
 A block is a run of `block` consecutive samples, read at once. `open` blocks are open at a time, and a round takes one
-slice of each, which is one sample where block <= open; it opens the blocks that take the places of those that end:
+slice of each, which is one sample if block <= open; it opens new blocks in place of those that end:
 
-    round 0   a0 z1 y2            block 3, open 3; the epoch is a ring: in its first rounds the blocks that were opened
-    round 1   b0 a1 z2            in the last ones give their other samples, so all rounds are alike, and which sample
-    round 2   c0 b1 a2            comes where is arithmetic
+    round 0   a0 z1 y2            block 3, open 3; the epoch is a ring: its first rounds take the remaining samples of
+    round 1   b0 a1 z2            the blocks that are opened in its last rounds, so all rounds are alike, and the
+    round 2   c0 b1 a2            sample at a position is computed directly
 
-A batch no larger than a round has no two samples of a block. So over one batch it mixes as a global shuffle does; over
-16 batches and more, as any order of blocks with as many open: a set that is sorted by class wants to be shuffled when
-it is packed. Storage sees one read a block (two of those that are cut by the epoch's ends), and memory holds `open`
-blocks, less what was taken of them. The blocks begin elsewhere in each epoch, so that the same samples do not always
-share one.
+A batch no larger than a round has no two samples of a block. So within one batch it mixes like a global shuffle; over
+16 and more batches, like any order with as many open blocks: shuffle a set that is sorted by class when you pack it.
+Each block takes one read (two if it is cut by the epoch's ends), and memory holds the remaining samples of `open`
+blocks. Blocks have a different offset in each epoch, so that the same samples do not always share a block.
 
-With `nodes` there are as many weaves side by side, each of blocks of its own, and position p is of weave p mod nodes.
-Made for as many as there are ranks, no two ranks read the same block. With `workers` each node has as many weaves,
-which take turns by `batch_size` positions: batch k of a node is of weave k mod workers, as the workers of a DataLoader
-make them, so no two workers read the same block. Samples behind the last whole round come one by one, at the end.
+With `nodes` there are as many weaves side by side, each with separate blocks, and position p belongs to weave p mod
+nodes; with nodes equal to the number of ranks, no two ranks read the same block. With `workers` each node has as many
+weaves, which take turns by `batch_size` positions: batch k of a node belongs to weave k mod workers, as with the
+workers of a DataLoader, so no two workers read the same block. Samples after the last whole round come one by one, at
+the end.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from readers.order.base import Int64s, Permutation, PlainOrder, Spec, check_samp
 
 
 class _Places(NamedTuple):
-    """Of positions, int64 [k] each: the visit of a block (-1 for none), and the sample."""
+    """For positions, int64 [k] each: the visit of a block (-1 for none), and the sample."""
 
     visit: Int64s
     sample: Int64s
@@ -39,12 +39,16 @@ class _Places(NamedTuple):
 
 @dataclass(frozen=True)
 class Woven(PlainOrder):
-    """block: samples of a block. open: blocks that are open at a time, of each weave. nodes, workers: weaves, and how
-    many of them each node has.
+    """An order of interleaved blocks; make one from a reader with `woven`.
 
-    batch_size: positions of a node that a weave has in a row; without meaning for one worker. An epoch is also resumed
-    with other workers and another batch_size. Raises ValueError for numbers below 1. Make one from a reader with
-    `woven`.
+    block: samples of a block.
+    open: blocks that are open at a time, in each weave.
+    nodes: nodes with separate weaves.
+    workers: weaves of each node.
+    batch_size: consecutive positions of a node in a weave; has no effect with one worker.
+
+    An epoch can be resumed with another number of workers and another batch_size. Raises ValueError for numbers below
+    1.
     """
 
     samples: int
@@ -72,12 +76,12 @@ class Woven(PlainOrder):
 
     @property
     def blocks(self) -> int:
-        """Whole ones."""
+        """Number of whole blocks."""
         return self.samples // self.block
 
     @property
     def round_samples(self) -> int:
-        """Samples of a round of one weave: a batch of at most so many has no two of a block where block <= open."""
+        """Samples of a round of one weave. If block <= open, a batch of at most this size has no two of a block."""
         return self._starts * self.block
 
     def spec(self) -> Spec:
@@ -86,15 +90,15 @@ class Woven(PlainOrder):
         return {"kind": "woven", "samples": self.samples, **sizes, **dealt}
 
     def is_read_alone(self, processes: int, workers: int, batch_size: int) -> bool:
-        """Whether each of so many processes, and workers of theirs that make batches in turn, has blocks of its own."""
+        """Whether each of `processes` ranks, with `workers` that make batches in turn, reads separate blocks."""
         return self.nodes == processes and self.workers == workers and (workers == 1 or self.batch_size == batch_size)
 
     def visits(self, epoch: int, positions: Int64s) -> Int64s:
-        """Numbers of the visits of blocks that these positions are part of, int64 [k]; -1 for samples without one."""
+        """Numbers of the block visits to which positions belong, int64 [k]; -1 for samples without one."""
         return self._places(epoch, positions).visit
 
     def samples_of(self, epoch: int, visits: Int64s) -> list[Int64s]:
-        """The samples that come with each of some visits, as stored: int64, at most `block` each."""
+        """The samples of each of some visits in stored order: int64, at most `block` each."""
         slots, turn = np.arange(self.block), visits // 2
         block = Permutation(max(1, self.blocks), self.seed, epoch, "woven blocks").forward(turn)
         keys, size = derive_keys(self.seed, epoch, "woven block"), len(visits) * self.block
@@ -106,12 +110,12 @@ class Woven(PlainOrder):
 
     @property
     def open_samples(self) -> int:
-        """Of all blocks of a weave that are open at a time."""
+        """Number of samples of all blocks of a weave that are open at a time."""
         return self._starts * self._life * self.block
 
     @property
     def open_positions(self) -> int:
-        """Within so many positions, all samples of a block come."""
+        """Number of positions within which all samples of a block come."""
         return (self.open_samples + self.batch_size) * self._weaves
 
     # --- inside -------------------------------------------------------------------------------------------------
@@ -121,12 +125,12 @@ class Woven(PlainOrder):
 
     @property
     def _life(self) -> int:
-        """Rounds that a block is open."""
+        """Number of rounds for which a block is open."""
         return min(self.block, self.open)
 
     @property
     def _starts(self) -> int:
-        """Blocks of a weave that a round opens."""
+        """Number of blocks of a weave that a round opens."""
         return max(1, min(self.open // self._life, self.blocks // self._weaves))
 
     @property
@@ -134,23 +138,23 @@ class Woven(PlainOrder):
         return self.blocks // self._weaves // self._starts
 
     def _ages(self, slots: Int64s) -> Int64s:
-        """The rounds after its block was opened in which each slot of a block comes."""
+        """For each slot of a block, the number of rounds after the block's opening in which it comes."""
         ages: Int64s = ((slots + 1) * self._life - 1) // self.block
         return ages
 
     def _moved(self, epoch: int, samples: Int64s) -> Int64s:
-        """Samples, counted from where blocks begin in this epoch."""
+        """Samples shifted by the offset of this epoch's blocks."""
         first = Permutation(self.block, self.seed, epoch, "woven grid").forward(np.zeros(1, np.int64))
         moved: Int64s = (samples + first) % max(1, self.samples)
         return moved
 
     def _dealt(self, positions: Int64s) -> tuple[Int64s, Int64s]:
-        """The weaves that these positions are of, and which place of its weave each is."""
+        """The weave of each position, and its place in the weave."""
         node, place = positions % self.nodes, positions // self.nodes
         if self.workers == 1:
             return node, place
         turn, within = place // self.batch_size, place % self.batch_size
-        full = self._rounds * self.round_samples // self.batch_size * self.batch_size  # of a weave; the rest one by one
+        full = self._rounds * self.round_samples // self.batch_size * self.batch_size  # in batches; the rest singly
         rest = place - full * self.workers
         worker = np.where(rest < 0, turn, rest) % self.workers
         dealt = np.where(rest < 0, turn // self.workers * self.batch_size + within, full + rest // self.workers)
@@ -176,7 +180,7 @@ class Woven(PlainOrder):
         block = order.forward(turn)
         keys = derive_keys(self.seed, epoch, "woven block")
         sample[woven] = block * self.block + permute_each(slot, np.full(len(slot), self.block), block, keys)
-        # Then whole blocks that are too few for a round, and what is left of the set behind its last block.
+        # Then whole blocks that are too few for a round, and the samples after the last block.
         rest = positions[~woven] - whole
         rest = Permutation(self.samples - whole, self.seed, epoch, "woven rest").forward(rest)
         spare, spare_samples = self._rounds * self._starts * self._weaves, self.blocks * self.block - whole
@@ -205,12 +209,13 @@ def woven(
     workers: int = 1,
     batch_size: int = 1,
 ) -> Woven:
-    """The order for a reader, by the mean size of one field; reads the column of lengths once.
+    """A woven order for a reader, by the mean size of one field; reads the column of lengths once.
 
-    open: at least the samples of a batch of one rank. What is announced of it is kept in memory, up to 256 MiB of each
-        process, so `open * block_bytes` should be below that.
-    nodes: the ranks.
-    workers, batch_size: of each rank's DataLoader, where its workers read (`ImageDataset`, `ImageStream`).
+    block_bytes: bytes of a block.
+    open: at least the samples of a batch of one rank. Announced blocks are kept in memory, up to 256 MiB a process, so
+        `open * block_bytes` should be below that.
+    nodes: number of ranks.
+    workers, batch_size: those of each rank's DataLoader, if its workers read (`ImageDataset`, `ImageStream`).
 
     Raises ValueError.
     """

@@ -1,4 +1,4 @@
-"""A map-style data set over any reader: what goes into a DataLoader."""
+"""A map-style data set over any reader, for a DataLoader."""
 
 from __future__ import annotations
 
@@ -43,17 +43,15 @@ from readers.reader import SAMPLE_ERRORS, Announcer, Reader, depth_warning
 from readers.table import Buffer
 from readers.torch.rendering import Made, OpRenderer, PerThread, Place, Task, collate_of_caller, loser_of_places
 
-# What an item of `ImageDataset` is made of, from its image and its other fields, and a batch of items.
-
-
 _NOTHING: Payloads = {}
 
 
 class ItemMaker:
-    """Makes items of `fields`.
+    """Makes the items of `ImageDataset` from `fields`, and batches of items.
 
-    main: the field that comes decoded, as `image`.
-    target_transform: of the label, or of the label and the sample. tensors: whether arrays become tensors.
+    main: the field that the caller has decoded, given as `image`.
+    target_transform: function of the label, or of the label and the sample.
+    tensors: whether arrays become tensors.
     one_size: whether all images have one size, so that masks can be stacked.
 
     Raises ValueError.
@@ -72,11 +70,11 @@ class ItemMaker:
         self._tensors, self._one_size = tensors, one_size and tensors
         self._sees_sample = target_transform is not None and _takes_two(target_transform)
         if self._sees_sample and fields.label not in fields.wanted:
-            raise ValueError("target_transform makes the label of a sample: name 'label' in fields")
+            raise ValueError("target_transform computes the label, but fields has no 'label': add it to fields")
 
     @property
     def keeps_image(self) -> bool:
-        """Whether an item has its image once, and that which it is made of."""
+        """Whether an item has its image exactly once, and unchanged by target_transform."""
         return self.fields.wanted.count("image") == 1 and not self._sees_sample
 
     def read(self, reader: Reader, rows: Sequence[int]) -> list[Payloads]:
@@ -91,7 +89,7 @@ class ItemMaker:
         image: Any = None,
         done: Task | None = None,
     ) -> Any:
-        """One item. done: what ops did to its image. Raises BadSampleError."""
+        """One item. done: the ops' job on its image. Raises BadSampleError."""
         fields = self.fields
         if not fields.stored and not self._sees_sample:
             return fields.collect(lambda name: image if name == self._main else self._plain(reader, index, name))
@@ -112,15 +110,17 @@ class ItemMaker:
         return fields.collect(sample.__getitem__)
 
     def _plain(self, reader: Reader, index: int, name: str) -> Any:
-        """The key, index or label, the latter transformed unless that needs the sample."""
+        """The key, index or label; a label is transformed here unless its transform needs the sample."""
         value = Fields.value(reader, index, name)
         if name != "label" or self.target_transform is None or self._sees_sample:
             return value
         return self.target_transform(value)
 
     def collate(self, items: Sequence[Any], images: torch.Tensor | None = None, *, by_torch: bool = False) -> Any:
-        """A batch of items; see `ImageDataset.collate`. images: where those of the items are, in their order. by_torch:
-        what `default_collate` makes."""
+        """A batch of items; see `ImageDataset.collate`.
+
+        images: one tensor that already holds the items' images. by_torch: make the batch as `default_collate` does.
+        """
         fields = self.fields
         by_torch = by_torch or not fields.stored
         if by_torch and images is None and self._main == "image":
@@ -143,17 +143,17 @@ class ItemMaker:
 
 
 def _check_shapes(name: str, values: Sequence[Any]) -> None:
-    """Raise ValueError for arrays that make no batch."""
+    """Raise ValueError for arrays of different shapes, which make no batch."""
     shapes = {tuple(value.shape) for value in values if hasattr(value, "shape")}
     if len(shapes) > 1:
         raise ValueError(
-            f"field {name}: arrays of the shapes {sorted(map(list, shapes))[:3]} in one batch: crop or pad them with  "
-            f"transform=,  or take lists, with  collate_fn=list  (ImageStream: collate=list)"
+            f"field {name}: the arrays of one batch have the shapes {sorted(map(list, shapes))[:3]}: crop or pad them "
+            f"with  transform=,  or make lists, with  collate_fn=list  (ImageStream: collate=list)"
         )
 
 
 def _takes_two(function: Callable[..., Any]) -> bool:
-    """Whether a function needs two arguments by position."""
+    """Whether a function requires two positional arguments."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # written in C
@@ -167,35 +167,35 @@ _OUTPUTS = get_args(Output)
 
 
 class ImageDataset(Dataset[Any]):
-    """(image, label) by number; label is -1 where a sample has none.
+    """Map-style data set of (image, label); the label is -1 if a sample has none.
 
-    In a set without images its main field (`reader.main`) has their place: an array as a tensor, or the bytes of a
-    file, changed by `transform`, a function. Arrays of one shape make a batch; ValueError says which do not.
+    In a set without images its main field (`reader.main`) takes their place: an array as a tensor, or the bytes of a
+    file, passed through `transform`, a function. Arrays of a batch must have the same shape; ValueError otherwise.
 
-    transform: a list of `readers.augment` ops, which decodes no more of an image than it needs and draws by (seed,
-        epoch, position) when the indices come from `EpochSampler`; or any callable that takes an image, albumentations
-        included.
+    transform: a list of `readers.augment` ops, which decode only the part of an image that they need and draw by (seed,
+        epoch, position) if the indices come from `EpochSampler`; or any callable that takes an image, including
+        albumentations transforms.
     decode: "RGB"; "unchanged" for the depth and channels of the file, such as uint16, float32 or the indices of a mask,
-        also through a list of ops (`readers.augment.cpu`, docs/images.md); or None for the encoded bytes. A
-        `readers.Decode` says one of the former, `exact_colours` and `compose`, and by decoder="cpu" that libjpeg
-        decodes all images, by "compiled" that it is an error where the compiled codec was not built.
-    output: what a callable takes and, without one, what an item has: "tensor" (uint8 [3, h, w], unchanged [channels, h,
-        w]; torchvision.transforms.v2), "numpy" (uint8 [h, w, 3]; albumentations), or "pil" (torchvision.transforms),
-        which is RGB only.
-    target_transform: makes the label: a function of the stored label, or one of two arguments, which also sees the
-        sample, {field: value}.
-    fields: what an item is made of: "image", "label", "key", "index", other fields of the set, decoded by their kind
-        (`readers.batch`) and moved with the image by a list of ops; None where the sample lacks one. Arrays are
-        tensors, or arrays with output="numpy" or "pil". {"pixel_values": "image", "labels": "label"} makes dictionaries
-        with these names, as for the Trainer of transformers. Without "image" no image is read. `FieldOptions` also says
-        how masks and boxes follow the image.
-    exact_colours: in boxes that ops make half as large or less, interpolate colours that a JPEG stores at half the
-        size, as everywhere else; otherwise they are repeated there, as by `ImageLoader`.
-    compose: of a list of ops, as for `readers.Decode`.
-    on_error: "raise"; "skip", which makes batches smaller, or raises BadSampleError where no sample would be left; or
-        "substitute": a sample that the order of an `EpochSampler` or `EpochBatchSampler` has in that epoch, the same
-        that `ImageLoader` takes there. Other samplers' orders are not known: then it is another sample of the batch,
-        or, of one that is asked for by itself, any sample of the set. `bad_samples` counts both, in all workers, until
+        also with a list of ops (`readers.augment.cpu`, docs/images.md); or None for the encoded bytes. A
+        `readers.Decode` sets "RGB" or "unchanged", `exact_colours`, `compose` and the decoder: "auto"; "cpu", which
+        decodes all images by libjpeg; or "compiled", which raises if the compiled codec was not built.
+    output: the input of a callable or, without one, the image of an item: "tensor" (uint8 [3, h, w], unchanged
+        [channels, h, w]; for torchvision.transforms.v2), "numpy" (uint8 [h, w, 3]; for albumentations), or "pil" (for
+        torchvision.transforms), which is RGB only.
+    target_transform: computes the label: a function of the stored label, or of the stored label and the sample
+        {field: value}.
+    fields: the fields of an item: "image", "label", "key", "index", and other fields of the set, which are decoded by
+        their kind (`readers.batch`) and moved with the image by a list of ops; None if the sample lacks one. Arrays
+        are tensors, or arrays with output="numpy" or "pil". {"pixel_values": "image", "labels": "label"} makes
+        dictionaries with these names, as for the Trainer of transformers. Without "image" no image is read. Use
+        `FieldOptions` to set how masks and boxes follow the image.
+    exact_colours: also interpolate a JPEG's subsampled colours in boxes that ops shrink to half or less; by default
+        they are repeated there, as in `ImageLoader`.
+    compose: how a list of ops is composed, as for `readers.Decode`.
+    on_error: "raise"; "skip", which makes batches smaller, and raises BadSampleError if no sample of a batch is left;
+        or "substitute", which takes another sample of the same epoch: the one that `ImageLoader` would take, if the
+        indices come from `EpochSampler` or `EpochBatchSampler`; another sample of the batch, with other samplers; any
+        sample of the set, for a single index. `bad_samples` counts skipped and replaced samples of all workers until
         `report`, which an `EpochSampler` over this data set calls after each epoch.
     """
 
@@ -219,8 +219,8 @@ class ImageDataset(Dataset[Any]):
             rest = replace(decoding, images="RGB", decoder="auto", exact_colours=False, compose="auto")
             if rest != Decode() or decoding.decoder not in ("auto", "cpu", "compiled"):
                 raise ValueError(
-                    "ImageDataset makes single samples on the CPU: of Decode it takes images, exact_colours, compose "
-                    "and decoder='auto', 'compiled' or 'cpu'; the rest is for ImageLoader"
+                    "ImageDataset decodes single samples on the CPU: of Decode it accepts images, exact_colours, "
+                    "compose and decoder='auto', 'compiled' or 'cpu'; for the other options use ImageLoader"
                 )
         if decode not in ("RGB", "unchanged", None):
             raise ValueError(f"decode is 'RGB', 'unchanged' or None, not {decode!r}")
@@ -248,11 +248,11 @@ class ImageDataset(Dataset[Any]):
         if isinstance(transform, Sequence):
             asked.check_ops(transform)
         elif transform is not None:
-            asked.check_apart("a function as transform sees the image alone", "give a list of readers.augment ops")
+            asked.check_apart("a function as transform sees only the image", "give a list of readers.augment ops")
         one_size = self._ops is not None and self._ops.out_size is not None and "image" in asked.wanted
         self._maker = ItemMaker(asked, target_transform, self._main, tensors=output == "tensor", one_size=one_size)
         if self._ops is not None and decode is None:
-            raise ValueError("ops need decoded images: leave decode=None out, or give a callable as transform")
+            raise ValueError("ops need decoded images: leave out decode=None, or give a callable as transform")
         if own and output == "pil":
             raise ValueError("decode='unchanged' gives tensors or arrays: choose output='tensor' or 'numpy'")
         self._keywords = _wants_keyword(transform)
@@ -277,7 +277,7 @@ class ImageDataset(Dataset[Any]):
 
     @property
     def decoder(self) -> str:
-        """What decodes the images, as states name it."""
+        """The decoder's name in states."""
         if self._ops is None:
             return DECODER
         return decoder_name(DECODER, self._ops.exact_colours, self._ops.recipe.geometry)
@@ -297,17 +297,17 @@ class ImageDataset(Dataset[Any]):
 
     @property
     def class_to_idx(self) -> dict[str, int]:
-        """Labels by the names of the classes."""
+        """Label of each class name."""
         return self.reader.class_to_idx
 
     @property
     def targets(self) -> list[Any]:
-        """All labels, as torchvision's data sets have them. Of a set with a field of targets all of it is read."""
+        """All labels, as in torchvision's data sets. If the label is a field of the set, reads it for all samples."""
         fields = self._maker.fields
         if fields.label == "label":
             return list(np.asarray(self.reader.labels).tolist())
-        found = self.reader.read_many(range(len(self)), fields.label)
-        return [decode_field("target", data).tolist() for data in found]
+        payloads = self.reader.read_many(range(len(self)), fields.label)
+        return [decode_field("target", data).tolist() for data in payloads]
 
     def __len__(self) -> int:
         return len(self.reader)
@@ -318,28 +318,34 @@ class ImageDataset(Dataset[Any]):
             raise name_sample(
                 self.reader,
                 int(index),
-                "it is bad and cannot be skipped by itself: ask for batches, or take on_error='substitute'",
+                "it is bad and a single sample cannot be skipped: ask for batches, or use on_error='substitute'",
             )
         return items[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Many samples, read together; what DataLoader calls for a batch. Where `collate` or torch's `default_collate`
-        would copy their images into one, they are decoded into it instead, and the batch is made here."""
+        """Many samples, read together; DataLoader calls this for a batch.
+
+        If the caller's collate_fn is `collate` or torch's `default_collate`, images are decoded straight into the
+        tensor of the batch, and the batch is made here.
+        """
         collate = collate_of_caller()
         by_torch, own = collate is default_collate, getattr(collate, "__func__", None) is ImageDataset.collate
         items, images = self._items(indices, together=by_torch or (own and collate.__self__ is self))
         if not items and len(indices):
             first = int(indices[0])
             raise BadSampleError(
-                f"all {len(indices)} samples of a batch are bad, so that on_error='skip' leaves none of it; the first "
-                f"is sample {first} ({self.reader.keys[first]}): find them with `packer verify --deep`, or take "
+                f"all {len(indices)} samples of a batch are bad, so on_error='skip' leaves none; the first is sample "
+                f"{first} ({self.reader.keys[first]}): find them with `packer verify --deep`, or use "
                 f"on_error='substitute'"
             )
         return items if images is None else [Made(self._maker.collate(items, images, by_torch=by_torch))]
 
     def collate(self, items: Sequence[Any]) -> Any:
-        """A batch, for DataLoader(collate_fn=dataset.collate): masks are stacked where ops make all images of one size
-        and every sample has one; other fields of the set are lists; the rest is `default_collate`'s."""
+        """A batch of items, for DataLoader(collate_fn=dataset.collate).
+
+        Masks are stacked if the ops make all images one size and every sample has a mask; other fields of the set
+        become lists; `default_collate` does the rest.
+        """
         return items[0].batch if isinstance(items[0], Made) else self._maker.collate(items)
 
     def over(self, reader: Reader) -> ImageDataset:
@@ -349,14 +355,13 @@ class ImageDataset(Dataset[Any]):
         return other
 
     def follow(self, order: Order) -> None:
-        """Announce samples to come in this order, each worker of a DataLoader those of its own batches. Samplers over
-        this data set call it."""
+        """Announce coming reads in this order; each DataLoader worker announces its own batches. Called by samplers."""
         self._order = order
 
     # --- bad samples --------------------------------------------------------------------------------------------
     @property
     def bad_samples(self) -> int:
-        """How many samples were skipped or replaced since the last report, in this process and all workers."""
+        """Number of samples skipped or replaced since the last report, in this process and all workers."""
         return int(self._counts[0])
 
     @property
@@ -365,7 +370,7 @@ class ImageDataset(Dataset[Any]):
         return int(self._counts[4])
 
     def report(self) -> str:
-        """One line about the bad samples since the last report, "" if there were none. For the end of an epoch."""
+        """One line on the bad samples since the last report, "" if none; resets the count. Call it after an epoch."""
         count, first = self._counts[:2].tolist()
         self._counts[:2] = 0
         if not count:
@@ -374,12 +379,12 @@ class ImageDataset(Dataset[Any]):
         return f"{count} bad samples were {done}, the first is sample {first - 1} ({self.reader.keys[first - 1]})"
 
     def _treat(self, index: int, batch: Sequence[int], error: Exception) -> Any:
-        """A sample from below a cache where its copy there was damaged, or another one in its place; None for none.
-        batch: the rows that were asked for. Raises under on_error="raise"."""
+        """The item for a sample that failed: read again if only its cached copy was damaged, else skipped (None) or
+        replaced. batch: the requested rows. Raises with on_error="raise"."""
         place = index if isinstance(index, Place) else Place(index, 0, 0, int(index))
 
         def others() -> list[int]:
-            named = [row for row in place.others if 0 <= row < len(self)]  # others are in the next data set
+            named = [row for row in place.others if 0 <= row < len(self)]  # in a ConcatDataset, some are another set's
             mates = [row for row in batch if row != index] or range(len(self))
             return named or substitutes_of_row(int(index), mates)
 
@@ -392,7 +397,7 @@ class ImageDataset(Dataset[Any]):
         where = int(index), place.position
         treated = treat(self.reader, self.on_error, where, error, others, take, self._images)
         if treated.bad:
-            # Two workers may add at the same time, and one of the two be lost from the count: not worth a lock.
+            # Without a lock, one of two simultaneous increments may be lost: acceptable for a count of bad samples.
             self._counts[0] += 1
             self._counts[4] += 1
             if not self._counts[1]:
@@ -401,14 +406,14 @@ class ImageDataset(Dataset[Any]):
 
     # --- state --------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """What must be the same when a run continues: the set and the decoder."""
+        """The set's fingerprint and the decoder, which must be the same when a run continues."""
         return {"fingerprint": self.reader.fingerprint, "decoder": self.decoder}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raises ResumeError where `state` comes from another set."""
+        """Check a state. Raises ResumeError if it comes from another set."""
         if state.get("fingerprint") != self.reader.fingerprint:
             raise ResumeError(
-                f"this state was saved with another set: its fingerprint is {state.get('fingerprint')}, this one's is "
+                f"this state was saved with another set: its fingerprint is {state.get('fingerprint')}, expected "
                 f"{self.reader.fingerprint}; open the set that the run began with, or start without the state"
             )
 
@@ -424,7 +429,7 @@ class ImageDataset(Dataset[Any]):
         return _Plan(tasks, images, images.unbind(), self._ops.render_boxes(data, tasks, plans, images))
 
     def _items(self, indices: Sequence[int], *, together: bool = False) -> tuple[list[Any], torch.Tensor | None]:
-        """Samples, and with `together` the memory that their images share as those of a batch, where they do."""
+        """Items; and with `together` the tensor of a batch that holds all their images, None if they are apart."""
         rows, items = [int(index) for index in indices], []
         if self._ops is not None and self._ops.draws and not self._counts[3]:
             self._warn_of_places(indices)
@@ -447,8 +452,8 @@ class ImageDataset(Dataset[Any]):
         return items, images
 
     def _announce(self, indices: Sequence[int], rows: list[int]) -> Announcer | None:
-        """Announce this batch and those after it that this process makes, as far as these follow from the sampler's
-        order: None where they do not."""
+        """Announce this batch and the next batches of this process; None if the indices do not follow the sampler's
+        order, so that the next batches are not known."""
         first, order, info = indices[0] if len(rows) else None, self._order, get_worker_info()
         if order is None or not isinstance(first, Place) or not first.ranks:
             return None
@@ -467,7 +472,7 @@ class ImageDataset(Dataset[Any]):
             self._local.key, self._local.announcer = key, announcer
         known: Announcer | None = self._local.announcer
         if known is not None:
-            stride = first.ranks * workers * len(rows)  # from a batch to the next one of this process
+            stride = first.ranks * workers * len(rows)  # positions from one batch of this process to its next
             number, length = first.position // stride, len(order)
 
             def rows_of(batch: int) -> tuple[Int64s, Int64s]:
@@ -479,21 +484,21 @@ class ImageDataset(Dataset[Any]):
         return known
 
     def _warn_of_depth(self, rows: Sequence[int], data: Sequence[Buffer | Exception]) -> None:
-        """Warn once, in one of all workers, of an image of more than 8 bits."""
+        """Warn once among all workers of an image with more than 8 bits a channel."""
         place = first_deep(data)
         if place >= 0:
             self._counts[2] = 1
             warnings.warn(depth_warning(self.reader, rows[place]), stacklevel=4)
 
     def _warn_of_places(self, indices: Sequence[int]) -> None:
-        """Warn once where a data set over this one keeps back where in the epoch its samples are."""
+        """Warn once if a data set that wraps this one passes plain numbers instead of places in the epoch."""
         name = loser_of_places(indices)
         if name:
             self._counts[3] = 1
             warnings.warn(
-                f"{name} asks this data set for plain numbers, so what ops draw does not follow from the seed, the "
-                f"epoch and the position that the sampler gives: augmentation is another in every run and after a "
-                f"resume; write  ImageDataset(reader.select(indices=…), …)  in place of {name}",
+                f"{name} passes plain numbers to this data set, so the ops cannot draw by the sampler's seed, epoch "
+                f"and position: augmentation differs between runs and after a resume; write  "
+                f"ImageDataset(reader.select(indices=…), …)  in place of {name}",
                 stacklevel=4,
             )
 
@@ -560,5 +565,5 @@ def _read_each(images: Reader, rows: Sequence[int]) -> list[Buffer | Exception]:
 
 
 def _wants_keyword(transform: object) -> bool:
-    """albumentations: transforms that take image= and return a dictionary."""
+    """Whether a transform takes image= and returns a dictionary, as those of albumentations do."""
     return any(base.__module__.partition(".")[0] == "albumentations" for base in inspect.getmro(type(transform)))

@@ -25,8 +25,8 @@ from readers.torch.dataset import ImageDataset
 from readers.torch.sampler import EpochSampler
 from readers.trainers import Trainer, calling_package, check_persistent, find_trainer
 
-_ROWS = 1024  # ranks that share memory are those of one node, and numbered one after the other
-_ITERATIONS = 8  # that are looked up: more never begin at once
+_ROWS = 1024  # only the ranks of one node, which have consecutive numbers, share the memory
+_ITERATIONS = 8  # most iterations that are looked up; more never begin at once
 _VERSION, _BEGUN, _NEXT, _COUNT, _FIRST, _HEADER = (
     0,
     slice(1, 4),
@@ -43,12 +43,12 @@ _TO_ACCELERATE = "ImageStream(dataset, EpochSampler(order, dataset, rank=0, worl
 class ImageStream(IterableDataset[Any]):
     """Batches of `dataset` in the order of `sampler`: for `DataLoader(stream, batch_size=None, num_workers=…)`.
 
-    drop_last: leave out a last batch that is not full; by default where the order shuffles.
-    collate: by default that of the data set.
+    drop_last: leave out a last batch that is not full; default: True if the order shuffles.
+    collate: default: `dataset.collate`.
 
-    Worker w of W makes the batches w, w + W, …, and DataLoader takes from the workers in turn, so the order does not
-    depend on their number. Each iteration is the next epoch, with persistent workers or without: the position of the
-    sampler is in memory that the workers share. So `state_after` of either knows the epoch.
+    Worker w of W makes the batches w, w + W, …, and DataLoader takes batches from the workers in turn, so the order
+    does not depend on their number. Each iteration is the next epoch, with or without persistent workers: the position
+    of the sampler is in memory that the workers share, so `state_after` of stream and sampler knows the epoch.
     """
 
     def __init__(
@@ -61,15 +61,15 @@ class ImageStream(IterableDataset[Any]):
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         if batch_size < 1:
-            raise ValueError(f"a batch has 1 sample or more, not {batch_size}")
+            raise ValueError(f"batch_size is at least 1, not {batch_size}")
         if not isinstance(sampler, EpochSampler):
-            raise ValueError("a stream cuts single samples into batches: give it an EpochSampler, not a batch sampler")
+            raise ValueError("a stream makes batches of single samples: give it an EpochSampler, not a batch sampler")
         self.dataset, self.sampler, self.batch_size = dataset, sampler, batch_size
         self.drop_last = choose_tail(sampler.order) == "drop_last" if drop_last is None else drop_last
         self.collate = dataset.collate if collate is None else collate
         self._place = _SharedPlace(sampler)
         self._process, self._iterations = os.getpid(), 0  # of this process
-        self._starter: Trainer | None = None  # of the process that has started this one with a copy of the stream
+        self._starter: Trainer | None = None  # trainer of the process that spawned this one with a copy of the stream
         self._restored: tuple[Start, int] | None = None
         self._refused: ResumeError | None = None
         self._current: _Batches | None = None
@@ -84,18 +84,18 @@ class ImageStream(IterableDataset[Any]):
     # --- where it is --------------------------------------------------------------------------------------------
     @property
     def epoch(self) -> int:
-        """The epoch of the iteration begun last, or else of the next one."""
+        """Epoch of the current or last iteration; before the first, of the next one."""
         return self.start.epoch
 
     @property
     def start(self) -> Start:
-        """Where the iteration that was begun last began, or else the next one begins."""
+        """Start of the current or last iteration; before the first, of the next one."""
         return self.sampler.start
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be of `epoch`, in all workers: from the position of a loaded state, or its start.
+        """Set the epoch of the next iteration in all workers; it begins at the position of a loaded state, if any.
 
-        Raises TrainerError where a framework calls this and would lose samples or the position of a state.
+        Raises TrainerError if the calling framework would lose samples or the position of a state.
         """
         trainer = find_trainer()
         self.sampler.set_epoch(epoch)
@@ -106,29 +106,29 @@ class ImageStream(IterableDataset[Any]):
         if trainer.repeats and rest % trainer.processes:
             batch_size = self.batch_size + -self.batch_size % trainer.processes
             raise TrainerError(
-                f"accelerate would repeat {-rest % trainer.processes} samples in each epoch, as the last {rest} make "
-                f"no equal shares for {trainer.processes} processes: write  "
+                f"accelerate would repeat {-rest % trainer.processes} samples in each epoch, because the last {rest} "
+                f"do not divide evenly among {trainer.processes} processes: write  "
                 f"ImageStream(dataset, sampler, {batch_size}, drop_last=True)"
             )
 
     def __len__(self) -> int:
-        """Batches of a whole epoch on this rank, also in an epoch that was resumed."""
+        """Batches of a whole epoch on this rank, also while an epoch is resumed."""
         check_persistent(self)  # Lightning asks for this before each use of a DataLoader
         full, rest = divmod(len(self.sampler), self.batch_size)
         return full if self.drop_last or not rest else full + 1
 
     # --- state --------------------------------------------------------------------------------------------------
     def state_after(self, samples: int) -> dict[str, Any]:
-        """The position after `samples` samples, on every rank, of the iteration that was begun last."""
+        """The position after `samples` samples on every rank of the current or last iteration."""
         return self.sampler.state_after(samples)
 
     def state_dict(self) -> dict[str, Any]:
-        """For StatefulDataLoader: the position of this copy, and the number of its next batch: which worker makes it.
+        """For StatefulDataLoader: the position of this copy, and its next batch's number, which selects the worker.
 
-        Raises TrainerError where workers make the batches: this copy does not know which ones training has seen.
+        Raises TrainerError if workers make the batches: this copy does not know how many of them training has used.
         """
         current, progress = self._current, None if self._current is None else self._current.progress
-        if calling_package() == "torchdata":  # for the iterator that was made last, which may not have begun
+        if calling_package() == "torchdata":  # it asks for the newest iterator, which may not have begun
             token = self.sampler.feed.token(self._place.next if progress is None else progress.position)
         else:
             token = self.sampler.state_dict()
@@ -136,52 +136,52 @@ class ImageStream(IterableDataset[Any]):
         return {"sampler": token, "number": number, "batch_size": self.batch_size, "ranks": self.sampler.world_size}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration begin there. Takes states of samplers and loaders, too. Raises ResumeError."""
+        """Begin the next iteration at the position of a state of a stream, sampler or loader. Raises ResumeError."""
         token, number, info = state.get("sampler", state), state.get("number"), get_worker_info()
         if not isinstance(token, Mapping) or not isinstance(number, int | None):
-            raise ResumeError("not the state of a stream: expected a sampler's state and a batch's number")
+            raise ResumeError("not the state of a stream: expected a sampler's state and a batch number")
         if number is None or (info is None and calling_package() != "torchdata"):
             self.sampler.load_state_dict(token)
             return
-        start, here = self.sampler.restored(token), (self.batch_size, self.sampler.world_size)
-        there = (state.get("batch_size", here[0]), state.get("ranks", here[1]))
+        start, expected = self.sampler.restored(token), (self.batch_size, self.sampler.world_size)
+        saved = (state.get("batch_size", expected[0]), state.get("ranks", expected[1]))
         shared = info is not None and info.num_workers > 1 and self.sampler.units_after(start) >= self.batch_size
-        if info is not None and shared and there != here:
-            self._refused = ResumeError(  # raised with the first batch: Lightning hides what is raised before
-                f"the state is that of {info.num_workers} workers that share out batches of {there[0]} samples on each "
-                f"of {there[1]} ranks, and this stream has batches of {here[0]} on {here[1]}: samples would be lost or "
+        if info is not None and shared and saved != expected:
+            self._refused = ResumeError(  # raised with the first batch: Lightning hides an earlier error
+                f"the state was saved by {info.num_workers} workers with batches of {saved[0]} samples on {saved[1]} "
+                f"ranks, but this stream has batches of {expected[0]} on {expected[1]}: samples would be lost or "
                 f"repeated; resume with those of the state, or from  "
                 f"stream.state_after(samples this rank has trained on)"
             )
-        self._restored = (start, number)  # for the one iterator that is made next here
+        self._restored = (start, number)  # for the next iterator of this process
 
     # --- inside -------------------------------------------------------------------------------------------------
     def __iter__(self) -> Iterator[Any]:
-        """The next epoch; it begins when its first batch is asked for."""
+        """The next epoch; it begins with the request for its first batch."""
         if self._process != os.getpid():
             self._process, self._iterations = os.getpid(), 0
         self._iterations += 1
         self._current = _Batches(self)
-        if self._restored is not None or get_worker_info() is not None:  # which is asked for its first batch at once
+        if self._restored is not None or get_worker_info() is not None:  # a worker needs its first batch at once
             try:
                 self._current.begin()
             except (ResumeError, TrainerError, ValueError) as error:
-                self._current.error = error  # here it would end the worker without a word
+                self._current.error = error  # raised now it would end the worker without a message
         return self._current
 
     def begin(self) -> tuple[Progress, int]:
-        """Begin an iteration in this process: what it hands out, and the number of its first batch."""
+        """Begin an iteration in this process; returns its progress and the number of its first batch."""
         info, place, trainer = get_worker_info(), self._place, self._trainer()
         workers, seed = (info.num_workers, info.seed - info.id) if info else (0, 0)
         if place.is_stale:
             raise ResumeError(
-                "a state was loaded while workers were running, who know nothing of it; make a new DataLoader after "
-                "load_state_dict, or leave persistent_workers out"
+                "a state was loaded while workers were running, and they cannot see it; make a new DataLoader after "
+                "load_state_dict, or leave out persistent_workers"
             )
         if trainer.keeps_account and (trainer.at_end or trainer.missed_state(trainer.epoch or 0, 0) is not None):
             raise TrainerError(
-                f"Lightning begins epoch {trainer.epoch}, but the state of this stream in the checkpoint is in the "
-                f"middle or at the end of one: samples would be lost or repeated; write  "
+                f"Lightning begins epoch {trainer.epoch}, but this stream's state in the checkpoint is in the middle "
+                f"or at the end of an epoch: samples would be lost or repeated; write  "
                 f"StatefulDataLoader(dataset, batch_size, sampler=sampler, …)  in place of the stream"
             )
         if self._refused is not None:
@@ -189,25 +189,25 @@ class ImageStream(IterableDataset[Any]):
         restored, self._restored = self._restored, None
         if restored is None:
             return self.sampler.begin(trainer, key=(seed, self._iterations) if info else None), 0
-        place.forget(seed)  # a restored DataLoader has the seed of the one that it continues
+        place.forget(seed)  # a restored DataLoader has the seed of the DataLoader that it continues
         start, number = restored
-        if workers > 1:  # each of them is where it made its own last batch
-            if trainer.under_way:  # the worker that is asked first makes the batch under way again, and is the next one
+        if workers > 1:  # the state of a worker is the position after the last batch that it made
+            if trainer.under_way:  # the batch under way is made again, by the worker that is asked first
                 number += trainer.batches + 1 - self._batches_before(start)
                 start = self.sampler.place_of(start, trainer.batches * self.batch_size)
             trainer = replace(trainer, under_way=False, batches=0)
         return self.sampler.begin(trainer, start), number
 
     def _batches_before(self, start: Start) -> int:
-        """How many batches of the epoch are before a position."""
+        """Number of batches of the epoch before a position."""
         full, rest = divmod(self.sampler.units_after(Start()) - self.sampler.units_after(start), self.batch_size)
         return full if self.drop_last or not rest else full + 1
 
     def _trainer(self) -> Trainer:
-        """Who asks for the iteration that begins; in a worker, who has started that for its first one."""
+        """The trainer that begins an iteration; for a worker's first iteration, the one that started the worker."""
         trainer = Trainer()
         if get_worker_info() is None or self._iterations == 1:
-            trainer = self._starter or find_trainer()  # a forked worker still has the calls of the process before it
+            trainer = self._starter or find_trainer()  # a forked worker still has the parent's call stack
         return replace(trainer, batch_size=self.batch_size, partial=not self.drop_last, asks_ahead=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -219,7 +219,7 @@ class ImageStream(IterableDataset[Any]):
 
 
 class _Batches(Iterator[Any]):
-    """The batches of one epoch, or of the rest of one, that this worker makes. number: of the next one of all."""
+    """This worker's batches of an epoch or of its rest. number: of the next batch, counted over all workers."""
 
     def __init__(self, stream: ImageStream) -> None:
         self._stream = stream
@@ -229,7 +229,7 @@ class _Batches(Iterator[Any]):
 
     @property
     def collate_fn(self) -> Any:
-        """As the data set asks for it (`readers.torch.rendering`)."""
+        """Looked up on the call stack by the data set (`readers.torch.rendering`)."""
         return self._stream.collate
 
     def begin(self) -> Progress:
@@ -253,23 +253,23 @@ class _Batches(Iterator[Any]):
 
 
 class _SharedPlace(Place):
-    """Where a stream is in its epochs: in memory that all processes with a copy of it share.
+    """The position of a stream, in memory that all processes with a copy of the stream share.
 
-        int64[ranks, 40], one row a rank, since ranks that are forked or spawned with a stream share its memory, too:
+        int64[ranks, 40], one row a rank, because ranks that are forked or spawned with a stream share its memory, too:
 
-                   version                raised by each state that the stream was given, so that older copies notice
-                   1, epoch, cursor       where the last iteration began; 0 since the next position was set
-                   epoch, cursor          where the next one begins
+                   version                incremented by each loaded state, so that older copies notice
+                   1, epoch, cursor       start of the last iteration; 0 since the next position was set
+                   epoch, cursor          start of the next iteration
                    count                  of the iterations that were begun by several workers
                first                  the epoch that was begun first, and 1
                    seed, number, epoch, cursor, 8 times: those that were begun last
 
-    The first worker of an iteration to come begins it, under a lock, and the others find it by the seed of their
-    DataLoader and how often they were asked. The process that made the stream may be none of the ranks, and sets the
-    position of all of them.
+    The first worker to arrive begins an iteration, under a lock; the others look it up by the seed of their DataLoader
+    and the number of iterations so far. The process that made the stream need not be a rank; it sets the position of
+    all ranks.
 
-    Pickles to the same memory where DataLoader starts workers, and else to separate memory. sampler: says which rank
-    this process is.
+    Pickles to the same memory when DataLoader starts workers, otherwise to separate memory. sampler: knows the rank of
+    this process.
     """
 
     def __init__(self, sampler: EpochSampler) -> None:
@@ -309,7 +309,7 @@ class _SharedPlace(Place):
 
     @property
     def is_stale(self) -> bool:
-        """Whether another process has loaded a state since this one was given its copy."""
+        """Whether another process has loaded a state since this process got its copy."""
         return bool(self._version != self._row[_VERSION])
 
     def renew(self) -> None:
@@ -332,8 +332,8 @@ class _SharedPlace(Place):
         with alone(self._file):
             row = self._row
             known = row[_HEADER:].reshape(_ITERATIONS, 4)
-            if key is not None and len(found := known[(known[:, :2] == key).all(1)]):
-                return self._start_at(found[0, 2:])
+            if key is not None and len(matches := known[(known[:, :2] == key).all(1)]):
+                return self._start_at(matches[0, 2:])
             start = choose()
             self._order = start.order or self._order
             if key is not None:
@@ -345,7 +345,7 @@ class _SharedPlace(Place):
         return start
 
     def forget(self, seed: int) -> None:
-        """Iterations of this seed are of another DataLoader."""
+        """Drop the iterations with this seed: they were another DataLoader's."""
         known = self._row[_HEADER:].reshape(_ITERATIONS, 4)
         known[known[:, 0] == seed] = 0
 
@@ -365,7 +365,7 @@ class _SharedPlace(Place):
 
 
 def _note_early(trainer: Trainer | None = None) -> None:
-    """Let a stream know the StatefulDataLoader that starts workers now, only for a state."""
+    """Tell a stream which StatefulDataLoader is starting workers only to take a state."""
     early = (trainer or find_trainer()).early
     stream = None if early is None else getattr(early(), "dataset", None)
     if isinstance(stream, ImageStream):

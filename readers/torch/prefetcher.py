@@ -2,11 +2,11 @@
 
     loader's thread: next batch ──► pin ──► copy, on a separate stream ──► queue of `prefetch` batches ──► training
 
-Pinned memory makes the copy asynchronous; a batch that is not in it is put there by the thread. An event marks the end
-of the copy: the training's stream waits for it on the device, and every tensor is recorded on that stream, so that its
-memory is not given out again too early (`readers.decode.device`). What is copied from is kept until the copy is done.
+Pinned memory makes the copy asynchronous; the thread pins batches that are not pinned yet. An event marks the end of
+the copy: the stream of the training loop waits for it on the device, and every tensor is recorded on that stream, so
+that its memory is not reused too early (`readers.decode.device`). Source tensors are kept until the copy is done.
 
-The idea is that of TorchTNT's CudaDataPrefetcher.
+The idea is from TorchTNT's CudaDataPrefetcher.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ _ENDLESS = sys.maxsize
 
 
 class DevicePrefetcher:
-    """Iterate over the batches of a loader on a device, the next ones copied meanwhile.
+    """Iterate over the batches of a loader on a device; the next batches are copied meanwhile.
 
         loader = DevicePrefetcher(DataLoader(dataset, 256, num_workers=8, pin_memory=True), "cuda")
         for images, labels in loader:       # on the GPU
             ...
 
     loader: any iterable of batches. Tensors in tuples, lists, mappings, named tuples, dataclasses and PackedSequences
-        are copied; everything else is handed out as it is.
-    device: where batches go. On the CPU and other devices than CUDA's a thread makes batches ahead and copies them as
-        usual; a loader without workers then works while the step runs.
+        are copied; everything else is returned unchanged.
+    device: target device. On the CPU and devices other than CUDA a thread makes batches ahead and copies them
+        synchronously; a loader without workers then works while the step runs.
     prefetch: batches that wait on the device, besides the one in use.
 
     `len`, `set_epoch` and all other attributes are the loader's: `sampler`, `dataset`, `batch_size`, …. A loader that
-    has `state_dict` and `load_state_dict`, such as torchdata's StatefulDataLoader, is resumed exactly: the state is
-    the one that it had after the batch that was handed out last, not after those made ahead. The state is taken after
-    each batch. A plain DataLoader has none; there use `EpochSampler.state_after`.
+    has `state_dict` and `load_state_dict`, such as torchdata's StatefulDataLoader, is resumed exactly: its state is
+    taken after each batch, and `state_dict` returns the state after the batch returned last, not after those made
+    ahead. A plain DataLoader has no state; use `EpochSampler.state_after`.
 
-    A loop begins with its first batch. Leaving it ends the thread, after the batch that it is at, and another loop ends
-    the one before, which then raises RuntimeError. What the loader raises comes after the batches before it.
+    A loop begins with its first batch. Leaving it ends the thread after its current batch; a new loop ends the loop
+    before it, which then raises RuntimeError. An error of the loader is raised after the batches before it.
     """
 
     def __new__(cls, loader: Iterable[Any], *args: Any, **options: Any) -> DevicePrefetcher:
-        # Frameworks look for the methods on the class, so only over a loader with a state there are such methods.
+        # Frameworks look for the methods on the class, so only the class for loaders with a state defines them.
         stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
         return super().__new__(_Stateful if stateful and cls is DevicePrefetcher else cls)
 
@@ -63,7 +63,7 @@ class DevicePrefetcher:
         self.loader, self.device, self.prefetch = loader, find_device(device), prefetch
         self._stream = DecodeStream(self.device)  # one for all loops: torch reserves the memory of a stream for it
         self._running: weakref.ref[_Iteration] | None = None
-        self._handed_out: Any = None  # the state after the last batch, while the loader may be ahead of it
+        self._handed_out: Any = None  # state after the batch returned last; the loader may be ahead of it
 
     def __iter__(self) -> Iterator[Any]:
         return _Iteration(self)
@@ -72,12 +72,12 @@ class DevicePrefetcher:
         return len(self.loader)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
-        if name == "loader" or name.startswith("__"):  # where it is unpickled or copied, there is none yet
+        if name == "loader" or name.startswith("__"):  # not set yet while unpickling or copying
             raise AttributeError(name)
         return getattr(self.loader, name)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the loader, or else of its samplers, for the next loop; a loop under way ends."""
+        """Set the epoch of the loader, or else of its samplers, for the next loop; ends a loop under way."""
         self._end()
         self._handed_out = None
         loader: Any = self.loader
@@ -103,21 +103,21 @@ class DevicePrefetcher:
 
 
 class _Stateful(DevicePrefetcher):
-    """Over a loader with a state."""
+    """A prefetcher over a loader with a state."""
 
     def state_dict(self) -> Any:
-        """The loader's state after the last batch that was handed out."""
+        """The loader's state after the batch returned last."""
         return self.loader.state_dict() if self._handed_out is None else copy.deepcopy(self._handed_out)  # type: ignore[attr-defined]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next loop begin there; a loop under way ends."""
+        """Begin the next loop at the position of a state; ends a loop under way."""
         self._end()
         self._handed_out = None
         self.loader.load_state_dict(state)  # type: ignore[attr-defined]
 
 
 class _Prepared(NamedTuple):
-    """A batch on the device. tensors: of it, to be used after `ready`. state: of the loader, after this batch."""
+    """A batch on the device. tensors: its tensors, usable after `ready`. state: the loader's, after this batch."""
 
     batch: Any
     tensors: list[torch.Tensor]
@@ -126,17 +126,20 @@ class _Prepared(NamedTuple):
 
 
 class _Source:
-    """What the thread does. It knows neither the prefetcher nor the iterator, so dropping those stops it."""
+    """The thread's work. It refers neither to the prefetcher nor to the iterator, so dropping these stops it."""
 
     def __init__(self, loader: Any, device: torch.device, stream: DecodeStream, stateful: bool) -> None:
         self._iterator, self._device, self._stream = iter(loader), device, stream
         self._state: Callable[[], Any] | None = loader.state_dict if stateful else None
-        self._copied: list[torch.Tensor] = []  # what the copies under way read
+        self._copied: list[torch.Tensor] = []  # source tensors of the copies under way
         self._first = [self._next()]
 
     def make(self, step: int) -> _Prepared:
-        """The next batch. The first one was taken by the training's thread, which waits for it anyway: a loader whose
-        loop begins sees who calls it. Raises what the loader raises."""
+        """The next batch. Raises what the loader raises.
+
+        The first batch was taken by the calling thread, which waits for it anyway: a loader looks at the call stack
+        when its loop begins.
+        """
         batch, state = self._first.pop() if self._first else self._next()
         tensors: list[torch.Tensor] = []
         copied: list[torch.Tensor] = []
@@ -155,7 +158,7 @@ class _Source:
                 return _Prepared(moved, tensors, self._stream.mark(), state)
 
     def close(self) -> None:
-        """The thread has ended: wait for the copies, and drop the loader's iterator."""
+        """Wait for the copies and drop the loader's iterator, after the thread has ended."""
         self._stream.finish()
         self._copied, self._iterator, self._state = [], iter(()), None
         self._first.clear()
@@ -165,7 +168,7 @@ class _Source:
         return batch, None if self._state is None else copy.deepcopy(self._state())
 
     def _on_device(self) -> AbstractContextManager[Any]:
-        """Pinning memory makes a context on the current device of the thread, which is not always this one."""
+        """Make the device current: pinning memory creates a context on the thread's current device."""
         return nullcontext() if self._stream.stream is None else torch.cuda.device(self._device)
 
 
@@ -185,7 +188,7 @@ class _Iteration(Iterator[Any]):
             if not self._begun:
                 self._begin()
             if self._ahead is None:
-                raise Stopped("another loop over this loader has begun, or its state was set, which ended this one")
+                raise Stopped("this loop was ended by another loop over this loader, or by setting its state or epoch")
             made = self._ahead.take()
         except StopIteration:
             self._finished, prefetcher._handed_out = True, None
@@ -221,13 +224,13 @@ def _end(ahead: Ahead[_Prepared], source: _Source) -> None:
 
 
 def _pinned(tensor: Any) -> Any:
-    """The tensor in page-locked memory, if it can be there and is not."""
+    """The tensor in page-locked memory, if it can be pinned."""
     ordinary = tensor.device.type == "cpu" and tensor.layout == torch.strided
     return tensor.pin_memory() if ordinary and not tensor.is_pinned() else tensor
 
 
 def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
-    """A batch with `function` of each tensor in place of the tensor, in containers of the same kinds."""
+    """Apply `function` to each tensor of a batch; containers keep their types."""
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, PackedSequence):  # batch_sizes stay on the CPU
@@ -254,7 +257,7 @@ def _with(mapping: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
     if type(mapping) is dict:
         return items
     copied: Any = copy.copy(mapping)
-    if hasattr(copied, "update"):  # keeps what a subclass has besides, such as a default factory
+    if hasattr(copied, "update"):  # keeps a subclass's extras, such as a default factory
         copied.update(items)
         return copied
     return type(mapping)(items)  # type: ignore[call-arg]

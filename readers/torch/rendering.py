@@ -1,4 +1,4 @@
-"""The ops of an `ImageDataset`, carried out for single samples by their places in an epoch."""
+"""The ops of an `ImageDataset`, applied to single samples by their places in an epoch."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _ASKERS = ("torch.utils.data", "readers.torch.iterable")  # whose functions ask 
 
 @contextmanager
 def one_core() -> Iterator[None]:
-    """Let torch's operations of this thread use one core, as in a worker of a DataLoader.
+    """Limit torch operations of this thread to one core, as in a DataLoader worker.
 
-    An image is too little work to share out: threads that wait for each other cost several times what they save.
+    One image is too little work to parallelise: synchronising threads costs several times what they save.
     """
     before = torch.get_num_threads()
-    if before == 1:  # not set again: what is set is also the default of threads to come, which others may have restored
+    if before == 1:  # do not set it again: setting it also changes the default of new threads
         yield
         return
     torch.set_num_threads(1)
@@ -44,13 +44,13 @@ def one_core() -> Iterator[None]:
 
 
 class Place(int):
-    """The number of a sample, which knows where in which epoch it was asked for: what seeds its augmentation.
+    """The number of a sample with its position in an epoch, which seeds its augmentation.
 
-    others: the samples that may replace it, in the order in which to try them (`readers.feed`); none where the sampler
-        knows that nothing will be replaced.
-    ranks: how many of them share the epoch; 0 where that is not known.
+    others: samples that may replace it, in the order in which to try them (`readers.feed`); empty if the sampler knows
+        that nothing will be replaced.
+    ranks: number of ranks that share the epoch; 0 if unknown.
 
-    Less a number it is the same place in a data set that begins there: torch's ConcatDataset counts so.
+    Subtracting an offset keeps the place, because torch's ConcatDataset computes the numbers within its parts so.
     """
 
     seed: int
@@ -75,30 +75,30 @@ class Place(int):
 
 
 class PerThread(threading.local):
-    """What each thread keeps to itself; a copy in another process has nothing of it."""
+    """Thread-local attributes; pickles as empty."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PerThread, ()
 
 
 class Task(NamedTuple):
-    """What happens to one sample. size: (height, width) of the upright image."""
+    """The work on one sample. size: (height, width) of the upright image."""
 
     job: Job
     size: tuple[int, int]
 
 
 class OpRenderer:
-    """Encoded images to tensors [3, height, width]: uint8, or float32 where the ops end in Normalize.
+    """Renders encoded images to tensors [3, height, width]: uint8, or float32 if the ops end in Normalize.
 
-    unchanged: in their own depth and channels (`readers.augment.cpu`). compiled: see `decode_image`.
+    unchanged: keep the file's depth and channels (`readers.augment.cpu`). compiled: see `decode_image`.
     """
 
     def __init__(self, recipe: Recipe, exact_colours: bool, *, unchanged: bool = False, compiled: bool = True) -> None:
         for op in recipe.batch_ops:
             name = type(op).__name__
             raise ValueError(
-                f"ImageDataset makes single samples, and {name} is for batches: use ImageLoader, or mix in the "
+                f"ImageDataset makes single samples, but {name} is for batches: use ImageLoader, or mix in the "
                 f"collate_fn of the DataLoader"
             )
         self.recipe, self.out_size, self.exact_colours = recipe, recipe.out_size, exact_colours
@@ -108,13 +108,13 @@ class OpRenderer:
         self._local = PerThread()
 
     def tasks(self, indices: Sequence[int], data: Sequence[Buffer | Exception]) -> list[Task | Exception]:
-        """One for each sample, or why there is none."""
+        """One task for each sample, or the error that prevents it."""
         return self.plan(indices, data)[0]
 
     def plan(
         self, indices: Sequence[int], data: Sequence[Buffer | Exception]
     ) -> tuple[list[Task | Exception], list[tuple[list[int], Plan]]]:
-        """The same, and the plans that they are of, with the samples of each."""
+        """The tasks, and the plans that they belong to, each with its rows."""
         sizes = [_upright_size(image) for image in data]
         known = [size if isinstance(size, tuple) else (1, 1) for size in sizes]
         tasks: dict[int, Task | Exception] = {
@@ -135,7 +135,7 @@ class OpRenderer:
         return [tasks[row] for row in range(len(sizes))], plans
 
     def render(self, data: Buffer, task: Task, out: torch.Tensor | None = None) -> torch.Tensor:
-        """out: where to put the result, where that is not in memory of its own. Raises BadSampleError."""
+        """The tensor of one sample, in `out` if given. Raises BadSampleError."""
         if self._unchanged:
             return self._render_unchanged(data, task)
         renderer = self._renderer()
@@ -148,13 +148,14 @@ class OpRenderer:
         return out
 
     def batch(self, count: int) -> torch.Tensor | None:
-        """Memory for the images of a batch, shared where a worker makes it; None where their size is not known."""
+        """Memory for the images of a batch, shared memory in a worker; None if their size is not known."""
         if self.out_size is None or self._unchanged:
             return None
         shape = (count, 3, *self.out_size)
         if get_worker_info() is None:
             return torch.empty(shape, dtype=self._finish.dtype)
-        empty: Any = torch.empty(0, dtype=self._finish.dtype)  # as `default_collate` makes it, and so sent as it is
+        # Made as `default_collate` makes it, so that it is sent without a copy.
+        empty: Any = torch.empty(0, dtype=self._finish.dtype)
         batch: torch.Tensor = empty.set_(torch.UntypedStorage._new_shared(math.prod(shape) * empty.itemsize), 0, shape)
         return batch
 
@@ -165,7 +166,7 @@ class OpRenderer:
         plans: Sequence[tuple[list[int], Plan]],
         batch: torch.Tensor,
     ) -> list[bool]:
-        """Have the compiled codec make what it can of a batch by one call: which of them it has made."""
+        """Render as many images of a batch as the compiled codec can, in one call; returns which ones it rendered."""
         done = [False] * len(data)
         if self.recipe.interpolation == "bicubic" or not self._finish.by_codec:
             return done
@@ -196,8 +197,10 @@ class OpRenderer:
 
 
 def loser_of_places(indices: Sequence[int]) -> str:
-    """The class of a data set that was asked for places and asks for plain numbers, such as torch's Subset; "" where
-    nothing is lost. Looks at the functions of torch.utils.data that are under way."""
+    """Name of the wrapping data set that got places and passes on plain numbers, such as torch's Subset; "" if none.
+
+    Inspects the frames of torch.utils.data on the call stack.
+    """
     if any(isinstance(index, Place) for index in indices):
         return ""
     frame = sys._getframe(1).f_back
@@ -206,14 +209,14 @@ def loser_of_places(indices: Sequence[int]) -> str:
             values = dict(frame.f_locals)
             for value in values.values():
                 if isinstance(next(iter(value), None) if isinstance(value, list) else value, Place):
-                    owner = values.get("self")  # a data set, or what fetches from one
+                    owner = values.get("self")  # a data set, or a fetcher of one
                     return type(owner if isinstance(owner, Dataset) else getattr(owner, "dataset", owner)).__name__
         frame = frame.f_back
     return ""
 
 
 class Made:
-    """A batch in place of the one sample of a batch: what a function that makes a batch of samples returns for it."""
+    """A finished batch, handed to a collate function as its only sample; `default_collate` unwraps it."""
 
     def __init__(self, batch: Any) -> None:
         self.batch = batch
@@ -223,8 +226,8 @@ default_collate_fn_map[Made] = lambda samples, **_: samples[0].batch
 
 
 def collate_of_caller() -> Any:
-    """The function that makes a batch of what the caller returns: of a DataLoader that asks for the samples of one by
-    itself, or through data sets of torch that hand on all samples as they are. Else None."""
+    """The collate_fn of the DataLoader that asks for the caller's samples, directly or through torch data sets that
+    pass samples on unchanged; else None."""
     frame: Any = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_ASKERS):
         owner: Any = frame.f_locals.get("self")
@@ -245,6 +248,6 @@ def _upright_size(data: Buffer | Exception) -> tuple[int, int] | Exception:
 
 
 def _with_positions(indices: Sequence[int]) -> list[Place]:
-    """Plain numbers get an epoch from torch's generator, which seeds other transforms, too."""
+    """The indices as places; plain numbers get an epoch from torch's generator, which seeds other transforms, too."""
     epoch = 0 if all(isinstance(index, Place) for index in indices) else int(torch.randint(1 << 62, ()))
     return [index if isinstance(index, Place) else Place(index, 0, epoch, row) for row, index in enumerate(indices)]

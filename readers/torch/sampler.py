@@ -24,10 +24,8 @@ from readers.torch.dataset import ImageDataset
 from readers.torch.rendering import Place
 from readers.trainers import LIGHTNING, Trainer, calling_package, find_trainer
 
-# What the samplers of a DataLoader share: epoch after epoch of a feed, states, and what trainers do with them.
-#
-# A sampler hands out units: `EpochSampler` the numbers of samples, `EpochBatchSampler` lists of them. A unit is what a
-# rank has of one step of the feed; a sampler of several ranks' batches hands out `units_of_step` of them in a step.
+# A sampler yields units: `EpochSampler` sample numbers, `EpochBatchSampler` lists of them. A unit is one rank's part of
+# a step of the feed; a sampler that yields the batches of all ranks has `units_of_step` units in a step.
 
 
 _Unit = TypeVar("_Unit")
@@ -35,7 +33,7 @@ _Unit = TypeVar("_Unit")
 
 @dataclass(frozen=True)
 class _Set:
-    """What a state says of a data set; a sampler pickles without the data set itself."""
+    """A data set's entries in a state; a sampler pickles these instead of the data set."""
 
     fingerprint: str
     samples: int
@@ -45,13 +43,16 @@ class _Set:
 
 
 class Epochs(Position, ABC, Generic[_Unit]):
-    """Each iteration is the next epoch. Arguments as those of `EpochSampler`; batch_size: of the feed."""
+    """The base of both samplers: each iteration is the next epoch.
 
-    _counted: ClassVar[str]  # what the units are called
-    _batched = False  # whether a DataLoader makes batches of them
+    Arguments as for `EpochSampler`; batch_size: of the feed.
+    """
+
+    _counted: ClassVar[str]  # name of the units in messages
+    _batched = False  # whether a DataLoader makes batches of the units
     _name = "sampler"
-    _stateful: str  # the DataLoader to write, where a plain one has no state
-    _to_accelerate: str  # the sampler to write, where accelerate deals out what it gives
+    _stateful: str  # in messages: the DataLoader to use if a plain one has no state
+    _to_accelerate: str  # in messages: the sampler to use with accelerate
     units_of_step: int = 1
 
     def __init__(
@@ -73,48 +74,48 @@ class Epochs(Position, ABC, Generic[_Unit]):
         self._last_ranks, self._unpickled = self._feed.ranks, False
         self._refused: TrainerError | None = None
         self._of_stream: tuple[int, bool] | None = None
-        self._reported: int | None = None  # the epoch that was begun last, whose bad samples are reported after it
-        self.early: Any = None  # a StatefulDataLoader that has begun a loop only for a state, by a weak reference
+        self._reported: int | None = None  # epoch of the last iteration; its bad samples are reported after it
+        self.early: Any = None  # weak reference to a StatefulDataLoader that began a loop only to take a state
         check_batches(self.feed)
         if self._dataset is not None and not isinstance(order, Stepped):
             self._dataset.follow(order)
 
     @abstractmethod
     def _units_from(self, start: Start) -> Iterator[_Unit]:
-        """What is handed out from there to the end of the epoch."""
+        """The units from `start` to the end of the epoch."""
 
     # --- where it is --------------------------------------------------------------------------------------------
     @property
     def feed(self) -> Steps:
-        """For the rank that this process is now."""
-        if not (self._unpickled and get_worker_info() is not None):  # a spawned worker has another environment
+        """The feed of this process's current rank."""
+        if not (self._unpickled and get_worker_info() is not None):  # a spawned worker cannot detect its rank
             self._last_ranks = self._feed.ranks
         rank, world_size = self._last_ranks
         return replace(self._feed, options=replace(self._feed.options, rank=rank, world_size=world_size))
 
     @property
     def substitutes(self) -> bool:
-        """Whether samples say what may replace them: unless the data set is known, and replaces none."""
+        """Whether samples carry their substitutes: False only if the data set is known and does not substitute."""
         return self._dataset is None or self._dataset.on_error == "substitute"
 
     @property
     def start(self) -> Start:
-        """Where the iteration that was begun last began, or else the next one begins."""
+        """Start of the current or last iteration; before the first, of the next one."""
         return self._start
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be of `epoch`: from the position of a state that was loaded, or else from its start.
+        """Set the epoch of the next iteration, which begins at the position of a loaded state, if any.
 
-        Raises TrainerError where a framework calls this and would lose the position of a state.
+        Raises TrainerError if the calling framework would lose the position of a state.
         """
         refused, self._refused = self._refused, None
         if refused is not None:
             raise refused
         if calling_package() == "torchdata" and epoch < self._place.next.epoch:
-            return  # its nodes count one epoch less after a state from the end of one
+            return  # torchdata's nodes count one epoch too few after a state from the end of an epoch
         trainer = find_trainer()
         if trainer.processes > 1:
-            self._check_sharing(trainer)  # here on all of them; to the first batch come only those that load
+            self._check_sharing(trainer)  # checked here on all processes; only those that load reach the first batch
         if self.start.epoch == epoch:
             is_named_late = calling_package() in LIGHTNING and self._place.begun is not None
             if is_named_late or self._early_loader() is not None:
@@ -123,37 +124,37 @@ class Epochs(Position, ABC, Generic[_Unit]):
         super().set_epoch(epoch)
 
     def __len__(self) -> int:
-        """What a whole epoch has, also one that was resumed; see `left`."""
+        """Units of a whole epoch, also while an epoch is resumed; see `left`."""
         return self.units_after(Start())
 
     @property
     def left(self) -> int:
-        """What has not been handed out of the iteration under way, or else of the next one."""
+        """Units left in the iteration under way, or else in the next one."""
         progress = self._progress
         if progress is None or progress.finished:
             return self.units_after(self._place.next)
         return self.units_after(progress.feed.start) - progress.taken
 
     def units_after(self, start: Start) -> int:
-        """What is handed out from there to the end of the epoch: how much."""
+        """Number of units from `start` to the end of the epoch."""
         return self.feed.at(start).batches() * self.units_of_step
 
     def __iter__(self) -> Iterator[_Unit]:
-        """The next epoch; it begins when it is first asked for something."""
+        """The next epoch; it begins with the request for its first unit."""
         return _Iteration(self)
 
     # --- state --------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """The position after what was handed out last; after the last of an iteration, the next epoch.
+        """The position after the last unit yielded; after the last unit of an epoch, the next epoch.
 
-        Raises TrainerError where a DataLoader has asked for more than training has seen.
+        Raises TrainerError if a DataLoader has taken indices ahead of training.
         """
         progress, begun = self._progress, self._place.begun is not None
         is_ahead = begun if progress is None else progress.trainer.asks_ahead
         if is_ahead and get_worker_info() is None and calling_package() != "torchdata":
             raise TrainerError(
-                f"the DataLoader has asked for indices that training has not seen, so this {self._name} cannot say "
-                f"where training is; write  {self._name}.state_after({self._counted} this rank has trained on)  or  "
+                f"the DataLoader takes indices ahead of training, so this {self._name} does not know the position of "
+                f"training; write  {self._name}.state_after({self._counted} this rank has trained on)  or  "
                 f"{self._stateful}"
             )
         return super().state_dict()
@@ -169,7 +170,7 @@ class Epochs(Position, ABC, Generic[_Unit]):
             self._join(start, *self._of_stream)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration begin there. Raises ResumeError for another set or another kind of order."""
+        """Begin the next iteration at the position of a state. Raises ResumeError for another set or kind of order."""
         self._recall()
         super().load_state_dict(state)
         self._join_stream(self._place.next)
@@ -185,9 +186,9 @@ class Epochs(Position, ABC, Generic[_Unit]):
         self._of_stream = batches
 
     def begin(self, trainer: Trainer, restored: Start | None = None, key: object = None) -> Progress:
-        """Begin an iteration for a trainer, where a state says if it is from one. Raises TrainerError.
+        """Begin an iteration for a trainer, at `restored` if given. Raises TrainerError.
 
-        key: that of the iteration whose parts several workers make.
+        key: identifies an iteration that several workers share.
         """
         self._check_sharing(trainer)
         check_batches(self.feed, 1 if trainer.partial else trainer.batch_size)
@@ -205,11 +206,11 @@ class Epochs(Position, ABC, Generic[_Unit]):
         return Progress(replace(self.feed.at(start), run=run), trainer, self.units_of_step, first)
 
     def restored(self, state: Mapping[str, Any]) -> Start:
-        """Where a state was taken, whose seed is used from now on. Raises ResumeError."""
+        """The position of a state, whose seed is used from now on. Raises ResumeError."""
         return self._start_of(state)
 
     def place_of(self, start: Start, units: int) -> Start:
-        """Where so many units of the epoch of `start` are handed out."""
+        """The position after `units` units of the epoch of `start`."""
         return self.feed.at(Start(start.epoch, 0, start.order)).after(units // self.units_of_step)
 
     def report(self) -> None:
@@ -219,11 +220,11 @@ class Epochs(Position, ABC, Generic[_Unit]):
 
     # --- inside -------------------------------------------------------------------------------------------------
     def _check_sharing(self, trainer: Trainer) -> None:
-        """Raise TrainerError where accelerate would deal out what it should not, or nothing deals it out."""
+        """Raise TrainerError if accelerate would share out units wrongly, or if nothing shares them out."""
         trainer.check_sharing(self.world_size, self._to_accelerate)
 
     def _choose_start(self, trainer: Trainer, restored: Start | None) -> Start:
-        """Where an iteration begins: the trainer's epoch, and a state that the trainer has not loaded, count."""
+        """The start of an iteration, by the trainer's epoch and a state that the trainer has not loaded."""
         start = restored
         if start is None:
             epoch = self._place.next.epoch if trainer.epoch is None else trainer.epoch
@@ -256,15 +257,15 @@ class Epochs(Position, ABC, Generic[_Unit]):
     def _refuse(self, error: TrainerError, trainer: Trainer) -> None:
         if not trainer.asks_ahead:
             raise error
-        self._refused = error  # Lightning hides what is raised here; it names the epoch before it takes a batch
+        self._refused = error  # Lightning hides an error raised now; it calls set_epoch before it takes a batch
 
     def _early_loader(self) -> Any:
-        """The StatefulDataLoader that has begun a loop only for a state, until its first loop takes that over."""
+        """The StatefulDataLoader that began a loop only to take a state, until its first real loop takes it over."""
         loader = None if self.early is None else self.early()
         return loader if loader is not None and loader._initial_iter_for_state_dict else None
 
     def _recall(self) -> None:
-        """Take such a loop back, so that the position can be set."""
+        """Undo a loop begun only to take a state, so that the position can be set."""
         loader, begun, loaded = self._early_loader(), self._place.begun, self._loaded
         if loader is not None:
             loader.load_state_dict({})  # forgets the iterator
@@ -277,10 +278,10 @@ class Epochs(Position, ABC, Generic[_Unit]):
 
 
 class _Iteration(Iterator[_Unit]):
-    """One epoch, or the rest of one. It begins when it is first asked for something, or with a state.
+    """One epoch, or the rest of one. It begins with the request for its first unit, or with a state.
 
-    torchdata keeps the state of this iterator, and makes two of them for the state of an epoch that is over: one that
-    has nothing left, and the next epoch.
+    torchdata keeps the state of this iterator; for a state from the end of an epoch it makes two iterators: an
+    exhausted one, and the next epoch.
     """
 
     def __init__(self, sampler: Epochs[_Unit]) -> None:
@@ -310,26 +311,26 @@ class _Iteration(Iterator[_Unit]):
         return self._sampler.feed.token(start)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from there, in that epoch only. Raises ResumeError."""
+        """Continue at the position of a state, in that epoch only. Raises ResumeError."""
         self._progress = self._sampler.begin(find_trainer(), self._sampler.restored(state))
 
 
 class EpochSampler(Epochs[int], DistributedSampler[int]):  # type: ignore[override]  # its attributes are properties here
     """The samples of one rank, epoch after epoch: each iteration is the next epoch.
 
-    Ranks take positions in turn, so after k samples on every rank of W the first k x W positions of the epoch are done:
-    that number, and no more, is what a resume needs.
+    Ranks take positions in turn, so after k samples on each of W ranks the first k x W positions of the epoch are done:
+    a resume needs only this number.
 
-    source: a reader, or the `ImageDataset` that the indices are for. It lets the state say which set it belongs to; the
-        bad samples of a data set are also reported, as a warning, when the epoch after them begins.
-    rank, world_size: when not given, found in torch.distributed, torchrun, Slurm or MPI each time an iteration begins.
+    source: a reader, or the `ImageDataset` that the indices are for. Its fingerprint becomes part of the state; bad
+        samples of a data set are also reported, in a warning, when the next epoch begins.
+    rank, world_size: default: detected from torch.distributed, torchrun, Slurm or MPI each time an iteration begins.
     tail: "drop_last", "pad" or "exact" (see `readers.order.Schedule`).
 
-    Stateful in the sense of torchdata: StatefulDataLoader saves and restores it. A plain DataLoader asks for more
-    indices than it has handed out; there, save `state_after` of the samples that training has seen.
+    Stateful in the sense of torchdata: StatefulDataLoader saves and restores it. A plain DataLoader takes indices ahead
+    of training; there, save `state_after` of the samples that training has used.
 
-    It is a DistributedSampler, so frameworks that share other samplers out among the ranks leave this one alone. Those
-    that share it out all the same get a TrainerError with the line to write.
+    It is a DistributedSampler, so frameworks that shard other samplers among the ranks leave this one alone. A
+    framework that shards it anyway gets a TrainerError with the line to write.
 
     Raises ValueError for an order that makes batches itself, such as `Bucketed`: see `EpochBatchSampler`.
     """
@@ -350,7 +351,7 @@ class EpochSampler(Epochs[int], DistributedSampler[int]):  # type: ignore[overri
     ) -> None:
         if isinstance(order, Stepped) and order.largest_batch > 1:
             raise ValueError(
-                f"{type(order).__name__} makes batches itself, and EpochSampler gives single samples: write  "
+                f"{type(order).__name__} makes batches itself, but EpochSampler yields single samples: write  "
                 f"DataLoader(dataset, batch_sampler=EpochBatchSampler(order, dataset))"
             )
         super().__init__(order, source, 1, rank, world_size, tail)
@@ -361,11 +362,11 @@ class EpochSampler(Epochs[int], DistributedSampler[int]):  # type: ignore[overri
         return self.world_size
 
     def state_after(self, samples: int) -> dict[str, Any]:
-        """The position after `samples` samples, on every rank, of the iteration that was begun last."""
+        """The position after `samples` samples on every rank of the current or last iteration."""
         return self._state_after(samples)
 
     def samples_from(self, start: Start) -> Iterator[Place]:
-        """The samples of this rank from there to the end of the epoch."""
+        """The samples of this rank from `start` to the end of the epoch."""
         feed = self.feed.at(start)
         for positions, rows in feed.blocks(start.epoch):
             yield from _places(feed, positions.ravel(), rows.ravel(), self.substitutes)
@@ -374,23 +375,23 @@ class EpochSampler(Epochs[int], DistributedSampler[int]):  # type: ignore[overri
 
 
 class EpochBatchSampler(Epochs[list[int]], Sampler[list[int]]):
-    """The batches of one rank, epoch after epoch, for orders that make batches themselves, and for all others.
+    """The batches of one rank, epoch after epoch, for any order, including those that make batches themselves.
 
         order = Bucketed(buckets.of(reader.info), batch_size=32, seed=7)
         loader = DataLoader(dataset, batch_sampler=EpochBatchSampler(order, dataset), num_workers=4)
 
-    A batch is a list of indices. Under `Bucketed` all ranks have the same number of them in a step, of one bucket; a
-    data set with on_error="substitute" replaces a bad sample by another one of its step.
+    A batch is a list of indices. With `Bucketed` all ranks have batches of the same size and bucket in a step; a data
+    set with on_error="substitute" replaces a bad sample by another sample of its step.
 
-    order, source, rank, world_size, tail: as for `EpochSampler`. A rank with nothing left in the last step of
-        tail="exact" has one batch less.
-    batch_size: samples of a rank in a step; the order's own by default, and needed where it has none.
-    all_ranks: give the batches of all ranks of each step in turn, from rank 0 on, for accelerate, which deals the
-        batches of a prepared DataLoader out to its processes. Of as many ranks as the order was made for.
+    order, source, rank, world_size, tail: as for `EpochSampler`. With tail="exact" a rank without samples in the last
+        step has one batch less.
+    batch_size: samples of a rank in a step; default: the order's batch size; required if the order makes no batches.
+    all_ranks: yield the batches of all ranks of each step in turn, starting at rank 0, for accelerate, which
+        distributes the batches of a prepared DataLoader among its processes.
 
-    States are those of `EpochSampler` and `ImageLoader`, and what it says of DataLoaders holds here: StatefulDataLoader
-    saves and restores it; next to a plain one, save `state_after` of the batches that training has seen. Lightning on
-    several ranks leaves it alone with Trainer(use_distributed_sampler=False). Raises ValueError.
+    States are interchangeable with those of `EpochSampler` and `ImageLoader`. StatefulDataLoader saves and restores it;
+    with a plain DataLoader, save `state_after` of the batches that training has used. On several ranks Lightning needs
+    Trainer(use_distributed_sampler=False). Raises ValueError.
     """
 
     _counted = "batches"
@@ -413,7 +414,9 @@ class EpochBatchSampler(Epochs[list[int]], Sampler[list[int]]):
                 raise ValueError(f"{type(order).__name__} makes no batches itself: give EpochBatchSampler a batch_size")
             batch_size = order.largest_batch
         if all_ranks and tail == "exact" and not isinstance(order, Stepped):
-            raise ValueError("with tail='exact' ranks differ in their batches: all_ranks=True needs another tail")
+            raise ValueError(
+                "with tail='exact' ranks may differ in their number of batches: all_ranks=True needs another tail"
+            )
         self._all_ranks = all_ranks
         super().__init__(order, source, batch_size, rank, world_size, tail)
 
@@ -427,7 +430,7 @@ class EpochBatchSampler(Epochs[list[int]], Sampler[list[int]]):
         return self.world_size if self._all_ranks else 1
 
     def state_after(self, batches: int) -> dict[str, Any]:
-        """The position after `batches` batches, on every rank, of the iteration that was begun last."""
+        """The position after `batches` batches on every rank of the current or last iteration."""
         return self._state_after(batches)
 
     def _units_from(self, start: Start) -> Iterator[list[int]]:
@@ -445,8 +448,8 @@ class EpochBatchSampler(Epochs[list[int]], Sampler[list[int]]):
             super()._check_sharing(trainer)
         elif trainer.processes != self.world_size:
             raise TrainerError(
-                f"all_ranks=True gives the batches of {self.world_size} ranks in turn, and accelerate deals them out "
-                f"to {trainer.processes}: prepare the DataLoader on as many processes, or leave all_ranks out"
+                f"all_ranks=True yields the batches of {self.world_size} ranks in turn, but accelerate distributes "
+                f"them among {trainer.processes}: prepare the DataLoader on as many processes, or leave all_ranks out"
             )
 
 
@@ -459,7 +462,7 @@ def _batches_from(feed: Steps, substitutes: bool) -> Iterator[list[int]]:
 
 
 def _places(feed: Steps, positions: Int64s, rows: Int64s, substitutes: bool) -> Iterator[Place]:
-    """The samples at some positions of a feed's first epoch. substitutes: whether they may have to be replaced."""
+    """The samples at some positions of a feed's first epoch. substitutes: whether to attach their substitutes."""
     seed, epoch = feed.seed, feed.start.epoch
     others = feed.others(epoch, positions).tolist() if substitutes else itertools.repeat(())
     ranks = feed.ranks[1]

@@ -1,6 +1,5 @@
-"""Crops and resizes: boxes of a fixed size at a fixed place, in the middle, or anywhere; resizes of a whole image or of
-a random box, with antialiasing, by the filters of Pillow.
-"""
+"""Crops at a fixed place, in the centre or at random, and resizes of a whole image or a random box, with Pillow's
+antialiased filters."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ _Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Crop(Op):
-    """The box with this upper left corner, height and width. The image must hold it."""
+    """Crop a fixed box. The image must contain it. All values in pixels."""
 
     top: int
     left: int
@@ -57,7 +56,7 @@ class Crop(Op):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class CenterCrop(Op):
-    """The middle `size` pixels. The image must be that large."""
+    """Crop `size` pixels at the centre. The image must be at least that large."""
 
     size: Size
 
@@ -79,8 +78,10 @@ class CenterCrop(Op):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RandomCrop(Op):
-    """`size` pixels somewhere, of the image with `padding` black pixels at each edge: one number, or (top and bottom,
-    left and right). The padded image must be as large as the crop. With padding it comes after the resize.
+    """Crop `size` pixels at a random place.
+
+    padding: black pixels added at each edge: one number, or (top and bottom, left and right). The padded image must be
+    at least as large as the crop. A padded crop comes after the resize.
     """
 
     size: Size
@@ -114,7 +115,7 @@ class RandomCrop(Op):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Resize(Op):
-    """To `size`; one number is the short side, and the other side keeps the proportions."""
+    """Resize to `size`; a single number is the short side, and the proportions are kept."""
 
     size: Size
     interpolation: Interpolation = "bilinear"
@@ -146,10 +147,10 @@ class Resize(Op):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RandomResizedCrop(Op):
-    """A box with `scale` of the area and `ratio` of width to height, resized to `size`.
+    """Crop a random box with a share of the area from `scale` and a width / height from `ratio`; resize to `size`.
 
-    Ten tries, then the largest central box within the ratio (Szegedy et al., 2015, as torchvision does it). Where the
-    box is so large that the image can be decoded at 1/2, 1/4 or 1/8, its edges are multiples of 2, 4 or 8 pixels.
+    After ten failed tries, takes the largest central box within the ratio (Szegedy et al., 2015; as torchvision). If
+    the box is so large that the image can be decoded at 1/2, 1/4 or 1/8, its edges are multiples of 2, 4 or 8 pixels.
     """
 
     size: Size
@@ -175,39 +176,38 @@ class RandomResizedCrop(Op):
         return sides(self.size)
 
     def plan(self, planner: Planner, u: Floats) -> None:
-        """u: area, ratio, top and left of ten tries; the first that fits counts."""
+        """u: areas, ratios, tops and lefts of ten tries; the first try that fits is used."""
         height, width = planner.height, planner.width
         tried_width, tried_height = tried_sides(self.scale, self.ratio, height * width, u[:, : 2 * _TRIES])
         fits = (tried_width > 0) & (tried_width <= width[:, None])
         fits &= (tried_height > 0) & (tried_height <= height[:, None])
         rows, first = np.arange(len(height)), fits.argmax(axis=1)
-        found = fits[rows, first]
+        any_fits = fits[rows, first]
         box_height, box_width = self._largest(height, width)
-        box_height = np.where(found, tried_height[rows, first], box_height).astype(np.int64)
-        box_width = np.where(found, tried_width[rows, first], box_width).astype(np.int64)
+        box_height = np.where(any_fits, tried_height[rows, first], box_height).astype(np.int64)
+        box_width = np.where(any_fits, tried_width[rows, first], box_width).astype(np.int64)
         top = planner.inside(u[rows, 2 * _TRIES + first], height - box_height)
         left = planner.inside(u[rows, 3 * _TRIES + first], width - box_width)
-        top = np.where(found, top, (height - box_height) // 2)
-        left = np.where(found, left, (width - box_width) // 2)
+        top = np.where(any_fits, top, (height - box_height) // 2)
+        left = np.where(any_fits, left, (width - box_width) // 2)
         planner.crop(self, top, left, box_height, box_width)
         planner.resize(*sides(self.size), align=True)
 
     def _largest(self, height: _Ints, width: _Ints) -> tuple[_Ints, _Ints]:
-        """The whole image, less what keeps its ratio within bounds."""
+        """The sides of the largest box within the bounds of the ratio."""
         ratio = width / height
         box_height = np.where(ratio < self.ratio[0], np.rint(width / self.ratio[0]), height)
         box_width = np.where(ratio > self.ratio[1], np.rint(height * self.ratio[1]), width)
         return np.clip(box_height, 1, height).astype(np.int64), np.clip(box_width, 1, width).astype(np.int64)
 
 
-# Shapes for images of different proportions: each image goes to the one nearest to its own, so that little is cut off.
-#
-# `readers.order.Bucketed` keeps a step to one of them, as batches have images of one size.
+# Aspect buckets: each image gets the shape with the nearest proportions, so that little is cut off. All images of a
+# batch need one size, so `readers.order.Bucketed` makes each step from one bucket.
 
 
 @dataclass(frozen=True)
 class AspectBuckets:
-    """Shapes, (height, width) in pixels, each of other proportions. Raises ValueError."""
+    """Shapes, (height, width) in pixels, of different proportions. Raises ValueError."""
 
     shapes: tuple[tuple[int, int], ...]
 
@@ -217,28 +217,28 @@ class AspectBuckets:
             raise ValueError(f"shapes are one or more (height, width) from 1 to {MAX_SIDE}, not {self.shapes!r:.200}")
         shapes = tuple(sorted(shapes, key=lambda shape: shape[1] / shape[0]))
         if len({width / height for height, width in shapes}) < len(shapes):
-            raise ValueError(f"two shapes have the same proportions, so no image would go to one: {shapes!r:.200}")
+            raise ValueError(f"two shapes have the same proportions, so one would get no image: {shapes!r:.200}")
         object.__setattr__(self, "shapes", shapes)
 
     @classmethod
     def of_area(cls, area: int, *, multiple: int = 64, max_aspect: float = 2.0) -> AspectBuckets:
-        """For each width that is a multiple of `multiple`, the height that is one and makes at most `area` pixels.
+        """Shapes with sides that are multiples of `multiple`: for each width the largest height within `area` pixels.
 
-        max_aspect: of the longer side to the shorter one. The square, or what is nearest to it, is always among them.
+        max_aspect: largest ratio of the longer to the shorter side. The largest square is always included.
         """
         if multiple < 1 or area < multiple * multiple or not max_aspect >= 1:
             raise ValueError(
-                f"area ({area}) has at least multiple x multiple pixels ({multiple}), max_aspect is 1 or more "
-                f"({max_aspect})"
+                f"expected an area of at least multiple x multiple pixels and max_aspect of at least 1, found "
+                f"area={area}, multiple={multiple}, max_aspect={max_aspect}"
             )
         side = int((area**0.5) // multiple) * multiple
-        found = {(side, side)}
+        shapes = {(side, side)}
         for width in range(multiple, min(area // multiple, MAX_SIDE) + 1, multiple):
             height = area // width // multiple * multiple
             if max(width / height, height / width) <= max_aspect and height <= MAX_SIDE:
-                found |= {(height, width), (width, height)}
-        # Of shapes with the same proportions the largest remains.
-        largest = {width / height: (height, width) for height, width in sorted(found)}
+                shapes |= {(height, width), (width, height)}
+        # Keep the largest of shapes with the same proportions.
+        largest = {width / height: (height, width) for height, width in sorted(shapes)}
         return cls(tuple(largest.values()))
 
     def of(self, info: ImageInfo) -> _Ints:
@@ -246,7 +246,7 @@ class AspectBuckets:
         return self.of_sides(*upright_sides(info))
 
     def of_sides(self, heights: npt.ArrayLike, widths: npt.ArrayLike) -> _Ints:
-        """The bucket of images with these sides in pixels: that whose logarithm of width / height is nearest.
+        """The bucket of images with these sides in pixels: the one with the nearest logarithm of width / height.
 
         A side of 0, of an image whose header cannot be read, counts as 1.
         """

@@ -41,10 +41,10 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ColorJitter(Op):
-    """Brightness, contrast and saturation, in this order, each times a factor from [max(0, 1-x), 1+x]; then hue.
+    """Jitter brightness, contrast and saturation, in this order, by random factors from [max(0, 1-x), 1+x]; then hue.
 
-    Blends with black, with the mean of the grey image, and with the grey image; each step is clamped to 0..255. The hue
-    turns by -hue to +hue of the circle, at most 0.5.
+    These blend with black, with the mean of the grey image, and with the grey image; each step is clamped to 0..255.
+    The hue is rotated by -hue to +hue of the circle, at most 0.5.
     """
 
     brightness: float = 0.0
@@ -93,7 +93,7 @@ class ColorJitter(Op):
 
 
 def _turn_hue(images: torch.Tensor, turns: Any) -> torch.Tensor:
-    """Turn the hue of each pixel; the largest and the smallest value stay as they are.
+    """Rotate the hue of each pixel; its largest and smallest values do not change.
 
     turns: a number, or float32 [n, 1, 1, 1].
     """
@@ -108,13 +108,13 @@ def _turn_hue(images: torch.Tensor, turns: Any) -> torch.Tensor:
     hue = ((blue - red).mul_(sixth).add_(2 / 6)).where(largest == green, hue)
     hue = ((green - blue).mul_(sixth)).where(largest == red, hue)
     places = images.new_tensor([5 / 6, 3 / 6, 1 / 6]).view(3, 1, 1) + hue.add_(turns + 1)
-    # How far each channel is from the smallest value: 0 for a third of the circle, 1 for a third, rising or falling.
+    # Distance of each channel from the smallest value: 0 for a third of the circle, 1 for a third, linear between.
     share = places.frac_().mul_(6).sub_(2).abs_().sub_(1).clamp_(0, 1)
     return torch.addcmul(smallest, chroma, share)
 
 
 def _turned_hue_node(dali: Any, images: Any, turns: Any) -> Any:
-    """The same as `_turn_hue`, as a node of DALI."""
+    """`_turn_hue` as a DALI node."""
     math = dali.math
     red, green, blue = (images[:, :, i : i + 1] for i in range(3))
     largest, smallest = math.max(red, math.max(green, blue)), math.min(red, math.min(green, blue))
@@ -135,7 +135,7 @@ def _turned_hue_node(dali: Any, images: Any, turns: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RandomGrayscale(Op):
-    """Without colour, with probability p; the image keeps its three channels."""
+    """Convert to greyscale with probability p; the image keeps its three channels."""
 
     p: float = 0.1
 
@@ -147,7 +147,7 @@ class RandomGrayscale(Op):
         check_probability(self, self.p)
 
     def plan(self, planner: Planner, u: Floats) -> None:
-        """Parameter: the saturation that is left, 0 or 1."""
+        """Parameter: the remaining saturation, 0 or 1."""
         planner.step(self, np.where(u < self.p, 0.0, 1.0))
 
     def refuses(self, dtype: str, channels: int) -> str:
@@ -164,10 +164,10 @@ class RandomGrayscale(Op):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Normalize(Op):
-    """(x / 255 - mean) / std, by channel; the result is a float. The last op on single images of a list.
+    """Normalise channels, (x / 255 - mean) / std, to floats. It must be the last op on single images in a list.
 
-    With decode="unchanged" as many means and deviations as images have channels, and x / 65535 of uint16; float32 and
-    int32 are not divided.
+    With decode="unchanged", give as many means and deviations as images have channels; uint16 is divided by 65535,
+    float32 and int32 are not divided.
     """
 
     mean: tuple[float, ...]
@@ -187,25 +187,25 @@ class Normalize(Op):
 
 
 def channel_factors(normalize: Normalize | None, largest: float = 255.0, channels: int = 3) -> list[list[float]]:
-    """By what to multiply each channel of values from 0 to `largest`, and what to add, for results that are normalised,
-    or from 0 to 1 without `normalize`.
+    """(factors, summands) for each channel that normalise values from 0 to `largest`, or scale them to 0..1 without
+    `normalize`.
     """
     mean, std = (normalize.mean, normalize.std) if normalize else ((0.0,) * channels, (1.0,) * channels)
     return [[1.0 / (largest * s) for s in std], [-m / s for m, s in zip(mean, std, strict=True)]]
 
 
-# Gaussian blur: two products with banded matrices, which hold the kernel and the mirrored edges.
+# Gaussian blur as two products with banded matrices, which contain the kernel and the mirrored edges.
 
 
 _REACH_SIGMAS = 4.0
 _LEAST_SIGMA = 1e-3
 _BLOCKS_FROM, _BLOCK = 512, 64  # pixels of a side
-_VALUES = 1 << 24  # of the matrices of a few images at a time: 64 MiB
+_VALUES = 1 << 24  # most values of the matrices of images processed at a time: 64 MiB
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class GaussianBlur(Op):
-    """Convolved with a Gaussian of a standard deviation from `sigma` (pixels), with probability p; edges mirrored."""
+    """Gaussian blur with probability p; the standard deviation in pixels is from `sigma`. Edges are mirrored."""
 
     sigma: tuple[float, float] = (0.1, 2.0)
     p: float = 1.0
@@ -249,7 +249,7 @@ class GaussianBlur(Op):
         return dali.fn.gaussian_blur(images, sigma=parameters[0], window_size=window)
 
     def dali_parameters(self, parameters: Floats, heights: Floats, widths: Floats) -> Floats:
-        """The deviation, and the side of the kernel: 1 for images that stay as they are."""
+        """The standard deviation and the side of the kernel, 1 for images without blur."""
         reach = np.maximum(1, np.ceil(_REACH_SIGMAS * parameters)) * (parameters > 0)
         return np.concatenate([np.where(parameters > 0, parameters, 1.0), 2 * reach + 1], axis=1)
 
@@ -259,7 +259,7 @@ def _reach(sigma: float) -> int:
 
 
 def _multiplied(matrices: torch.Tensor, images: torch.Tensor, largest: float) -> torch.Tensor:
-    """The product over the rows of large images, without most of the zeros that are off the diagonal."""
+    """The product over the rows of large images, skipping most zeros off the diagonal."""
     out, reach, length = images.clone(), _reach(largest), images.shape[2]
     for start in range(0, length, _BLOCK):
         rows, near = slice(start, start + _BLOCK), slice(max(0, start - reach), start + _BLOCK + reach)
@@ -268,14 +268,14 @@ def _multiplied(matrices: torch.Tensor, images: torch.Tensor, largest: float) ->
 
 
 def _matrices(length: int, sigma: torch.Tensor, largest: float) -> torch.Tensor:
-    """[n, length, length]: row i holds the weights of the pixels that make pixel i; the unit matrix for sigma 0."""
+    """[n, length, length]: row i has the weights of the source pixels of pixel i; the unit matrix for sigma 0."""
     import torch
 
     reach = _reach(largest)
     offsets, sources = _sources(length, reach, sigma.device)
     own = sigma.clamp(min=_LEAST_SIGMA)[:, None]
     weights = torch.exp(-0.5 * (offsets / own) ** 2)
-    if len(sigma) > 1:  # whose kernels may be narrower than the widest
+    if len(sigma) > 1:  # kernels may be narrower than the widest
         weights = torch.where(offsets.abs() <= torch.ceil(_REACH_SIGMAS * own).clamp(min=1), weights, 0.0)
     weights = weights / weights.sum(1, keepdim=True)
     count = len(sigma)
@@ -285,11 +285,11 @@ def _matrices(length: int, sigma: torch.Tensor, largest: float) -> torch.Tensor:
 
 @lru_cache(maxsize=16)
 def _sources(length: int, reach: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """The offsets of a kernel, and the pixel at each of them from each pixel, [length, 2 * reach + 1]."""
+    """The offsets of a kernel, and the source pixel at each offset from each pixel, [length, 2 * reach + 1]."""
     import torch
 
     offsets = torch.arange(-reach, reach + 1, device=device)
-    # Mirrored about the edge pixels, again and again where the kernel is wider than the image.
+    # Mirrored about the edge pixels, repeatedly if the kernel is wider than the image.
     period = max(1, 2 * (length - 1))
     place = (torch.arange(length, device=device)[:, None] + offsets) % period
     return offsets, torch.minimum(place, period - place) if length > 1 else torch.zeros_like(place)
@@ -303,10 +303,10 @@ _ERASING_TRIES = 10
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RandomErasing(Op):
-    """A box with `scale` of the area and `ratio` of height to width gets another value, with probability p.
+    """Erase a random box, with probability p: its share of the area is from `scale`, its height / width from `ratio`.
 
-    Ten tries to fit a box, else nothing is erased. value: of all three channels, one for each, or "random", noise of
-    its own for each pixel; 0 to 255, as ops on pixels come before Normalize. What torchvision calls 0 after
+    If no box fits in ten tries, nothing is erased. value: one value for all channels, one for each, or "random" for
+    noise in each pixel; 0 to 255, because ops on pixels come before Normalize. What torchvision calls 0 after
     normalisation is the mean times 255 here.
     """
 
@@ -339,7 +339,7 @@ class RandomErasing(Op):
         return refuses_all_but(SMOOTH if self.value == 0.0 else RANGED, dtype, channels)
 
     def plan(self, planner: Planner, u: Floats) -> None:
-        """Parameters: top, left, height, width of the box, height 0 for none; and a key of the noise."""
+        """Parameters: top, left, height (0 for none) and width of the box, and a key for the noise."""
         height, width = planner.height, planner.width
         tried_height, tried_width = tried_sides(self.scale, self.ratio, height * width, u[:, 4:])
         fits = (tried_height < height[:, None]) & (tried_width < width[:, None])
@@ -369,7 +369,7 @@ class RandomErasing(Op):
 
     @property
     def on_dali(self) -> bool:
-        """Noise has no node of DALI."""
+        """Whether DALI can execute it; noise has no DALI node."""
         return self.value != "random"
 
     def dali(self, dali: Any, images: Any, parameters: Any) -> Any:
@@ -379,13 +379,13 @@ class RandomErasing(Op):
 
 
 # MixUp (Zhang et al., 2018, https://arxiv.org/abs/1710.09412) and CutMix (Yun et al., 2019,
-# https://arxiv.org/abs/1905.04899), as torchvision.transforms.v2 has them.
+# https://arxiv.org/abs/1905.04899), as in torchvision.transforms.v2.
 #
-# Each image of a finished batch is combined with the one before it, the first with the last, by one share for the whole
-# batch, which is drawn from a Beta distribution. Labels become shares of classes, float32 [n, classes].
+# Each image of a finished batch is combined with the image before it (the first with the last), with one share for the
+# whole batch, drawn from a Beta distribution. Labels become soft, float32 [n, classes].
 
 
-_MIX_TRIES = 8  # each fails once in twenty times at most
+_MIX_TRIES = 8  # each try fails at most once in twenty times
 _GAMMA_DRAWS = 3 * _MIX_TRIES + 1
 
 
@@ -409,14 +409,16 @@ class _Mix(Op):
         return images, share * labels + (1 - share) * labels.roll(1, 0)
 
     def _combine(self, images: torch.Tensor, share: float, u: Floats) -> float:
-        """Combine the images in place, with `share` of their own; the share of their own that they have then."""
+        """Combine the images in place, keeping about `share` of each; returns the exact share that is kept."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class MixUp(_Mix):
-    """A weighted sum of each image and the one before it. alpha: of the Beta(alpha, alpha) that the weight is from;
-    p: how many of the batches are mixed."""
+    """Mix each image with the image before it, by a weighted sum.
+
+    alpha: parameter of the Beta(alpha, alpha) distribution of the weight. p: probability that a batch is mixed.
+    """
 
     def _combine(self, images: torch.Tensor, share: float, u: Floats) -> float:
         if images.is_floating_point():
@@ -429,8 +431,11 @@ class MixUp(_Mix):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class CutMix(_Mix):
-    """A box of the image before it in each image. alpha: of the Beta(alpha, alpha) that the share of the rest is from;
-    p: how many of the batches are mixed."""
+    """Replace a box of each image by that of the image before it.
+
+    alpha: parameter of the Beta(alpha, alpha) distribution of the share that is kept. p: probability that a batch is
+    mixed.
+    """
 
     def _combine(self, images: torch.Tensor, share: float, u: Floats) -> float:
         height, width = images.shape[2:]
@@ -445,16 +450,16 @@ class CutMix(_Mix):
 
 
 def _beta(alpha: float, u: Floats) -> float:
-    """A number of Beta(alpha, alpha), from uniform ones: X / (X + Y) for X and Y of Gamma(alpha)."""
+    """A Beta(alpha, alpha) variate from uniform numbers: X / (X + Y) for X and Y from Gamma(alpha)."""
     x, y = _log_gamma_variate(alpha, u[:_GAMMA_DRAWS]), _log_gamma_variate(alpha, u[_GAMMA_DRAWS:])
     return float(1 / (1 + np.exp(np.clip(y - x, -700, 700))))
 
 
 def _log_gamma_variate(alpha: float, u: Floats) -> float:
-    """The logarithm of a number of Gamma(alpha), from uniform ones [25].
+    """The logarithm of a Gamma(alpha) variate, from uniform numbers [25].
 
-    Marsaglia and Tsang (2000), "A simple method for generating gamma variables", for alpha + 1, and a power of one more
-    uniform number; normal numbers by Box and Muller.
+    By Marsaglia and Tsang (2000), "A simple method for generating gamma variables", for alpha + 1, and a power of one
+    more uniform number; normal variates by Box and Muller.
     """
     d = alpha + 1 - 1 / 3
     boost = np.log(1 - u[-1]) / alpha

@@ -76,23 +76,23 @@ class _Flip(Op):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RandomHorizontalFlip(_Flip):
-    """Left and right exchanged, with probability p."""
+    """Flip left and right, with probability p."""
 
     flip_axis: ClassVar[int] = 3
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RandomVerticalFlip(_Flip):
-    """Top and bottom exchanged, with probability p."""
+    """Flip top and bottom, with probability p."""
 
     flip_axis: ClassVar[int] = 2
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RandomRotation(Op):
-    """Turned about its centre by -degrees to +degrees, counter-clockwise; what comes into view is black.
+    """Rotate about the centre by a random angle from -degrees to +degrees, counter-clockwise; black outside the image.
 
-    interpolation: "bilinear", or "nearest", which is torchvision's default.
+    interpolation: "bilinear", or "nearest" (torchvision's default).
     """
 
     degrees: float
@@ -130,13 +130,13 @@ class RandomRotation(Op):
 
 
 def rotation(degrees: float) -> Matrix:
-    """The map of `affine` that turns images about their centres, counter-clockwise."""
+    """The map of `affine` that rotates images about their centres, counter-clockwise."""
     turn = math.radians(degrees)
     return math.cos(turn), -math.sin(turn), 0.0, math.sin(turn), math.cos(turn), 0.0
 
 
 # RandAugment (Cubuk et al., 2020, https://arxiv.org/abs/1909.13719) and TrivialAugment (Müller and Hutter, 2021,
-# https://arxiv.org/abs/2103.10158): changes picked at random from one list, with the ranges of torchvision.
+# https://arxiv.org/abs/2103.10158): random operations from one list, with torchvision's ranges.
 #
 #     i    change         RandAugment, at most            TrivialAugmentWide, at most
 #     0    identity
@@ -150,7 +150,7 @@ def rotation(degrees: float) -> Matrix:
 #     12   autocontrast
 #     13   equalize
 #
-# Pixels that come into view are black, neighbours are not interpolated, and each change rounds to whole values.
+# Pixels from outside the image are black, sampling is nearest, and each operation rounds to integers.
 
 
 _Change: TypeAlias = "Callable[[torch.Tensor, Rows], torch.Tensor]"
@@ -165,7 +165,7 @@ _NODE_NUMBERS = 30
 
 
 class _Changes(Op):
-    """`num_ops` changes one after another; parameters: number and strength of each."""
+    """The base of both: `num_ops` operations in sequence; parameters: number and strength of each."""
 
     __slots__ = ()
     stage: ClassVar[Stage] = Stage.PIXELS
@@ -191,7 +191,7 @@ class _Changes(Op):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RandAugment(_Changes):
-    """`num_ops` changes one after another, each at strength `magnitude` of `num_magnitude_bins` - 1."""
+    """Apply `num_ops` random operations in sequence, each with strength `magnitude` of `num_magnitude_bins` - 1."""
 
     num_ops: int = 2
     magnitude: int = 9
@@ -220,7 +220,7 @@ class RandAugment(_Changes):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TrivialAugmentWide(_Changes):
-    """One change, at one of `num_magnitude_bins` strengths."""
+    """Apply one random operation with one of `num_magnitude_bins` random strengths."""
 
     num_magnitude_bins: int = 31
 
@@ -239,8 +239,11 @@ class TrivialAugmentWide(_Changes):
 
 
 def _picked(which: Floats, sign: Floats, share: Floats, most: Sequence[Any]) -> Floats:
-    """[n, 2]: the number of a change, by `which`, and its strength, `share` of the most there is of it: a number
-    or float64 [n] for each change."""
+    """[n, 2]: number and strength of an operation for each image.
+
+    which, sign: draws, [n]. share: strength relative to the largest. most: the largest strength of each operation, a
+    number or float64 [n].
+    """
     strengths = np.stack([share * value for value in most], axis=1)
     strengths[:, _SIGNED] *= np.where(sign < 0.5, -1.0, 1.0)[:, None]
     strengths[:, _POSTERIZE] = 8 - np.rint(strengths[:, _POSTERIZE])
@@ -250,7 +253,7 @@ def _picked(which: Floats, sign: Floats, share: Floats, most: Sequence[Any]) -> 
 
 
 def _changed(images: torch.Tensor, rows: Rows) -> torch.Tensor:
-    """The images that are to be changed in the same way are changed together."""
+    """Apply the operations; images with the same operation are processed together."""
     images = images.round_()
     for k in range(0, len(rows[0]), 2):
         numbers = [int(row[k]) for row in rows]
@@ -264,7 +267,7 @@ def _changed(images: torch.Tensor, rows: Rows) -> torch.Tensor:
     return images
 
 
-# Shears about the upper left corner, translations, rotation: by the strength and half the height and width.
+# Shears about the upper left corner, translations and rotation, by strength and half the height and width.
 _MATRICES: dict[int, Callable[[float, float, float], Matrix]] = {
     1: lambda s, height, width: (1, s, s * height, 0, 1, 0),
     2: lambda s, height, width: (1, 0, 0, s, 1, s * width),
@@ -280,7 +283,7 @@ def _moves(parameters: Sequence[float], height: int, width: int) -> Sequence[Mat
 
 
 def _mapped(number: int) -> _Change:
-    """A map without interpolation."""
+    """An operation that moves pixels, with nearest sampling."""
 
     def change(images: torch.Tensor, by: Rows) -> torch.Tensor:
         height, width = images.shape[2:]
@@ -302,7 +305,7 @@ def _contrast(images: torch.Tensor, by: Rows) -> torch.Tensor:
 
 
 def _sharpness(images: torch.Tensor, by: Rows) -> torch.Tensor:
-    """Against Pillow's smooth filter, 1 of 13 for each neighbour and 5 for the pixel; the edges stay."""
+    """Sharpness, by Pillow's smooth filter with weights 1/13 for each neighbour and 5/13 for the pixel; edges stay."""
     import torch.nn.functional as F
 
     kernel = images.new_full((3, 1, 3, 3), 1 / 13)
@@ -329,7 +332,7 @@ def _autocontrast(images: torch.Tensor, by: Rows) -> torch.Tensor:
 
 
 def _equalize(images: torch.Tensor, by: Rows) -> torch.Tensor:
-    """By channel, as Pillow's `ImageOps.equalize`: in whole numbers, the last value that occurs left out."""
+    """Equalize each channel as Pillow's `ImageOps.equalize`, in integers, without the last value that occurs."""
     import torch
 
     count, channels, height, width = images.shape
@@ -360,7 +363,7 @@ _FUNCTIONS: tuple[_Change, ...] = (
 
 
 # --- as nodes of DALI -------------------------------------------------------------------------------------------------
-# A graph is the same for all images, so each image goes through all changes, and all but one leave it as it is.
+# A graph is the same for all images, so each image passes through all operations, of which all but one do nothing.
 def _node_numbers(parameters: Floats, heights: Floats, widths: Floats) -> Floats:
     """[n, 30] for each change of n images, by number and strength, [n, 2 k]:
 
@@ -412,7 +415,7 @@ def _changed_node(dali: Any, images: Any, parameters: Any, count: int) -> Any:
 
 
 def _smooth_node(dali: Any, images: Any, edges: Any) -> Any:
-    """By Pillow's smooth filter, as `_sharpness` has it. edges: the last sixteen of `_node_numbers`."""
+    """Pillow's smooth filter, as in `_sharpness`. edges: the last sixteen of `_node_numbers`."""
     fn = dali.fn
 
     def with_neighbours(values: Any, axis: int) -> Any:
