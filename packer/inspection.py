@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 import readers
 from cache.messages import plural
-from cache.node import available_memory_bytes, usable_cpus
+from cache.node import available_memory_bytes
 from cache.remote import is_remote, parallel_gets
 from packer.output import Result, set_root, set_title
 from readers.headers import MEDIA
@@ -278,7 +278,7 @@ def _compared(reader: readers.Reader, block_bytes: int, windows: Sequence[int], 
             (
                 f"{window} blocks",
                 order,
-                min(window * block_bytes, whole),
+                min(2 * window * block_bytes, whole),  # the next window is read before one ends
                 f"block_shuffled(reader, {seed}, {block_bytes}, {window})",
             )
         )
@@ -310,8 +310,8 @@ def _order_report(name: str, order: Order, memory: int, reader: readers.Reader, 
 
 # --- which order to use ---------------------------------------------------------------------------------------------
 _BATCH = 256
-_GET_SECONDS, _SAMPLE_SECONDS = 0.00025, 6e-6  # of CPU time, if they are not measured
-_STREAMED = 3  # announcing a sample and taking it costs about twice as much as checking it in `read_many` (a profile)
+_GET_SECONDS, _SAMPLE_SECONDS = 0.00025, 2e-6  # of CPU time, if they are not measured
+_STREAM_SECONDS = 12e-6  # of CPU time: to announce a sample and to take it, in addition to `read_many`
 _LOCAL_READS = 16  # concurrent reads of a local disk
 _PROBED_BYTES = 32 << 20
 
@@ -337,9 +337,9 @@ def recommend_order(
     need: samples per second that training takes, 0 if unknown.
 
     Recommends the best mixing order that reaches `need`, or half the speed of the fastest shuffle. One process is
-    assumed. A sample takes the longest of: its share of waiting GETs (up to `parallel_gets` at a time, 1,024 samples
-    ahead, 4,096 of whole blocks); the cost of its bytes and GETs in the fetching threads; its cost in the thread that
-    streams. The latter two add up on a single CPU. Raises like `compare_orders`, ValueError, and RemoteError.
+    assumed. A sample takes the longer of its share of waiting GETs (up to `parallel_gets` at a time, 1,024 samples
+    ahead, 4,096 of whole blocks) and the cost of its bytes, its GETs and itself. Raises like `compare_orders`,
+    ValueError, RemoteError.
     """
     for name, value in (("latency_s", latency_s), ("bandwidth", bandwidth), ("memory_bytes", memory_bytes)):
         if value is not None and not 0 < value < 1e15:
@@ -356,7 +356,7 @@ def recommend_order(
         most = available_memory_bytes() // 2 if memory_bytes is None else memory_bytes
         most = min(most, OPEN_BYTES) if remote else most
         width = parallel_gets() * 7 // 8 if remote else _LOCAL_READS
-        get, streaming = (probed[2], _STREAMED * probed[3]) if remote else (0.0, 0.0)
+        get, streaming = (probed[2], _STREAM_SECONDS + probed[3]) if remote else (0.0, 0.0)
 
         def estimated(one: OrderReport) -> OrderReport:
             fits = one.memory_bytes <= most
@@ -365,11 +365,9 @@ def recommend_order(
             gets = blocks if one.memory_bytes and fits else _BATCH * requests
             first = blocks * min(one.memory_bytes / blocks, mean / max(1e-9, requests)) if one.memory_bytes else 0.0
             first = latency + gets * get + max(first, _BATCH * size) / rate
-            ahead = 4096 if one.memory_bytes and fits else 1024
+            ahead = 3072 if one.memory_bytes and fits else 768  # when the next are announced
             waiting = max(requests * latency / width, latency / ahead if remote else 0.0)
-            fetching = size / rate + requests * get
-            working = max(fetching, streaming) if usable_cpus() > 1 else fetching + streaming
-            seconds = max(waiting, working)
+            seconds = max(waiting, size / rate + requests * get + streaming)
             return replace(one, requests=requests, sample_bytes=size, samples_s=1 / seconds, first_batch_s=first)
 
         reports = [estimated(one) for one in _compared(reader, block_bytes, windows, seed)]

@@ -549,7 +549,7 @@ class Announcer:
                 samples, most_bytes = 4 * samples, min(most_bytes, _KEPT_BYTES - blocks.open_samples * self._bytes)
             ahead = max(2, math.ceil(min(samples, most_bytes / self._bytes) / self._workers / max(1, size)))
         first, stop = max(batch + (blocks is None), self._announced), min(stop, batch + ahead)
-        if first < stop and (first <= batch + ahead // 2 or stop < batch + ahead):  # several batches at a time
+        if first < stop and (first <= batch + ahead * 3 // 4 or stop < batch + ahead):  # several batches at a time
             positions, rows = zip(*map(rows_of, range(first, stop)), strict=True)
             self._reader.prefetch(self._rows_with(np.concatenate(positions), np.concatenate(rows)), self._field)
             self._announced = stop

@@ -77,7 +77,7 @@ def test_damage_is_named_and_exits_with_1(tree: Path, tmp_path: Path) -> None:
 
 def test_orders_are_compared(packed: Path) -> None:
     shown = output("order", packed, "--split", "train", "--block-bytes", "4KiB", "--window", 2)
-    for text in ("stored order", "2 blocks", "global shuffle", "8.19 kB", "GETs a", "1 batch"):
+    for text in ("stored order", "2 blocks", "global shuffle", "16.4 kB", "GETs a", "1 batch"):
         assert text in shown
     reports = json.loads(output("order", packed, "--split", "val", "--json"))["orders"]
     names = ["stored order", "16 blocks", "64 blocks", "256 blocks", "woven, 256 open", "global shuffle"]
