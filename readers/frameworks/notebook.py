@@ -69,8 +69,7 @@ def _figure(reader: Reader, index: int) -> str:
     label = int(reader.labels[index])
     name = reader.classes[label] if 0 <= label < len(reader.classes) else "" if label == NO_LABEL else str(label)
     try:
-        data = reader.read(index)
-        picture = _picture(data, _SMALL) if reader.main == "image" else _field(data, _SMALL)
+        picture = _picture(reader.read(index), _SMALL)
     except (PackerError, OSError) as error:
         picture = _text(shortened(str(error), _SMALL))
     style = "display:inline-block;margin:2px;text-align:center;vertical-align:top"
