@@ -11,7 +11,7 @@ PIP = $(BIN)/pip install -q --disable-pip-version-check --no-compile -c constrai
 DEVICE_TESTS := tests/test_coefficients_device.py tests/test_fused.py tests/test_dlpack.py tests/test_text_example.py
 DECODER_TESTS := tests/test_device_decode.py tests/test_loader_device.py tests/test_parity.py tests/test_timm.py
 
-.PHONY: demo test wheels seeds test-faults test-device test-experiments test-timing test-pages test-decoders test-corpora test-wheels test-arm test-lowest test-slurm site site-links lint format clean
+.PHONY: demo test wheels seeds test-faults test-device test-experiments test-timing test-pages test-decoders test-trainers test-corpora test-wheels test-arm test-lowest test-slurm site site-links lint format clean
 
 # TORCH=1 also installs PyTorch, for the part that compares batches; where make test was run it is there already.
 demo: $(VENV)/.ready $(if $(TORCH),$(VENV)/.ready-torch)
@@ -45,6 +45,14 @@ test-pages: $(VENV)/.ready-test
 # torchvision, torchcodec and timm as they are, on the CPU: an environment of its own, of several GB.
 test-decoders: $(DECODERS)/.ready
 	PACKER_TEST_DECODERS=required $(DECODERS)/bin/python -m pytest -q $(DECODER_TESTS)
+
+# The scripts of examples/trainers on the trainers as they are, each in an environment of its own (1 GB and more).
+TRAINERS ?= monai torchtitan ultralytics
+test-trainers: $(TRAINERS:%=.venvs/%/.ready)
+	for name in $(TRAINERS); do \
+	  PACKER_TEST_TRAINERS=required .venvs/$$name/bin/python -m pytest -q --noconftest -m trainers -k $$name \
+	    tests/test_real_trainers.py || exit 1; \
+	done
 
 # Every image of the folders in CORPORA: what Pillow reads must be read, with the same pixels, in 2 GB of memory.
 test-corpora: $(VENV)/.ready-test
@@ -126,7 +134,7 @@ format: $(VENV)/.ready-dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(DECODERS) $(LOWEST) $(CLUSTER) $(ARM) demo-out build docs/reference *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venvs $(DECODERS) $(LOWEST) $(CLUSTER) $(ARM) demo-out build docs/reference *.egg-info .pytest_cache .mypy_cache .ruff_cache
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "packer needs Python 3.11 or later"'
@@ -185,6 +193,12 @@ $(LOWEST)/.ready: pyproject.toml tests/lowest.py
 
 $(ARM)/.ready: tests/arm/install.sh
 	sh tests/arm/install.sh '$(CURDIR)/$(ARM)' $(BIN)/pip
+	touch $@
+
+.venvs/%/.ready: examples/trainers/%.txt pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venvs/$*
+	.venvs/$*/bin/pip install -q --disable-pip-version-check --no-compile -c constraints.txt -e '.[torch]' pytest
+	.venvs/$*/bin/pip install -q --disable-pip-version-check --no-compile -c constraints.txt -r $<
 	touch $@
 
 $(DECODERS)/.ready: pyproject.toml constraints-decoders.txt

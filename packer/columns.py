@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import json
 import zipfile
 from array import array
@@ -122,32 +123,38 @@ class ShardColumns:
 
     def __init__(self, fields: Iterable[str]) -> None:
         self._numbers = {name: array(np.dtype(COLUMNS[name]).char) for name in ("label", *HEADER_COLUMNS)}
-        self._rows: list[tuple[int, ...]] = []  # buffered, since columns grow faster by many rows at a time
+        # Buffered, since columns grow faster by many rows at a time: label, header, key, names.
+        self._rows: list[tuple[int, ImageHeader | None, str, tuple[str, ...]]] = []
         self._keys = _StringColumn()
         self._names: dict[str, _StringColumn] = {}
         for name in fields:
             self.add_field(name)
 
     def __len__(self) -> int:
-        return len(self._keys.offsets) - 1
+        return len(self._keys.offsets) - 1 + len(self._rows)
 
     def add_field(self, name: str) -> None:
         """Add a field that no sample has so far."""
+        self._extend()
         self._names[name] = _StringColumn(len(self))
 
     def add(self, sample: PackedSample) -> None:
         """Add a sample, ignoring its payloads; its names are in the order of the fields."""
-        self._rows.append((sample.label, *header_values(sample.header)))
+        self._rows.append((sample.label, sample.header, sample.key, sample.names))
         if len(self._rows) >= _BLOCK_ROWS:
             self._extend()
-        self._keys.append(sample.key)
-        for column, name in zip(self._names.values(), sample.names, strict=True):
-            column.append(encode_name(name, sample.key))
 
     def _extend(self) -> None:
-        for column, values in zip(self._numbers.values(), zip(*self._rows, strict=True), strict=False):
-            column.extend(values)
+        if not self._rows:
+            return
+        labels, headers, keys, names = zip(*self._rows, strict=True)
         self._rows = []
+        columns = (labels, *zip(*map(header_values, headers), strict=True))
+        for numbers, values in zip(self._numbers.values(), columns, strict=True):
+            numbers.extend(values)
+        self._keys.extend(keys)
+        for column, texts in zip(self._names.values(), zip(*names, strict=True), strict=True):
+            column.extend(map(encode_name, texts, keys))
 
     def arrays(self, payloads: Mapping[str, Payloads]) -> dict[str, npt.NDArray[Any]]:
         """The columns, given the extents and checksums of each field's payloads."""
@@ -172,9 +179,10 @@ class _StringColumn:
     def __init__(self, count: int = 0) -> None:
         self.blob, self.offsets = bytearray(), array("Q", bytes(8 * (count + 1)))
 
-    def append(self, text: str) -> None:
-        self.blob += text.encode()
-        self.offsets.append(len(self.blob))
+    def extend(self, texts: Iterable[str]) -> None:
+        encoded = [text.encode() for text in texts]
+        self.offsets.extend(itertools.accumulate(map(len, encoded), initial=self.offsets.pop()))
+        self.blob += b"".join(encoded)
 
 
 def header_values(header: ImageHeader | None) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import pickle
 import sys
 import threading
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -68,6 +70,26 @@ def whole(reader: readers.Reader, index: int) -> torch.Tensor:
 
 
 # --- the data set -------------------------------------------------------------------------------------------------
+def test_what_a_worker_is_sent_does_not_grow_with_the_set(
+    reader: readers.Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list of paths and labels, as ImageFolder has, takes 60 bytes a sample."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "benchmarks"))
+    build_index = importlib.import_module("index_set").build_index
+    sizes = []
+    for samples in (2_000, 40_000):
+        (tmp_path / f"{samples}").mkdir()
+        build_index(tmp_path / f"{samples}", samples)
+        with readers.open(tmp_path / f"{samples}") as many:
+            dataset = ImageDataset(many, CROP)
+            sizes.append(len(ForkingPickler.dumps(dataset)))
+            assert len(pickle.dumps(many.select(indices=range(0, samples, 2)))) < 25_000 + 4 * samples
+    assert max(sizes) < 25_000 and abs(sizes[1] - sizes[0]) < 1_000, "of names of 1,000 classes and 100 shards"
+    assert len(ForkingPickler.dumps(ImageDataset(reader))) < 5_000
+    listed = [(f"/data/imagenet/train/n0{i % 1000}/n0{i % 1000}_{i}.JPEG", i % 1000) for i in range(40_000)]
+    assert len(pickle.dumps(listed)) > 50 * max(sizes)
+
+
 def test_what_a_sample_is(reader: readers.Reader) -> None:
     dataset = ImageDataset(reader)
     image, label = dataset[7]

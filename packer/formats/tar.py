@@ -29,11 +29,11 @@ from crc32c import crc32c
 from cache.errors import BadNameError, FormatError
 from cache.messages import quoted
 from packer.formats.base import (
+    ChainedPayloads,
     GatherFile,
     Located,
     LocateOptions,
     PackedSample,
-    Payloads,
     ShardSpec,
     WalkedFormat,
     Window,
@@ -81,10 +81,10 @@ _RECORD_BYTES = 20 * BLOCK_BYTES
 _MAX_META_BYTES = 1 << 20
 _MAX_GAP_BYTES = 16 << 20  # of zeros between archives
 
-_NO_NAME = bytes(MAX_NAME_BYTES)
 _HEAD = b"0000644\0" + b"0000000\0" + b"0000000\0"
 _MTIME = b"\0" + b"00000000000\0"  # behind the end of the size
 _TAIL = b"0" + bytes(100) + b"ustar\x0000" + bytes(BLOCK_BYTES - 265)
+_HEADER = _HEAD + b"%011o" + _MTIME + b"%06o\0 " + _TAIL
 _CONSTANT_SUM = sum(_HEAD) + sum(_MTIME) + 8 * ord(" ") + sum(_TAIL)
 
 
@@ -102,9 +102,8 @@ def member_header(name: bytes, size: int) -> bytes:
     """The header of a regular file (mode 0644, owner 0, time 0). Raises FormatError past USTAR's limits."""
     if len(name) > MAX_NAME_BYTES or size > MAX_SIZE_BYTES:
         raise FormatError(f"tar member {name[:120]!r} of {size} bytes does not fit a USTAR header")
-    digits = b"%011o" % size
-    checksum = _CONSTANT_SUM + sum(name) + sum(digits)
-    return b"".join((name, _NO_NAME[len(name) :], _HEAD, digits, _MTIME, b"%06o\0 " % checksum, _TAIL))
+    checksum = _CONSTANT_SUM + sum(name) + sum(b"%011o" % size)
+    return name.ljust(MAX_NAME_BYTES, b"\0") + _HEADER % (size, checksum)
 
 
 def end_of_archive(position: int) -> bytes:
@@ -352,8 +351,9 @@ class TarWriter:
         self._file = GatherFile(path)
         self._spec = spec
         self._fields = tuple(spec.fields.items())
-        self._payloads = {name: Payloads() for name in spec.fields}
+        self._payloads = {name: ChainedPayloads() for name in spec.fields}
         self._columns = tuple(self._payloads.values())
+        self._crc = 0  # of the file
 
     def add(self, sample: PackedSample) -> None:
         stem = member_stem(sample.key)
@@ -378,7 +378,7 @@ class TarWriter:
         self._write(stem.encode(), members)
 
     def _write(self, stem: bytes, members: list[tuple[bytes, int, Buffer]]) -> None:
-        checksum, start = self._file.checksum, self._file.position
+        crc, start = self._crc, self._file.position
         position = start
         pieces: list[Buffer] = []
         small = b""  # headers, padding and packer's own members, up to the next payload
@@ -387,9 +387,9 @@ class TarWriter:
             small += member_header(stem + extension, size)
             position += BLOCK_BYTES
             if number >= 0:
-                crc = crc32c(payload)
-                self._columns[number].append(position, size, crc)
-                checksum.add(small, crc, size)
+                before = crc32c(small, crc)
+                crc = crc32c(payload, before)
+                self._columns[number].append(position, size, crc, before)
                 pieces += (small, payload)
                 small = b""
             else:
@@ -398,8 +398,9 @@ class TarWriter:
             small += _ZEROS[:padding]
             position += size + padding
         if small:
-            checksum.add(small)
+            crc = crc32c(small, crc)
             pieces.append(small)
+        self._crc = crc
         self._file.append(tuple(pieces), position - start)
 
     def flush(self) -> None:
@@ -407,10 +408,11 @@ class TarWriter:
 
     def finish(self) -> WrittenShard:
         end = end_with_record(self._file.position, self._spec)
-        self._file.checksum.add(end)
         self._file.append((end,), len(end))
         self._file.sync_and_close()
-        return WrittenShard(self._file.position, self._file.checksum.value(), self._payloads)
+        for payloads in self._columns:
+            payloads.separate()
+        return WrittenShard(self._file.position, crc32c(end, self._crc), self._payloads)
 
     def abort(self) -> None:
         self._file.abort()

@@ -20,25 +20,22 @@ is the name of its class. <field>/encoded is a field if its name is a valid fiel
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator, Mapping
 from functools import cache, lru_cache
 from pathlib import Path
 from struct import Struct
 from typing import ClassVar, NamedTuple
 
-import numpy as np
 from crc32c import crc32c
 
-from cache.checksums import crc32c_shift
 from cache.errors import FormatError, NotFlatError
 from cache.messages import quoted
 from packer.formats.base import (
+    ChainedPayloads,
     GatherFile,
     Located,
     LocateOptions,
     PackedSample,
-    Payloads,
     ShardSpec,
     WalkedFormat,
     Window,
@@ -101,6 +98,8 @@ def varint(value: int) -> bytes:
         return bytes((value,))
     if value < 0x4000:
         return bytes((value & 0x7F | 0x80, value >> 7))
+    if value < 0x200000:
+        return bytes((value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80, value >> 14))
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)
@@ -284,10 +283,9 @@ class TFRecordWriter:
             (name, f"{name}/filename", "json" if name == kind == "json" else f"{name}/encoded")
             for name, kind in spec.fields.items()
         )
-        self._payloads = {name: Payloads() for name in spec.fields}
-        # Until `finish`, the CRC32C is that of the record up to the payload's end; _before has it up to its start.
+        self._payloads = {name: ChainedPayloads() for name in spec.fields}  # from the start of their record
         self._columns = tuple(self._payloads.values())
-        self._before = tuple(array("I") for _ in self._columns)
+        self._footer = b""  # of the last record, which the checksum of the file lacks
         self._label_features: dict[int, bytes] = {NO_LABEL: b""}
         self._media_features: dict[tuple[str, int], bytes] = {}
         self._image_number = list(spec.fields).index("image") if "image" in spec.fields else -1
@@ -303,7 +301,6 @@ class TFRecordWriter:
                 head += bytes_feature(name_feature, name.encode())
             if payload is None:
                 self._columns[number].append(ABSENT, 0, 0)
-                self._before[number].append(0)
             if field == "image":
                 key_follows = bool(name) and key_of_name(name) == sample.key
                 last = payload
@@ -330,15 +327,14 @@ class TFRecordWriter:
             crc = crc32c(payload, before)
             position += len(data)
             size = len(payload)
-            self._columns[number].append(position, size, crc)
-            self._before[number].append(before)
+            self._columns[number].append(position, size, crc, before)
             position += size
             pieces += (data, payload)
             data = b""
         crc = crc32c(data, crc)
         footer = _CRC.pack(masked_crc(crc))
-        self._file.checksum.add(prefix, crc, record_bytes)
-        self._file.checksum.add(footer)
+        self._file.checksum.add(self._footer + prefix, crc, record_bytes)
+        self._footer = footer
         self._file.append((*pieces, data, footer) if data else (*pieces, footer), RECORD_HEAD_BYTES + record_bytes + 4)
 
     def _image_features(self, header: ImageHeader | None) -> bytes:
@@ -367,10 +363,9 @@ class TFRecordWriter:
 
     def finish(self) -> WrittenShard:
         self._file.sync_and_close()
-        for payloads, before in zip(self._columns, self._before, strict=True):
-            shifted = crc32c_shift(np.array(before, np.uint32), np.array(payloads.length, np.uint64))
-            crcs = np.array(payloads.crc32c, np.uint32) ^ shifted
-            payloads.crc32c = array("I", crcs.tobytes())
+        self._file.checksum.add(self._footer)
+        for payloads in self._columns:
+            payloads.separate()
         return WrittenShard(self._file.position, self._file.checksum.value(), self._payloads)
 
     def abort(self) -> None:
