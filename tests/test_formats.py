@@ -215,7 +215,7 @@ class TestHdf5(FormatSuite):
             with h5py.File(path, "r+") as file:
                 file["a"].attrs["label"] = label
             self.refused(path)
-        self.refused(self.foreign(tmp_path, x=np.zeros((3, 3))), "no data set of images found; it has x")
+        self.refused(self.foreign(tmp_path, x=np.zeros((3, 3))), "/x holds an array of float64")
         self.refused(path, "no 'y'; it has x", LocateOptions(image_key="y"))
 
     def test_a_user_block_moves_every_range(self, tmp_path: Path) -> None:

@@ -284,8 +284,8 @@ class Own(Op):
 
 
 REFUSED: list[tuple[str, Op, str]] = [
-    ("grey of 16 bits", RandAugment(), r"RandAugment\(\) is defined for 8-bit RGB, and .* uint16 with 1 chan"),
-    ("colours and alpha", TrivialAugmentWide(), "TrivialAugmentWide.* 8-bit RGB, and .* uint8 with 4 channels"),
+    ("grey of 16 bits", RandAugment(), r"RandAugment\(\) is defined for 8-bit RGB, but .* uint16 with 1 chan"),
+    ("colours and alpha", TrivialAugmentWide(), "TrivialAugmentWide.* 8-bit RGB, but .* uint8 with 4 channels"),
     ("grey of 16 bits", Own(), r"Own\(\) is defined for 8-bit RGB"),
     ("floating point", ColorJitter(0.4), "ColorJitter.* is defined for uint8 and uint16, and .* float32"),
     ("grey and alpha", RandomGrayscale(), "RandomGrayscale.* is defined for 1 or 3 channels, .* with 2 channels"),

@@ -128,7 +128,7 @@ def test_a_bad_sample_is_bad_in_all_its_views(tmp_path: Path, threads: int) -> N
         ({"views": 0}, "count of views is at least 1"),
         ({"augment": [[OPS], [OPS]], "views": 2}, "not both"),
         ({"views": [OPS, [*OPS, Normalize((0.5,) * 3, (0.5,) * 3)]]}, "all views must have the same normalize"),
-        ({"augment": [*OPS, MixUp()], "views": 2}, "MixUp and CutMix mix labels"),
+        ({"augment": [*OPS, MixUp()], "views": 2}, "MixUp and CutMix do not work with several views"),
     ],
 )
 def test_impossible_views(reader: readers.Reader, options: dict[str, Any], message: str) -> None:

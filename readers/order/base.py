@@ -152,7 +152,7 @@ class Permutation:
         given = np.asarray(values, np.int64)
         flat = given.reshape(-1).view(np.uint64) if given.flags.c_contiguous else given.ravel().view(np.uint64)
         if flat.size and int(flat.max()) >= self.n:  # negative values are huge as unsigned ones
-            raise IndexError(f"{given.min()} to {given.max()} are not all in range({self.n}) of this permutation")
+            raise IndexError(f"{given.min()} to {given.max()} are not all inside the {self.n} of this permutation")
         return _permute(flat, self._domain, self._keys, backward=backward).view(np.int64).reshape(given.shape)
 
 
@@ -326,7 +326,7 @@ class PlainOrder(ABC):
             return given
         flat = given.ravel()
         if int(flat.view(np.uint64).max()) >= len(self):  # negative values are huge as unsigned ones
-            raise IndexError(f"positions {flat.min()} to {flat.max()} are not all within an epoch of {len(self)}")
+            raise IndexError(f"positions {flat.min()} to {flat.max()} are not all inside the {len(self)} of an epoch")
         return self._samples_at(epoch, flat).reshape(given.shape)
 
     def with_seed(self: _Self, seed: int) -> _Self:
