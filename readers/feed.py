@@ -204,9 +204,11 @@ class Steps:
             return None
         feed = self.in_segment(segment)
         units, size = feed.units_until(start), 1 if segment.partial is None else segment.batch_size
-        if units % size or feed.cursor(start.epoch, units) != start.cursor:
+        is_end = units == feed.steps(start.epoch)  # where the last batch may be smaller
+        if (units % size and not is_end) or feed.cursor(start.epoch, units) != start.cursor:
             return None
-        return units // size + sum(feed.batches_in(segment, epoch) for epoch in range(segment.epoch, start.epoch))
+        steps = feed.batches_in(segment, start.epoch) if is_end else units // size
+        return steps + sum(feed.batches_in(segment, epoch) for epoch in range(segment.epoch, start.epoch))
 
     def units_until(self, start: Start) -> int:
         """Number of steps of an epoch, from its beginning, after which all positions before `start` are done."""

@@ -197,7 +197,7 @@ class Position:
             return self._done
         segment, feed = progress.feed.run[-1], progress.feed
         taken = progress.taken // progress.per_step
-        if progress.finished or taken >= feed.steps():
+        if progress.finished or taken >= (feed.steps() if segment.partial is None else feed.batches()):
             batches = feed.batches_in(segment, feed.start.epoch)
             return None if progress.first < 0 else progress.first + batches
         if progress.trainer.asks_ahead or progress.first < 0:

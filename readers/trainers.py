@@ -174,7 +174,7 @@ def find_trainer() -> Trainer:
                 found.update(keeps_account=True)
         elif module == "readers.torch.prefetcher":
             found.update(asks_ahead=True)
-        elif module == "torch.utils.data.sampler":
+        elif module in ("torch.utils.data.sampler", "torchdata.nodes.batch"):
             found.update(_batches(frame.f_locals.get("self")))
         elif module == "accelerate.data_loader":
             found.update(name="accelerate", asks_ahead=True, **_accelerate(frame.f_locals.get("self")))

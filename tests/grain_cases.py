@@ -135,8 +135,11 @@ def check_resume(grain: Any, make: Make, reader: readers.Reader) -> None:
     state = iterator.get_state()
     whole = seen + keys_of(iterator)
     assert len(whole) == len(set(whole)) == COUNT
-    restored = begin()
-    restored.set_state(state if isinstance(state, bytes) else json.loads(json.dumps(state)))
+    for more in (0, 1, 0, 2):  # a chain of resumes, some without a step
+        restored = begin()
+        restored.set_state(state if isinstance(state, bytes) else json.loads(json.dumps(state)))
+        seen += [key for _ in range(more) for key in next(restored)["key"]]
+        state = restored.get_state()
     assert seen + keys_of(restored) == whole
 
 

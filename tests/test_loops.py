@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import random
-from collections import Counter
 from collections.abc import Callable, Iterator
-from itertools import islice
+from functools import partial
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +17,7 @@ import pytest
 import torch
 from conftest import make_jpeg, tree_of
 from torch.utils.data import DataLoader
+from torchdata import nodes
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import packer
@@ -23,10 +26,13 @@ from cache.errors import BadSampleError, ResumeError, TrainerError, UnknownNameE
 from cache.stores import Extents, StoreOver
 from readers import Ranks
 from readers.augment import RandomHorizontalFlip, RandomResizedCrop
+from readers.decode import DECODER
+from readers.feed import FeedOptions, Start, Steps
 from readers.loader import ImageLoader
 from readers.order import BlockShuffled, Sequential, Shuffled, Weighted
+from readers.replaying import find_states
 from readers.table import Buffer
-from readers.torch import EpochSampler, ImageDataset, ImageStream
+from readers.torch import EpochBatchSampler, EpochSampler, ImageDataset, ImageStream
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
@@ -207,60 +213,117 @@ def by_loader(reader: Any, order: Any, state: Any, world: int, batch: int) -> It
             yield Step(epoch, [int(i) for (part,) in parts for i in part], states[0])
 
 
-def by_sampler(reader: Any, order: Any, state: Any, world: int, batch: int, stream: bool = False) -> Iterator[Step]:
-    dataset = ImageDataset(reader, fields=("index",))
-    samplers = [EpochSampler(order, dataset, rank=r, world_size=world, tail="exact") for r in range(world)]
-    if stream:
-        streams = [ImageStream(dataset, sampler, batch, drop_last=False) for sampler in samplers]
-        ranks = [DataLoader(each, batch_size=None) for each in streams]
+def by_torch(kind: str, reader: Any, order: Any, state: Any, world: int, batch: int) -> Iterator[Step]:
+    """A sampler, a batch sampler or a stream in DataLoaders, or StatefulDataLoaders and nodes with states of theirs."""
+    dataset, is_nodes = ImageDataset(reader, fields=("index",)), kind == "nodes"
+    ranks = [{"rank": rank, "world_size": world, "tail": "exact"} for rank in range(world)]
+    places: list[Any]
+    if kind == "batches":
+        places = [EpochBatchSampler(order, dataset, batch, **options) for options in ranks]
+        loaders: list[Any] = [DataLoader(dataset, batch_sampler=place) for place in places]
     else:
-        ranks = [DataLoader(dataset, batch, sampler=sampler) for sampler in samplers]
-    for sampler in samplers:
+        places = [EpochSampler(order, dataset, **options) for options in ranks]
+    if kind == "stream":
+        places = [ImageStream(dataset, sampler, batch, drop_last=False) for sampler in places]
+        loaders = [DataLoader(stream, batch_size=None) for stream in places]
+    elif is_nodes:
+        made = [nodes.Batcher(nodes.SamplerWrapper(sampler), batch, drop_last=False) for sampler in places]
+        loaders = [nodes.Loader(nodes.Mapper(one, dataset.__getitems__)) for one in made]
+    elif kind != "batches":
+        kinds = {"sampler": DataLoader, "stateful": StatefulDataLoader}
+        loaders = [kinds[kind](dataset, batch, sampler=sampler) for sampler in places]
+    for place in places:
         if state is not None:
-            sampler.load_state_dict(state)
+            place.load_state_dict(state)
     while True:
-        epoch = samplers[0].epoch
-        batches = [[numbers.tolist() for (numbers,) in loader] for loader in ranks]
-        epoch = samplers[0].epoch if stream else epoch  # a stream's is that of the iteration begun last
-        for step in range(max(map(len, batches))):
-            seen = [number for rank in batches for part in rank[step : step + 1] for number in part]
-            states = [sampler.state_after(batch * (step + 1)) for sampler in samplers]
-            assert all(state == states[0] for state in states), "the state is the same on every rank"
+        epoch = places[0].epoch
+        for step, parts in enumerate(zip_longest(*loaders, fillvalue=() if is_nodes else ((),)), 1):
+            epoch = places[0].epoch if kind == "stream" else epoch  # a stream's is that of the iteration begun last
+            seen = [int(index) for part in parts for (index,) in (part if is_nodes else zip(*part, strict=True))]
+            units = step if kind == "batches" else step * batch
+            states = [place.state_after(units) for place in places]
+            assert states == states[:1] * world, "the state is the same on every rank"
+            if kind in ("stateful", "nodes"):  # which count what is handed out
+                own = [token for one in loaders for token in find_states(one.state_dict()).values()]
+                states = [max(own, key=lambda token: (token["epoch"], token["cursor"]))]
             yield Step(epoch, seen, states[0])
 
 
-def by_stream(reader: Any, order: Any, state: Any, world: int, batch: int) -> Iterator[Step]:
-    return by_sampler(reader, order, state, world, batch, stream=True)
+def by_reader(reader: Any, order: Any, state: Any, world: int, batch: int) -> Iterator[Step]:
+    """`reader.stream`, by the rows of a schedule."""
+    row_of = {bytes(data): row for row, data in enumerate(reader.stream())}
+    feeds = [Steps(reader, order, batch, FeedOptions(rank, world, "exact", decoder=DECODER)) for rank in range(world)]
+    if state is not None:
+        feeds = [feed.resumed(state) for feed in feeds]
+    start = feeds[0].start
+    while True:
+        feeds = [feed.at(start).joined(start, None) for feed in feeds]
+        for step in range(feeds[0].steps()):
+            rows = [row for feed in feeds for row in feed.rows(start.epoch, step)[1].tolist()]
+            seen = [row_of[bytes(data)] for data in reader.stream(rows)]
+            yield Step(start.epoch, seen, feeds[0].token(feeds[0].or_next(feeds[0].after(step + 1))))
+        start = Start(start.epoch + 1)
 
 
-def random_stops(reader: Any, stops: int, seed: int) -> None:
-    """Stop `stops` times, each time continuing with another loader, other ranks and batches."""
-    draw = random.Random(seed)
-    order = draw.choice((Shuffled(COUNT, seed + 1), BlockShuffled(np.arange(0, COUNT + 1, 5), 2, seed + 1)))
+WALKS: dict[str, Any] = {"loader": by_loader, "reader.stream": by_reader}
+WALKS |= {kind: partial(by_torch, kind) for kind in ("sampler", "batches", "stream", "stateful", "nodes")}
+# Ranks, samples of each in a step, and steps until the run stops: 50 samples an epoch.
+CHAINS: dict[str, list[tuple[int, int, int]]] = {
+    "ends of epochs": [(2, 5, 5), (5, 10, 1), (2, 25, 1), (1, 50, 1), (5, 5, 4)],
+    "nothing done": [(1, 4, 0), (3, 2, 4), (2, 3, 0), (2, 3, 0), (4, 1, 7), (1, 9, 0)],
+    "six": [(1, 3, 7), (5, 2, 2), (2, 9, 1), (3, 3, 6), (1, 1, 11), (4, 4, 5)],
+    "two": [(4, 6, 2), (3, 7, 4)],
+}
+
+
+def run_chain(reader: Any, order: Any, runs: Any, seed: Any = "") -> None:
+    """Runs that continue each other, each (walk, ranks, batch size, steps): every epoch has every sample once, in its
+    order, and `readers.replay` knows what each step had."""
     state: dict[str, Any] | None = None
-    seen: Counter[tuple[int, int]] = Counter()
-    last = 0
-    for _ in range(stops):
-        walk = draw.choice((by_loader, by_sampler, by_stream))
-        steps = walk(reader, order, state, draw.randint(1, 5), draw.randint(1, 9))
-        for step in islice(steps, draw.randint(0, 9)):
-            seen.update((step.epoch, sample) for sample in step.samples)
-            state, last = json.loads(json.dumps(step.state)), step.epoch
-    # The rest of the epoch under way, in one go: then every epoch up to here is whole.
-    rest = by_loader(reader, order, state, 1, 1)
-    for step in rest:
-        if step.epoch > last:
-            break
-        seen.update((step.epoch, sample) for sample in step.samples)
-    lost = [(e, i) for e in range(last + 1) for i in range(COUNT) if not seen[e, i]]
-    twice = [key for key, count in seen.items() if count > 1]
-    assert not lost and not twice, f"seed {seed}: lost {lost[:5]}, twice {twice[:5]}"
-    assert {epoch for epoch, _ in seen} == set(range(last + 1)), f"seed {seed}: epochs are numbered from 0"
+    steps: list[Step] = []
+
+    def go(walk: Any, world: int, batch: int, count: int | None, epochs: float = math.inf) -> None:
+        nonlocal state
+        for step in islice(walk(reader, order, state, world, batch), count):
+            if step.epoch > epochs:
+                break
+            steps.append(step)
+            state = json.loads(json.dumps(step.state))
+
+    for run in runs:
+        go(*run)
+    last = steps[-1].epoch
+    if state is not None and state["epoch"] == last:  # the rest of the epoch under way
+        go(by_loader, 1, 1, None, last)
+    for epoch in range(last + 1):
+        at = 0
+        for step in (step for step in steps if step.epoch == epoch):
+            found = sorted(order.indices(epoch, np.arange(at, at + len(step.samples))).tolist())
+            assert sorted(step.samples) == found, f"{seed}: epoch {epoch} at position {at}"
+            at += len(step.samples)
+        assert at == COUNT, f"{seed}: epoch {epoch} has {at} samples"
+    replayed = readers.replay(state or {}, reader, order=order)
+    for number, step in enumerate(steps):
+        rows = sorted(sample.row for sample in replayed.step(number).samples)
+        assert rows == sorted(step.samples), f"{seed}: replay of step {number}"
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize("feed", [*WALKS, "each in turn"])
+def test_chains_of_resumes_lose_and_repeat_nothing(reader: readers.Reader, feed: str, chain: str) -> None:
+    """Each run on other ranks and with other batches than the one that it resumes; also one kind after the other."""
+    walks = itertools.cycle(WALKS.values()) if feed == "each in turn" else itertools.repeat(WALKS[feed])
+    run_chain(reader, Shuffled(COUNT, 3), [(walk, *run) for walk, run in zip(walks, CHAINS[chain], strict=False)])
 
 
 @pytest.mark.parametrize(("stops", "seed"), [(25, 0), *(pytest.param(50, i, marks=FAULTS) for i in range(100, 140))])
 def test_nothing_is_lost_or_repeated_by_any_successor(reader: readers.Reader, stops: int, seed: int) -> None:
-    random_stops(reader, stops, seed)
+    """Stop at random, each time continuing with another kind, other ranks and batches."""
+    draw = random.Random(seed)
+    order = draw.choice((Shuffled(COUNT, seed + 1), BlockShuffled(np.arange(0, COUNT + 1, 5), 2, seed + 1)))
+    walks = list(WALKS.values())
+    runs = [(draw.choice(walks), draw.randint(1, 5), draw.randint(1, 9), draw.randint(0, 9)) for _ in range(stops)]
+    run_chain(reader, order, runs, f"seed {seed}")
 
 
 # --- torchdata ----------------------------------------------------------------------------------------------------

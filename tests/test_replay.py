@@ -47,7 +47,7 @@ from readers.order import (
 from readers.replaying import Replay, find_states
 from readers.torch import EpochBatchSampler, EpochSampler, ImageDataset, ImageStream
 
-pytestmark = QUIET
+pytestmark = [*QUIET, pytest.mark.filterwarnings("ignore:samples of one block of this order:UserWarning")]
 COUNT = 50
 OPS = [RandomResizedCrop(12), RandomHorizontalFlip(), RandomRotation(20)]
 FIELDS = ("image", "index")

@@ -8,6 +8,7 @@ import os
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,7 @@ STORIES: list[tuple[str, list[Fit]]] = [
     ("stateful 2, stateful stream 2", [Fit(dies=3), Fit(dies=0), Fit(dies=0), Fit(dies=1), Fit(dies=0), Fit()]),
     # Slurm's signal may come when the loader has handed out a batch and the trainer has yet to count it.
     ("loader", [Fit(dies=9, hook="transfer_batch_to_device"), Fit()]),
+    ("loader", [Fit(stop=3), Fit(dies=0), Fit(stop=7), Fit(stop=9), Fit(stop=14), Fit()]),
     ("loader, stateful 0", [Fit(validates="own", options=VALIDATES | {"max_epochs": 1}),
                             Fit(validates="own", options=VALIDATES)]),
     ("loader, plain 0, stateful 2, stream 2", [Fit(validates="same")]),
@@ -502,6 +504,20 @@ def test_accelerate_on_one_process(accelerate: Any, reader: Any, tmp_path: Path)
         accelerator.skip_first_batches(loader, 2)
 
 
+def test_accelerate_resumes_again_and_again(accelerate: Any, reader: Any, tmp_path: Path) -> None:
+    """In mid-epoch, without a step in between, and at the end of an epoch."""
+    seen: Seen = []
+    for number, stop in enumerate((3, 3, 7, 16, 21)):
+        accelerator, loader = accelerate.Accelerator(cpu=True), make(reader, "loader")
+        accelerator.register_for_checkpointing(loader)
+        if number:
+            accelerator.load_state(tmp_path / str(number - 1))
+        while len(seen) < stop:
+            seen += [(loader.epoch, batch[0].tolist()) for batch in islice(loader, stop - len(seen))]
+        accelerator.save_state(tmp_path / str(number))
+    check(seen)
+
+
 def test_accelerate_moves_no_environment_while_threads_decode(
     accelerate: Any, reader: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -592,6 +608,13 @@ def test_the_trainer_resumes(
     first, before = train(reader, tmp_path, stop, **options)
     second, after = train(reader, tmp_path, start=stop, **options)
     assert first + second == whole and before + after == losses
+
+
+def test_the_trainer_resumes_again_and_again(transformers: Any, reader: Any, tmp_path: Path) -> None:
+    seen: Seen = []
+    for stop in (3, 7, 9, 14, 21):
+        seen += train(reader, tmp_path, stop, len(seen))[0]
+    check(seen)
 
 
 def test_the_trainer_on_two_ranks(transformers: Any, reader: Any, packed: Path, tmp_path: Path) -> None:
